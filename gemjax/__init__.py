@@ -1,0 +1,40 @@
+"""gemjax: asynchronous distributed gradient descent in JAX."""
+
+from gemjax import arrivals
+from gemjax.batches import Computed, Epochs
+from gemjax.engines.result import Progress, Result, RunFailedError
+from gemjax.engines.simulate import simulate
+from gemjax.methods.asgd import asgd
+from gemjax.methods.gem import gem, match_energy
+from gemjax.methods.multi_asgd import multi_asgd
+from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
+from gemjax.per_worker import per_worker
+from gemjax.slots import Slots
+from gemjax.staleness import StalenessState, asynchronous, pull
+from gemjax.trace import Trace
+
+__all__ = [
+    # Protocol.
+    "Slots",
+    "StalenessState",
+    "asynchronous",
+    "per_worker",
+    "pull",
+    # Runs.
+    "Computed",
+    "Epochs",
+    "Progress",
+    "Result",
+    "RunFailedError",
+    "Trace",
+    "arrivals",
+    "simulate",
+    # Methods and their atoms.
+    "asgd",
+    "dynsgd",
+    "gem",
+    "match_energy",
+    "multi_asgd",
+    "scale_by_staleness",
+    "staleness_aware",
+]

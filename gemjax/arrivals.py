@@ -1,0 +1,160 @@
+"""Models of how long workers compute: where the traces of simulated runs come from.
+
+In all of them a worker starts its next gradient the moment it has committed, commits take no time, and workers do not
+wait for each other. So every worker's finishing times are a running sum of its own durations, and a trace is their merge:
+no parameter enters, which is why the trace can be made before the run.
+
+Every worker draws from a random stream of its own, keyed by (seed, worker): a longer trace begins with the shorter one,
+and adding workers changes nobody's speed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from gemjax.staleness import check_num_workers
+from gemjax.trace import Trace
+
+
+class Arrivals:
+    """Base of the arrival models: members say how long one worker's gradients take."""
+
+    num_workers: int
+
+    def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
+        """float64 [count]; the next ``count`` durations of ``worker``, all positive."""
+        raise TypeError(f"{type(self).__name__} does not say how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …")
+
+    def trace(self, num_commits: int, seed: int = 0) -> Trace:
+        """The first ``num_commits`` commits.
+
+        Args:
+          num_commits: length T of the trace, a non-negative int.
+          seed: decides every duration.
+
+        Returns:
+          A :class:`gemjax.Trace` whose ``time`` is virtual: the units of the model.
+        """
+        if num_commits < 0:
+            raise ValueError(f"num_commits must not be negative, got {num_commits}")
+        worker, time = _merge(self, num_commits, seed)
+        return Trace(worker=worker, time=time, num_workers=self.num_workers)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRobin(Arrivals):
+    """Workers commit in turn, 0, 1, …, N - 1, 0, …; every gradient takes one unit of time.
+
+    The staleness is exactly N - 1 after the first round.
+
+    Args:
+      num_workers: number of workers N, positive.
+
+    >>> RoundRobin(3).trace(5).worker
+    array([0, 1, 2, 0, 1], dtype=int32)
+    """
+
+    num_workers: int
+
+    def __post_init__(self):
+        check_num_workers(self.num_workers)
+
+    def durations(self, worker, rng, count):
+        del worker, rng
+        return np.ones(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantSpeeds(Arrivals):
+    """Each worker has a speed of its own, and keeps it.
+
+    Args:
+      speeds: gradients a unit of time for each worker, all positive. Commits at the same moment go by worker number.
+
+    >>> ConstantSpeeds([2.0, 1.0]).trace(6).worker
+    array([0, 0, 1, 0, 0, 1], dtype=int32)
+    """
+
+    speeds: Sequence[float]
+
+    def __post_init__(self):
+        object.__setattr__(self, "speeds", tuple(float(speed) for speed in self.speeds))
+        check_num_workers(len(self.speeds))
+        if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
+            raise ValueError(f"speeds must be positive and finite, got {self.speeds}")
+
+    @property
+    def num_workers(self) -> int:  # pyrefly: ignore  # A field in the other models, derived here.
+        return len(self.speeds)
+
+    def durations(self, worker, rng, count):
+        del rng
+        return np.full(count, 1.0 / self.speeds[worker])
+
+
+@dataclasses.dataclass(frozen=True)
+class Gamma(Arrivals):
+    r"""Gamma-distributed durations, as DANA simulates clusters.
+
+    A gradient of worker w takes :math:`T \sim \Gamma(1/V_b^2,\; \mu_w V_b^2)`: mean :math:`\mu_w`, coefficient of variation
+    :math:`V_b`. On a homogeneous cluster every :math:`\mu_w` is ``mean``; on a heterogeneous one it is drawn once a worker from
+    :math:`\Gamma(1/V_m^2,\; \mathrm{mean} \cdot V_m^2)`.
+
+    Args:
+      num_workers: number of workers N, positive.
+      batch_variation: :math:`V_b > 0`, default 0.1.
+      machine_variation: :math:`V_m \ge 0`; 0 (default) is homogeneous, DANA's heterogeneous cluster has 0.6.
+      mean: mean duration, positive, in any unit of time; default 1.
+
+    >>> trace = Gamma(8).trace(10_000)
+    >>> float(trace.staleness[8:].mean().round(1))  # N - 1 on any cluster in a steady state.
+    7.0
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019; Ali et al., Representing Task and Machine Heterogeneities for
+      Heterogeneous Computing Systems, 2000
+    """
+
+    num_workers: int
+    batch_variation: float = 0.1
+    machine_variation: float = 0.0
+    mean: float = 1.0
+
+    def __post_init__(self):
+        check_num_workers(self.num_workers)
+        if not (self.batch_variation > 0 and self.machine_variation >= 0 and self.mean > 0):
+            raise ValueError(f"batch_variation and mean must be positive, machine_variation not negative: got {self}")
+
+    def durations(self, worker, rng, count):
+        del worker
+        mean = self.mean
+        if self.machine_variation:
+            mean = rng.gamma(self.machine_variation**-2, mean * self.machine_variation**2)
+        return rng.gamma(self.batch_variation**-2, mean * self.batch_variation**2, count)
+
+
+def _merge(arrivals: Arrivals, num_commits: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Workers and times of the first ``num_commits`` finishes, ties by worker number."""
+    num_workers = arrivals.num_workers
+
+    def finishes(worker: int, count: int) -> np.ndarray:
+        # Drawn anew from the start when more are needed: the stream, and so the beginning, is the same.
+        rng = np.random.Generator(np.random.Philox(key=[seed, worker]))
+        return np.cumsum(arrivals.durations(worker, rng, count))
+
+    counts = [int(1.1 * num_commits / num_workers) + 8] * num_workers
+    times = [finishes(worker, count) for worker, count in enumerate(counts)]
+    while True:
+        merged = np.concatenate(times)
+        horizon = np.partition(merged, num_commits - 1)[num_commits - 1] if 0 < num_commits <= len(merged) else np.inf
+        short = [w for w in range(num_workers) if times[w][-1] < horizon and counts[w] < num_commits]
+        if not short:
+            break
+        for worker in short:
+            counts[worker] = min(num_commits, 2 * counts[worker])
+            times[worker] = finishes(worker, counts[worker])
+    owner = np.repeat(np.arange(num_workers, dtype=np.int32), [len(t) for t in times])
+    order = np.lexsort((owner, merged))[:num_commits]
+    return owner[order], merged[order]

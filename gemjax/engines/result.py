@@ -1,0 +1,92 @@
+"""What every engine returns, and how it tells that a run failed."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemjax.engines.transition import RunState
+from gemjax.trace import Trace
+
+PyTree = Any
+History = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+      state: the whole state; give it to the same engine to go on where it stopped.
+      history: columns a commit, in order, rejected ones included: ``worker``, ``step``, ``time``, ``loss``, ``staleness``,
+        ``applied``, and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works.
+      trace: the applied commits of this run and those before it, ready for :func:`gemjax.simulate`.
+      stopped: whether the callback ended the run early.
+    """
+
+    state: RunState
+    history: History
+    trace: Trace
+    stopped: bool = False
+
+    @property
+    def params(self) -> PyTree:
+        """The central variable."""
+        return self.state.params
+
+    @property
+    def model_state(self) -> PyTree:
+        """The central variable's model state."""
+        return self.state.model_state
+
+    @property
+    def opt_state(self) -> PyTree:
+        """The method's state, staleness counters included."""
+        return self.state.opt_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What a callback is told between commits.
+
+    Attributes:
+      commits: the trace's rows behind us: commits since the run began (earlier runs that it continues included).
+      total: the commits it is to reach.
+      rejected: commits rejected so far.
+      state: the whole state now; arrays are valid during the callback only, so copy what you keep.
+      history: the columns of the commits since the last call.
+    """
+
+    commits: int
+    total: int
+    rejected: int
+    state: RunState
+    history: History
+
+
+# Called between commits; a true return value ends the run there.
+Callback = Callable[[Progress], bool | None]
+
+
+class RunFailedError(RuntimeError):
+    """No commit gets through any more. Carries the last events in its message."""
+
+
+def check_rejections(in_a_row: int, num_workers: int, history: History) -> None:
+    """Raises :class:`RunFailedError` once every worker was rejected several times in a row."""
+    if in_a_row < 3 * num_workers + 7:
+        return
+    last = [
+        f"worker {w} step {s}: loss {loss}"
+        for w, s, loss in list(zip(history["worker"], history["step"], history["loss"], strict=True))[-3:]
+    ]
+    raise RunFailedError(
+        f"the last {in_a_row} commits were all rejected because their loss or gradient was not finite ({'; '.join(last)}); "
+        "the central variable has stopped moving. Lower the learning rate, clip gradients, or look at the data"
+    )
+
+
+def concatenate(parts: list[History]) -> History:
+    """One history of several."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}

@@ -1,0 +1,214 @@
+"""The one state machine that all engines drive: a gradient at a view, then a commit and a pull."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax import diagnostics, slots, staleness
+from gemjax.slots import Slots
+from gemjax.staleness import asynchronous, is_asynchronous, pull
+
+PyTree = Any
+
+
+class View(NamedTuple):
+    """What a worker pulls: where it computes its gradient."""
+
+    params: PyTree
+    model_state: PyTree
+
+
+class RunState(NamedTuple):
+    """All that an asynchronous run is, between two commits; what a checkpoint holds.
+
+    Its :class:`gemjax.Slots` belong to workers. ``view`` lacks the parameters where the optimizer state has them already
+    (as ``stale_params``).
+    """
+
+    params: PyTree  # The central variable.
+    opt_state: optax.OptState
+    model_state: PyTree  # Of the central variable: BatchNorm statistics and the like.
+    view: Slots  # View a worker; what it computes on.
+    step: Slots  # int32 [] a worker; the step it computes.
+    arrivals: jax.Array  # int32 []; gradients that arrived so far, whatever became of them.
+    rejected: jax.Array  # int32 []; commits rejected so far.
+    rejected_in_a_row: jax.Array  # int32 []; since the last one that was applied.
+
+
+class Gradient(NamedTuple):
+    """What a worker sends."""
+
+    loss: jax.Array
+    grads: PyTree
+    model_state: PyTree
+    metrics: dict[str, jax.Array]
+
+
+class Report(NamedTuple):
+    """What a commit tells."""
+
+    loss: jax.Array
+    staleness: jax.Array  # int32 []
+    applied: jax.Array  # bool []; False: rejected, nothing but the pull happened.
+    metrics: dict[str, jax.Array]  # Of the loss, and the diagnostics asked for.
+
+
+@dataclasses.dataclass(frozen=True)
+class Transition:
+    """The pure functions of one run; engines call them and nothing else.
+
+    Args:
+      tx: an optax transformation; one without :func:`gemjax.asynchronous` inside is wrapped in it.
+      loss_fn: ``loss_fn(params, batch) -> loss`` or ``loss_fn(params, model_state, batch, key) -> (loss, (model_state,
+        metrics))``.
+      num_workers: number of workers N; must be the number that ``tx`` was made for.
+      seed: with (worker, step) it decides every key.
+      diagnostics: names of the quantities to report a commit: ``gap`` (RMS distance between the central variable and the
+        view), ``update_norm`` (RMS of the update), and what the method offers.
+      average_model_state: ``False`` (default): a commit's model state replaces the central one (policy *latest*); ``True``:
+        it is averaged in with weight 1/N (policy *average*).
+    """
+
+    tx: optax.GradientTransformation
+    loss_fn: Callable
+    num_workers: int
+    seed: int = 0
+    diagnostics: Iterable[str] = ()
+    average_model_state: bool = False
+
+    def init(self, params: PyTree, model_state: PyTree = ()) -> "tuple[Transition, RunState]":
+        """The transition with its transformation made asynchronous, and the state before the first commit.
+
+        Raises:
+          ValueError: if the transformation was made for another number of workers.
+        """
+        transition, tx = self, optax.with_extra_args_support(self.tx)
+        opt_state = tx.init(params)
+        if not is_asynchronous(opt_state):
+            tx = asynchronous(tx, self.num_workers)
+            opt_state = tx.init(params)
+        made_for = staleness.num_workers_of(opt_state)
+        if made_for != self.num_workers:
+            raise ValueError(f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers")
+        transition = dataclasses.replace(self, tx=tx)
+        state = RunState(
+            params=params,
+            opt_state=opt_state,
+            model_state=model_state,
+            view=Slots(View(None, model_state)),
+            step=Slots(jnp.zeros([], jnp.int32)),
+            arrivals=jnp.zeros([], jnp.int32),
+            rejected=jnp.zeros([], jnp.int32),
+            rejected_in_a_row=jnp.zeros([], jnp.int32),
+        )
+        if staleness.recorded_view(opt_state, params) is None:
+            state = state._replace(view=Slots(View(params, model_state)))
+        return transition, slots.stack(state, self.num_workers)
+
+    def gradient(self, view: View, batch: PyTree, worker: jax.Array, step: jax.Array) -> Gradient:
+        """What the worker computes; depends on its view, its batch and its key alone."""
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), worker), step)
+        loss_fn = with_model_state(self.loss_fn)
+        (loss, (model_state, metrics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            view.params, view.model_state, batch, key
+        )
+        return Gradient(loss, grads, model_state, metrics)
+
+    def commit_and_pull(
+        self, state: RunState, view: PyTree, gradient: Gradient, worker: jax.Array, step: jax.Array, commits: Any = True
+    ) -> tuple[RunState, View, Report]:
+        """Applies a gradient to the central variable and hands its worker the next view.
+
+        Args:
+          state: with the slot of ``worker`` checked out.
+          view: the parameters that the gradient was computed at.
+          gradient: what the worker sent. It is rejected, and only the pull happens, if the loss or any number in it is
+            not finite.
+          worker: who sent it.
+          step: which of its steps it was.
+          commits: bool scalar; False makes this a pull only.
+
+        Returns:
+          The state after both, the worker's next view, and a report.
+        """
+        observer = diagnostics.Observer(set(self.diagnostics) - _ALWAYS.keys())
+        updates, opt_state = self.tx.update(
+            gradient.grads, state.opt_state, state.params, worker=worker, value=gradient.loss, observe=observer
+        )
+        applied = jnp.logical_and(commits, all_finite((gradient.loss, gradient.grads)))
+        report = Report(
+            loss=gradient.loss,
+            staleness=staleness.staleness_of(state.opt_state),
+            applied=applied,
+            metrics=gradient.metrics
+            | {name: fn(state.params, view, updates) for name, fn in _ALWAYS.items() if name in self.diagnostics}
+            | observer.collected(),
+        )
+        committed = state._replace(
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            model_state=self._merge_model_state(state.model_state, gradient.model_state),
+            rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
+        )
+        lost = jnp.asarray(commits, jnp.int32)
+        rejected = state._replace(
+            rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost
+        )
+        state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), committed, rejected)
+        params, opt_state = pull(state.opt_state, state.params, worker=worker)
+        state = state._replace(opt_state=opt_state, step=Slots(step + 1), arrivals=state.arrivals + 1)
+        view = View(params, state.model_state)
+        return keep_view(state, view), view, report
+
+    def _merge_model_state(self, central: PyTree, committed: PyTree) -> PyTree:
+        if not self.average_model_state:
+            return committed
+        return jax.tree.map(lambda c, w: (c + (w - c) / self.num_workers).astype(c.dtype), central, committed)
+
+
+def keep_view(state: RunState, view: View) -> RunState:
+    """``state``, in which a worker's slot is checked out, with ``view`` in that slot."""
+    recorded = staleness.recorded_view(state.opt_state, state.params)
+    return state._replace(view=Slots(view if recorded is None else view._replace(params=None)))
+
+
+def view_of(state: RunState) -> View:
+    """What the worker whose slot is checked out computes on."""
+    recorded = staleness.recorded_view(state.opt_state, state.params)
+    view = state.view.value
+    return view if recorded is None else view._replace(params=recorded)
+
+
+_ALWAYS = {
+    "gap": lambda params, view, updates: diagnostics.gap(params, view),
+    "update_norm": lambda params, view, updates: diagnostics.rms(updates),
+}
+
+
+def with_model_state(loss_fn: Callable) -> Callable:
+    """``loss_fn`` in the long form, told by its number of positional arguments (2 or 4).
+
+    Raises:
+      TypeError: for any other number.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(loss_fn).parameters.values()
+    positional = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    if len(positional) == 4:
+        return loss_fn
+    if len(positional) != 2:
+        raise TypeError(
+            "loss_fn must be loss_fn(params, batch) -> loss, or loss_fn(params, model_state, batch, key) -> "
+            f"(loss, (model_state, metrics)); got one with the arguments ({', '.join(p.name for p in positional)})"
+        )
+    return lambda params, model_state, batch, key: (loss_fn(params, batch), (model_state, {}))
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether every number in ``tree`` is finite, a bool scalar."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

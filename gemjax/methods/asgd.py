@@ -1,0 +1,44 @@
+"""Plain asynchronous SGD."""
+
+import optax
+
+from gemjax.methods.checks import check_learning_rate
+from gemjax.staleness import asynchronous
+
+
+def asgd(
+    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""Asynchronous SGD: every gradient is applied as it arrives.
+
+    The baseline of the field (with one local step a commit it is DOWNPOUR). Nothing is done about staleness: the
+    gradient was computed at :math:`s = \theta_{t-\tau}` and moves :math:`\theta_t`, so the rate must shrink as workers
+    are added, and momentum put on top turns stale steps into divergence.
+
+    .. math:: \theta_{t+1} = \theta_t - \eta_t \, g(\theta_{t-\tau})
+
+    Reductions: with one worker it is ``optax.sgd``.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.asgd(learning_rate=0.1, num_workers=4)
+    >>> state = tx.init(jnp.zeros(2))
+    >>> updates, state = tx.update(jnp.ones(2), state, worker=3)
+    >>> updates
+    Array([-0.1, -0.1], dtype=float32)
+
+    References:
+      Dean et al., `Large Scale Distributed Deep Networks
+      <https://papers.nips.cc/paper/2012/hash/6aca97005c68f1206823815f66102863-Abstract.html>`_, 2012
+    """
+    check_learning_rate(learning_rate)
+    return asynchronous(optax.scale_by_learning_rate(learning_rate), num_workers)

@@ -1,0 +1,62 @@
+"""Asynchronous SGD with one momentum a worker."""
+
+import optax
+
+from gemjax.methods.checks import check_learning_rate, check_momentum
+from gemjax.per_worker import per_worker
+from gemjax.staleness import asynchronous
+
+
+def multi_asgd(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""Multi-ASGD: each worker's gradients feed that worker's own momentum.
+
+    With one momentum shared by N workers every gradient is amplified by steps that other, stale gradients caused;
+    separate momenta take that coupling away, though each commit still moves :math:`\theta` by a whole velocity. It is
+    DANA-Zero without the look-ahead, and the baseline that shows what the look-ahead is worth.
+
+    .. math::
+
+      v_w &\leftarrow \gamma v_w + g \\
+      \theta &\leftarrow \theta - \eta_t v_w
+
+    with :math:`v_w = 0` at the start and :math:`w` the worker that commits.
+
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is
+    :func:`gemjax.asgd`. It is ``per_worker(optax.trace(momentum))`` in front of the learning rate, and nothing more.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters
+      a worker (:math:`v_w`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.multi_asgd(learning_rate=1.0, momentum=0.5, num_workers=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 0, 1):
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
+    ...     print(updates)
+    [-1.]
+    [-1.5]
+    [-1.]
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019
+
+    Readings: whether the paper's Multi-ASGD sends worker w its own Nesterov point :math:`\theta - \eta\gamma v_w` is not
+    settled by what could be read of it; here, as in its plain description, :math:`\theta` itself is sent.
+    """
+    check_learning_rate(learning_rate)
+    check_momentum(momentum)
+    return asynchronous(
+        optax.chain(per_worker(optax.trace(momentum)), optax.scale_by_learning_rate(learning_rate)), num_workers
+    )

@@ -1,0 +1,133 @@
+"""Learning rates that shrink with a gradient's staleness."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.methods.checks import check_learning_rate
+from gemjax.staleness import asynchronous, require_protocol
+
+
+def inverse(staleness: jax.Array) -> jax.Array:
+    """:math:`1/\\max(1, \\tau)`, the factor of :func:`gemjax.staleness_aware`."""
+    return 1.0 / jnp.maximum(staleness, 1)
+
+
+def inverse_plus_one(staleness: jax.Array) -> jax.Array:
+    """:math:`1/(\\tau + 1)`, the factor of :func:`gemjax.dynsgd`."""
+    return 1.0 / (staleness + 1)
+
+
+def scale_by_staleness(
+    factor: Callable[[jax.Array], jax.Array] = inverse,
+) -> optax.GradientTransformationExtraArgs:
+    """Scales a commit by a function of its staleness.
+
+    The atom of :func:`gemjax.staleness_aware` and :func:`gemjax.dynsgd`; stands anywhere inside
+    :func:`gemjax.asynchronous`. Before a momentum it damps what a stale gradient leaves there, behind it only the step.
+
+    Args:
+      factor: maps the staleness (int32 scalar, commits since the pull) to a float scalar. Default: 1/max(1, staleness).
+
+    Returns:
+      A stateless transformation that needs the extra argument ``staleness``.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
+    >>> updates, _ = tx.update(jnp.ones(1), tx.init(None), staleness=jnp.int32(3))
+    >>> updates
+    Array([0.125], dtype=float32)
+    """
+
+    def update_fn(updates, state, params=None, *, staleness=None, **extra_args):
+        del params, extra_args
+        require_protocol("scale_by_staleness", staleness=staleness)
+        scale = factor(staleness)
+        return jax.tree.map(lambda u: u * jnp.asarray(scale, u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def staleness_aware(
+    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""Staleness-aware asynchronous SGD: the rate of a gradient divided by its staleness.
+
+    .. math:: \theta_{t+1} = \theta_t - \frac{\eta_t}{\max(1, \tau)} \, g(\theta_{t-\tau})
+
+    The rule tames divergence at the price of speed: with N equal workers :math:`\tau \approx N - 1`, so together they
+    move about as far as one worker would.
+
+    Reductions: at :math:`\tau \le 1`, so with one or two workers in turn, it is :func:`gemjax.asgd`.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.staleness_aware(learning_rate=1.0, num_workers=3)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 1, 2):  # All three pulled the initial parameters.
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
+    ...     print(updates)
+    [-1.]
+    [-1.]
+    [-0.5]
+
+    References:
+      Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning <https://arxiv.org/abs/1511.05950>`_, 2016
+
+    Deviations from the paper:
+      1. A gradient is applied as it arrives (the paper's n-softsync with n equal to the number of workers); averaging
+         over several arrivals is left to ``optax.MultiSteps``.
+    """
+    check_learning_rate(learning_rate)
+    return asynchronous(
+        optax.chain(scale_by_staleness(inverse), optax.scale_by_learning_rate(learning_rate)), num_workers
+    )
+
+
+def dynsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
+    r"""DynSGD: the rate of a gradient divided by its staleness plus one.
+
+    .. math:: \theta_{t+1} = \theta_t - \frac{\eta_t}{\tau + 1} \, g(\theta_{t-\tau})
+
+    Differs from :func:`gemjax.staleness_aware` in that a gradient one commit old is already halved. This is the
+    "adaptive staleness" that the GEM paper compares with.
+
+    Reductions: at :math:`\tau = 0` it is :func:`gemjax.asgd`; with one worker it is ``optax.sgd``.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.dynsgd(learning_rate=1.0, num_workers=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 1):
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
+    ...     print(updates)
+    [-1.]
+    [-0.5]
+
+    References:
+      Jiang et al., `Heterogeneity-aware Distributed Parameter Servers <https://doi.org/10.1145/3035918.3035933>`_, 2017
+    """
+    check_learning_rate(learning_rate)
+    return asynchronous(
+        optax.chain(scale_by_staleness(inverse_plus_one), optax.scale_by_learning_rate(learning_rate)), num_workers
+    )

@@ -1,0 +1,176 @@
+"""A trace: which worker commits next, and on what it had pulled."""
+
+import dataclasses
+import os
+import zipfile
+from typing import NamedTuple
+
+import numpy as np
+
+FORMAT = "gemjax.trace.1"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """The order of events of an asynchronous run: data, no mathematics.
+
+    Row t is the commit that finds the clock at t. A trace comes from an arrival model (:mod:`gemjax.arrivals`), from a
+    run on devices, or from hand-written arrays, and drives :func:`gemjax.simulate`. It is checked when made.
+
+    Args:
+      worker: int32 [T]; who commits, in ``range(num_workers)``.
+      pulled_at: int32 [T]; the clock when that worker pulled what it commits on, so ``pulled_at[t] <= t``. Default: each
+        worker pulls right after its own commit, and all of them before the first.
+      step: int32 [T]; that worker's own step, which selects its batch and key; strictly increasing for each worker (a
+        step may be missing: a rejected gradient uses one up). Default: 0, 1, 2, … for each worker.
+      time: float64 [T]; when the commit happens, in units of the model's or seconds; not decreasing. Default: t + 1.
+      num_workers: number of workers N. Default: the largest worker plus one.
+
+    Raises:
+      ValueError: if the arrays differ in length, a worker is out of range, a commit pulls the future or what was not
+        there any more, a worker's step repeats, or time runs backwards. The message names the first bad row.
+
+    >>> import gemjax
+    >>> trace = gemjax.Trace(worker=[0, 1, 1, 0])
+    >>> trace.staleness
+    array([0, 1, 0, 2], dtype=int32)
+    """
+
+    worker: np.ndarray
+    pulled_at: np.ndarray | None = None
+    step: np.ndarray | None = None
+    time: np.ndarray | None = None
+    num_workers: int | None = None
+
+    def __post_init__(self):
+        worker = _integers("worker", self.worker)
+        num_workers = self.num_workers
+        if num_workers is None:
+            num_workers = int(worker.max(initial=0)) + 1
+        if num_workers < 1:
+            raise ValueError(f"a trace needs at least one worker, got num_workers={num_workers}")
+        _check_rows(worker, (0 <= worker) & (worker < num_workers), "worker {} is not in range({})", num_workers)
+        previous, count = _previous_commits(worker)
+        defaults = {"pulled_at": previous + 1, "step": count, "time": np.arange(1.0, len(worker) + 1)}
+        columns = {name: getattr(self, name) if getattr(self, name) is not None else default for name, default in defaults.items()}
+        values = {
+            "worker": worker,
+            "pulled_at": _integers("pulled_at", columns["pulled_at"]),
+            "step": _integers("step", columns["step"]),
+            "time": np.asarray(columns["time"], np.float64),
+            "num_workers": int(num_workers),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._validate(previous)
+
+    def _validate(self, previous: np.ndarray) -> None:
+        lengths = {name: len(getattr(self, name)) for name in ("worker", "pulled_at", "step", "time")}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns of a trace must be equally long, got {lengths}")
+        now = np.arange(len(self))
+        _check_rows(self.pulled_at, self.pulled_at <= now, "it pulls the future: pulled_at is {}, the clock only {}", now)
+        _check_rows(
+            self.pulled_at,
+            self.pulled_at > previous,
+            "it repeats a commit: pulled_at is {}, but the same worker has committed what it held then at row {}; a worker "
+            "pulls after each of its commits",
+            previous,
+        )
+        last = np.where(previous >= 0, self.step[previous], -1)
+        _check_rows(self.step, self.step > last, "it repeats a commit: step {} of a worker whose last step was {}", last)
+        before = np.concatenate([self.time[:1], self.time[:-1]])
+        ordered = np.isfinite(self.time) & (self.time >= before)
+        _check_rows(self.time, ordered, "time {} is not finite, or earlier than the row before ({})", before)
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self.num_workers == other.num_workers and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("worker", "pulled_at", "step", "time")
+        )
+
+    @property
+    def staleness(self) -> np.ndarray:
+        """int32 [T]; commits between the pull and the commit."""
+        return np.arange(len(self), dtype=np.int32) - self.pulled_at
+
+    def events(self) -> "Events":
+        """The trace as a machine executes it: arrivals that commit and pull, and arrivals that only pull.
+
+        A worker normally pulls right after its commit. Where it pulled later (it was retried, or its gradient was
+        rejected), an arrival without a commit stands for that pull.
+        """
+        previous, _ = _previous_commits(self.worker)
+        late = np.flatnonzero(self.pulled_at > previous + 1)
+        # An arrival of row t sorts at (t, 1); a late pull at clock c comes after commit c - 1, so at (c, 0).
+        position = np.concatenate([np.arange(len(self)), self.pulled_at[late]])
+        is_commit = np.concatenate([np.ones(len(self), bool), np.zeros(len(late), bool)])
+        row = np.concatenate([np.arange(len(self)), late])
+        order = np.lexsort((row, is_commit, position))
+        row, is_commit = row[order], is_commit[order]
+        return Events(self.worker[row], self.step[row], is_commit, row)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the trace to ``path`` (.npz, no pickle)."""
+        columns = {name: getattr(self, name) for name in ("worker", "pulled_at", "step", "time")}
+        with open(path, "wb") as file:
+            np.savez_compressed(file, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Trace":
+        """Reads a trace that :meth:`save` wrote, and checks it.
+
+        Raises:
+          ValueError: if the file is not a trace, is damaged, or holds a trace that could not have happened.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                columns = {name: archive[name] for name in ("format", "num_workers", "worker", "pulled_at", "step", "time")}
+        except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{os.fspath(path)} is not a gemjax trace, or is damaged: {error}") from error
+        if str(columns.pop("format")) != FORMAT:
+            raise ValueError(f"{os.fspath(path)} is not a trace of the format {FORMAT}; record it again with this version")
+        try:
+            return cls(**columns | {"num_workers": int(columns["num_workers"])})
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+class Events(NamedTuple):
+    """Arrivals in the order of execution; ``row`` is the trace's row that an arrival belongs to."""
+
+    worker: np.ndarray  # int32 [E]
+    step: np.ndarray  # int32 [E]
+    commits: np.ndarray  # bool [E]; False: the worker's gradient is thrown away and it pulls again.
+    row: np.ndarray  # int [E]
+
+
+def _previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row of the same worker's previous commit (-1: none), and how many it made before."""
+    order = np.argsort(worker, kind="stable")
+    same = np.concatenate([[False], worker[order][1:] == worker[order][:-1]])[: len(worker)]
+    previous = np.full(len(worker), -1, np.int32)
+    previous[order[1:]] = np.where(same[1:], order[:-1], -1)
+    starts = np.maximum.accumulate(np.where(same, 0, np.arange(len(worker)))) if len(worker) else np.arange(0)
+    count = np.empty(len(worker), np.int32)
+    count[order] = np.arange(len(worker)) - starts
+    return previous, count
+
+
+def _integers(name: str, values) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        raise ValueError(f"{name} must be a vector of integers, got {array.dtype}{list(array.shape)}")
+    return array.astype(np.int32)
+
+
+def _check_rows(found: np.ndarray, valid: np.ndarray, message: str, expected) -> None:
+    if valid.all():
+        return
+    row = int(np.argmin(valid))
+    wanted = expected if np.ndim(expected) == 0 else expected[row]
+    raise ValueError(f"row {row} of the trace cannot happen: " + message.format(found[row], wanted))
