@@ -2,6 +2,7 @@
 
 from gemjax import arrivals
 from gemjax.batches import Computed, Epochs
+from gemjax.engines.devices import run_on_devices
 from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
 from gemjax.methods.asgd import asgd
@@ -9,6 +10,7 @@ from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
 from gemjax.per_worker import per_worker
+from gemjax.placement import Placement, cpu_devices, place
 from gemjax.slots import Slots
 from gemjax.staleness import StalenessState, asynchronous, pull
 from gemjax.trace import Trace
@@ -23,11 +25,15 @@ __all__ = [
     # Runs.
     "Computed",
     "Epochs",
+    "Placement",
     "Progress",
     "Result",
     "RunFailedError",
     "Trace",
     "arrivals",
+    "cpu_devices",
+    "place",
+    "run_on_devices",
     "simulate",
     # Methods and their atoms.
     "asgd",

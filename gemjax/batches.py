@@ -89,6 +89,8 @@ class Epochs:
 
     def select(self, worker, step):
         worker, (epoch, row) = np.asarray(worker), np.divmod(np.asarray(step), self.steps_per_epoch)
+        if len(worker) == 1:
+            return self._order(int(worker[0]), int(epoch[0]))[row]
         selection = np.empty((len(worker), self.batch_size), np.int32)
         pairs, which = np.unique(np.stack([worker, epoch]), axis=1, return_inverse=True)
         for i, (w, e) in enumerate(pairs.T.tolist()):

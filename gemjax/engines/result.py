@@ -54,14 +54,16 @@ class Progress:
       commits: the trace's rows behind us: commits since the run began (earlier runs that it continues included).
       total: the commits it is to reach.
       rejected: commits rejected so far.
-      state: the whole state now; arrays are valid during the callback only, so copy what you keep.
+      params: the central variable now; valid during the callback only, so copy what you keep.
+      state: ``progress.state()`` is the whole state now (stacked when asked for); valid during the callback only.
       history: the columns of the commits since the last call.
     """
 
     commits: int
     total: int
     rejected: int
-    state: RunState
+    params: PyTree
+    state: Callable[[], RunState]
     history: History
 
 

@@ -94,7 +94,8 @@ def simulate(
         commits += int(chunk.commits.sum())
         check_rejections(int(state.rejected_in_a_row), trace.num_workers, parts[-1])
         if callback is not None:
-            progress = Progress(commits, len(trace), int(state.rejected), state, parts[-1])
+            now = functools.partial(lambda state: state, state)
+            progress = Progress(commits, len(trace), int(state.rejected), state.params, now, parts[-1])
             stopped = bool(callback(progress))
         if stopped:
             break

@@ -1,0 +1,272 @@
+"""The device engine: one host thread dispatches gradients to many devices and commits them as they finish."""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from gemjax.batches import as_batches
+from gemjax.engines.programs import Programs
+from gemjax.engines.result import Callback, History, Progress, Result, RunFailedError, check_rejections
+from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.waiters import Arrival, Waiters
+from gemjax.eventlog import EventLog
+from gemjax.placement import Placement, place
+from gemjax.trace import Trace
+
+PyTree = Any
+RETRIES = 2  # Times that a worker which raises is given its step again before it is retired.
+
+
+def run_on_devices(
+    tx: optax.GradientTransformation,
+    loss_fn: Callable,
+    params: PyTree,
+    batches: Any,
+    num_commits: int,
+    *,
+    num_workers: int | None = None,
+    placement: Placement | None = None,
+    model_state: PyTree = (),
+    average_model_state: bool = False,
+    seed: int = 0,
+    diagnostics: Iterable[str] = (),
+    state: RunState | None = None,
+    recorded: Trace | None = None,
+    log: EventLog | None = None,
+    callback: Callback | None = None,
+    callback_every: int = 1024,
+    gate: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Trains asynchronously on this host's devices, in the order in which they finish.
+
+    The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from one
+    queue, first finished first served, commits, and sends the worker its next view; it never waits for one particular
+    worker, so a slow or hung one delays nobody. A commit and the pull that follows are one compiled program on the
+    device of the central variable. The first round starts when all programs are compiled. ``Ctrl-C`` during the run is
+    raised to the caller as ``KeyboardInterrupt``; use ``callback`` to stop between commits with a result.
+
+    Args:
+      tx: a gemjax method, a chain that holds one, or any optax transformation.
+      loss_fn: as for :func:`gemjax.simulate`.
+      params: initial central variable, a pytree of float arrays.
+      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`.
+      num_commits: applied commits to reach, those of ``recorded`` included.
+      num_workers: number of workers N, when ``placement`` is not given: they are then placed by :func:`gemjax.place`.
+      placement: which device each worker computes on, and where the central variable lives.
+      model_state: initial model state, default none.
+      average_model_state: as for :func:`gemjax.simulate`.
+      seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
+      diagnostics: what to report a commit besides the loss, as for :func:`gemjax.simulate`.
+      state: state to continue from; every worker goes on with the step and the view it had. Needs ``recorded``.
+      recorded: the trace of the run so far.
+      log: where events are written.
+      callback: called every ``callback_every`` commits, in the dispatching thread; may end the run by returning true.
+      callback_every: commits between two calls, positive.
+      gate: called as ``gate(worker, step)`` in that worker's waiter thread when a gradient is finished and before it is
+        queued; may block or raise (:mod:`gemjax.testing` injects faults with it).
+
+    Returns:
+      A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start, ``dispatched`` and ``ready`` beside it, and
+      ``result.trace`` replays the run in :func:`gemjax.simulate`.
+
+    Raises:
+      ValueError: if there are no workers, or the method is made for another number of them.
+      RunFailedError: if commits are rejected for not being finite and none gets through, or every worker keeps raising.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
+    >>> batches = lambda worker, step: jnp.array([3.0, -1.0])
+    >>> result = gemjax.run_on_devices(gemjax.gem(0.05, num_workers=4), loss_fn, jnp.zeros(2), batches,
+    ...                                num_commits=300, num_workers=4)
+    >>> replay = gemjax.simulate(gemjax.gem(0.05, num_workers=4), loss_fn, jnp.zeros(2), batches, result.trace)
+    >>> bool(jnp.allclose(result.params, replay.params, atol=1e-5))
+    True
+    """
+    if placement is None:
+        placement = place(1 if num_workers is None else num_workers)
+    elif num_workers not in (None, len(placement.workers)):
+        raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
+    if (state is None) != (recorded is None):
+        raise ValueError("to continue a run give both state= and recorded=, the trace of its commits so far")
+    if callback_every < 1:
+        raise ValueError(f"callback_every must be positive, got {callback_every}")
+    transition = Transition(tx, loss_fn, len(placement.workers), seed, tuple(diagnostics), average_model_state)
+    transition, initial = transition.init(params, model_state)
+    programs = Programs(transition, as_batches(batches), placement, initial if state is None else state)
+    records = Records(len(placement.workers), recorded, log)
+    with Waiters(len(placement.workers), gate) as waiters:
+        scheduler = Scheduler(programs, waiters, records, num_commits)
+        stopped = scheduler.run(callback, callback_every)
+    return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+@dataclasses.dataclass
+class Pending:
+    """A commit that was dispatched, but whose report has not been read yet."""
+
+    arrival: Arrival
+    time: float
+    report: jax.Array
+
+
+class Scheduler:
+    """The event loop: the only thread that dispatches, and the only one that touches the central variable."""
+
+    def __init__(self, programs: Programs, waiters: Waiters, records: "Records", num_commits: int):
+        self.programs, self.waiters, self.records = programs, waiters, records
+        self.num_commits = num_commits
+        self.pending: collections.deque[Pending] = collections.deque()
+        self.faults = [0] * programs.num_workers
+        self.alive = set(range(programs.num_workers))
+
+    def run(self, callback: Callback | None, callback_every: int) -> bool:
+        """Commits until there are enough; returns whether the callback ended it before."""
+        self.programs.warm_up()
+        self.records.begin()
+        for worker in sorted(self.alive):
+            self.dispatch(worker)
+        called_at = self.records.commits
+        while self.records.commits < self.num_commits:
+            if self.records.commits + len(self.pending) < self.num_commits:
+                self.arrive(self.waiters.next())
+            self.drain(wait=self.records.commits + len(self.pending) >= self.num_commits)
+            if callback is not None and self.records.commits >= called_at + callback_every:
+                called_at = self.records.commits
+                if self.call(callback):
+                    return True
+        self.drain(wait=True)
+        if callback is not None and self.records.commits > called_at:
+            self.call(callback)
+        return False
+
+    def dispatch(self, worker: int) -> None:
+        step = self.programs.steps[worker]
+        now = self.records.now()
+        self.waiters.watch(worker, step, now, self.programs.compute(worker))
+        self.records.event("dispatch", now, worker=worker, step=step)
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Commits what arrived (or deals with the fault) and sends its worker on."""
+        worker = arrival.worker
+        if arrival.error is not None:
+            self.fault(arrival)
+            return
+        self.faults[worker] = 0
+        now = self.records.now()
+        self.pending.append(Pending(arrival, now, self.programs.commit(worker, arrival.gradient)))
+        self.dispatch(worker)
+
+    def fault(self, arrival: Arrival) -> None:
+        """A worker raised: it pulls afresh and tries its step again, and is retired if that does not help."""
+        worker = arrival.worker
+        self.faults[worker] += 1
+        now = self.records.now()
+        self.records.event("fault", now, worker=worker, step=arrival.step, error=repr(arrival.error)[:500])
+        if self.faults[worker] <= RETRIES:
+            self.programs.pull_again(worker)
+            self.dispatch(worker)
+            return
+        self.alive.discard(worker)
+        self.records.event("retire", now, worker=worker, step=arrival.step)
+        if not self.alive:
+            raise RunFailedError(
+                f"all {self.programs.num_workers} workers kept raising; the last was worker {worker} at its step "
+                f"{arrival.step}: {arrival.error!r}"
+            ) from arrival.error
+
+    def drain(self, *, wait: bool) -> None:
+        """Reads the reports of finished commits; of the oldest even if it has to wait for it."""
+        while self.pending and (wait or self.pending[0].report.is_ready()):
+            pending = self.pending.popleft()
+            self.records.commit(pending, self.programs.read(pending.report))
+            wait = wait and self.records.commits + len(self.pending) >= self.num_commits
+
+    def call(self, callback: Callback) -> bool:
+        self.drain_all()
+        records = self.records
+        progress = Progress(
+            commits=records.commits,
+            total=self.num_commits,
+            rejected=records.rejected,
+            params=self.programs.params,
+            state=self.programs.gather,
+            history=records.history(new=True),
+        )
+        return bool(callback(progress))
+
+    def drain_all(self) -> None:
+        while self.pending:
+            pending = self.pending.popleft()
+            self.records.commit(pending, self.programs.read(pending.report))
+
+
+class Records:
+    """What happened: the history's rows, the clock as the reports tell it, the event log."""
+
+    def __init__(self, num_workers: int, recorded: Trace | None, log: EventLog | None):
+        self.num_workers, self.recorded, self.log = num_workers, recorded, log
+        self.commits = 0 if recorded is None else len(recorded)
+        self.rejected = 0
+        self.rejected_in_a_row = 0
+        self.rows: list[dict[str, Any]] = []
+        self._told = 0
+        self._epoch = 0.0
+
+    def begin(self) -> None:
+        """Starts the clock; a continued run goes on from the time of the last commit."""
+        before = 0.0 if self.recorded is None else float(self.recorded.time[-1:].sum())
+        self._epoch = time.perf_counter() - before
+        self.event("start", before, num_workers=self.num_workers, commits=self.commits)
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._epoch
+
+    def event(self, event: str, now: float, **fields: Any) -> None:
+        if self.log is not None:
+            self.log.write(event, now, **fields)
+
+    def commit(self, pending: Pending, report: dict[str, Any]) -> None:
+        """Notes a commit that the central device has finished."""
+        arrival = pending.arrival
+        applied = bool(report["applied"])
+        row = {
+            "worker": arrival.worker,
+            "step": arrival.step,
+            "time": pending.time,
+            "dispatched": arrival.dispatched,
+            "ready": arrival.ready - self._epoch,
+        } | report
+        row["pulled_at"] = self.commits - row["staleness"]
+        self.rows.append(row)
+        self.commits += applied
+        self.rejected += not applied
+        self.rejected_in_a_row = 0 if applied else self.rejected_in_a_row + 1
+        if self.log is not None:
+            fields = {name: row[name] for name in row if name not in ("time", "dispatched", "ready", "applied")}
+            self.log.write("ready", row["ready"], worker=arrival.worker, step=arrival.step)
+            self.log.write("commit" if applied else "reject", row["time"], **fields)
+        if not applied:
+            check_rejections(self.rejected_in_a_row, self.num_workers, self.history())
+
+    def history(self, *, new: bool = False) -> History:
+        """All rows as columns, or those since the last call with ``new``."""
+        rows = self.rows[self._told :] if new else self.rows
+        if new:
+            self._told = len(self.rows)
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
+
+    def trace(self) -> Trace:
+        """The applied commits, those before this run included."""
+        applied = [row for row in self.rows if row["applied"]]
+        columns: dict[str, Any] = {}
+        for name in ("worker", "pulled_at", "step", "time"):
+            column = np.array([row[name] for row in applied], np.float64 if name == "time" else np.int32)
+            columns[name] = column if self.recorded is None else np.concatenate([getattr(self.recorded, name), column])
+        return Trace(**columns, num_workers=self.num_workers)

@@ -1,0 +1,122 @@
+"""The compiled programs of a run on devices, and the arrays they pass around."""
+
+import concurrent.futures
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gemjax import slots
+from gemjax.engines.packing import Packer
+from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.placement import Placement
+from gemjax.slots import Slots
+
+PyTree = Any
+
+
+class Programs:
+    """Gradients on the workers' devices, commits on the central one.
+
+    Per-worker state is kept as one slot a worker, never stacked: a commit is handed the slot it needs and donates it. What
+    crosses devices is packed into one vector a dtype, so that a transfer is one call.
+    """
+
+    def __init__(self, transition: Transition, batches: Any, placement: Placement, state: RunState):
+        self.transition, self.batches, self.placement = transition, batches, placement
+        self.num_workers = transition.num_workers
+        # Copied, because commits donate what they replace and device_put to the same device would alias the caller's.
+        state = jax.device_put(jax.tree.map(lambda x: jnp.array(x, copy=True), state), placement.central)
+        _, self._join, self._shared = slots.split(state)
+        taken = [slots.take(state, worker) for worker in range(self.num_workers)]
+        self._slots = [slots.split(mine)[0] for mine in taken]
+        self.steps = [int(mine.step.value) for mine in taken]
+        self._data = {device: jax.device_put(batches.data, device) for device in dict.fromkeys(placement.workers)}
+        self._define(taken[0])
+        pack_view = jax.jit(lambda mine: self._view.pack(view_of(mine)))
+        self._views = [self._to_worker(worker, pack_view(mine)) for worker, mine in enumerate(taken)]
+
+    def _define(self, mine: RunState) -> None:
+        view_shapes = jax.eval_shape(view_of, mine)
+        batch_shapes = jax.eval_shape(self.batches.batch, self.batches.data, self._selection(0, 0))
+        gradient_shapes = jax.eval_shape(self.transition.gradient, view_shapes, batch_shapes, np.int32(0), np.int32(0))
+        self._view, self._gradient = Packer(view_shapes), Packer(gradient_shapes)
+
+        def compute(packed, data, selection, worker, step):
+            batch = self.batches.batch(data, selection)
+            return self._gradient.pack(self.transition.gradient(self._view.unpack(packed), batch, worker, step))
+
+        def commit(shared, mine, packed, worker, step, commits):
+            state = self._join(mine, shared)
+            gradient = self._gradient.unpack(packed)
+            state, view, report = self.transition.commit_and_pull(
+                state, view_of(state).params, gradient, worker, step, commits
+            )
+            mine, _, shared = slots.split(state)
+            named = {"loss": report.loss, "staleness": report.staleness, "applied": report.applied} | report.metrics
+            self._reported = {name: np.dtype(value.dtype) for name, value in named.items()}
+            dtype = jnp.promote_types(report.loss.dtype, jnp.float32)
+            return shared, mine, self._view.pack(view), jnp.stack([v.astype(dtype) for v in named.values()])
+
+        self._compute = jax.jit(compute)
+        self._commit = jax.jit(commit, donate_argnums=(0, 1), static_argnums=5)
+
+    def warm_up(self) -> None:
+        """Compiles everything: the workers' programs in parallel, one a device, and the commit."""
+        first = {device: worker for worker, device in reversed(list(enumerate(self.placement.workers)))}
+        with concurrent.futures.ThreadPoolExecutor(len(first)) as pool:
+            gradients = list(pool.map(lambda worker: jax.block_until_ready(self.compute(worker)), first.values()))
+        scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
+        packed = jax.device_put(gradients[0], self.placement.central)
+        jax.block_until_ready(self._commit(*scratch, packed, np.int32(0), np.int32(0), True))
+
+    def compute(self, worker: int) -> PyTree:
+        """Dispatches the worker's gradient on the view it holds; returns at once."""
+        step = self.steps[worker]
+        data = self._data[self.placement.workers[worker]]
+        return self._compute(
+            self._views[worker], data, self._selection(worker, step), np.int32(worker), np.int32(step)
+        )
+
+    def commit(self, worker: int, packed: PyTree) -> jax.Array:
+        """Dispatches the commit of a packed gradient and the pull that follows; returns the report's array at once."""
+        packed = jax.device_put(packed, self.placement.central)
+        step = self.steps[worker]
+        report = self._run_commit(worker, packed, step, commits=True)
+        self.steps[worker] = step + 1
+        return report
+
+    def pull_again(self, worker: int) -> None:
+        """Has the worker pull without a commit; it keeps its step."""
+        nothing = self._gradient.zeros(self.placement.central)
+        self._run_commit(worker, nothing, self.steps[worker] - 1, commits=False)
+
+    def read(self, report: jax.Array) -> dict[str, Any]:
+        """The numbers of a report by name; waits until they are there."""
+        values = np.asarray(report)
+        return {name: value.astype(dtype) for (name, dtype), value in zip(self._reported.items(), values, strict=True)}
+
+    @property
+    def params(self) -> PyTree:
+        """The central variable."""
+        return self._join(self._slots[0], self._shared).params
+
+    def gather(self) -> RunState:
+        """The whole state, per-worker slots stacked; valid until the next commit."""
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[[s.value for s in mine] for mine in self._slots])
+        return self._join([Slots(value, self.num_workers) for value in stacked], self._shared)
+
+    def _run_commit(self, worker: int, packed: PyTree, step: int, *, commits: bool) -> jax.Array:
+        self._shared, self._slots[worker], view, report = self._commit(
+            self._shared, self._slots[worker], packed, np.int32(worker), np.int32(step), commits
+        )
+        self._views[worker] = self._to_worker(worker, view)
+        return report
+
+    def _to_worker(self, worker: int, packed_view: PyTree) -> PyTree:
+        return jax.device_put(packed_view, self.placement.workers[worker])
+
+    def _selection(self, worker: int, step: int) -> PyTree:
+        selected = self.batches.select(np.array([worker], np.int32), np.array([step], np.int32))
+        return jax.tree.map(lambda column: column[0], selected)

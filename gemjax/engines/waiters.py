@@ -1,0 +1,68 @@
+"""Threads that only wait: one a worker, and one queue of those that have finished."""
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A worker has finished, or failed."""
+
+    worker: int
+    step: int
+    dispatched: float  # Seconds since the run began.
+    ready: float  # time.perf_counter().
+    gradient: Any  # Packed; on the worker's device.
+    error: BaseException | None = None
+
+
+class Waiters:
+    """Puts workers into a queue in the order in which their gradients are finished.
+
+    First finished, first served: no worker can be overtaken by one that finished later, so none can starve. The threads
+    are daemons and never touch a device except to wait for it, which releases the interpreter.
+    """
+
+    def __init__(self, num_workers: int, gate: Callable[[int, int], None] | None = None):
+        self._gate = gate
+        self._ready: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
+        self._threads = [
+            threading.Thread(target=self._wait, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
+            for w, inbox in enumerate(self._inboxes)
+        ]
+
+    def watch(self, worker: int, step: int, dispatched: float, gradient: Any) -> None:
+        """Has the worker's thread wait for ``gradient`` and report it."""
+        self._inboxes[worker].put((worker, step, dispatched, gradient))
+
+    def next(self) -> Arrival:
+        """The worker that has been finished longest; waits for one if there is none."""
+        return self._ready.get()
+
+    def _wait(self, inbox: queue.SimpleQueue) -> None:
+        while (item := inbox.get()) is not None:
+            worker, step, dispatched, gradient = item
+            error = None
+            try:
+                jax.block_until_ready(gradient)
+                if self._gate is not None:
+                    self._gate(worker, step)
+            except Exception as raised:  # Whatever a worker's computation raises is the scheduler's to handle.
+                error = raised
+            self._ready.put(Arrival(worker, step, dispatched, time.perf_counter(), gradient, error))
+
+    def __enter__(self) -> "Waiters":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for inbox in self._inboxes:
+            inbox.put(None)
