@@ -1,0 +1,119 @@
+"""What tests of asynchronous code need: injected faults, a plain reference loop, toy problems."""
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.batches import as_batches
+from gemjax.engines.transition import Transition, View
+from gemjax.staleness import pull
+from gemjax.trace import Trace
+
+PyTree = Any
+
+
+class InjectedFaultError(RuntimeError):
+    """What a worker raises because a test told it to."""
+
+
+class Faults:
+    """Faults keyed by (worker, that worker's step), injected through ``gate=`` of :func:`gemjax.run_on_devices`.
+
+    Use it as a context manager: leaving it lets hung workers go.
+
+    >>> with Faults().hang(worker=2, step=5).fail(worker=0, step=3) as faults:
+    ...     faults(worker=1, step=0)  # Nothing planned: returns at once.
+    """
+
+    def __init__(self):
+        self._hangs: set[tuple[int, int]] = set()
+        self._failures: dict[tuple[int, int], int] = {}
+        self._released = threading.Event()
+        self.injected: list[tuple[str, int, int]] = []
+
+    def hang(self, worker: int, step: int) -> "Faults":
+        """The worker never finishes that step."""
+        self._hangs.add((worker, step))
+        return self
+
+    def fail(self, worker: int, step: int, times: int = 1) -> "Faults":
+        """The worker raises at that step, the first ``times`` times it is tried."""
+        self._failures[worker, step] = times
+        return self
+
+    def __call__(self, worker: int, step: int) -> None:
+        at = (worker, step)
+        if at in self._hangs:
+            self.injected.append(("hang", *at))
+            self._released.wait()
+        if self._failures.get(at, 0) > 0:
+            self._failures[at] -= 1
+            self.injected.append(("fail", *at))
+            raise InjectedFaultError(f"injected at worker {worker}, step {step}")
+
+    def __enter__(self) -> "Faults":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._released.set()
+
+
+def run_in_python(
+    tx: optax.GradientTransformation,
+    loss_fn: Any,
+    params: PyTree,
+    batches: Any,
+    trace: Trace,
+    *,
+    model_state: PyTree = (),
+    seed: int = 0,
+) -> PyTree:
+    """Runs a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
+
+    One commit at a time, nothing compiled but the gradient; the model state of the last commit is the central one.
+
+    Returns:
+      The central variable at the end.
+    """
+    transition, initial = Transition(tx, loss_fn, trace.num_workers, seed).init(params, model_state)
+    batches, opt_state = as_batches(batches), initial.opt_state
+    gradient = jax.jit(transition.gradient)
+    views = [View(params, model_state) for _ in range(trace.num_workers)]
+    for worker, step, commits, _ in zip(*trace.events(), strict=True):
+        worker, step = int(worker), int(step)
+        if commits:
+            selection = jax.tree.map(lambda column: column[0], batches.select(jnp.array([worker]), jnp.array([step])))
+            sent = gradient(views[worker], batches.batch(batches.data, selection), worker, step)
+            updates, opt_state = transition.tx.update(sent.grads, opt_state, params, worker=worker, value=sent.loss)
+            params, model_state = optax.apply_updates(params, updates), sent.model_state
+        view, opt_state = pull(opt_state, params, worker=worker)
+        views[worker] = View(view, model_state)
+    return params
+
+
+def quadratic(dimension: int = 4, condition: float = 10.0, noise: float = 0.1, seed: int = 0) -> tuple[Any, PyTree, Any]:
+    """A noisy quadratic: ``(loss_fn, params, batches)`` for any engine, with its minimum 0 at the origin.
+
+    Args:
+      dimension: number of parameters.
+      condition: ratio of the largest (1) to the smallest curvature.
+      noise: standard deviation of the gradient's noise.
+      seed: of the noise.
+
+    >>> loss_fn, params, batches = quadratic()
+    >>> loss_fn(params, jnp.zeros(4)).shape
+    ()
+    """
+    curvature = jnp.logspace(0.0, -jnp.log10(condition), dimension)
+
+    def loss_fn(params, batch):
+        return 0.5 * jnp.sum(curvature.astype(params["x"].dtype) * params["x"] ** 2) + jnp.sum(batch * params["x"])
+
+    def batches(worker, step):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), worker), step)
+        return noise * jax.random.normal(key, (dimension,))
+
+    return loss_fn, {"x": jnp.ones(dimension)}, batches

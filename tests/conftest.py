@@ -1,0 +1,29 @@
+"""The strict world of the tests: eight worker devices and a central one, no rank promotion, slow tests on demand."""
+
+import jax
+import pytest
+
+import gemjax
+
+gemjax.cpu_devices(9)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--renew-golden", action="store_true", help="write the golden histories anew instead of comparing")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--run-slow"):
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="slow; run with --run-slow"))
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield
