@@ -1,10 +1,13 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
-from gemjax import arrivals
+from gemjax import arrivals, eventlog
 from gemjax.batches import Computed, Epochs
+from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
+from gemjax.engines.transition import RunState, initial_state
+from gemjax.eventlog import EventLog
 from gemjax.methods.asgd import asgd
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.multi_asgd import multi_asgd
@@ -23,15 +26,20 @@ __all__ = [
     "per_worker",
     "pull",
     # Runs.
+    "Checkpoints",
     "Computed",
     "Epochs",
+    "EventLog",
     "Placement",
     "Progress",
     "Result",
     "RunFailedError",
+    "RunState",
     "Trace",
     "arrivals",
     "cpu_devices",
+    "eventlog",
+    "initial_state",
     "place",
     "run_on_devices",
     "simulate",

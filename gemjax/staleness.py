@@ -170,6 +170,11 @@ def staleness_of(mine: PyTree) -> jax.Array:
     return node.clock - node.pulled_at.value
 
 
+def pulled_at_of(mine: PyTree) -> jax.Array:
+    """The clock when the worker whose slot is checked out in the optimizer state ``mine`` pulled."""
+    return _nodes(mine, StalenessState)[0].pulled_at.value
+
+
 def recorded_view(mine: PyTree, params: PyTree) -> PyTree | None:
     """The whole view that the checked-out worker pulled, if the optimizer state ``mine`` keeps it; else ``None``."""
     for node in _nodes(mine, StalenessState):

@@ -98,6 +98,11 @@ class Trace:
         """int32 [T]; commits between the pull and the commit."""
         return np.arange(len(self), dtype=np.int32) - self.pulled_at
 
+    def first(self, count: int) -> "Trace":
+        """The first ``count`` commits."""
+        columns = {name: getattr(self, name)[:count] for name in ("worker", "pulled_at", "step", "time")}
+        return Trace(**columns, num_workers=self.num_workers)
+
     def events(self) -> "Events":
         """The trace as a machine executes it: arrivals that commit and pull, and arrivals that only pull.
 

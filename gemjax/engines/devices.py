@@ -196,6 +196,7 @@ class Scheduler:
             rejected=records.rejected,
             params=self.programs.params,
             state=self.programs.gather,
+            trace=records.trace,
             history=records.history(new=True),
         )
         return bool(callback(progress))

@@ -20,7 +20,7 @@ class Result:
     Attributes:
       state: the whole state; give it to the same engine to go on where it stopped.
       history: columns a commit, in order, rejected ones included: ``worker``, ``step``, ``time``, ``loss``, ``staleness``,
-        ``applied``, and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works.
+        ``pulled_at``, ``applied``, and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works.
       trace: the applied commits of this run and those before it, ready for :func:`gemjax.simulate`.
       stopped: whether the callback ended the run early.
     """
@@ -56,6 +56,7 @@ class Progress:
       rejected: commits rejected so far.
       params: the central variable now; valid during the callback only, so copy what you keep.
       state: ``progress.state()`` is the whole state now (stacked when asked for); valid during the callback only.
+      trace: ``progress.trace()`` is the trace of the commits so far; what a checkpoint needs beside the state.
       history: the columns of the commits since the last call.
     """
 
@@ -64,6 +65,7 @@ class Progress:
     rejected: int
     params: PyTree
     state: Callable[[], RunState]
+    trace: Callable[[], Trace]
     history: History
 
 

@@ -94,12 +94,23 @@ def simulate(
         commits += int(chunk.commits.sum())
         check_rejections(int(state.rejected_in_a_row), trace.num_workers, parts[-1])
         if callback is not None:
-            now = functools.partial(lambda state: state, state)
-            progress = Progress(commits, len(trace), int(state.rejected), state.params, now, parts[-1])
+            progress = Progress(
+                commits=commits,
+                total=len(trace),
+                rejected=int(state.rejected),
+                params=state.params,
+                state=functools.partial(_same, state),
+                trace=functools.partial(trace.first, commits),
+                history=parts[-1],
+            )
             stopped = bool(callback(progress))
         if stopped:
             break
     return Result(state, concatenate(parts), trace, stopped)
+
+
+def _same(state: RunState) -> RunState:
+    return state
 
 
 def _owned(tree: PyTree) -> PyTree:
@@ -127,6 +138,7 @@ def _history(chunk: Events, reports: Any, trace: Trace) -> History:
         "time": trace.time[chunk.row],
         "loss": reports.loss,
         "staleness": reports.staleness,
+        "pulled_at": reports.pulled_at,
         "applied": reports.applied,
     } | reports.metrics
     return {name: column[chunk.commits] for name, column in columns.items()}

@@ -54,6 +54,7 @@ class Report(NamedTuple):
 
     loss: jax.Array
     staleness: jax.Array  # int32 []
+    pulled_at: jax.Array  # int32 []
     applied: jax.Array  # bool []; False: rejected, nothing but the pull happened.
     metrics: dict[str, jax.Array]  # Of the loss, and the diagnostics asked for.
 
@@ -144,6 +145,7 @@ class Transition:
         report = Report(
             loss=gradient.loss,
             staleness=staleness.staleness_of(state.opt_state),
+            pulled_at=staleness.pulled_at_of(state.opt_state),
             applied=applied,
             metrics=gradient.metrics
             | {name: fn(state.params, view, updates) for name, fn in _ALWAYS.items() if name in self.diagnostics}
@@ -212,3 +214,22 @@ def with_model_state(loss_fn: Callable) -> Callable:
 def all_finite(tree: PyTree) -> jax.Array:
     """Whether every number in ``tree`` is finite, a bool scalar."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def initial_state(
+    tx: optax.GradientTransformation, params: PyTree, *, num_workers: int, model_state: PyTree = ()
+) -> RunState:
+    """The state of a run before its first commit; what a checkpoint is loaded into.
+
+    Args:
+      tx: the run's transformation.
+      params: its initial central variable (only shapes and dtypes matter to a checkpoint).
+      num_workers: number of workers N.
+      model_state: its initial model state.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> state = gemjax.initial_state(gemjax.gem(0.1, num_workers=2), jnp.zeros(3), num_workers=2)
+    >>> int(state.arrivals), state.opt_state.stale_params[1].shape
+    (0, (3,))
+    """
+    return Transition(tx, lambda params, batch: 0.0, num_workers).init(params, model_state)[1]

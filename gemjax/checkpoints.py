@@ -1,0 +1,103 @@
+"""Checkpoints of a run, through Orbax: the central variable *and* the asynchrony around it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from gemjax.engines.transition import RunState
+from gemjax.trace import Trace
+
+FORMAT = "gemjax.run.1"
+COLUMNS = ("worker", "pulled_at", "step", "time")
+
+
+class Checkpoints:
+    """Checkpoints of one run in one folder; written whole or not at all, the newest kept.
+
+    A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
+    what every worker computes on and which of its steps) and the trace so far, so that a run goes on with the staleness it
+    had.
+
+    Args:
+      folder: made if it does not exist.
+      keep: how many checkpoints to keep, positive.
+    """
+
+    def __init__(self, folder: str | os.PathLike, keep: int = 2):
+        self.folder = Path(folder).absolute()
+        policy = ocp.training.preservation_policies.LatestN(keep)
+        self._checkpointer = ocp.training.Checkpointer(self.folder, preservation_policy=policy, cleanup_tmp_directories=True)
+
+    def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None) -> None:
+        """Writes ``state`` after the commits of ``trace``; waits until it is on disk."""
+        columns = {name: getattr(trace, name) for name in COLUMNS}
+        known = {"format": FORMAT, "commits": len(trace), "num_workers": trace.num_workers}
+        tree = {"state": state, "trace": columns} if len(trace) else {"state": state}
+        self._checkpointer.save(
+            len(trace), tree, force=True, overwrite=True, custom_metadata=known | {"user": metadata or {}}
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """Commits of the newest checkpoint; ``None`` if there is none."""
+        newest = self._checkpointer.latest
+        return None if newest is None else newest.step
+
+    def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
+        """The newest checkpoint.
+
+        Args:
+          like: a state of the same run's structure, shapes and dtypes, such as the one it started from.
+
+        Returns:
+          ``(state, trace, metadata)`` as given to :meth:`save`.
+
+        Raises:
+          FileNotFoundError: if the folder holds no checkpoint.
+          ValueError: if the checkpoint is of another method, model or number of workers, or not one of gemjax.
+        """
+        if self.latest is None:
+            raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
+        known = self._checkpointer.metadata(self.latest).custom_metadata
+        if not isinstance(known, dict) or known.get("format") != FORMAT:
+            raise ValueError(f"{self.folder}: checkpoint {self.latest} was not written by this version of gemjax ({FORMAT})")
+        commits = int(known["commits"])
+        abstract = {"state": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)}
+        if commits:
+            kinds = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
+            abstract["trace"] = {name: np.empty(commits, kind) for name, kind in kinds.items()}
+        self._check_shapes(like)
+        tree = self._checkpointer.load(self.latest, abstract)
+        trace = Trace(**tree.get("trace", {"worker": []}), num_workers=int(known["num_workers"]))
+        return tree["state"], trace, known["user"]
+
+    def _check_shapes(self, like: RunState) -> None:
+        saved = self._checkpointer.metadata(self.latest).metadata
+        saved = saved["state"] if isinstance(saved, dict) else saved
+        found = {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
+        wanted = {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+        if found != wanted:
+            different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+            raise ValueError(
+                f"{self.folder}: checkpoint {self.latest} is of another method, model or number of workers; "
+                f"{len(different)} arrays differ, the first is {different[0]!r}: saved {found.get(different[0])}, "
+                f"expected {wanted.get(different[0])}"
+            )
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _name(path: tuple) -> str:
+    """A path in words that do not depend on whether a node was saved as an object or as a dict."""
+    return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)

@@ -1,0 +1,1 @@
+"""TFDS builders of the training runs' data sets; none needs TensorFlow or the network."""

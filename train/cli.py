@@ -1,0 +1,92 @@
+"""The command line: `python -m train [CONFIGURATION | bench] [flags]`."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+import tyro
+from rich.console import Console
+
+from train import configs
+from train.config import Config, literal_choices
+
+DESCRIPTION = f"""Asynchronous training with gemjax.
+
+Give one of the configurations first to start from it ({', '.join(configs.NAMES)}; default digits), then flags to change it.
+`python -m train bench --help` measures instead of training. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
+
+
+class UsageError(Exception):
+    """A wrong command line; its message is the one line to show."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if argv[:1] == ["bench"]:
+            from train import bench  # Compiles nothing and imports no plotting unless asked for.
+
+            return bench.main(argv[1:])
+        return _train(argv)
+    except (UsageError, FileNotFoundError, FileExistsError) as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 2
+
+
+def _train(argv: list[str]) -> int:
+    config, resume = parse(argv)
+    from train.runfolder import RunFolder  # After the flags are known to be right: these import JAX.
+    from train.story import train
+
+    folder = RunFolder.find(resume) if resume else RunFolder.create(config)
+    summary = train(config, folder, Console())
+    return 0 if summary["finished"] else 130
+
+
+def parse(argv: list[str]) -> tuple[Config, str | None]:
+    """The configuration that `argv` asks for, and the run to resume if any.
+
+    Raises:
+      UsageError: if it is wrong.
+    """
+    argv = list(argv)
+    name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
+    try:
+        default = configs.load(name)
+    except ValueError:
+        raise UsageError(f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, bench") from None
+    argv, resume = _resume(argv)
+    _check_choices(argv)
+    if resume:
+        from train.runfolder import RunFolder
+
+        default = Config.load(RunFolder.find(resume).config)
+    try:
+        config = tyro.cli(Config, args=argv, default=default, prog="python -m train", description=DESCRIPTION)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return dataclasses.replace(config, resume=None), resume
+
+
+def _resume(argv: list[str]) -> tuple[list[str], str | None]:
+    """Takes `--resume [RUN]` out of the command line; alone it means the newest run."""
+    for index, word in enumerate(argv):
+        if word.startswith("--resume="):
+            return argv[:index] + argv[index + 1 :], word.removeprefix("--resume=")
+        if word == "--resume":
+            named = argv[index + 1 : index + 2]
+            if named and not named[0].startswith("-"):
+                return argv[:index] + argv[index + 2 :], named[0]
+            return argv[:index] + argv[index + 1 :], "latest"
+    return argv, None
+
+
+def _check_choices(argv: list[str]) -> None:
+    """Answers a wrong value of a flag with fixed choices in one line."""
+    choices = literal_choices()
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for given, value in zip(words, words[1:], strict=False):
+        allowed = choices.get(given.replace("_", "-"))
+        if allowed and value not in allowed:
+            raise UsageError(f"{given} must be one of {', '.join(allowed)}; got {value!r}")

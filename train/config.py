@@ -1,0 +1,115 @@
+"""What a run is: one frozen value, on the command line, in the run folder and in every checkpoint."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import tyro
+
+Engine = Literal["devices", "simulate"]
+DatasetName = Literal["digits", "mnist", "fashion_mnist"]
+Method = Literal["gem", "asgd", "multi_asgd", "staleness_aware", "dynsgd"]
+Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """An asynchronous training run. Every worker computes gradients on batches of its own and commits them as they come."""
+
+    dataset: DatasetName = "digits"
+    """What to learn. `digits` comes with scikit-learn; the others need `--manual-dir` the first time."""
+    engine: Engine = "devices"
+    """`devices` dispatches to real JAX devices; `simulate` runs virtual workers in one compiled program."""
+    method: Method = "gem"
+    """How commits are made safe against staleness."""
+    workers: int = 8
+    """Number of asynchronous workers."""
+    epochs: float = 10.0
+    """Data epochs that each worker contributes; the run has workers * epochs * (rows / batch_size) commits."""
+    batch_size: int = 32
+    """Rows a gradient, of one worker."""
+    learning_rate: float = 0.05
+    """Learning rate of one worker's gradient."""
+    momentum: float = 0.9
+    """Momentum, for the methods that have one; in [0, 1)."""
+    kappa: float = 1.0
+    """Energy of GEM's proxy (`--method gem` only)."""
+    reading: Literal["equations", "code", "algorithm"] = "equations"
+    """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
+    dropout: float = 0.5
+    """Dropout rate of the MNIST network, in [0, 1)."""
+    seed: int = 0
+    """Decides initial parameters, shuffles, dropout masks and simulated arrivals."""
+    cluster: Cluster = "homogeneous"
+    """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means, or in turn."""
+    central: Literal["auto", "dedicated", "host", "colocated"] = "auto"
+    """Where the central variable lives (`--engine devices` only)."""
+    eval_every: int = 0
+    """Commits between two evaluations on the test set; 0 makes it 20 in a run."""
+    checkpoint_every: int = 0
+    """Commits between two checkpoints; 0 writes one at the end and on Ctrl-C."""
+    data_dir: str | None = None
+    """Folder of prepared data sets; TFDS's own default if not given."""
+    manual_dir: str | None = None
+    """Folder with the original files of data sets that cannot be made here."""
+    out: str | None = None
+    """Run folder; `runs/<time>-<dataset>-<method>` if not given."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """Run folder to continue; alone (`--resume`) it means the newest under `runs/`."""
+
+    def __post_init__(self):
+        for name, kind in get_type_hints(type(self)).items():
+            choices = get_args(kind)
+            if (
+                choices
+                and all(isinstance(choice, str) for choice in choices)
+                and getattr(self, name) not in choices
+            ):
+                raise ValueError(
+                    f"{flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}"
+                )
+        for name in ("workers", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{flag(name)} must be at least 1; got {getattr(self, name)}")
+        for name in ("eval_every", "checkpoint_every", "seed", "kappa", "learning_rate"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{flag(name)} must not be negative; got {getattr(self, name)}")
+        for name in ("momentum", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{flag(name)} must be in [0, 1); got {getattr(self, name)}")
+        if not self.epochs > 0:
+            raise ValueError(f"--epochs must be positive; got {self.epochs}")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the configuration as JSON."""
+        Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Config":
+        """Reads a configuration that :meth:`save` wrote.
+
+        Raises:
+          ValueError: if the file is not one, with its name.
+        """
+        try:
+            fields = json.loads(Path(path).read_text())
+            return cls(**fields)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def literal_choices() -> dict[str, tuple[Any, ...]]:
+    """Flags with a fixed set of values, for messages that name them."""
+    hints = get_type_hints(Config)
+    return {
+        flag(name): get_args(hints[name])
+        for name in hints
+        if getattr(hints[name], "__origin__", None) is Literal
+    }

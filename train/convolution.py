@@ -1,0 +1,141 @@
+"""A valid convolution, with or without 2x2 max-pooling behind it, in two implementations.
+
+`"lax"` is `jax.lax.conv_general_dilated`, which accelerators run best. `"matmul"` is for CPUs,
+where XLA's own convolution is many times slower inside `lax.scan` and `lax.fori_loop`. Both take
+the same kernel and give the same values and gradients up to rounding.
+
+How `"matmul"` is built, and why:
+
+* The batch is the last axis while it works, so a patch is a stack of shifted slices whose copies
+  are contiguous.
+* Under pooling the four convolutions that one pooled pixel needs are computed together: the (k+1) x
+  (k+1) window at stride 2 holds all of them, and the kernel is laid at its four places in that
+  window. This multiplies 1.44 times as much for k = 5, but needs 2.8 times fewer patch values, and
+  pooling becomes a maximum over a leading axis.
+* The gradient of the maximum goes to the first largest entry, remembered as an index of one byte;
+  the gradient of the patches is added slice by slice into one buffer.
+
+Measured as one training step (forward, backward, momentum SGD; batch 64, the network of the GEM
+paper) in a compiled loop on two CPU cores, in units of this implementation: 8 for `"lax"`; 1.8-2.5
+for patches as slices joined on the channel axis and multiplied by the kernel; 1.4-1.8 for the
+batch-last layout alone; 1.2 with the gradient of the patches added up by padding instead of in
+place; 2.1 with `jnp.max` in place of the maximum that remembers its index. The matrix products are
+what is left: they run at the speed of large ones.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+IMPLEMENTATIONS = ("matmul", "lax")
+
+
+def default_implementation() -> str:
+    """`"matmul"` where JAX's default backend is the CPU, `"lax"` elsewhere."""
+    return "matmul" if jax.default_backend() == "cpu" else "lax"
+
+
+def convolve(
+    images: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    *,
+    pool: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Convolve `images` [B, H, W, C] with `kernel` [k, k, C, O], max-pool 2x2 where asked.
+
+    `bias` [O] is added. Nothing is padded; pooling drops an odd last row or column.
+    `implementation` is `"matmul"`, `"lax"`, or `None` for `default_implementation()`; `"matmul"`
+    can be differentiated in reverse mode only.
+    """
+    implementation = implementation or default_implementation()
+    if implementation == "lax":
+        return _convolve_lax(images, kernel, bias, pool)
+    if implementation == "matmul":
+        return _convolve_matmul(images, kernel, bias, pool)
+    raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, not {implementation!r}")
+
+
+def _convolve_lax(images, kernel, bias, pool):
+    out = lax.conv_general_dilated(
+        images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    if pool:
+        batch, height, width, channels = out.shape
+        out = out[:, : height // 2 * 2, : width // 2 * 2]
+        out = out.reshape(batch, height // 2, 2, width // 2, 2, channels).max((2, 4))
+    return out + bias.reshape(1, 1, 1, -1)
+
+
+def _convolve_matmul(images, kernel, bias, pool):
+    size, features = kernel.shape[0], kernel.shape[-1]
+    height, width = (extent - size + 1 for extent in images.shape[1:3])
+    window, stride, places = size, 1, 1
+    if pool:
+        height, width = height // 2, width // 2
+        window, stride, places = size + 1, 2, 4
+        shifts = [((a, 1 - a), (b, 1 - b), (0, 0), (0, 0)) for a in (0, 1) for b in (0, 1)]
+        kernel = jnp.stack([jnp.pad(kernel, shift) for shift in shifts], axis=3)
+    batch_last = images.transpose(3, 1, 2, 0)
+    columns = _patches(batch_last, window, stride, height, width)
+    rows = kernel.reshape(columns.shape[0], places * features)
+    out = lax.dot_general(rows, columns, (((0,), (0,)), ((), ())))
+    out = out.reshape(places, features, height, width, images.shape[0])
+    out = _largest(out) if pool else out[0]
+    return (out + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
+
+
+def _slices(window, stride, height, width):
+    """The index of each shifted slice of an array [C, H, W, B], row by row of a kernel."""
+    for row in range(window):
+        for column in range(window):
+            yield (
+                slice(None),
+                slice(row, row + stride * (height - 1) + 1, stride),
+                slice(column, column + stride * (width - 1) + 1, stride),
+            )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _patches(images, window, stride, height, width):
+    """The values under a window at each place, [window * window * C, height * width * B]."""
+    parts = [images[index] for index in _slices(window, stride, height, width)]
+    return jnp.concatenate(parts).reshape(window * window * images.shape[0], -1)
+
+
+def _patches_forward(images, window, stride, height, width):
+    return _patches(images, window, stride, height, width), images.shape
+
+
+def _patches_backward(window, stride, height, width, shape, cotangent):
+    parts = cotangent.reshape(window * window, shape[0], height, width, shape[3])
+    total = jnp.zeros(shape, cotangent.dtype)
+    for part, index in zip(parts, _slices(window, stride, height, width), strict=True):
+        total = total.at[index].add(part)
+    return (total,)
+
+
+_patches.defvjp(_patches_forward, _patches_backward)
+
+
+@jax.custom_vjp
+def _largest(values):
+    """The maximum over the leading axis; its gradient goes to the first largest entry."""
+    return values.max(0)
+
+
+def _largest_forward(values):
+    return values.max(0), jnp.argmax(values, 0).astype(jnp.int8)
+
+
+def _largest_backward(winner, cotangent):
+    entry = jnp.arange(4, dtype=jnp.int8).reshape((4,) + (1,) * winner.ndim)
+    return (jnp.where(winner[None] == entry, cotangent[None], 0),)
+
+
+_largest.defvjp(_largest_forward, _largest_backward)

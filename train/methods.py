@@ -1,0 +1,18 @@
+"""The methods by the names that the command line knows."""
+
+from collections.abc import Callable
+
+import optax
+
+import gemjax
+from train.config import Config
+
+METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
+    "gem": lambda c: gemjax.gem(
+        c.learning_rate, c.momentum, c.workers, kappa=c.kappa, reading=c.reading
+    ),
+    "asgd": lambda c: gemjax.asgd(c.learning_rate, c.workers),
+    "multi_asgd": lambda c: gemjax.multi_asgd(c.learning_rate, c.momentum, c.workers),
+    "staleness_aware": lambda c: gemjax.staleness_aware(c.learning_rate, c.workers),
+    "dynsgd": lambda c: gemjax.dynsgd(c.learning_rate, c.workers),
+}

@@ -1,0 +1,107 @@
+"""The picture of a run, drawn from what its folder holds."""
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gemjax import eventlog
+from train.config import Config
+from train.runfolder import RunFolder
+
+matplotlib.use("Agg")
+WORKERS_SHOWN = 16
+ROUNDS_SHOWN = 6  # In the timeline: gradients of an average worker.
+
+
+def draw_run(folder: RunFolder, config: Config) -> None:
+    """Draws loss, test accuracy, staleness and the workers' timeline into `run.png`."""
+    commits = _columns(folder, "commit")
+    metrics = folder.read_metrics()
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    if commits:
+        _draw_loss(axes[0, 0], commits)
+        _draw_staleness(axes[1, 0], commits)
+        _draw_timeline(axes[1, 1], commits, virtual=config.engine == "simulate")
+    if metrics:
+        _draw_accuracy(axes[0, 1], metrics)
+    figure.suptitle(
+        f"{config.dataset}: {config.method}, {config.workers} workers, learning rate {config.learning_rate:g}, "
+        f"engine {config.engine}"
+    )
+    figure.savefig(folder.picture, dpi=110)
+
+
+def _columns(folder: RunFolder, event: str) -> dict[str, np.ndarray]:
+    """All events of one kind as columns, with the time each gradient was dispatched and was ready where that is known."""
+    rows: list[dict[str, Any]] = []
+    begun: dict[tuple[int, int], dict[str, float]] = {}
+    for record in eventlog.read(folder.events):
+        kind = record["event"]
+        if kind in ("dispatch", "ready"):
+            begun.setdefault((record["worker"], record["step"]), {})[kind] = record["time"]
+        elif kind == event:
+            rows.append(record | begun.pop((record["worker"], record["step"]), {}))
+    if not rows:
+        return {}
+    return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in rows[0]if name != "event"}
+
+
+def _draw_loss(axes: Axes, commits: dict[str, np.ndarray]) -> None:
+    loss = commits["loss"]
+    axes.plot(np.arange(1, len(loss) + 1), loss, color="tab:blue", alpha=0.25, lw=0.6, label="each commit")
+    window = max(1, len(loss) // 50)
+    mean = np.convolve(loss, np.ones(window) / window, "valid")
+    axes.plot(np.arange(window, len(loss) + 1), mean, color="tab:blue", lw=1.8, label=f"mean of {window}")
+    axes.set(xlabel="commits", ylabel="training loss", yscale="log", title="Training loss")
+    axes.legend()
+
+
+def _draw_accuracy(axes: Axes, metrics: dict[str, np.ndarray]) -> None:
+    accuracy = 100 * metrics["test_accuracy"]
+    axes.plot(metrics["commits"], accuracy, marker="o", ms=3.5, color="tab:green")
+    axes.annotate(f"{accuracy[-1]:.2f} %", (metrics["commits"][-1], accuracy[-1]), textcoords="offset points",
+                  xytext=(-4, -16), ha="right")  # fmt: skip
+    axes.set(xlabel="commits", ylabel="test accuracy (%)", title="Test accuracy")
+    axes.grid(alpha=0.3)
+
+
+def _draw_staleness(axes: Axes, commits: dict[str, np.ndarray]) -> None:
+    staleness = commits["staleness"].astype(int)
+    edges = np.arange(staleness.min(), staleness.max() + 2) - 0.5
+    axes.hist(staleness, bins=edges if len(edges) <= 80 else 80, color="tab:orange", edgecolor="white", lw=0.5)
+    p50, p95 = np.percentile(staleness, [50, 95])
+    axes.set(xlabel="staleness (commits since the pull)", ylabel="commits",
+             title=f"Staleness: median {p50:.0f}, 95 % at most {p95:.0f}")  # fmt: skip
+
+
+def _draw_timeline(axes: Axes, commits: dict[str, np.ndarray], *, virtual: bool) -> None:
+    """The last rounds, worker by worker: computing, then waiting to be committed."""
+    workers = commits["worker"].astype(int)
+    count = workers.max() + 1
+    shown = slice(max(0, len(workers) - ROUNDS_SHOWN * count), None)
+    previous = np.full(count, np.nan)
+    start = np.empty(len(workers))
+    for row, worker in enumerate(workers):
+        start[row], previous[worker] = previous[worker], commits["time"][row]
+    start = np.where(np.isnan(commits.get("dispatch", start * np.nan)), start, commits.get("dispatch", start))
+    ready = commits.get("ready", commits["time"])
+    ready = np.where(np.isnan(ready), commits["time"], ready)
+    for rows, (begin, end), color, label in (
+        (shown, (start, ready), "tab:blue", "computing"),
+        (shown, (ready, commits["time"]), "tab:red", "ready, waiting for its commit"),
+    ):
+        low = np.nanmin(commits["time"][shown])
+        begin = np.maximum(np.nan_to_num(begin[rows], nan=low), low)
+        visible = workers[rows] < WORKERS_SHOWN
+        axes.barh(workers[rows][visible], (end[rows] - begin).clip(min=0)[visible], left=begin[visible], height=0.7,
+                  color=color, edgecolor="white", lw=0.6, label=label)  # fmt: skip
+    unit = "virtual time (gradients)" if virtual else "seconds"
+    axes.set(xlabel=unit, ylabel="worker", title=f"Timeline, last {ROUNDS_SHOWN} rounds")
+    axes.set_yticks(range(min(count, WORKERS_SHOWN)))
+    axes.invert_yaxis()
+    if not virtual:
+        axes.legend(loc="lower right", fontsize=8)

@@ -1,0 +1,63 @@
+"""The progress line: a live bar on a terminal, plain lines elsewhere."""
+
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+LINES = 20  # Plain lines a run, where the output is not a terminal.
+
+
+class ProgressLine:
+    """Shows commits, their rate, the time left, the loss, the staleness and the last test accuracy."""
+
+    def __init__(self, console: Console, total: int, done: int = 0):
+        self.console, self.total, self.done = console, total, done
+        self.accuracy = float("nan")
+        self._began, self._begun_at, self._line_at = time.perf_counter(), done, done
+        self._live = None
+        if console.is_terminal:
+            columns = ("{task.completed}/{task.total} commits", "{task.fields[rate]}", "{task.fields[text]}")
+            self._live = Progress(
+                BarColumn(bar_width=24),
+                *(TextColumn(column) for column in columns),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._live.add_task("", total=total, completed=done, rate="", text="")
+
+    def __enter__(self) -> "ProgressLine":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    @property
+    def rate(self) -> float:
+        """Commits a second since the first one."""
+        return (self.done - self._begun_at) / max(1e-9, time.perf_counter() - self._began)
+
+    def update(self, done: int, rejected: int, history: dict[str, Any]) -> None:
+        """Shows that `done` commits are made, the newest of which are in `history`."""
+        self.done = done
+        loss, staleness = np.mean(history["loss"][history["applied"]]), history["staleness"]
+        p50, p95 = np.percentile(staleness, [50, 95])
+        text = f"loss {loss:.4f}  staleness p50 {p50:.0f} p95 {p95:.0f}  test accuracy {100 * self.accuracy:.2f} %"
+        if rejected:
+            text += f"  rejected {rejected}"
+        if self._live is not None:
+            self._live.update(self._task, completed=done, rate=f"{self.rate:.0f}/s", text=text)
+        elif done >= self.total or done - self._line_at >= self.total / LINES:
+            self._line_at = done
+            left = (self.total - done) / max(1e-9, self.rate)
+            self.console.print(
+                f"{done}/{self.total} commits  {self.rate:.0f}/s  left {left:.0f} s  {text}",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip

@@ -1,0 +1,100 @@
+"""The run folder: configuration, event log, metrics, checkpoints and the picture of one run."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemjax import Checkpoints, RunState, Trace, eventlog
+from train.config import Config
+
+RUNS = Path("runs")
+
+
+class RunFolder:
+    """Where a run keeps what it knows.
+
+    `config.json`, `events.jsonl` (one line an event), `metrics.jsonl` (one line an evaluation), `checkpoints/`,
+    `summary.json` and `run.png`.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.events = self.path / "events.jsonl"
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.picture = self.path / "run.png"
+        self.checkpoints_path = self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, config: Config) -> "RunFolder":
+        """Makes the folder of a new run.
+
+        Raises:
+          FileExistsError: if `--out` names a folder that a run has written to.
+        """
+        default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset}-{config.method}"
+        folder = cls(config.out or default)
+        if folder.config.exists():
+            raise FileExistsError(
+                f"{folder.path} holds a run already; continue it with --resume {folder.path} or choose another --out"
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        config.save(folder.config)
+        return folder
+
+    @classmethod
+    def find(cls, name: str) -> "RunFolder":
+        """The folder of an earlier run; `latest` is the newest one under `runs/`.
+
+        Raises:
+          FileNotFoundError: if there is no such run.
+        """
+        if name == "latest":
+            found = sorted(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+            if not found:
+                raise FileNotFoundError(
+                    f"there is no run under {RUNS}/ to resume; name one with --resume RUN"
+                )
+            return cls(found[-1].parent)
+        folder = cls(name)
+        if not folder.config.exists():
+            raise FileNotFoundError(f"{name} is not a run folder: it has no config.json")
+        return folder
+
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.checkpoints_path)
+
+    def save_checkpoint(
+        self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog
+    ) -> None:
+        """Writes a checkpoint that also knows how far the records went, so that a resumed run repeats none."""
+        log.flush()
+        sizes = {"events": self.events.stat().st_size, "metrics": _size(self.metrics)}
+        checkpoints.save(state, trace, sizes)
+
+    def rewind(self, sizes: dict[str, int]) -> None:
+        """Cuts the records back to where the checkpoint was written."""
+        for path, size in ((self.events, sizes["events"]), (self.metrics, sizes["metrics"])):
+            if _size(path) > size:
+                os.truncate(path, size)
+
+    def add_metrics(self, **fields: Any) -> None:
+        """Appends one line to `metrics.jsonl`."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+
+    def read_metrics(self) -> dict[str, np.ndarray]:
+        """`metrics.jsonl` as columns."""
+        if not self.metrics.exists():
+            return {}
+        rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,183 @@
+"""The training story: make the task, run the engine, keep records, tell what came of it."""
+
+import json
+import signal
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+import gemjax
+from gemjax import arrivals
+from train import plots
+from train.config import Config
+from train.methods import METHODS
+from train.progress import ProgressLine
+from train.runfolder import RunFolder
+from train.task import Task, make_task
+
+CALLBACK_EVERY = 100  # Commits between two looks at the run.
+EVALUATIONS = 20  # In a run, if the configuration does not say otherwise.
+
+
+def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]:
+    """Runs `config` to its end, or to Ctrl-C, in `folder`, going on from its checkpoint if there is one.
+
+    Returns what `summary.json` holds.
+    """
+    if config.engine == "devices":
+        gemjax.cpu_devices(config.workers + 1)
+    task = make_task(config)
+    count = sum(leaf.size for leaf in jax.tree.leaves(task.params))
+    console.print(
+        f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "
+        f"{task.num_commits:,} commits, engine {config.engine} ({jax.default_backend()}); run folder {folder.path}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    with folder.checkpoints() as checkpoints, _Interrupt() as interrupt:
+        state, recorded = _restore(config, task, folder, checkpoints)
+        with gemjax.EventLog(folder.events) as log:
+            watcher = _Watcher(config, task, folder, checkpoints, log, interrupt, console, done=len(recorded))
+            with watcher.line:
+                began = time.perf_counter()
+                result = _run_engine(config, task, state, recorded, log, watcher)
+                seconds = time.perf_counter() - began
+            # The trace of a simulation is a plan; what was carried out of it is what a checkpoint knows.
+            done = result.trace.first(watcher.line.done)
+            folder.save_checkpoint(checkpoints, result.state, done, log)
+    return _conclude(config, task, folder, result, watcher, seconds, console)
+
+
+def _run_engine(config: Config, task: Task, state, recorded: gemjax.Trace, log, watcher: "_Watcher") -> gemjax.Result:
+    """The one place where the two engines differ."""
+    tx = METHODS[config.method](config)
+    if config.engine == "simulate":
+        trace = _cluster(config).trace(task.num_commits, config.seed)
+        return gemjax.simulate(
+            tx, task.loss_fn, task.params, task.batches, trace,
+            seed=config.seed, diagnostics=("gap",), state=state, callback=watcher, chunk_size=CALLBACK_EVERY,
+        )  # fmt: skip
+    placement = gemjax.place(config.workers, None if config.central == "auto" else config.central)
+    return gemjax.run_on_devices(
+        tx, task.loss_fn, task.params, task.batches, task.num_commits,
+        placement=placement, seed=config.seed, diagnostics=("gap",), state=state,
+        recorded=None if state is None else recorded, log=log, callback=watcher, callback_every=CALLBACK_EVERY,
+    )  # fmt: skip
+
+
+def _cluster(config: Config) -> arrivals.Arrivals:
+    if config.cluster == "round_robin":
+        return arrivals.RoundRobin(config.workers)
+    return arrivals.Gamma(config.workers, machine_variation=0.6 if config.cluster == "heterogeneous" else 0.0)
+
+
+def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.Checkpoints):
+    """The state and trace to go on from, or nothing of a new run; records beyond the checkpoint are cut off."""
+    if checkpoints.latest is None:
+        folder.rewind({"events": 0, "metrics": 0})
+        return None, gemjax.Trace(worker=[], num_workers=config.workers)
+    like = gemjax.initial_state(METHODS[config.method](config), task.params, num_workers=config.workers)
+    state, recorded, sizes = checkpoints.load(like)
+    folder.rewind(sizes)
+    return state, recorded
+
+
+class _Watcher:
+    """What happens between commits: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
+
+    def __init__(self, config, task, folder, checkpoints, log, interrupt, console, done: int):
+        self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
+        self.log, self.interrupt = log, interrupt
+        self.line = ProgressLine(console, task.num_commits, done)
+        self.eval_every = config.eval_every or max(1, task.num_commits // EVALUATIONS)
+        self.best = 0.0
+        self._evaluated = done // self.eval_every
+        self._saved = done
+
+    def __call__(self, progress: gemjax.Progress) -> bool:
+        if self.config.engine == "simulate":
+            _log_commits(self.log, progress.history)
+        done = progress.commits
+        if done // self.eval_every > self._evaluated or done >= progress.total:
+            self._evaluated = done // self.eval_every
+            self.evaluate(progress)
+        self.line.update(done, progress.rejected, progress.history)
+        if self.config.checkpoint_every and done - self._saved >= self.config.checkpoint_every:
+            self._saved = done
+            self.folder.save_checkpoint(self.checkpoints, progress.state(), progress.trace(), self.log)
+        return self.interrupt.is_set()
+
+    def evaluate(self, progress: gemjax.Progress) -> None:
+        loss, accuracy = self.task.evaluate(progress.params)
+        self.line.accuracy, self.best = accuracy, max(self.best, accuracy)
+        recent = progress.history
+        self.folder.add_metrics(
+            commits=progress.commits,
+            time=float(recent["time"][-1]),
+            train_loss=_finite(np.mean(recent["loss"][recent["applied"]])),
+            gap=_finite(np.mean(recent["gap"])),
+            test_loss=_finite(loss),
+            test_accuracy=accuracy,
+            rejected=progress.rejected,
+        )
+
+
+class _Interrupt(threading.Event):
+    """Set by the first Ctrl-C; the second one interrupts at once."""
+
+    def __enter__(self) -> "_Interrupt":
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, *_: object) -> None:
+        self.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
+    """Writes simulated commits to the event log, as a run on devices does."""
+    names = [name for name in history if name not in ("time", "applied")]
+    for row in range(len(history["worker"])):
+        event = "commit" if history["applied"][row] else "reject"
+        log.write(event, history["time"][row], **{name: history[name][row] for name in names})
+
+
+def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[str, Any]:
+    loss, accuracy = task.evaluate(result.params)
+    staleness = result.history["staleness"] if result.history else np.zeros(1)
+    summary = {
+        "commits": watcher.line.done,
+        "total": task.num_commits,
+        "finished": not result.stopped,
+        "rejected": int(result.state.rejected),
+        "test_loss": _finite(loss),
+        "test_accuracy": accuracy,
+        "commits_per_second": round(watcher.line.rate, 1),
+        "seconds": round(seconds, 1),
+        "staleness_p50": float(np.percentile(staleness, 50)),
+        "staleness_p95": float(np.percentile(staleness, 95)),
+    }
+    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    plots.draw_run(folder, config)
+    say = (lambda text: console.print(text, highlight=False, soft_wrap=True))  # noqa: E731
+    if result.stopped:
+        say(f"stopped at {summary['commits']} of {task.num_commits} commits; go on with: "
+            f"python -m train --resume {folder.path}")  # fmt: skip
+    say(f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {summary['commits_per_second']:.0f} commits/s, "
+        f"staleness p50 {summary['staleness_p50']:.0f} p95 {summary['staleness_p95']:.0f}, "
+        f"rejected {summary['rejected']}")  # fmt: skip
+    say(f"picture: {folder.picture}")
+    return summary
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,54 @@
+"""What is trained: data, network, loss and evaluation of a configuration."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import gemjax
+from train import data, models
+from train.config import Config
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A learning problem, ready for any engine."""
+
+    params: PyTree
+    loss_fn: Callable
+    batches: gemjax.Epochs
+    evaluate: Callable[[PyTree], tuple[float, float]]  # params -> (test loss, test accuracy)
+    num_commits: int
+
+
+def make_task(config: Config) -> Task:
+    """Reads the data and builds the network that `config` asks for."""
+    dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir)
+    model = (
+        models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
+    )
+    normalisation = (dataset.mean, dataset.std, dataset.scale)
+    params = models.init_params(
+        model, jax.random.key(config.seed), dataset.train["image"].shape[1:]
+    )
+    evaluate = models.make_evaluate(model, *normalisation)
+    images, labels = jax.device_put((dataset.test["image"], dataset.test["label"]))
+
+    def evaluate_now(params: PyTree) -> tuple[float, float]:
+        loss, accuracy = evaluate(jax.device_put(params, images.sharding), images, labels)
+        return float(loss), float(accuracy)
+
+    batches = gemjax.Epochs(
+        dataset.train, min(config.batch_size, len(dataset.train["label"])), config.seed
+    )
+    return Task(
+        params=params,
+        loss_fn=models.make_loss(model, *normalisation),
+        batches=batches,
+        evaluate=evaluate_now,
+        num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch))),
+    )
