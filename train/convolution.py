@@ -62,9 +62,7 @@ def convolve(
 
 
 def _convolve_lax(images, kernel, bias, pool):
-    out = lax.conv_general_dilated(
-        images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    out = lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     if pool:
         batch, height, width, channels = out.shape
         out = out[:, : height // 2 * 2, : width // 2 * 2]

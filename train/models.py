@@ -20,9 +20,7 @@ from train.convolution import convolve
 
 Params = Any
 Metrics = dict[str, jax.Array]
-Loss = Callable[
-    [Params, Any, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, tuple[Any, Metrics]]
-]
+Loss = Callable[[Params, Any, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, tuple[Any, Metrics]]]
 Evaluate = Callable[[Params, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -109,17 +107,16 @@ class DigitsCNN(nn.Module):
 
 def init_params(model: nn.Module, key: jax.Array, image_shape: tuple[int, int, int]) -> Params:
     """Initial parameters of `model` for images of shape [H, W, C]."""
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
 
-    @jax.jit  # compiled, the forward pass that finds the shapes is never run
+    @jax.jit
     def init(key):
-        return model.init(key, jnp.zeros((1, *image_shape)))["params"]
+        return model.lazy_init(key, image)["params"]  # the forward pass is traced, not compiled
 
     return init(key)
 
 
-def normalise(
-    images: jax.Array, mean: float, std: float, scale: float, dtype: Any = jnp.float32
-) -> jax.Array:
+def normalise(images: jax.Array, mean: float, std: float, scale: float, dtype: Any = jnp.float32) -> jax.Array:
     """Raw images as floating point: (images / scale - mean) / std."""
     return (images.astype(dtype) - mean * scale) * (1.0 / (scale * std))
 
@@ -153,9 +150,7 @@ def make_loss(model: nn.Module, mean: float, std: float, scale: float, train: bo
     return loss_fn
 
 
-def make_evaluate(
-    model: nn.Module, mean: float, std: float, scale: float, chunk: int = 1000
-) -> Evaluate:
+def make_evaluate(model: nn.Module, mean: float, std: float, scale: float, chunk: int = 1000) -> Evaluate:
     """A compiled `evaluate(params, images, labels) -> (mean loss, accuracy)` on raw images.
 
     The set is worked through `chunk` images at a time, so that memory does not grow with it; the

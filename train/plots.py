@@ -72,6 +72,7 @@ def _draw_accuracy(axes: Axes, metrics: dict[str, np.ndarray]) -> None:
 def _draw_staleness(axes: Axes, commits: dict[str, np.ndarray]) -> None:
     staleness = commits["staleness"].astype(int)
     edges = np.arange(staleness.min(), staleness.max() + 2) - 0.5
+    axes.set_xlim(edges[0] - 0.5, edges[-1] + 0.5)
     axes.hist(staleness, bins=edges if len(edges) <= 80 else 80, color="tab:orange", edgecolor="white", lw=0.5)
     p50, p95 = np.percentile(staleness, [50, 95])
     axes.set(xlabel="staleness (commits since the pull)", ylabel="commits",
@@ -104,4 +105,4 @@ def _draw_timeline(axes: Axes, commits: dict[str, np.ndarray], *, virtual: bool)
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.invert_yaxis()
     if not virtual:
-        axes.legend(loc="lower right", fontsize=8)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8, frameon=False)

@@ -16,7 +16,8 @@ class ProgressLine:
     def __init__(self, console: Console, total: int, done: int = 0):
         self.console, self.total, self.done = console, total, done
         self.accuracy = float("nan")
-        self._began, self._begun_at, self._line_at = time.perf_counter(), done, done
+        self._began: float | None = None  # Of the first commits seen: what came before them was compilation.
+        self._begun_at = self._line_at = done
         self._live = None
         if console.is_terminal:
             columns = ("{task.completed}/{task.total} commits", "{task.fields[rate]}", "{task.fields[text]}")
@@ -41,12 +42,16 @@ class ProgressLine:
 
     @property
     def rate(self) -> float:
-        """Commits a second since the first one."""
-        return (self.done - self._begun_at) / max(1e-9, time.perf_counter() - self._began)
+        """Commits a second; compilation does not count."""
+        if self._began is None or self.done == self._begun_at:
+            return float("nan")
+        return (self.done - self._begun_at) / (time.perf_counter() - self._began)
 
     def update(self, done: int, rejected: int, history: dict[str, Any]) -> None:
         """Shows that `done` commits are made, the newest of which are in `history`."""
         self.done = done
+        if self._began is None:
+            self._began, self._begun_at = time.perf_counter(), done
         loss, staleness = np.mean(history["loss"][history["applied"]]), history["staleness"]
         p50, p95 = np.percentile(staleness, [50, 95])
         text = f"loss {loss:.4f}  staleness p50 {p50:.0f} p95 {p95:.0f}  test accuracy {100 * self.accuracy:.2f} %"
@@ -56,7 +61,7 @@ class ProgressLine:
             self._live.update(self._task, completed=done, rate=f"{self.rate:.0f}/s", text=text)
         elif done >= self.total or done - self._line_at >= self.total / LINES:
             self._line_at = done
-            left = (self.total - done) / max(1e-9, self.rate)
+            left = (self.total - done) / self.rate
             self.console.print(
                 f"{done}/{self.total} commits  {self.rate:.0f}/s  left {left:.0f} s  {text}",
                 highlight=False, soft_wrap=True,

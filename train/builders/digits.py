@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -24,7 +25,7 @@ class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     name = "gemjax_digits"
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "First version."}
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
 
     @classmethod
     def check_sources(cls, manual_dir: str | None) -> None:

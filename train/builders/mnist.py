@@ -7,6 +7,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -26,35 +27,22 @@ class Mnist(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     name = "gemjax_mnist"
     title = "MNIST"
     source = "https://storage.googleapis.com/cvdf-datasets/mnist/"
-    sha256 = {
-        "train-images-idx3-ubyte.gz": (
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
-        ),
-        "train-labels-idx1-ubyte.gz": (
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
-        ),
-        "t10k-images-idx3-ubyte.gz": (
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
-        ),
-        "t10k-labels-idx1-ubyte.gz": (
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
-        ),
+    sha256: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "First version."}
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the four original .gz files into one folder."
 
     @classmethod
     def check_sources(cls, manual_dir: str | None) -> None:
         """Raise, in one message with the mend, unless `manual_dir` holds the four files."""
-        mend = (
-            f"Download {', '.join(cls.sha256)} from {cls.source} into one folder and name "
-            "that folder as manual_dir."
-        )
+        mend = f"Download {', '.join(cls.sha256)} from {cls.source} into one folder and name that folder as manual_dir."
         if manual_dir is None:
-            raise FileNotFoundError(
-                f"{cls.title} is not prepared yet and no manual_dir is given. {mend}"
-            )
+            raise FileNotFoundError(f"{cls.title} is not prepared yet and no manual_dir is given. {mend}")
         folder = Path(manual_dir).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"{cls.title}: there is no folder {folder}. {mend}")
@@ -66,9 +54,7 @@ class Mnist(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                 read_part(folder, part)
             for file, digest in cls.sha256.items():
                 if hashlib.sha256((folder / file).read_bytes()).hexdigest() != digest:
-                    raise ValueError(
-                        f"{folder / file} is not {cls.title}'s file: its SHA-256 differs"
-                    )
+                    raise ValueError(f"{folder / file} is not {cls.title}'s file: its SHA-256 differs")
         except ValueError as error:
             raise ValueError(f"{error}. {mend}") from None
 
@@ -106,19 +92,11 @@ class FashionMnist(Mnist, skip_registration=True):
     name = "gemjax_fashion_mnist"
     title = "Fashion-MNIST"
     source = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-    sha256 = {
-        "train-images-idx3-ubyte.gz": (
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"
-        ),
-        "train-labels-idx1-ubyte.gz": (
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"
-        ),
-        "t10k-images-idx3-ubyte.gz": (
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"
-        ),
-        "t10k-labels-idx1-ubyte.gz": (
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"
-        ),
+    sha256: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     }
 
 
@@ -130,9 +108,7 @@ def read_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     if images.shape[1:] != (28, 28):
         raise ValueError(f"{images_file} holds images of shape {images.shape[1:]}, not (28, 28)")
     if len(images) != len(labels):
-        raise ValueError(
-            f"{images_file} holds {len(images)} images but {len(labels)} labels go with them"
-        )
+        raise ValueError(f"{images_file} holds {len(images)} images but {len(labels)} labels go with them")
     if labels.size and labels.max() > 9:
         raise ValueError(f"{labels_file} holds a label above 9")
     return images[..., None], labels
@@ -153,11 +129,7 @@ def read_idx(file: Path, magic: int) -> np.ndarray:
         raise ValueError(f"{file} is not an idx file: it ends within its header")
     found, *shape = (int(number) for number in np.frombuffer(content[:header], ">i4"))
     if found != magic:
-        raise ValueError(
-            f"{file} is not an idx file of this kind: magic number {found}, not {magic}"
-        )
+        raise ValueError(f"{file} is not an idx file of this kind: magic number {found}, not {magic}")
     if len(content) - header != int(np.prod(shape)):
-        raise ValueError(
-            f"{file}: {len(content) - header} bytes do not fill the shape {tuple(shape)}"
-        )
+        raise ValueError(f"{file}: {len(content) - header} bytes do not fill the shape {tuple(shape)}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

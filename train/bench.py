@@ -1,0 +1,211 @@
+"""`python -m train bench`: what the engines cost, as ratios to something timed beside them in the same run."""
+
+import dataclasses
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import gemjax
+from gemjax import arrivals
+from gemjax.engines.programs import Programs
+from gemjax.engines.transition import Transition
+from train import models
+
+PyTree = Any
+BATCH_SIZE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Measures the simulator against a plain sequential loop, and the device scheduler's overhead."""
+
+    rounds: int = 7
+    """Rounds; in each, everything is timed once, one after the other. Medians over rounds are printed."""
+    steps: int = 100
+    """Commits timed at a stretch."""
+    workers: tuple[int, ...] = (1, 8, 64, 512)
+    """Numbers of simulated workers."""
+    commits: int = 2000
+    """Commits of the device scheduler that are timed."""
+    out: str | None = None
+    """Where to write the figures as JSON; nowhere if not given."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmarks that the command line asks for."""
+    bench = tyro.cli(Bench, args=list(argv), prog="python -m train bench")
+    gemjax.cpu_devices(9)
+    console = Console()
+    console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
+    figures = {"simulate": simulate_ratios(bench, console), "devices": device_overhead(bench, console)}
+    if bench.out:
+        Path(bench.out).write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """GEM's MNIST network on noise: what is timed does not depend on what the images show."""
+
+    params: PyTree
+    loss_fn: Callable
+    batches: gemjax.Epochs
+
+
+def mnist_problem() -> Problem:
+    rng = np.random.default_rng(0)
+    data = {
+        "image": rng.integers(0, 256, (8192, 28, 28, 1), dtype=np.uint8),
+        "label": rng.integers(0, 10, 8192).astype(np.int32),
+    }
+    model = models.GemCNN()
+    params = models.init_params(model, jax.random.key(0), (28, 28, 1))
+    return Problem(params, models.make_loss(model, 0.1307, 0.3081, 255.0), gemjax.Epochs(data, BATCH_SIZE))
+
+
+def simulate_ratios(bench: Bench, console: Console) -> dict[str, Any]:
+    """Simulated commits of GEM beside the same number of sequential momentum SGD steps."""
+    problem = mnist_problem()
+    sequential = _sequential(problem, bench.steps)
+    simulated = {n: _simulated(problem, n, bench.steps) for n in bench.workers}
+    for run in (sequential, *simulated.values()):
+        run()  # Compiles.
+    base, times = [], {n: [] for n in simulated}
+    for _ in range(bench.rounds):
+        # Before and after everything else, so that a machine whose speed drifts does not decide the ratio.
+        before = sequential()
+        round_times = {n: run() for n, run in simulated.items()}
+        base.append((before + sequential()) / 2)
+        for n, seconds in round_times.items():
+            times[n].append(seconds)
+    table = Table(title=f"Simulator: GEM's MNIST network, batch {BATCH_SIZE}; ratio to a sequential momentum SGD step")
+    for column in ("workers", "ms a commit (median)", "ratio (median)", "ratio (range)"):
+        table.add_column(column, justify="right")
+    table.add_row("sequential", f"{1e3 * np.median(base):.2f}", "1", "")
+    figures: dict[str, Any] = {"sequential_ms": 1e3 * float(np.median(base)), "ratio": {}}
+    for n, seconds in times.items():
+        ratios = np.array(seconds) / np.array(base)
+        figures["ratio"][str(n)] = float(np.median(ratios))
+        table.add_row(str(n), f"{1e3 * np.median(seconds):.2f}", f"{np.median(ratios):.3f}",
+                      f"{ratios.min():.3f} – {ratios.max():.3f}")  # fmt: skip
+    console.print(table)
+    return figures
+
+
+def _sequential(problem: Problem, steps: int) -> Callable[[], float]:
+    """A plain compiled loop of momentum SGD; the returned function gives seconds a step."""
+    tx = optax.sgd(0.001, momentum=0.9)
+    batches = problem.batches
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def loop(params, opt_state, data, selection):
+        def step(i, carry):
+            params, opt_state, losses = carry
+            key = jax.random.fold_in(jax.random.key(0), i)
+            batch = batches.batch(data, selection[i])
+            (loss, _), grads = jax.value_and_grad(problem.loss_fn, has_aux=True)(params, (), batch, key)
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, losses.at[i].set(loss)
+
+        return jax.lax.fori_loop(0, steps, step, (params, opt_state, jnp.zeros(steps)))
+
+    data = jax.device_put(batches.data)
+    selection = batches.select(np.zeros(steps, np.int32), np.arange(steps))
+
+    def run() -> float:
+        params = jax.tree.map(jnp.copy, problem.params)
+        opt_state = jax.block_until_ready(tx.init(params))
+        began = time.perf_counter()
+        jax.block_until_ready(loop(params, opt_state, data, selection))
+        return (time.perf_counter() - began) / steps
+
+    return run
+
+
+def _simulated(problem: Problem, num_workers: int, steps: int) -> Callable[[], float]:
+    """`gemjax.simulate` as a user calls it; timed from chunk to chunk, so without set-up and compilation."""
+    tx = gemjax.gem(0.001, 0.9, num_workers)
+    trace = arrivals.Gamma(num_workers).trace(2 * steps)
+
+    def run() -> float:
+        at: list[float] = []
+        gemjax.simulate(
+            tx, problem.loss_fn, problem.params, problem.batches, trace, chunk_size=steps,
+            callback=lambda progress: at.append(time.perf_counter()),
+        )  # fmt: skip
+        return (at[1] - at[0]) / steps
+
+    return run
+
+
+def device_overhead(bench: Bench, console: Console) -> dict[str, Any]:
+    """What the scheduler adds to a commit whose gradient is trivial, and where its time goes."""
+    params = mnist_problem().params
+    ones = jax.tree.map(jnp.ones_like, params)
+
+    def loss_fn(params, batch):
+        return 1e-6 * sum(jnp.vdot(p, o) for p, o in zip(jax.tree.leaves(params), jax.tree.leaves(ones), strict=True))
+
+    def batches(worker, step):
+        return step
+
+    tx = gemjax.gem(1e-3, 0.9, 4)
+    placement = gemjax.place(4, "dedicated")
+    pieces = _pieces(Transition(tx, loss_fn, 4), params, batches, placement, bench.commits // 4)
+    at: list[float] = []
+    gemjax.run_on_devices(
+        tx, loss_fn, params, batches, bench.commits + 200, placement=placement, callback_every=200,
+        callback=lambda progress: at.append(time.perf_counter()),
+    )  # fmt: skip
+    per_commit = (at[-1] - at[0]) / (200 * (len(at) - 1))
+    device_work = pieces["gradient program"] + pieces["commit + pull program"]
+    pieces["engine, wall time a commit"] = per_commit
+    table = Table(title=f"Device scheduler: trivial gradient, {sum(p.size for p in jax.tree.leaves(params)):,} parameters")
+    table.add_column("piece")
+    table.add_column("µs", justify="right")
+    for name, seconds in pieces.items():
+        table.add_row(name, f"{1e6 * seconds:.0f}")
+    table.add_row("overhead a commit: wall time beyond the two programs", f"{1e6 * (per_commit - device_work):.0f}")
+    console.print(table)
+    return {name: 1e6 * seconds for name, seconds in pieces.items()}
+
+
+def _pieces(transition: Transition, params: PyTree, batches: Any, placement: gemjax.Placement, count: int) -> dict[str, float]:
+    """Medians of every step of a commit, each waited for by itself."""
+    transition, state = transition.init(params)
+    programs = Programs(transition, gemjax.Computed(batches), placement, state)
+    programs.warm_up()
+    spent: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Callable, *, wait: bool = False) -> Any:
+        began = time.perf_counter()
+        out = call()
+        if wait:
+            jax.block_until_ready(out)
+        spent.setdefault(name, []).append(time.perf_counter() - began)
+        return out
+
+    gradient = jax.block_until_ready(programs.compute(0))
+    at_centre = jax.block_until_ready(jax.device_put(gradient, placement.central))
+    view = jax.block_until_ready(programs._views[0])
+    for _ in range(count):
+        timed("gradient program", lambda: programs.compute(0), wait=True)
+        timed("transfer of the gradient", lambda: jax.device_put(gradient, placement.central), wait=True)
+        timed("commit + pull program", lambda: programs._run_commit(0, at_centre, 0, commits=True), wait=True)
+        timed("transfer of the view", lambda: jax.device_put(view, placement.central), wait=True)
+        report = jax.block_until_ready(programs._run_commit(0, at_centre, 0, commits=True))
+        timed("reading the report", lambda: programs.read(report))
+        timed("host: dispatching a gradient", lambda: programs.compute(0))
+    return {name: float(np.median(seconds)) for name, seconds in spent.items()}
