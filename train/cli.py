@@ -1,6 +1,8 @@
 """The command line: `python -m train [CONFIGURATION | bench] [flags]`."""
 
+import contextlib
 import dataclasses
+import io
 import sys
 from collections.abc import Sequence
 
@@ -8,12 +10,14 @@ import tyro
 from rich.console import Console
 
 from train import configs
-from train.config import Config, literal_choices
+from train.config import Config
 
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
 Give one of the configurations first to start from it ({', '.join(configs.NAMES)}; default digits), then flags to change it.
 `python -m train bench --help` measures instead of training. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
+
+TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
 
 class UsageError(Exception):
@@ -30,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return bench.main(argv[1:])
         return _train(argv)
     except (UsageError, FileNotFoundError, FileExistsError) as error:
-        print(f"train: {error}", file=sys.stderr)
+        print(f"train: {str(error).replace('manual_dir', '--manual-dir')}", file=sys.stderr)
         return 2
 
 
@@ -39,7 +43,7 @@ def _train(argv: list[str]) -> int:
     from train.runfolder import RunFolder  # After the flags are known to be right: these import JAX.
     from train.story import train
 
-    folder = RunFolder.find(resume) if resume else RunFolder.create(config)
+    folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     summary = train(config, folder, Console())
     return 0 if summary["finished"] else 130
 
@@ -55,17 +59,20 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     try:
         default = configs.load(name)
     except ValueError:
-        raise UsageError(f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, bench") from None
+        raise UsageError(f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)} or bench") from None
     argv, resume = _resume(argv)
-    _check_choices(argv)
     if resume:
         from train.runfolder import RunFolder
 
         default = Config.load(RunFolder.find(resume).config)
+    said = io.StringIO()
     try:
-        config = tyro.cli(Config, args=argv, default=default, prog="python -m train", description=DESCRIPTION)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+        with contextlib.redirect_stderr(said):
+            config = tyro.cli(Config, args=argv, default=default, prog="python -m train", description=DESCRIPTION)
+    except SystemExit as stop:
+        if stop.code == 0:  # --help.
+            raise
+        raise UsageError(f"{one_line(said.getvalue())} (python -m train --help)") from None
     return dataclasses.replace(config, resume=None), resume
 
 
@@ -82,11 +89,16 @@ def _resume(argv: list[str]) -> tuple[list[str], str | None]:
     return argv, None
 
 
-def _check_choices(argv: list[str]) -> None:
-    """Answers a wrong value of a flag with fixed choices in one line."""
-    choices = literal_choices()
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    for given, value in zip(words, words[1:], strict=False):
-        allowed = choices.get(given.replace("_", "-"))
-        if allowed and value not in allowed:
-            raise UsageError(f"{given} must be one of {', '.join(allowed)}; got {value!r}")
+def one_line(box: str) -> str:
+    """What a box of tyro's says, in one line: the message, and the flag it takes for meant."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
+    parts = [""]  # What stands between horizontal rules; the title comes first, sometimes with a rule of its own.
+    for line in filter(None, lines):
+        if set(line) <= {"─", "-"} or line.startswith("─ "):
+            parts.append("")
+        else:
+            parts[-1] += f" {line}"
+    message = next(part for part in parts if part and part.strip() not in TITLES)
+    message = message.strip().removeprefix("Error parsing Config: ")
+    meant = [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}] if "Perhaps you meant:" in lines else []
+    return message + (f"; did you mean {meant[0]}?" if meant else "")

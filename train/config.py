@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
 
 import tyro
 
@@ -103,13 +103,3 @@ class Config:
 def flag(name: str) -> str:
     """The command-line flag of a field."""
     return "--" + name.replace("_", "-")
-
-
-def literal_choices() -> dict[str, tuple[Any, ...]]:
-    """Flags with a fixed set of values, for messages that name them."""
-    hints = get_type_hints(Config)
-    return {
-        flag(name): get_args(hints[name])
-        for name in hints
-        if getattr(hints[name], "__origin__", None) is Literal
-    }

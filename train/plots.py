@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,7 +10,6 @@ from gemjax import eventlog
 from train.config import Config
 from train.runfolder import RunFolder
 
-matplotlib.use("Agg")
 WORKERS_SHOWN = 16
 ROUNDS_SHOWN = 6  # In the timeline: gradients of an average worker.
 

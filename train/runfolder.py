@@ -31,8 +31,8 @@ class RunFolder:
         self.checkpoints_path = self.path / "checkpoints"
 
     @classmethod
-    def create(cls, config: Config) -> "RunFolder":
-        """Makes the folder of a new run.
+    def fresh(cls, config: Config) -> "RunFolder":
+        """The folder of a new run, not made yet.
 
         Raises:
           FileExistsError: if `--out` names a folder that a run has written to.
@@ -43,9 +43,12 @@ class RunFolder:
             raise FileExistsError(
                 f"{folder.path} holds a run already; continue it with --resume {folder.path} or choose another --out"
             )
-        folder.path.mkdir(parents=True, exist_ok=True)
-        config.save(folder.config)
         return folder
+
+    def begin(self, config: Config) -> None:
+        """Makes the folder and notes the configuration."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        config.save(self.config)
 
     @classmethod
     def find(cls, name: str) -> "RunFolder":

@@ -31,12 +31,14 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     if config.engine == "devices":
         gemjax.cpu_devices(config.workers + 1)
     task = make_task(config)
+    folder.begin(config)
     count = sum(leaf.size for leaf in jax.tree.leaves(task.params))
-    console.print(
+    _say(
+        console,
         f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "
         f"{task.num_commits:,} commits, engine {config.engine} ({jax.default_backend()}); run folder {folder.path}",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )
+    _say(console, "compiling (once a device) …")
     with folder.checkpoints() as checkpoints, _Interrupt() as interrupt:
         state, recorded = _restore(config, task, folder, checkpoints)
         with gemjax.EventLog(folder.events) as log:
@@ -154,6 +156,7 @@ def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
 def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[str, Any]:
     loss, accuracy = task.evaluate(result.params)
     staleness = result.history["staleness"] if result.history else np.zeros(1)
+    p50, p95 = np.percentile(staleness, [50, 95])
     summary = {
         "commits": watcher.line.done,
         "total": task.num_commits,
@@ -161,22 +164,27 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
         "rejected": int(result.state.rejected),
         "test_loss": _finite(loss),
         "test_accuracy": accuracy,
-        "commits_per_second": round(watcher.line.rate, 1),
+        "commits_per_second": _finite(watcher.line.rate),
         "seconds": round(seconds, 1),
-        "staleness_p50": float(np.percentile(staleness, 50)),
-        "staleness_p95": float(np.percentile(staleness, 95)),
+        "staleness_p50": float(p50),
+        "staleness_p95": float(p95),
     }
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     plots.draw_run(folder, config)
-    say = (lambda text: console.print(text, highlight=False, soft_wrap=True))  # noqa: E731
     if result.stopped:
-        say(f"stopped at {summary['commits']} of {task.num_commits} commits; go on with: "
-            f"python -m train --resume {folder.path}")  # fmt: skip
-    say(f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {summary['commits_per_second']:.0f} commits/s, "
-        f"staleness p50 {summary['staleness_p50']:.0f} p95 {summary['staleness_p95']:.0f}, "
-        f"rejected {summary['rejected']}")  # fmt: skip
-    say(f"picture: {folder.picture}")
+        go_on = f"python -m train --resume {folder.path}"
+        _say(console, f"stopped at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")
+    _say(
+        console,
+        f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate:.0f} commits/s, "
+        f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}",
+    )
+    _say(console, f"picture: {folder.picture}")
     return summary
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _finite(value: Any) -> float | None:

@@ -1,9 +1,12 @@
 """Tests of the convolution's two implementations, of the networks, and of their loss."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from train.convolution import convolve, default_implementation
 from train.models import (
@@ -23,6 +26,21 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def shapes(model, image_shape):
+    """The parameters' shapes, without their values."""
+    return jax.eval_shape(lambda key: init_params(model, key, image_shape), jax.random.key(0))
+
+
+@functools.cache
+def gem_params():
+    return init_params(GemCNN(), jax.random.key(1), (28, 28, 1))
+
+
+@functools.cache
+def digits_params():
+    return init_params(DigitsCNN(), jax.random.key(1), (8, 8, 1))
+
+
 def raw_batch(seed, size, shape):
     rng = np.random.RandomState(seed)
     return {
@@ -31,52 +49,86 @@ def raw_batch(seed, size, shape):
     }
 
 
-@pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize("shape, size", [((8, 8), 3), ((9, 12), 3), ((7, 6), 2), ((10, 10), 5)])
+def normal(seed, *shape):
+    return np.random.RandomState(seed).standard_normal(shape)
+
+
+def convolution_and_gradients(shape, size, pool, dtype):
+    """For each implementation: the value and the gradients of images, kernel and bias."""
+    inputs = (normal(0, 3, *shape, 2), normal(1, size, size, 2, 4), normal(2, 4))
+    extents = [(extent - size + 1) // (2 if pool else 1) for extent in shape]
+    cotangent = jnp.asarray(normal(3, 3, *extents, 4), dtype)
+
+    @jax.jit
+    def run(*inputs):
+        results = []
+        for implementation in IMPLEMENTATIONS:
+            out = functools.partial(convolve, pool=pool, implementation=implementation)
+            value, pull_back = jax.vjp(out, *inputs)
+            results.append((value, *pull_back(cotangent)))
+        return results
+
+    return run(*(jnp.asarray(array, dtype) for array in inputs))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "pool"),
+    [
+        ((6, 7), 3, False),
+        ((6, 8), 3, True),
+        ((7, 6), 2, True),
+        ((9, 9), 3, True),
+        ((8, 8), 5, True),
+    ],
+)
 def test_convolution_is_the_same_in_both_implementations(shape, size, pool):
-    keys = jax.random.split(jax.random.key(0), 4)
-    images = jax.random.normal(keys[0], (3, *shape, 2))
-    kernel = jax.random.normal(keys[1], (size, size, 2, 4))
-    bias = jax.random.normal(keys[2], (4,))
-
-    def run(implementation):
-        def out(*inputs):
-            return convolve(*inputs, pool=pool, implementation=implementation)
-
-        value, pull_back = jax.vjp(out, images, kernel, bias)
-        return value, pull_back(jax.random.normal(keys[3], value.shape))
-
-    expected = tuple((extent - size + 1) // (2 if pool else 1) for extent in shape)
-    assert run("matmul")[0].shape == (3, *expected, 4)
-    for ours, theirs in zip(
-        jax.tree.leaves(run("matmul")), jax.tree.leaves(run("lax")), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    ours, theirs = convolution_and_gradients(shape, size, pool, jnp.float32)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_convolution_by_hand():
+def test_convolution_in_float64():
+    with jax.enable_x64(True):
+        ours, theirs = convolution_and_gradients((6, 8), 3, True, jnp.float64)
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.dtype == jnp.float64
+            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_convolution_by_hand(implementation):
     image = jnp.arange(9.0).reshape(1, 3, 3, 1)
     kernel = jnp.array([[1.0, 0.0], [0.0, 10.0]]).reshape(2, 2, 1, 1)
-    for implementation in IMPLEMENTATIONS:
-        out = convolve(image, kernel, jnp.array([0.5]), implementation=implementation)
-        np.testing.assert_array_equal(out[0, :, :, 0], [[40.5, 51.5], [73.5, 84.5]])
-        out = convolve(image, kernel, jnp.array([0.5]), pool=True, implementation=implementation)
-        np.testing.assert_array_equal(out[0, :, :, 0], [[84.5]])
+    run = functools.partial(convolve, image, kernel, jnp.array([0.5]))
+    out, pooled = jax.jit(lambda: [run(pool=pool, implementation=implementation) for pool in (False, True)])()
+    np.testing.assert_array_equal(out[0, :, :, 0], [[40.5, 51.5], [73.5, 84.5]])
+    np.testing.assert_array_equal(pooled[0, :, :, 0], [[84.5]])
+
+
+def test_gradient_of_a_tie_goes_to_one_place():
+    def total(images):
+        kernel = jnp.ones((1, 1, 1, 1))
+        return convolve(images, kernel, jnp.zeros(1), pool=True, implementation="matmul").sum()
+
+    gradient = jax.jit(jax.grad(total))(jnp.ones((1, 2, 2, 1)))
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[1, 0], [0, 0]])
 
 
 def test_convolution_under_vmap():
-    images = jax.random.normal(jax.random.key(0), (2, 3, 8, 8, 1))
-    kernels = jax.random.normal(jax.random.key(1), (2, 3, 3, 1, 4))
+    images = jnp.asarray(normal(0, 2, 3, 6, 6, 1), jnp.float32)
+    kernels = jnp.asarray(normal(1, 2, 3, 3, 1, 4), jnp.float32)
 
-    def gradient(images, kernel):
-        def total(kernel):
+    def gradients(images, kernel):
+        def total(images, kernel):
             out = convolve(images, kernel, jnp.zeros(4), pool=True, implementation="matmul")
             return jnp.sum(out**2)
 
-        return jax.grad(total)(kernel)
+        return jax.grad(total, argnums=(0, 1))(images, kernel)
 
-    one_by_one = jnp.stack([gradient(i, k) for i, k in zip(images, kernels, strict=True)])
-    np.testing.assert_allclose(jax.vmap(gradient)(images, kernels), one_by_one, rtol=1e-4)
+    batched = jax.jit(jax.vmap(gradients))(images, kernels)
+    alone = jax.jit(lambda *inputs: jax.lax.map(lambda pair: gradients(*pair), inputs))
+    for many, one in zip(batched, alone(images, kernels), strict=True):
+        np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-5)
 
 
 def test_platform_chooses_the_implementation(monkeypatch):
@@ -87,26 +139,24 @@ def test_platform_chooses_the_implementation(monkeypatch):
 
 
 def test_unknown_implementation_is_refused():
-    with pytest.raises(ValueError, match="must be one of .*'fft'"):
-        convolve(
-            jnp.zeros((1, 4, 4, 1)), jnp.zeros((2, 2, 1, 1)), jnp.zeros(1), implementation="fft"
-        )
+    with pytest.raises(ValueError, match=r"must be one of .*'fft'"):
+        convolve(jnp.zeros((1, 4, 4, 1)), jnp.zeros((2, 2, 1, 1)), jnp.zeros(1), implementation="fft")
 
 
 def test_gem_cnn_has_the_papers_size():
-    params = init_params(GemCNN(), jax.random.key(0), (28, 28, 1))
+    params = shapes(GemCNN(), (28, 28, 1))
     assert count(params) == 163_790
     assert params["Conv_1"]["kernel"].shape == (5, 5, 10, 20)
     assert params["Dense_0"]["kernel"].shape == (320, 300)
 
 
 def test_digits_cnn_has_the_documented_size():
-    params = init_params(DigitsCNN(), jax.random.key(0), (8, 8, 1))
+    params = shapes(DigitsCNN(), (8, 8, 1))
     assert count(params) == 23_946
 
 
 def test_initial_values_are_pytorchs_defaults():
-    params = init_params(GemCNN(), jax.random.key(1), (28, 28, 1))
+    params = gem_params()
     for layer in params.values():
         bound = np.prod(layer["kernel"].shape[:-1]) ** -0.5
         assert jnp.abs(layer["kernel"]).max() <= bound
@@ -116,29 +166,26 @@ def test_initial_values_are_pytorchs_defaults():
         assert jnp.abs(layer["bias"]).max() > 0.5 * bound
 
 
-@pytest.mark.parametrize("network, shape", [(GemCNN, (28, 28, 1)), (DigitsCNN, (8, 8, 1))])
-def test_networks_are_the_same_in_both_implementations(network, shape):
-    params = init_params(network(), jax.random.key(0), shape)
-    batch, key = raw_batch(0, 4, shape), jax.random.key(1)
+def test_networks_are_the_same_in_both_implementations():
+    batch, key = raw_batch(0, 2, (28, 28, 1)), jax.random.key(1)
 
     def run(implementation):
-        loss_fn = make_loss(network(implementation=implementation), 0.3, 0.4, 255.0)
-        return jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(params, {}, batch, key)
+        loss_fn = make_loss(GemCNN(implementation=implementation), 0.3, 0.4, 255.0)
+        return jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(gem_params(), {}, batch, key)
 
-    for ours, theirs in zip(
-        jax.tree.leaves(run("matmul")), jax.tree.leaves(run("lax")), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+    ours, theirs = (jax.tree.leaves(run(name)) for name in IMPLEMENTATIONS)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
 def test_dropout_takes_whole_channels_by_key():
-    model = GemCNN(implementation="matmul")
-    images = jax.random.normal(jax.random.key(0), (4, 28, 28, 1))
-    params = init_params(model, jax.random.key(1), (28, 28, 1))
+    model = GemCNN(implementation="lax")
+    images = jnp.asarray(normal(0, 4, 28, 28, 1), jnp.float32)
 
+    @jax.jit
     def dropped(key):
         _, seen = model.apply(
-            {"params": params},
+            {"params": gem_params()},
             images,
             train=True,
             rngs={"dropout": key},
@@ -147,7 +194,7 @@ def test_dropout_takes_whole_channels_by_key():
         )
         return seen["intermediates"]["Dropout_0"]["__call__"][0]
 
-    masked = dropped(jax.random.key(2))
+    masked = np.asarray(dropped(jax.random.key(2)))
     gone = (masked == 0).all((1, 2))
     assert masked.shape == (4, 4, 4, 20)
     assert 0.3 < gone.mean() < 0.7
@@ -158,14 +205,19 @@ def test_dropout_takes_whole_channels_by_key():
 
 def test_dropout_is_off_outside_training_and_at_rate_zero():
     batch, key = raw_batch(1, 4, (28, 28, 1)), jax.random.key(0)
-    params = init_params(GemCNN(), jax.random.key(1), (28, 28, 1))
+    cases = [(0.5, False), (0.0, True), (0.5, True)]
 
-    def loss(model, train, key):
-        return make_loss(model, 0.1, 0.3, 255.0, train=train)(params, {}, batch, key)[0]
+    @jax.jit
+    def losses(params):
+        models = [GemCNN(dropout=rate, implementation="lax") for rate, _ in cases]
+        return [
+            make_loss(model, 0.1, 0.3, 255.0, train=train)(params, {}, batch, key)[0]
+            for model, (_, train) in zip(models, cases, strict=True)
+        ]
 
-    plain = loss(GemCNN(), False, key)
-    np.testing.assert_array_equal(plain, loss(GemCNN(dropout=0.0), True, key))
-    assert plain != loss(GemCNN(), True, key)
+    evaluated, rate_zero, trained = losses(gem_params())
+    np.testing.assert_allclose(evaluated, rate_zero, rtol=1e-6)
+    assert abs(evaluated - trained) > 1e-4
 
 
 def test_cross_entropy_by_hand():
@@ -184,22 +236,21 @@ def test_normalise():
 
 
 def test_loss_hands_the_model_state_through_and_reports_accuracy():
-    params = init_params(DigitsCNN(), jax.random.key(0), (8, 8, 1))
-    batch = raw_batch(2, 16, (8, 8, 1))
-    loss_fn = make_loss(DigitsCNN(), 0.5, 0.25, 255.0)
+    params, batch = digits_params(), raw_batch(2, 16, (8, 8, 1))
+    loss_fn = jax.jit(make_loss(DigitsCNN(), 0.5, 0.25, 255.0))
     loss, (state, metrics) = loss_fn(params, {"seen": 3}, batch, jax.random.key(0))
-    images = (batch["image"] / 255.0 - 0.5) / 0.25
-    logits = DigitsCNN().apply({"params": params}, images)
+    images = (np.asarray(batch["image"]) / np.float32(255) - 0.5) / 0.25
+    logits = jax.jit(DigitsCNN().apply)({"params": params}, images)
     np.testing.assert_allclose(loss, cross_entropy(logits, batch["label"]), rtol=1e-5)
     assert state == {"seen": 3}
     assert metrics["accuracy"] == (logits.argmax(-1) == batch["label"]).mean()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 25, 1000])
+@pytest.mark.parametrize("chunk", [7, 1000])
 def test_evaluate_counts_every_image_once(chunk):
-    params = init_params(DigitsCNN(), jax.random.key(0), (8, 8, 1))
+    params = digits_params()
     batch = raw_batch(3, 25, (8, 8, 1))
-    loss_fn = make_loss(DigitsCNN(), 0.3, 0.4, 255.0, train=False)
+    loss_fn = jax.jit(make_loss(DigitsCNN(), 0.3, 0.4, 255.0, train=False))
     expected, (_, metrics) = loss_fn(params, {}, batch, jax.random.key(0))
     evaluate = make_evaluate(DigitsCNN(), 0.3, 0.4, 255.0, chunk=chunk)
     loss, accuracy = evaluate(params, batch["image"], batch["label"])
@@ -207,20 +258,20 @@ def test_evaluate_counts_every_image_once(chunk):
     np.testing.assert_allclose(accuracy, metrics["accuracy"], rtol=1e-6)
 
 
-def test_float64_parameters_give_float64_results():
+class WantsFloat64(nn.Module):
+    """A model that checks the type of its images while it is traced."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        assert images.dtype == jnp.float64
+        bias = self.param("bias", nn.initializers.zeros, (1, 10), jnp.float64)
+        return images.reshape(images.shape[0], -1)[:, :10] + bias
+
+
+def test_float64_parameters_see_float64_images():
     with jax.enable_x64(True):
-        params = init_params(DigitsCNN(), jax.random.key(0), (8, 8, 1))
-        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
-        batch = raw_batch(4, 4, (8, 8, 1))
-        gradients, losses = {}, {}
-        for implementation in IMPLEMENTATIONS:
-            loss_fn = make_loss(DigitsCNN(implementation=implementation), 0.3, 0.4, 255.0)
-            value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
-            (losses[implementation], _), gradients[implementation] = value_and_grad(
-                params, {}, batch, jax.random.key(0)
-            )
-        assert losses["matmul"].dtype == jnp.float64
-        ours, theirs = (jax.tree.leaves(gradients[name]) for name in IMPLEMENTATIONS)
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.dtype == jnp.float64
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+        params = {"bias": jnp.zeros((1, 10), jnp.float64)}
+        batch, constants = raw_batch(4, 2, (4, 4, 1)), (0.3, 0.4, 255.0)
+        loss, _ = make_loss(WantsFloat64(), *constants)(params, {}, batch, jax.random.key(0))
+        means = make_evaluate(WantsFloat64(), *constants)(params, *batch.values())
+        assert [loss.dtype, *(mean.dtype for mean in means)] == [jnp.float64] * 3

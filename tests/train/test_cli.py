@@ -1,0 +1,71 @@
+"""The command line: what it understands, and one line for what it does not."""
+
+import dataclasses
+
+import pytest
+
+from train import cli
+from train.config import Config
+
+
+def test_no_arguments_is_the_digits_configuration():
+    assert cli.parse([]) == (Config(), None)
+
+
+def test_a_configuration_name_comes_first_and_flags_change_it():
+    config, _ = cli.parse(["mnist", "--workers", "3", "--engine", "simulate"])
+    assert (config.dataset, config.workers, config.engine, config.batch_size) == ("mnist", 3, "simulate", 64)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--method", "adamw"], "invalid choice 'adamw' for argument '--method'. Expected one of ('gem', 'asgd', 'multi_asgd', "),
+        (["--engine=tpu"], "invalid choice 'tpu' for argument '--engine'. Expected one of ('devices', 'simulate')."),
+        (["--methd", "gem"], "Unrecognized options: --methd, gem; did you mean --method?"),
+        (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
+        (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist or bench"),
+        (["--workers", "0"], "--workers must be at least 1; got 0"),
+        (["--momentum", "1.5"], "--momentum must be in [0, 1); got 1.5"),
+        (["--resume", "nowhere"], "nowhere is not a run folder: it has no config.json"),
+        (["mnist", "--data-dir", "DATA"], "no --manual-dir is given"),
+    ],
+)
+def test_a_wrong_value_is_answered_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_help_names_every_flag_with_its_default_and_the_configurations(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(Config):
+        assert "--" + field.name.replace("_", "-") in text
+    assert "digits, mnist" in text
+    assert "bench" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "rest", "resume"),
+    [
+        (["--resume"], [], "latest"),
+        (["--resume", "runs/a"], [], "runs/a"),
+        (["--resume=runs/a", "--seed", "1"], ["--seed", "1"], "runs/a"),
+        (["--resume", "--seed", "1"], ["--seed", "1"], "latest"),
+        (["--seed", "1"], ["--seed", "1"], None),
+    ],
+)
+def test_resume_takes_a_folder_or_the_newest(argv, rest, resume):
+    assert cli._resume(argv) == (rest, resume)
+
+
+def test_resuming_starts_from_the_run_s_own_configuration(tmp_path):
+    Config(method="dynsgd", workers=5).save(tmp_path / "config.json")
+    config, resume = cli.parse(["--resume", str(tmp_path), "--epochs", "2"])
+    assert resume == str(tmp_path)
+    assert (config.method, config.workers, config.epochs) == ("dynsgd", 5, 2.0)

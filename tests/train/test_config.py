@@ -1,0 +1,77 @@
+"""Configurations: frozen values that survive JSON and say what is wrong with them."""
+
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+
+from train import configs
+from train.config import Config, Method
+from train.methods import METHODS
+
+
+@pytest.mark.parametrize("name", configs.NAMES)
+def test_every_configuration_loads_and_its_module_states_claim_and_command(name):
+    import importlib
+
+    module = importlib.import_module(f"train.configs.{name}")
+    assert isinstance(configs.load(name), Config)
+    assert "Cost:" in module.__doc__
+    assert "python -m train" in module.__doc__
+
+
+def test_an_unknown_configuration_names_those_there_are():
+    with pytest.raises(ValueError, match="digits, mnist"):
+        configs.load("imagenet")
+
+
+def test_configurations_survive_json(tmp_path):
+    config = Config(method="asgd", workers=3, learning_rate=0.25)
+    config.save(tmp_path / "config.json")
+    assert Config.load(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"colour": 1}', '{"workers": 0}'])
+def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="config.json is not the configuration of a run"):
+        Config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("workers", 0, "--workers must be at least 1; got 0"),
+        ("batch_size", 0, "--batch-size must be at least 1"),
+        ("epochs", 0.0, "--epochs must be positive"),
+        ("epochs", float("nan"), "--epochs must be positive"),
+        ("momentum", 1.0, r"--momentum must be in \[0, 1\)"),
+        ("dropout", -0.1, r"--dropout must be in \[0, 1\)"),
+        ("learning_rate", -1.0, "--learning-rate must not be negative"),
+        ("method", "adam", "--method must be one of gem, asgd"),
+        ("engine", "cluster", "--engine must be one of devices, simulate"),
+    ],
+)
+def test_values_out_of_range_are_refused(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**{field: value})
+
+
+def test_the_command_line_offers_exactly_the_methods_there_are():
+    assert set(get_args(Method)) == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_made_from_a_configuration(name):
+    import jax.numpy as jnp
+
+    import gemjax
+
+    state = METHODS[name](Config(workers=3)).init(jnp.zeros(2))
+    assert gemjax.staleness.num_workers_of(state) == 3
+
+
+def test_a_configuration_is_plain_data():
+    assert json.loads(json.dumps(dataclasses.asdict(Config()))) == dataclasses.asdict(Config())

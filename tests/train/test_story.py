@@ -1,0 +1,154 @@
+"""A run from end to end, shrunk: records, interruption, exact continuation, picture."""
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+from flax import linen as nn
+from matplotlib import image
+from rich.console import Console
+
+from gemjax import eventlog
+from train import configs, models, story
+from train.config import Config
+from train.runfolder import RunFolder
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def small(data_dir, tmp_path):
+    return Config(
+        workers=3, epochs=1.0, batch_size=128, learning_rate=0.1, data_dir=data_dir, out=str(tmp_path / "run"), eval_every=11
+    )
+
+
+class Tiny(nn.Module):
+    """Stands in for the convolutional networks where a test is not about learning: it compiles in no time."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        del train
+        return nn.Dense(10)(images.reshape(len(images), -1))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(models, "DigitsCNN", Tiny)
+
+
+def run(config, folder=None):
+    output = io.StringIO()
+    folder = folder or RunFolder.fresh(config)
+    summary = story.train(config, folder, Console(file=output, width=200))
+    return folder, summary, output.getvalue()
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_a_run_leaves_all_its_records(tiny, small, engine):
+    config = dataclasses.replace(small, engine=engine)
+    folder, summary, output = run(config)
+    assert summary["finished"]
+    assert summary["commits"] == summary["total"] == 33
+    assert Config.load(folder.config) == config
+    assert json.loads(folder.summary.read_text()) == summary
+    trace = eventlog.trace_of(folder.events, 3)
+    assert len(trace) == 33
+    assert folder.read_metrics()["commits"][-1] == 33
+    with folder.checkpoints() as checkpoints:
+        assert checkpoints.latest == 33
+    assert image.imread(folder.picture).std() > 0.05
+    for word in ("commits", "/s", "left", "loss", "staleness p50", "p95", "test accuracy"):
+        assert word in output
+
+
+def test_training_learns(small):
+    config = dataclasses.replace(small, engine="simulate", epochs=6.0, batch_size=64, learning_rate=0.05)
+    _, summary, _ = run(config)
+    assert summary["test_accuracy"] > 0.9
+
+
+def test_an_interrupted_simulation_goes_on_bit_for_bit(tiny, small, monkeypatch, tmp_path):
+    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
+    config = dataclasses.replace(small, engine="simulate")
+    whole, summary, _ = run(config)
+    cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
+    folder = RunFolder.fresh(cut)
+    with monkeypatch.context() as patched:
+        patched.setattr(story._Interrupt, "is_set", lambda self: True)
+        _, stopped, output = run(cut, folder)
+    assert not stopped["finished"]
+    assert stopped["commits"] == 5
+    assert f"--resume {folder.path}" in output
+    _, resumed, _ = run(cut, folder)
+    assert resumed["commits"] == 33
+    assert resumed["test_loss"] == summary["test_loss"]
+    assert list(eventlog.read(folder.events)) == list(eventlog.read(whole.events))
+
+
+def test_an_interrupted_run_on_devices_goes_on_without_gap_or_repeat(tiny, small, monkeypatch):
+    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
+    folder = RunFolder.fresh(small)
+    with monkeypatch.context() as patched:
+        patched.setattr(story._Interrupt, "is_set", lambda self: True)
+        _, stopped, _ = run(small, folder)
+    assert stopped["commits"] < 33
+    _, resumed, _ = run(small, folder)
+    assert resumed["finished"]
+    trace = eventlog.trace_of(folder.events, 3)  # Raises if a commit were missing or made twice.
+    assert len(trace) == 33
+    for worker in range(3):
+        steps = trace.step[trace.worker == worker]
+        np.testing.assert_array_equal(steps, np.arange(len(steps)))
+
+
+def test_records_beyond_the_checkpoint_are_cut_off(tiny, small, monkeypatch):
+    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
+    config = dataclasses.replace(small, engine="simulate")
+    folder, _, _ = run(config)
+    before = folder.events.read_text()
+    with open(folder.events, "a") as file:
+        file.write('{"event":"commit","time":99.0,"worker":0,"step":99,"pulled_at":33,"staleness":0,"loss":1.0}\n{"ev')
+    run(config, folder)
+    assert folder.events.read_text() == before
+
+
+def test_a_second_run_does_not_overwrite_the_first(small):
+    RunFolder.fresh(small).begin(small)
+    with pytest.raises(FileExistsError, match="--resume"):
+        RunFolder.fresh(small)
+
+
+def test_a_wrong_checkpoint_is_refused_before_work_starts(tiny, small):
+    config = dataclasses.replace(small, engine="simulate")
+    folder, _, _ = run(config)
+    with pytest.raises(ValueError, match="another method, model or number of workers"):
+        run(dataclasses.replace(config, method="asgd"), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", configs.NAMES)
+def test_every_configuration_runs_shrunk(name, tmp_path, data_dir, monkeypatch):
+    from train import data
+
+    config = configs.load(name)
+    if config.dataset != "digits":  # Its files are not here: the same shapes, from the digits.
+        digits = data.load("digits", data_dir=data_dir)
+        grown = {
+            split: {"image": np.kron(part["image"], np.ones((1, 4, 4, 1), np.uint8))[:, 2:-2, 2:-2], "label": part["label"]}
+            for split, part in (("train", digits.train), ("test", digits.test))
+        }
+        monkeypatch.setattr(data, "load", lambda *_, **__: dataclasses.replace(digits, **grown))
+    small = dataclasses.replace(
+        config, engine="simulate", workers=2, epochs=0.05, data_dir=data_dir, out=str(tmp_path / name)
+    )
+    folder, summary, _ = run(small)
+    assert summary["finished"]
+    with folder.checkpoints() as checkpoints:
+        assert checkpoints.latest == summary["total"]
+    assert np.isfinite(summary["test_loss"])
