@@ -17,14 +17,20 @@ from gemjax.staleness import check_num_workers
 from gemjax.trace import Trace
 
 
+@dataclasses.dataclass(frozen=True)
 class Arrivals:
     """Base of the arrival models: members say how long one worker's gradients take."""
 
     num_workers: int
 
+    def __post_init__(self):
+        check_num_workers(self.num_workers)
+
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
         """float64 [count]; the next ``count`` durations of ``worker``, all positive."""
-        raise TypeError(f"{type(self).__name__} does not say how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …")
+        raise TypeError(
+            f"{type(self).__name__} does not say how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
+        )
 
     def trace(self, num_commits: int, seed: int = 0) -> Trace:
         """The first ``num_commits`` commits.
@@ -55,11 +61,6 @@ class RoundRobin(Arrivals):
     array([0, 1, 2, 0, 1], dtype=int32)
     """
 
-    num_workers: int
-
-    def __post_init__(self):
-        check_num_workers(self.num_workers)
-
     def durations(self, worker, rng, count):
         del worker, rng
         return np.ones(count)
@@ -76,17 +77,15 @@ class ConstantSpeeds(Arrivals):
     array([0, 0, 1, 0, 0, 1], dtype=int32)
     """
 
-    speeds: Sequence[float]
+    num_workers: int = dataclasses.field(init=False, default=0)  # As many as there are speeds.
+    speeds: Sequence[float] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "speeds", tuple(float(speed) for speed in self.speeds))
-        check_num_workers(len(self.speeds))
+        object.__setattr__(self, "num_workers", len(self.speeds))
+        super().__post_init__()
         if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
             raise ValueError(f"speeds must be positive and finite, got {self.speeds}")
-
-    @property
-    def num_workers(self) -> int:  # pyrefly: ignore  # A field in the other models, derived here.
-        return len(self.speeds)
 
     def durations(self, worker, rng, count):
         del rng
@@ -117,13 +116,12 @@ class Gamma(Arrivals):
       Heterogeneous Computing Systems, 2000
     """
 
-    num_workers: int
     batch_variation: float = 0.1
     machine_variation: float = 0.0
     mean: float = 1.0
 
     def __post_init__(self):
-        check_num_workers(self.num_workers)
+        super().__post_init__()
         if not (self.batch_variation > 0 and self.machine_variation >= 0 and self.mean > 0):
             raise ValueError(f"batch_variation and mean must be positive, machine_variation not negative: got {self}")
 

@@ -1,8 +1,9 @@
 """Which batch a worker computes on: a pure function of (worker, that worker's step)."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +28,16 @@ class Batches(Protocol):
         """On the device, traced: the batch of one selection."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Computed:
-    """Batches that a traceable function computes on the device.
+    """Batches that a traceable function computes on the device; equal if their functions are.
 
     Args:
       fn: ``fn(worker, step) -> batch`` for int32 scalars, in JAX; typically folds both into a key.
     """
 
-    data = ()
-
-    def __init__(self, fn: Callable[[jax.Array, jax.Array], PyTree]):
-        self.fn = fn
+    fn: Callable[[jax.Array, jax.Array], PyTree]
+    data: ClassVar[PyTree] = ()
 
     def select(self, worker, step):
         return np.asarray(worker, np.int32), np.asarray(step, np.int32)
@@ -73,7 +73,7 @@ class Epochs:
         rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(data)}
         if len(rows) != 1 or None in rows:
             raise ValueError(f"all arrays of the data must have the same number of rows, got {sorted(map(str, rows))}")
-        (self.num_rows,) = rows
+        self.num_rows = int(next(iter(rows)) or 0)
         if not 1 <= batch_size <= self.num_rows:
             raise ValueError(f"batch_size must be in 1 … {self.num_rows} (the rows of the data), got {batch_size}")
         self.data = data
@@ -102,7 +102,7 @@ class Epochs:
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
 
 
-def as_batches(batches: Any) -> Batches:
+def as_batches(batches: Any) -> Any:
     """``batches`` itself if it implements :class:`Batches`, or :class:`Computed` of a function.
 
     Raises:

@@ -29,14 +29,16 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike, keep: int = 2):
         self.folder = Path(folder).absolute()
-        policy = ocp.training.preservation_policies.LatestN(keep)
-        self._checkpointer = ocp.training.Checkpointer(self.folder, preservation_policy=policy, cleanup_tmp_directories=True)
+        policy: Any = ocp.training.preservation_policies.LatestN(keep)
+        self._checkpointer = ocp.training.Checkpointer(
+            str(self.folder), preservation_policy=policy, cleanup_tmp_directories=True
+        )
 
     def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None) -> None:
         """Writes ``state`` after the commits of ``trace``; waits until it is on disk."""
         columns = {name: getattr(trace, name) for name in COLUMNS}
-        known = {"format": FORMAT, "commits": len(trace), "num_workers": trace.num_workers}
-        tree = {"state": state, "trace": columns} if len(trace) else {"state": state}
+        known: dict[str, Any] = {"format": FORMAT, "commits": len(trace), "num_workers": trace.num_workers}
+        tree: Any = {"state": state, "trace": columns} if len(trace) else {"state": state}
         self._checkpointer.save(
             len(trace), tree, force=True, overwrite=True, custom_metadata=known | {"user": metadata or {}}
         )
@@ -62,21 +64,23 @@ class Checkpoints:
         """
         if self.latest is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
-        known = self._checkpointer.metadata(self.latest).custom_metadata
+        known: Any = self._checkpointer.metadata(self.latest).custom_metadata
         if not isinstance(known, dict) or known.get("format") != FORMAT:
-            raise ValueError(f"{self.folder}: checkpoint {self.latest} was not written by this version of gemjax ({FORMAT})")
+            raise ValueError(
+                f"{self.folder}: checkpoint {self.latest} was not written by this version of gemjax ({FORMAT})"
+            )
         commits = int(known["commits"])
-        abstract = {"state": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)}
+        abstract: Any = {"state": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)}
         if commits:
             kinds = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
             abstract["trace"] = {name: np.empty(commits, kind) for name, kind in kinds.items()}
         self._check_shapes(like)
-        tree = self._checkpointer.load(self.latest, abstract)
+        tree: Any = self._checkpointer.load(self.latest, abstract)
         trace = Trace(**tree.get("trace", {"worker": []}), num_workers=int(known["num_workers"]))
         return tree["state"], trace, known["user"]
 
     def _check_shapes(self, like: RunState) -> None:
-        saved = self._checkpointer.metadata(self.latest).metadata
+        saved: Any = self._checkpointer.metadata(self.latest).metadata
         saved = saved["state"] if isinstance(saved, dict) else saved
         found = {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
         wanted = {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(like)}

@@ -1,6 +1,7 @@
 """The event log of a run: one JSON object a line, written as things happen, read as data only."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -20,10 +21,12 @@ class EventLog:
     that was read), staleness, ``loss`` (``null`` if not finite) and what diagnostics were asked for.
 
     Args:
-      path: the file; appended to if it exists, so a resumed run continues its log.
+      path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is
+        taken off first).
     """
 
     def __init__(self, path: str | os.PathLike):
+        _drop_cut_line(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -60,20 +63,50 @@ def read(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
                 record = json.loads(line)
                 valid = isinstance(record, dict) and record.get("event") in EVENTS and "time" in record
             except json.JSONDecodeError:
-                valid = False
+                record, valid = {}, False
             if not valid:
-                raise ValueError(f"{os.fspath(path)}, line {number}: not an event of a gemjax log: {line.strip()[:80]!r}")
+                raise ValueError(
+                    f"{os.fspath(path)}, line {number}: not an event of a gemjax log: {line.strip()[:80]!r}"
+                )
             yield record
 
 
 def trace_of(path: str | os.PathLike, num_workers: int) -> Trace:
-    """The trace that a log records: its applied commits."""
-    commits = [event for event in read(path) if event["event"] == "commit"]
+    """The trace that a log records: its applied commits.
+
+    A run that was continued from a checkpoint older than its log makes some commits again: those replace the first ones.
+    """
+    commits: list[dict[str, Any]] = []
+    for event in read(path):
+        if event["event"] == "start":
+            del commits[event.get("commits", 0) :]
+        elif event["event"] == "commit":
+            commits.append(event)
     columns = {name: np.array([event[name] for event in commits]) for name in ("worker", "pulled_at", "step", "time")}
     return Trace(**columns, num_workers=num_workers)
 
 
+def _drop_cut_line(path: str | os.PathLike) -> None:
+    """Takes off what follows the last line break; a new event would otherwise be glued to it."""
+    if not os.path.exists(path):
+        return
+    with open(path, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
+        while end > 0:
+            begin = max(0, end - 4096)
+            file.seek(begin)
+            found = file.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                end = begin + found + 1
+                break
+            end = begin
+        if end < size:
+            file.truncate(end)
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, (float, np.floating)):
-        return round(float(value), 9) if np.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value

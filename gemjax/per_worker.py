@@ -40,10 +40,10 @@ def per_worker(
     """
     inner = optax.with_extra_args_support(inner)
 
-    def init_fn(params):
+    def init_fn(params) -> Any:
         return Slots(inner.init(params))
 
-    def update_fn(updates, state: Slots, params=None, **extra_args: Any):
+    def update_fn(updates, state: Any, params=None, **extra_args: Any) -> Any:
         updates, value = inner.update(updates, state.value, params, **extra_args)
         return updates, Slots(value)
 

@@ -93,9 +93,7 @@ def take(tree: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
     def read(x):
         return lax.dynamic_index_in_dim(x, worker, keepdims=False, allow_negative_indices=False)
 
-    return _map_slots(
-        lambda node: node if node.num_workers is None else Slots(jax.tree.map(read, node.value)), tree
-    )
+    return _map_slots(lambda node: node if node.num_workers is None else Slots(jax.tree.map(read, node.value)), tree)
 
 
 def put(tree: PyTree, taken: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
@@ -112,7 +110,7 @@ def put(tree: PyTree, taken: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
     return jax.tree.map(put_one, taken, tree, is_leaf=is_slots)
 
 
-def split(tree: PyTree) -> tuple[list[Slots], Callable[[list[Slots]], PyTree], PyTree]:
+def split(tree: PyTree) -> tuple[list[Slots], Callable[[list[Slots], list], PyTree], list]:
     """Separates per-worker from shared state.
 
     Returns:
@@ -159,7 +157,9 @@ def check_worker(worker: Any, num_workers: int) -> Any:
     if index.ndim or not np.issubdtype(index.dtype, np.integer):
         raise TypeError(f"worker must be one integer, got {worker!r}")
     if not 0 <= index < num_workers:
-        raise ValueError(f"worker={int(index)} is out of range: this state is kept for {num_workers} workers, 0 … {num_workers - 1}")
+        raise ValueError(
+            f"worker={int(index)} is out of range: this state is kept for {num_workers} workers, 0 … {num_workers - 1}"
+        )
     return worker
 
 

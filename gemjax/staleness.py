@@ -108,7 +108,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         staleness, stale_params = _staleness(mine, params, implicit=worker is None)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
         updates, inner_state = inner.update(updates, mine.inner_state, params, **extra_args)
-        mine = mine._replace(clock=optax.safe_increment(mine.clock), inner_state=inner_state)
+        mine = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
         return updates, slots.put(state, mine, index)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -140,18 +140,12 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
     >>> view is params
     True
     """
-    found = [(node, *_checked_out(node, worker)) for node in _nodes(state, StalenessState)]
     view = params
-    for _, mine, _ in found:
-        for node in _nodes(mine.inner_state, ShiftsView):
-            view = node.shift_view(view)
-    recorded = iter([slots.put(node, _record_pull(mine, view), index) for node, mine, index in found])
-    state = jax.tree.map(
-        lambda node: next(recorded) if isinstance(node, StalenessState) else node,
-        state,
-        is_leaf=lambda node: isinstance(node, StalenessState),
-    )
-    return view, state
+    for node in _nodes(state, StalenessState):
+        mine, _ = _checked_out(node, worker)
+        for shift in _nodes(mine.inner_state, ShiftsView):
+            view = shift.shift_view(view)
+    return view, _record_pull(state, view, worker)
 
 
 def is_asynchronous(state: PyTree) -> bool:
@@ -242,11 +236,21 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
     return staleness, stale_params
 
 
-def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:
-    stale_params = mine.stale_params
-    if stale_params is not None:
-        stale_params = Slots(slots.like(view, stale_params.value))
-    return mine._replace(pulled_at=Slots(mine.clock), stale_params=stale_params)
+def _record_pull(state: PyTree, view: PyTree, worker: Any) -> PyTree:
+    """``state`` with the pull recorded in every wrapper, those that stand inside another one included."""
+
+    def record(node):
+        if not isinstance(node, StalenessState):
+            return node
+        mine, index = _checked_out(node, worker)
+        stale_params = mine.stale_params
+        if stale_params is not None:
+            stale_params = Slots(slots.like(view, stale_params.value))
+        inner_state = _record_pull(mine.inner_state, view, index)
+        mine = mine._replace(pulled_at=Slots(mine.clock), stale_params=stale_params, inner_state=inner_state)
+        return slots.put(node, mine, index)
+
+    return jax.tree.map(record, state, is_leaf=lambda node: isinstance(node, StalenessState))
 
 
 def _check_gradients(updates: PyTree, params: PyTree) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gemjax.batches import as_batches
@@ -85,7 +86,7 @@ def run_in_python(
     for worker, step, commits, _ in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
         if commits:
-            selection = jax.tree.map(lambda column: column[0], batches.select(jnp.array([worker]), jnp.array([step])))
+            selection = jax.tree.map(lambda column: column[0], batches.select(np.array([worker]), np.array([step])))
             sent = gradient(views[worker], batches.batch(batches.data, selection), worker, step)
             updates, opt_state = transition.tx.update(sent.grads, opt_state, params, worker=worker, value=sent.loss)
             params, model_state = optax.apply_updates(params, updates), sent.model_state
@@ -94,7 +95,9 @@ def run_in_python(
     return params
 
 
-def quadratic(dimension: int = 4, condition: float = 10.0, noise: float = 0.1, seed: int = 0) -> tuple[Any, PyTree, Any]:
+def quadratic(
+    dimension: int = 4, condition: float = 10.0, noise: float = 0.1, seed: int = 0
+) -> tuple[Any, PyTree, Any]:
     """A noisy quadratic: ``(loss_fn, params, batches)`` for any engine, with its minimum 0 at the origin.
 
     Args:

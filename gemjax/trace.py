@@ -2,15 +2,15 @@
 
 import dataclasses
 import os
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 FORMAT = "gemjax.trace.1"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Trace:
     """The order of events of an asynchronous run: data, no mathematics.
 
@@ -37,27 +37,31 @@ class Trace:
     """
 
     worker: np.ndarray
-    pulled_at: np.ndarray | None = None
-    step: np.ndarray | None = None
-    time: np.ndarray | None = None
-    num_workers: int | None = None
+    pulled_at: np.ndarray
+    step: np.ndarray
+    time: np.ndarray
+    num_workers: int
 
-    def __post_init__(self):
-        worker = _integers("worker", self.worker)
-        num_workers = self.num_workers
+    def __init__(
+        self,
+        worker: npt.ArrayLike,
+        pulled_at: npt.ArrayLike | None = None,
+        step: npt.ArrayLike | None = None,
+        time: npt.ArrayLike | None = None,
+        num_workers: int | None = None,
+    ):
+        worker = _integers("worker", worker)
         if num_workers is None:
             num_workers = int(worker.max(initial=0)) + 1
         if num_workers < 1:
             raise ValueError(f"a trace needs at least one worker, got num_workers={num_workers}")
         _check_rows(worker, (0 <= worker) & (worker < num_workers), "worker {} is not in range({})", num_workers)
         previous, count = _previous_commits(worker)
-        defaults = {"pulled_at": previous + 1, "step": count, "time": np.arange(1.0, len(worker) + 1)}
-        columns = {name: getattr(self, name) if getattr(self, name) is not None else default for name, default in defaults.items()}
         values = {
             "worker": worker,
-            "pulled_at": _integers("pulled_at", columns["pulled_at"]),
-            "step": _integers("step", columns["step"]),
-            "time": np.asarray(columns["time"], np.float64),
+            "pulled_at": _integers("pulled_at", previous + 1 if pulled_at is None else pulled_at),
+            "step": _integers("step", count if step is None else step),
+            "time": np.asarray(np.arange(1.0, len(worker) + 1) if time is None else time, np.float64),
             "num_workers": int(num_workers),
         }
         for name, value in values.items():
@@ -69,7 +73,9 @@ class Trace:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of a trace must be equally long, got {lengths}")
         now = np.arange(len(self))
-        _check_rows(self.pulled_at, self.pulled_at <= now, "it pulls the future: pulled_at is {}, the clock only {}", now)
+        _check_rows(
+            self.pulled_at, self.pulled_at <= now, "it pulls the future: pulled_at is {}, the clock only {}", now
+        )
         _check_rows(
             self.pulled_at,
             self.pulled_at > previous,
@@ -78,7 +84,9 @@ class Trace:
             previous,
         )
         last = np.where(previous >= 0, self.step[previous], -1)
-        _check_rows(self.step, self.step > last, "it repeats a commit: step {} of a worker whose last step was {}", last)
+        _check_rows(
+            self.step, self.step > last, "it repeats a commit: step {} of a worker whose last step was {}", last
+        )
         before = np.concatenate([self.time[:1], self.time[:-1]])
         ordered = np.isfinite(self.time) & (self.time >= before)
         _check_rows(self.time, ordered, "time {} is not finite, or earlier than the row before ({})", before)
@@ -90,7 +98,8 @@ class Trace:
         if not isinstance(other, Trace):
             return NotImplemented
         return self.num_workers == other.num_workers and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("worker", "pulled_at", "step", "time")
+            np.array_equal(getattr(self, name), getattr(other, name))
+            for name in ("worker", "pulled_at", "step", "time")
         )
 
     @property
@@ -132,15 +141,20 @@ class Trace:
         Raises:
           ValueError: if the file is not a trace, is damaged, or holds a trace that could not have happened.
         """
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                columns = {name: archive[name] for name in ("format", "num_workers", "worker", "pulled_at", "step", "time")}
-        except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{os.fspath(path)} is not a gemjax trace, or is damaged: {error}") from error
+        with open(path, "rb") as file:
+            try:
+                with np.load(file, allow_pickle=False) as archive:
+                    names = ("format", "num_workers", "worker", "pulled_at", "step", "time")
+                    columns = {name: archive[name] for name in names}
+                columns["num_workers"] = int(columns["num_workers"])
+            except Exception as error:  # Damaged bytes make zipfile, zlib and NumPy raise almost anything.
+                raise ValueError(f"{os.fspath(path)} is not a gemjax trace, or is damaged: {error}") from error
         if str(columns.pop("format")) != FORMAT:
-            raise ValueError(f"{os.fspath(path)} is not a trace of the format {FORMAT}; record it again with this version")
+            raise ValueError(
+                f"{os.fspath(path)} is not a trace of the format {FORMAT}; record it again with this version"
+            )
         try:
-            return cls(**columns | {"num_workers": int(columns["num_workers"])})
+            return cls(**columns)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
 
@@ -170,6 +184,8 @@ def _integers(name: str, values) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise ValueError(f"{name} must be a vector of integers, got {array.dtype}{list(array.shape)}")
+    if array.size and not np.iinfo(np.int32).min <= array.min() <= array.max() <= np.iinfo(np.int32).max:
+        raise ValueError(f"{name} must fit into int32, got {array.min()} … {array.max()}")
     return array.astype(np.int32)
 
 

@@ -197,15 +197,16 @@ def _pieces(transition: Transition, params: PyTree, batches: Any, placement: gem
         spent.setdefault(name, []).append(time.perf_counter() - began)
         return out
 
-    gradient = jax.block_until_ready(programs.compute(0))
+    selection = programs.select(0)
+    gradient = jax.block_until_ready(programs.compute(0, selection))
     at_centre = jax.block_until_ready(jax.device_put(gradient, placement.central))
     view = jax.block_until_ready(programs._views[0])
     for _ in range(count):
-        timed("gradient program", lambda: programs.compute(0), wait=True)
+        timed("gradient program", lambda: programs.compute(0, selection), wait=True)
         timed("transfer of the gradient", lambda: jax.device_put(gradient, placement.central), wait=True)
         timed("commit + pull program", lambda: programs._run_commit(0, at_centre, 0, commits=True), wait=True)
         timed("transfer of the view", lambda: jax.device_put(view, placement.central), wait=True)
         report = jax.block_until_ready(programs._run_commit(0, at_centre, 0, commits=True))
         timed("reading the report", lambda: programs.read(report))
-        timed("host: dispatching a gradient", lambda: programs.compute(0))
+        timed("host: dispatching a gradient", lambda: programs.compute(0, selection))
     return {name: float(np.median(seconds)) for name, seconds in spent.items()}

@@ -135,6 +135,7 @@ def _read_split(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, np.n
     The records are parsed here: TFDS's own decoding of one record at a time takes about five times
     as long.
     """
+    example: Any = tf_example_pb2
     raw = tfds.decode.DeserializeMethod.RAW_BYTES
     records = builder.as_data_source(split, deserialize_method=raw)
     count, shape = len(records), builder.info.features["image"].shape
@@ -145,7 +146,7 @@ def _read_split(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, np.n
     for start in range(0, count, READ_AT_ONCE):
         block = range(start, min(start + READ_AT_ONCE, count))
         for index, record in zip(block, records.__getitems__(list(block)), strict=True):
-            feature = tf_example_pb2.Example.FromString(record).features.feature
+            feature = example.Example.FromString(record).features.feature
             images[index] = np.frombuffer(feature["image"].bytes_list.value[0], np.uint8)
             labels[index] = feature["label"].int64_list.value[0]
     return {"image": images.reshape(count, *shape), "label": labels}

@@ -143,7 +143,7 @@ def make_loss(model: nn.Module, mean: float, std: float, scale: float, train: bo
     def loss_fn(params, model_state, batch, key):
         images = normalise(batch["image"], mean, std, scale, _dtype_of(params))
         rngs = {"dropout": key} if train else None
-        logits = model.apply({"params": params}, images, train=train, rngs=rngs)
+        logits: Any = model.apply({"params": params}, images, train=train, rngs=rngs)
         accuracy = (logits.argmax(-1) == batch["label"]).mean(dtype=logits.dtype)
         return cross_entropy(logits, batch["label"]), (model_state, {"accuracy": accuracy})
 
@@ -168,7 +168,7 @@ def make_evaluate(model: nn.Module, mean: float, std: float, scale: float, chunk
 
         def totals(part):
             image, label, real = part
-            logits = model.apply({"params": params}, normalise(image, mean, std, scale, dtype))
+            logits: Any = model.apply({"params": params}, normalise(image, mean, std, scale, dtype))
             loss = jnp.where(real, cross_entropy_each(logits, label), 0)
             return loss.sum(), jnp.sum(real & (logits.argmax(-1) == label))
 

@@ -71,7 +71,8 @@ def _draw_staleness(axes: Axes, commits: dict[str, np.ndarray]) -> None:
     staleness = commits["staleness"].astype(int)
     edges = np.arange(staleness.min(), staleness.max() + 2) - 0.5
     axes.set_xlim(edges[0] - 0.5, edges[-1] + 0.5)
-    axes.hist(staleness, bins=edges if len(edges) <= 80 else 80, color="tab:orange", edgecolor="white", lw=0.5)
+    bins = edges.tolist() if len(edges) <= 80 else 80
+    axes.hist(staleness, bins=bins, color="tab:orange", edgecolor="white", lw=0.5)
     p50, p95 = np.percentile(staleness, [50, 95])
     axes.set(xlabel="staleness (commits since the pull)", ylabel="commits",
              title=f"Staleness: median {p50:.0f}, 95 % at most {p95:.0f}")  # fmt: skip

@@ -13,7 +13,7 @@ import optax
 from gemjax.batches import as_batches
 from gemjax.engines.programs import Programs
 from gemjax.engines.result import Callback, History, Progress, Result, RunFailedError, check_rejections
-from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.engines.waiters import Arrival, Waiters
 from gemjax.eventlog import EventLog
 from gemjax.placement import Placement, place
@@ -94,10 +94,18 @@ def run_on_devices(
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
     if (state is None) != (recorded is None):
         raise ValueError("to continue a run give both state= and recorded=, the trace of its commits so far")
+    if num_commits < 0:
+        raise ValueError(f"num_commits must not be negative, got {num_commits}")
     if callback_every < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
     transition = Transition(tx, loss_fn, len(placement.workers), seed, tuple(diagnostics), average_model_state)
     transition, initial = transition.init(params, model_state)
+    if state is not None and recorded is not None:
+        check_state(state, initial)
+        if recorded.num_workers != transition.num_workers:
+            raise ValueError(
+                f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
+            )
     programs = Programs(transition, as_batches(batches), placement, initial if state is None else state)
     records = Records(len(placement.workers), recorded, log)
     with Waiters(len(placement.workers), gate) as waiters:
@@ -112,7 +120,7 @@ class Pending:
 
     arrival: Arrival
     time: float
-    report: jax.Array
+    report: Any
 
 
 class Scheduler:
@@ -137,9 +145,9 @@ class Scheduler:
                 self.arrive(self.waiters.next())
             self.drain(wait=self.records.commits + len(self.pending) >= self.num_commits)
             if callback is not None and self.records.commits >= called_at + callback_every:
-                called_at = self.records.commits
                 if self.call(callback):
                     return True
+                called_at = self.records.commits
         self.drain(wait=True)
         if callback is not None and self.records.commits > called_at:
             self.call(callback)
@@ -147,9 +155,15 @@ class Scheduler:
 
     def dispatch(self, worker: int) -> None:
         step = self.programs.steps[worker]
+        selection = self.programs.select(worker)  # Data that cannot be read is no fault of one worker: it raises here.
         now = self.records.now()
-        self.waiters.watch(worker, step, now, self.programs.compute(worker))
         self.records.event("dispatch", now, worker=worker, step=step)
+        try:
+            gradient = self.programs.compute(worker, selection)
+        except Exception as error:  # Small computations run at once on CPU devices, and raise here.
+            self.waiters.failed(worker, step, now, error)
+        else:
+            self.waiters.watch(worker, step, now, gradient)
 
     def arrive(self, arrival: Arrival) -> None:
         """Commits what arrived (or deals with the fault) and sends its worker on."""
@@ -226,8 +240,8 @@ class Records:
         self.event("start", before, num_workers=self.num_workers, commits=self.commits)
 
     def now(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self._epoch
+        """Seconds since the run began, in the log's resolution (so that a log gives back the trace)."""
+        return round(time.perf_counter() - self._epoch, 6)
 
     def event(self, event: str, now: float, **fields: Any) -> None:
         if self.log is not None:

@@ -65,19 +65,26 @@ class Programs:
     def warm_up(self) -> None:
         """Compiles everything: the workers' programs in parallel, one a device, and the commit."""
         first = {device: worker for worker, device in reversed(list(enumerate(self.placement.workers)))}
+        x64 = jax.config.read("jax_enable_x64")  # As the calling thread has it: `with jax.enable_x64():` does not reach others.
+
+        def run_once(worker):
+            with jax.enable_x64(x64):
+                return jax.block_until_ready(self.compute(worker, self.select(worker)))
+
         with concurrent.futures.ThreadPoolExecutor(len(first)) as pool:
-            gradients = list(pool.map(lambda worker: jax.block_until_ready(self.compute(worker)), first.values()))
+            gradients = list(pool.map(run_once, first.values()))
         scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
         packed = jax.device_put(gradients[0], self.placement.central)
         jax.block_until_ready(self._commit(*scratch, packed, np.int32(0), np.int32(0), True))
 
-    def compute(self, worker: int) -> PyTree:
+    def select(self, worker: int) -> PyTree:
+        """What singles out the batch of the worker's step."""
+        return self._selection(worker, self.steps[worker])
+
+    def compute(self, worker: int, selection: PyTree) -> PyTree:
         """Dispatches the worker's gradient on the view it holds; returns at once."""
-        step = self.steps[worker]
         data = self._data[self.placement.workers[worker]]
-        return self._compute(
-            self._views[worker], data, self._selection(worker, step), np.int32(worker), np.int32(step)
-        )
+        return self._compute(self._views[worker], data, selection, np.int32(worker), np.int32(self.steps[worker]))
 
     def commit(self, worker: int, packed: PyTree) -> jax.Array:
         """Dispatches the commit of a packed gradient and the pull that follows; returns the report's array at once."""
@@ -90,7 +97,7 @@ class Programs:
     def pull_again(self, worker: int) -> None:
         """Has the worker pull without a commit; it keeps its step."""
         nothing = self._gradient.zeros(self.placement.central)
-        self._run_commit(worker, nothing, self.steps[worker] - 1, commits=False)
+        self._run_commit(worker, nothing, self.steps[worker], commits=False)
 
     def read(self, report: jax.Array) -> dict[str, Any]:
         """The numbers of a report by name; waits until they are there."""

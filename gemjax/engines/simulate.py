@@ -13,7 +13,7 @@ from jax import lax
 from gemjax import slots
 from gemjax.batches import as_batches
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
-from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.engines.transition import RunState, Transition, check_state, view_of
 from gemjax.trace import Events, Trace
 
 PyTree = Any
@@ -62,7 +62,7 @@ def simulate(
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
 
     Raises:
-      ValueError: if the method is made for another number of workers than the trace has.
+      ValueError: if the method is made for another number of workers than the trace has, or ``state`` is of another run.
       RunFailedError: if commits are rejected for not being finite and none gets through.
 
     >>> import gemjax, jax.numpy as jnp
@@ -76,8 +76,12 @@ def simulate(
     >>> int(result.history["staleness"].max()) > 6
     True
     """
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be positive, got {chunk_size}")
     transition = Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state)
     transition, initial = transition.init(_owned(params), _owned(model_state))
+    if state is not None:
+        check_state(state, initial)
     state = initial if state is None else _owned(state)
     batches = as_batches(batches)
     data = jax.device_put(batches.data)

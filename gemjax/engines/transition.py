@@ -1,6 +1,7 @@
 """The one state machine that all engines drive: a gradient at a view, then a commit and a pull."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class Gradient(NamedTuple):
     grads: PyTree
     model_state: PyTree
     metrics: dict[str, jax.Array]
+    finite: jax.Array  # 1 if loss, grads and model_state are finite, else 0; a float, so that it travels with the rest.
 
 
 class Report(NamedTuple):
@@ -75,7 +77,7 @@ class Transition:
         it is averaged in with weight 1/N (policy *average*).
     """
 
-    tx: optax.GradientTransformation
+    tx: Any
     loss_fn: Callable
     num_workers: int
     seed: int = 0
@@ -88,14 +90,16 @@ class Transition:
         Raises:
           ValueError: if the transformation was made for another number of workers.
         """
-        transition, tx = self, optax.with_extra_args_support(self.tx)
+        tx = _with_extra_args(self.tx)
         opt_state = tx.init(params)
         if not is_asynchronous(opt_state):
-            tx = asynchronous(tx, self.num_workers)
+            tx = _asynchronous(tx, self.num_workers)
             opt_state = tx.init(params)
         made_for = staleness.num_workers_of(opt_state)
         if made_for != self.num_workers:
-            raise ValueError(f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers")
+            raise ValueError(
+                f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers"
+            )
         transition = dataclasses.replace(self, tx=tx)
         state = RunState(
             params=params,
@@ -118,7 +122,9 @@ class Transition:
         (loss, (model_state, metrics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             view.params, view.model_state, batch, key
         )
-        return Gradient(loss, grads, model_state, metrics)
+        # Checked here, where workers do it side by side, and not at the centre, which they all wait for.
+        finite = all_finite((loss, grads, model_state)).astype(loss.dtype)
+        return Gradient(loss, grads, model_state, metrics, finite)
 
     def commit_and_pull(
         self, state: RunState, view: PyTree, gradient: Gradient, worker: jax.Array, step: jax.Array, commits: Any = True
@@ -141,7 +147,7 @@ class Transition:
         updates, opt_state = self.tx.update(
             gradient.grads, state.opt_state, state.params, worker=worker, value=gradient.loss, observe=observer
         )
-        applied = jnp.logical_and(commits, all_finite((gradient.loss, gradient.grads)))
+        applied = jnp.logical_and(commits, gradient.finite > 0)
         report = Report(
             loss=gradient.loss,
             staleness=staleness.staleness_of(state.opt_state),
@@ -157,13 +163,11 @@ class Transition:
             model_state=self._merge_model_state(state.model_state, gradient.model_state),
             rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
         )
-        lost = jnp.asarray(commits, jnp.int32)
-        rejected = state._replace(
-            rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost
-        )
+        lost = jnp.asarray(commits, jnp.int32)  # A rejected gradient uses its step up, a pull alone does not.
+        rejected = state._replace(rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost)
         state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), committed, rejected)
         params, opt_state = pull(state.opt_state, state.params, worker=worker)
-        state = state._replace(opt_state=opt_state, step=Slots(step + 1), arrivals=state.arrivals + 1)
+        state = state._replace(opt_state=opt_state, step=Slots(step + lost), arrivals=state.arrivals + 1)
         view = View(params, state.model_state)
         return keep_view(state, view), view, report
 
@@ -212,8 +216,34 @@ def with_model_state(loss_fn: Callable) -> Callable:
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether every number in ``tree`` is finite, a bool scalar."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+    """Whether every float in ``tree`` is finite, a bool scalar."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
+
+
+def check_state(state: RunState, initial: RunState) -> None:
+    """Raises ``ValueError`` unless ``state`` can continue a run that begins with ``initial``.
+
+    A compiled run would not tell: an index beyond the slots that a state has is clamped there.
+    """
+    found, expected = jax.tree.structure(state), jax.tree.structure(initial)
+    if found != expected:
+        raise ValueError(
+            "the state to continue from is of another method, model or number of workers: got the tree "
+            f"{found}, this run has {expected}"
+        )
+    with_paths = jax.tree_util.tree_leaves_with_path(initial)
+    for (path, wanted), leaf in zip(with_paths, jax.tree.leaves(state), strict=True):
+        if (jnp.shape(leaf), jnp.result_type(leaf)) != (wanted.shape, wanted.dtype):
+            raise ValueError(
+                f"the state to continue from does not fit this run: {jax.tree_util.keystr(path)} is "
+                f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}, expected {wanted.dtype}{list(wanted.shape)}"
+            )
+
+
+# The same transformation gives the same object each time, by which compiled programs are found again.
+_with_extra_args = functools.lru_cache(maxsize=64)(optax.with_extra_args_support)
+_asynchronous = functools.lru_cache(maxsize=64)(asynchronous)
 
 
 def initial_state(

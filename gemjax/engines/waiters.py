@@ -42,6 +42,10 @@ class Waiters:
         """Has the worker's thread wait for ``gradient`` and report it."""
         self._inboxes[worker].put((worker, step, dispatched, gradient))
 
+    def failed(self, worker: int, step: int, dispatched: float, error: Exception) -> None:
+        """Queues a worker whose computation could not even be started."""
+        self._ready.put(Arrival(worker, step, dispatched, time.perf_counter(), None, error))
+
     def next(self) -> Arrival:
         """The worker that has been finished longest; waits for one if there is none."""
         return self._ready.get()

@@ -6,9 +6,7 @@ from gemjax.methods.checks import check_learning_rate
 from gemjax.staleness import asynchronous
 
 
-def asgd(
-    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
     r"""Asynchronous SGD: every gradient is applied as it arrives.
 
     The baseline of the field (with one local step a commit it is DOWNPOUR). Nothing is done about staleness: the

@@ -56,11 +56,11 @@ def match_energy(
     check_choice("reading", reading, READINGS)
     _check_clamp(clamp)
 
-    def init_fn(params):
+    def init_fn(params) -> Any:
         stale_point = {"equations": ReadsStaleParams(), "code": Slots(params), "algorithm": Slots(OwnPosition(params))}
         return MatchEnergyState(Slots(optax.tree.zeros_like(params)), stale_point[reading])
 
-    def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, observe=None, **extra_args):
+    def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, observe=None, **extra_args) -> Any:
         del extra_args
         require_protocol("match_energy", staleness=staleness, params=params)
         if reading == "equations":
@@ -77,7 +77,9 @@ def match_energy(
             return jnp.asarray(kappa, m.dtype) * jnp.abs(m) - jnp.abs(theta - s)
 
         def scaling(rest, delta):
-            pi = rest / (jnp.abs(delta) + jnp.asarray(eps, delta.dtype))
+            length = jnp.abs(delta) + jnp.asarray(eps, delta.dtype)
+            # eps may be 0, or round to it (float16): a gradient of 0 must not give 0/0.
+            pi = jnp.where(length > 0, rest / length, jnp.ones_like(rest))
             return pi if clamp is None else jnp.clip(pi, *(jnp.asarray(bound, pi.dtype) for bound in clamp))
 
         m = jax.tree.map(accumulate, state.momentum.value, updates)

@@ -1,6 +1,7 @@
 """Learning rates that shrink with a gradient's staleness."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def scale_by_staleness(
     Array([0.125], dtype=float32)
     """
 
-    def update_fn(updates, state, params=None, *, staleness=None, **extra_args):
+    def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args):
         del params, extra_args
         require_protocol("scale_by_staleness", staleness=staleness)
         scale = factor(staleness)

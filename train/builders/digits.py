@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from typing import Any
+
 import numpy as np
 import tensorflow_datasets as tfds
 
@@ -64,7 +66,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """scikit-learn's digits in its order: images uint8 [1797, 8, 8, 1], labels int64 [1797]."""
     from sklearn.datasets import load_digits  # here: a prepared copy is read without scikit-learn
 
-    bunch = load_digits()
+    bunch: Any = load_digits()
     return bunch.images.astype(np.uint8)[..., None], bunch.target.astype(np.int64)
 
 

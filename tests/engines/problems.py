@@ -1,0 +1,119 @@
+"""Small problems, poisoned batches and traces that the tests of the engines share."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from methods.rows import METHODS
+
+import gemjax
+from gemjax import testing
+
+
+def every_method(*fast: str):
+    """Parametrizes over all methods; those that are not named are slow, or none is if no name is given."""
+    assert set(fast) <= {row.name for row in METHODS}
+    marks = {row.name: () if not fast or row.name in fast else pytest.mark.slow for row in METHODS}
+    return pytest.mark.parametrize("make", [pytest.param(row, id=row.name, marks=marks[row.name]) for row in METHODS])
+
+
+class Problem(NamedTuple):
+    """What every engine takes."""
+
+    loss_fn: Any
+    params: Any
+    batches: Any
+    model_state: Any = ()
+
+
+def mlp(dtype=jnp.float32) -> Problem:
+    """A two-layer network with dropout and a running mean that the loss uses: keys and model state matter."""
+    rng = np.random.default_rng(0)
+
+    def array(*shape):
+        return jnp.asarray(rng.normal(0, 0.7, shape), dtype)
+
+    params = {"in": {"w": array(3, 8), "b": array(8)}, "out": {"w": array(8, 2), "b": array(2)}}
+    teacher = array(3, 2)
+
+    def loss_fn(params, model_state, batch, key):
+        hidden = jnp.tanh(batch @ params["in"]["w"] + params["in"]["b"][None])
+        hidden = hidden * (jax.random.bits(key, hidden.shape, "uint8") < 200).astype(hidden.dtype)
+        mean = jnp.asarray(0.9, dtype) * model_state["mean"] + jnp.asarray(0.1, dtype) * hidden.mean(0)
+        centred = hidden - jax.lax.stop_gradient(mean)[None]
+        error = centred @ params["out"]["w"] + params["out"]["b"][None] - jnp.sin(batch @ teacher)
+        return jnp.mean(error**2), ({"mean": mean, "seen": model_state["seen"] + 1}, {"error": jnp.abs(error).max()})
+
+    def batches(worker, step):
+        return jnp.sin(jnp.arange(15, dtype=dtype) * (worker + 1) + step).reshape(5, 3)
+
+    return Problem(loss_fn, params, batches, {"mean": jnp.zeros(8, dtype), "seen": jnp.int32(0)})
+
+
+def quadratic(dimension: int = 4) -> Problem:
+    """``gemjax.testing.quadratic`` with a noise that compiles quickly."""
+    loss_fn, params, _ = testing.quadratic(dimension)
+    return Problem(loss_fn, params, lambda worker, step: 0.1 * jnp.sin(jnp.arange(dimension) + 3.0 * worker + step))
+
+
+def poisoned(problem: Problem, at, kind: str = "loss") -> Problem:
+    """``problem``, but at the (worker, step) pairs ``at`` the loss, or only the gradient, is not finite."""
+    with_state = bool(jax.tree.leaves(problem.model_state))
+
+    def batches(worker, step):
+        bad = jnp.zeros([], bool)
+        for w, s in at:
+            bad |= (worker == w) & (step == s)
+        return bad, problem.batches(worker, step)
+
+    def poison(params, bad):
+        x = jax.tree.leaves(params)[0].ravel()[0]
+        if kind == "loss":
+            return jnp.where(bad, jnp.nan, 0.0).astype(x.dtype)
+        # sqrt at 0: the value is 0, the slope infinite.
+        here = jnp.where(bad, x - jax.lax.stop_gradient(x), jnp.ones_like(x))
+        return jnp.where(bad, jnp.sqrt(here), jnp.zeros_like(x))
+
+    def loss_fn(params, model_state, batch, key):
+        bad, batch = batch
+        loss, aux = problem.loss_fn(params, model_state, batch, key)
+        return loss + poison(params, bad), aux
+
+    def plain_loss_fn(params, batch):
+        bad, batch = batch
+        return problem.loss_fn(params, batch) + poison(params, bad)
+
+    return problem._replace(loss_fn=loss_fn if with_state else plain_loss_fn, batches=batches)
+
+
+def without(trace: gemjax.Trace, rows) -> gemjax.Trace:
+    """The trace in which ``rows`` did not happen: their workers pulled there instead."""
+    kept = np.setdiff1d(np.arange(len(trace)), rows)
+    pulled_at = trace.pulled_at - np.searchsorted(np.sort(rows), trace.pulled_at)
+    return gemjax.Trace(trace.worker[kept], pulled_at[kept], trace.step[kept], trace.time[kept], trace.num_workers)
+
+
+def late(num_workers: int = 4, num_commits: int = 24) -> gemjax.Trace:
+    """A trace with late pulls, lost steps and a worker that comes late."""
+    longer = gemjax.arrivals.Gamma(num_workers, machine_variation=0.4).trace(num_commits + 5, seed=3)
+    return without(longer, [2, 7, 8, 13, num_commits])
+
+
+def assert_same_bits(actual, desired):
+    """Equal trees, bit for bit."""
+    assert jax.tree.structure(actual) == jax.tree.structure(desired)
+    for a, d in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
+        assert a.dtype == d.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(d))
+
+
+def assert_close(actual, desired, rtol):
+    """Equal trees up to ``rtol`` of each leaf's largest number."""
+    assert jax.tree.structure(actual) == jax.tree.structure(desired)
+    for a, d in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
+        d = np.asarray(d, np.float64)
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), d, rtol=0, atol=rtol * max(1e-30, np.abs(d).max(initial=0))
+        )

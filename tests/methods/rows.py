@@ -1,0 +1,61 @@
+"""Every method, one row each: what the contract, the golden histories and the law of the engines run over."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+import pytest
+
+import gemjax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """A method as the shared tests use it.
+
+    Args:
+      name: what the test and the golden file are called; letters, digits and dashes.
+      alias: ``alias(learning_rate, num_workers=N, **keywords)`` makes the transformation.
+      learning_rate: converges on an objective of curvature 2 with up to 16 workers, stale or not.
+      keywords: further arguments of the alias.
+      converges_stale: False for a published rule that may diverge on stale gradients, whatever its learning rate.
+    """
+
+    name: str
+    alias: Callable[..., optax.GradientTransformationExtraArgs]
+    learning_rate: float
+    keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    converges_stale: bool = True
+
+    def __call__(self, num_workers: int, learning_rate: optax.ScalarOrSchedule | None = None):
+        """The transformation, for ``num_workers`` workers."""
+        rate = self.learning_rate if learning_rate is None else learning_rate
+        return self.alias(rate, num_workers=num_workers, **self.keywords)
+
+
+def adam_with_matched_energy(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """One Adam for all workers, its updates scaled by GEM."""
+    return gemjax.asynchronous(optax.chain(optax.adam(learning_rate), gemjax.match_energy()), num_workers)
+
+
+def adam_per_worker(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """An Adam for each worker."""
+    return gemjax.per_worker(optax.adam(learning_rate), num_workers)
+
+
+METHODS = (
+    Row("asgd", gemjax.asgd, 0.02),
+    Row("multi-asgd", gemjax.multi_asgd, 0.01, {"momentum": 0.5}),
+    Row("staleness-aware", gemjax.staleness_aware, 0.25),
+    Row("dynsgd", gemjax.dynsgd, 0.25),
+    Row("gem", gemjax.gem, 0.02),
+    Row("gem-code", gemjax.gem, 0.02, {"reading": "code"}),
+    Row("gem-algorithm", gemjax.gem, 0.02, {"reading": "algorithm"}),
+    # The equations without a clamp reverse updates where the others have moved far, and climb.
+    Row("gem-unclamped", gemjax.gem, 0.01, {"clamp": None, "momentum": 0.5}, converges_stale=False),
+    Row("adam-matched-energy", adam_with_matched_energy, 0.005),
+    Row("adam-per-worker", adam_per_worker, 0.001),
+)
+
+every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in METHODS])

@@ -1,0 +1,58 @@
+"""The run that a method and its NumPy reference are both put through."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+import gemjax
+from gemjax.diagnostics import Observer
+
+NUM_WORKERS = 5
+# Uneven speeds, so that stalenesses from 0 to tens occur.
+ORDER = np.random.default_rng(0).choice(NUM_WORKERS, size=200, p=[0.4, 0.3, 0.15, 0.1, 0.05]).tolist()
+_RNG = np.random.default_rng(1)
+_CURVATURE = np.diag(np.linspace(0.2, 1.5, 9)) + 0.05 * np.ones((9, 9))
+_NOISE = _RNG.normal(size=(NUM_WORKERS, 200, 9))
+THETA_0 = _RNG.normal(size=9)
+
+
+def grad(x, i, j):
+    """Of a quadratic with cross terms, with noise of that worker's own."""
+    return _CURVATURE @ x + 0.3 * _NOISE[i, j]
+
+
+def schedule(t):
+    """A learning rate that decays and is not monotone, for NumPy and JAX alike."""
+    return 0.1 / (1.0 + 0.02 * t) * (1.0 + 0.5 * (t % 3))
+
+
+def tree():
+    """The initial parameters as a tree of mixed ranks, and the way from a vector to it; call it in double precision."""
+    like = {"b": jnp.zeros(3, jnp.float64), "w": jnp.zeros((2, 3), jnp.float64)}
+    _, unravel = ravel_pytree(like)
+    return unravel(jnp.asarray(THETA_0)), unravel
+
+
+def run(tx, order=ORDER, observe=()):
+    """The central variable after each commit, ``[len(order), 9]``, and the diagnostics asked for, a dict a commit."""
+    params, unravel = tree()
+
+    @jax.jit
+    def commit_and_pull(params, state, grads, worker):
+        observer = Observer(observe)
+        updates, state = tx.update(grads, state, params, worker=worker, observe=observer)
+        params = optax.apply_updates(params, updates)
+        view, state = gemjax.pull(state, params, worker=worker)
+        return params, state, ravel_pytree(view)[0], ravel_pytree(params)[0], observer.collected()
+
+    state, history, seen = tx.init(params), [], []
+    views, steps = dict.fromkeys(order, THETA_0), dict.fromkeys(order, 0)
+    for i in order:
+        grads = unravel(jnp.asarray(grad(np.asarray(views[i]), i, steps[i])))
+        params, state, views[i], vector, quantities = commit_and_pull(params, state, grads, i)
+        steps[i] += 1
+        history.append(np.asarray(vector))
+        seen.append({name: float(value) for name, value in quantities.items()})
+    return np.stack(history), seen

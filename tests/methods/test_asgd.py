@@ -1,0 +1,48 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference, runs
+
+import gemjax
+
+
+@pytest.mark.parametrize("rate", [0.1, runs.schedule], ids=["constant", "schedule"])
+def test_agrees_with_the_paper(x64, rate):
+    found, _ = runs.run(gemjax.asgd(rate, num_workers=runs.NUM_WORKERS))
+    eta = rate if callable(rate) else lambda t: rate
+    np.testing.assert_allclose(found, reference.asgd(runs.THETA_0, runs.grad, runs.ORDER, eta), rtol=0, atol=1e-12)
+
+
+def test_one_worker_is_sgd():
+    ours, theirs = gemjax.asgd(0.1), optax.sgd(0.1)
+    grads, params = jnp.array([1.0, -3.0]), jnp.zeros(2)
+    ours_updates, _ = ours.update(grads, ours.init(params), params)
+    theirs_updates, _ = theirs.update(grads, theirs.init(params), params)
+    np.testing.assert_array_equal(ours_updates, theirs_updates)
+
+
+def test_keeps_no_copy_of_the_parameters():
+    state = gemjax.asgd(0.1, num_workers=64).init(jnp.zeros(1000))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 64  # The clock, and when each worker pulled.
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (-0.1, "learning_rate must be finite and at least 0, got -0.1"),
+        (float("nan"), "learning_rate must be finite and at least 0, got nan"),
+        (float("inf"), "learning_rate must be finite and at least 0, got inf"),
+        ("fast", "learning_rate must be a number, got 'fast'"),
+        (None, "learning_rate must be a number, got None"),
+    ],
+)
+@pytest.mark.parametrize(
+    "alias",
+    [gemjax.asgd, gemjax.multi_asgd, gemjax.staleness_aware, gemjax.dynsgd, gemjax.gem],
+    ids=lambda f: f.__name__,
+)
+def test_a_bad_learning_rate_is_refused_by_every_alias(alias, rate, message):
+    with pytest.raises(ValueError, match=message):
+        alias(rate)

@@ -1,0 +1,320 @@
+"""What every method promises, whatever its mathematics. A new method is a new row in ``rows.py``."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from methods.rows import METHODS, every_method
+
+import gemjax
+from gemjax import arrivals
+
+# --- Convergence -----------------------------------------------------------------------------------------------------
+
+
+def _distance(params, target):
+    return sum(
+        jnp.sum(jnp.square(p - t)) for p, t in zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)
+    )
+
+
+def _rosenbrock(params, target):
+    """With b = 10, scaled to a largest curvature of about 2 at the minimum, like that of the others."""
+    del target
+    return (jnp.square(1.0 - params[0]) + 10.0 * jnp.square(params[1] - jnp.square(params[0]))) / 50.0
+
+
+# Initial parameters, minimum, objective, commits.
+PROBLEMS = {
+    "parabola": ([-1.0, 10.0, 1.0], [1.0, -1.0, 1.0], _distance, 40_000),
+    "matrix": ([[0.0, 0.0], [0.0, 0.0]], [[3.0, -2.0], [1.0, 4.0]], _distance, 12_000),
+    "mixed": (
+        {"v": [0.0, 0.0, 0.0], "w": [[0.0, 0.0], [0.0, 0.0]]},
+        {"v": [1.0, -1.0, 2.0], "w": [[1.0, 0.0], [-1.0, 1.0]]},
+        _distance,
+        8_000,
+    ),
+    "rosenbrock": ([0.0, 0.0], [1.0, 1.0], _rosenbrock, 100_000),
+}
+DELAYS = {"no-delay": arrivals.RoundRobin, "fixed-delay": arrivals.RoundRobin, "gamma": arrivals.Gamma}
+
+
+def _arrays(tree, dtype):
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree, is_leaf=lambda node: isinstance(node, list))
+
+
+@functools.lru_cache(maxsize=2)
+def _compiled(row, problem, num_workers):
+    """``run(worker) -> params``; with ``fresh`` every worker pulls once more right before it computes."""
+    initial, target, objective, num_commits = PROBLEMS[problem]
+    params, target = _arrays(initial, jnp.float64), _arrays(target, jnp.float64)
+    rate = optax.linear_schedule(row.learning_rate, 0.1 * row.learning_rate, num_commits)
+    tx = row(num_workers, rate)
+
+    def arrive(fresh, carry, worker):
+        params, state, views = carry
+        pulled = gemjax.pull(state, params, worker)
+        stale = jax.tree.map(lambda all_: all_[worker], views), state
+        view, state = jax.tree.map(lambda new, old: jnp.where(fresh, new, old), pulled, stale)
+        grads = jax.grad(objective)(view, target)
+        updates, state = tx.update(grads, state, params, worker=worker)
+        params = optax.apply_updates(params, updates)
+        view, state = gemjax.pull(state, params, worker)
+        views = jax.tree.map(lambda all_, one: all_.at[worker].set(one), views, view)
+        return (params, state, views), None
+
+    @jax.jit
+    def run(worker, fresh):
+        views = jax.tree.map(lambda x: jnp.stack([x] * num_workers), params)
+        (found, _, _), _ = jax.lax.scan(functools.partial(arrive, fresh), (params, tx.init(params), views), worker)
+        return found
+
+    return run, target
+
+
+def _cases():
+    for row in METHODS:
+        for problem in PROBLEMS:
+            for num_workers in (1, 4, 16):
+                for delay in DELAYS:
+                    if delay == "no-delay" or row.converges_stale:
+                        fast = problem == "mixed" and num_workers == 4
+                        yield pytest.param(
+                            row,
+                            problem,
+                            num_workers,
+                            delay,
+                            id=f"{row.name}-{problem}-{num_workers}-{delay}",
+                            marks=() if fast else pytest.mark.slow,
+                        )
+
+
+@pytest.mark.parametrize(("row", "problem", "num_workers", "delay"), list(_cases()))
+def test_converges(x64, row, problem, num_workers, delay):
+    run, target = _compiled(row, problem, num_workers)
+    worker = DELAYS[delay](num_workers).trace(PROBLEMS[problem][-1]).worker
+    found = run(worker, delay == "no-delay")
+    for one, expected in zip(jax.tree.leaves(found), jax.tree.leaves(target), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=3e-2, atol=3e-2)
+
+
+# --- Being an optax transformation -----------------------------------------------------------------------------------
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def _toy(dtype="float32"):
+    params = {"b": jnp.array([1.0, -2.0], dtype), "w": jnp.array([[3.0, 0.5, -1.0]], dtype)}
+    return params, jax.tree.map(lambda p: 0.25 * p + 0.125, params)
+
+
+def _commit(tx, params, state, grads, worker):
+    updates, state = tx.update(grads, state, params, worker=worker)
+    params = optax.apply_updates(params, updates)
+    view, state = gemjax.pull(state, params, worker)
+    return params, state, updates, view
+
+
+def _compiled_commit(tx):
+    """:func:`_commit` compiled, and a list that grows by one every time it is traced."""
+    traces = []
+
+    @jax.jit
+    def commit(*args):
+        traces.append(None)
+        return _commit(tx, *args)
+
+    return commit, traces
+
+
+def _equal(found, expected, rtol=0.0):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=0)
+
+
+def _types(tree):
+    """Structure, and every leaf's shape, dtype, weak type and sharding."""
+    return jax.tree.structure(tree), [jax.typeof(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+@every_method
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_types_of_everything_are_kept(row, dtype):
+    """Tree, shapes, dtypes and weak types of parameters, updates, view and state; through cond and scan, too."""
+    tx = row(3)
+
+    def body(carry, worker):
+        params, state = carry
+        grads = jax.tree.map(lambda p: 0.25 * p + 0.125, params)
+        value = jnp.zeros([], "bfloat16" if dtype == "float16" else "float16")  # Not the dtype of the parameters.
+        updates, new_state = jax.lax.cond(
+            worker != 2,
+            lambda: tx.update(grads, state, params, worker=worker, value=value),
+            lambda: (params, state),
+        )
+        params = optax.apply_updates(params, updates)
+        view, new_state = gemjax.pull(new_state, params, worker)
+        assert _types(updates) == _types(view) == _types(carry[0])
+        assert _types((params, new_state)) == _types(carry)
+        return (params, new_state), None
+
+    def run(params):
+        workers = jnp.array([0, 1, 2, 1], jnp.int32)
+        carry = (params, tx.init(params))
+        found, _ = jax.lax.scan(body, carry, workers)
+        assert _types(found) == _types(carry)
+        return found
+
+    with jax.enable_x64(dtype == "float64"):
+        params, _ = _toy(dtype)
+        found, _ = jax.eval_shape(run, params)  # All of this is decided by tracing.
+        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
+
+
+@every_method
+def test_one_compilation_for_all_workers_and_calls(row):
+    tx = row(4)
+    params, grads = _toy()
+    commit, traces = _compiled_commit(tx)
+    state = tx.init(params)
+    for worker in (0, 3, 1, 1, 2):
+        params, state, _, _ = commit(params, state, grads, worker)
+    assert len(traces) == 1
+    assert commit._cache_size() == 1
+
+
+@every_method
+def test_unexpected_extra_args_are_accepted(row):
+    tx = row(2)
+    params, grads = _toy()
+    state = tx.init(params)
+    plain, _ = tx.update(grads, state, params, worker=1)
+    found, _ = tx.update(grads, state, params, worker=1, value=jnp.array(1.0), nobody_knows_this=object())
+    _equal(found, plain)
+
+
+@every_method
+def test_without_a_worker_it_is_an_ordinary_optimizer(row):
+    """With one worker, the worker may be left out, and so may the pulls."""
+    tx = row(1)
+    params, _ = _toy()
+    found = expected = params
+    state = expected_state = tx.init(params)
+    for _ in range(4):
+        updates, state = tx.update(found, state, found)
+        found = optax.apply_updates(found, updates)
+        _, expected_state = gemjax.pull(expected_state, expected, worker=0)
+        updates, expected_state = tx.update(expected, expected_state, expected, worker=0)
+        expected = optax.apply_updates(expected, updates)
+    _equal(found, expected, rtol=1e-6)
+    assert all(bool(jnp.any(f != p)) for f, p in zip(jax.tree.leaves(found), jax.tree.leaves(params), strict=True))
+
+
+@every_method
+def test_a_constant_schedule_is_a_constant(row):
+    params, grads = _toy()
+    found = []
+    for rate in (row.learning_rate, optax.constant_schedule(row.learning_rate)):
+        tx = row(3, rate)
+        now, state = params, tx.init(params)
+        for worker in (0, 1, 0, 2):
+            now, state, _, _ = _commit(tx, now, state, grads, worker)
+        found.append(now)
+    _equal(*found, rtol=1e-6)
+
+
+@every_method
+def test_schedules_count_commits_of_the_central_variable(row):
+    """Of whichever worker: at rate 0 from the third commit on, nothing moves any more."""
+    tx = row(3, lambda count: jnp.where(count < 2, row.learning_rate, 0.0))
+    params, grads = _toy()
+    state, moved = tx.init(params), []
+    for worker in (0, 0, 0):
+        params, state, updates, _ = _commit(tx, params, state, grads, worker)
+        moved.append(bool(jnp.any(updates["b"] != 0)))
+    assert moved == [True, True, False]
+
+
+@every_method
+def test_inject_hyperparams(row):
+    params, grads = _toy()
+    tx = row(3)
+    injected = optax.inject_hyperparams(row.alias, static_args=("num_workers",))(
+        row.learning_rate, num_workers=3, **row.keywords
+    )
+    state, injected_state = tx.init(params), jax.jit(injected.init)(params)
+    injected_commit, _ = _compiled_commit(injected)
+    found = expected = params
+    for worker in (2, 0, 2):
+        expected, state, _, _ = _commit(tx, expected, state, grads, worker)
+        found, injected_state, _, _ = injected_commit(found, injected_state, grads, worker)
+    _equal(found, expected, rtol=1e-5)
+    injected_state.hyperparams["learning_rate"] = jnp.zeros([])
+    _, _, updates, _ = injected_commit(found, injected_state, grads, 2)
+    _equal(updates, jax.tree.map(jnp.zeros_like, params))
+
+
+@every_method
+def test_multi_steps(row):
+    """Gradients accumulate over arrivals; the method sees one commit every two. In bfloat16, as optax tests it."""
+    params, grads = _toy("bfloat16")
+    tx = optax.MultiSteps(row(3), every_k_schedule=2)
+    commit, _ = _compiled_commit(tx)
+    state, found, clocks, moved = tx.init(params), params, [], []
+    for worker in (0, 1, 1):
+        found, state, updates, _ = commit(found, state, grads, worker)
+        clocks.append(int(optax.tree.get(state, "clock")))
+        moved.append(bool(jnp.any(updates["b"] != 0)))
+    assert clocks == [0, 1, 1]
+    assert moved == [False, True, False]
+    assert _types(found) == _types(params)
+
+
+@every_method
+def test_map_params_finds_every_copy_of_the_parameters(row):
+    """Stacked copies are mapped whole, their leading axis of workers included."""
+    params, _ = _toy()
+    tx = row(3)
+    state = tx.init(params)
+    _equal(optax.tree.map_params(tx, lambda leaf: leaf, state), state)
+    specs = {"b": "b", "w": "w"}
+    marked = optax.tree.map_params(tx, lambda _, spec: spec, state, specs, transform_non_params=lambda _: "other")
+    shapes = {"b": (2,), "w": (1, 3), "other": ()}
+    for leaf, mark in zip(jax.tree.leaves(state), jax.tree.leaves(marked), strict=True):
+        assert leaf.shape in (shapes[mark], (3, *shapes[mark]))
+
+
+@every_method
+def test_sharded_parameters_stay_sharded(row):
+    """Over a mesh the numbers are those of one device, and no sharding changes from commit to commit."""
+    mesh = jax.make_mesh((8,), ("shard",), axis_types=(AxisType.Auto,), devices=jax.devices()[:8])
+    replicated, sharding, stacked = (
+        NamedSharding(mesh, PartitionSpec(*spec)) for spec in ((), ("shard",), (None, "shard"))
+    )
+    params = {"b": jnp.linspace(-1.0, 1.0, 16), "w": jnp.linspace(0.5, 2.0, 24).reshape(8, 3)}
+    tx = row(2)
+    expected, state = params, tx.init(params)
+    found = jax.device_put(params, sharding)
+    # Copies of the parameters follow them; counters, as those of any optax optimizer, are on no mesh yet.
+    sharded_state = jax.tree.map(
+        lambda leaf: jax.device_put(leaf, replicated) if leaf.shape in ((), (2,)) else leaf, tx.init(found)
+    )
+    commit, traces = _compiled_commit(tx)
+    types = _types((found, sharded_state))
+    for worker in (0, 1, 0):
+        expected, state, _, _ = _commit(tx, expected, state, expected, worker)
+        found, sharded_state, updates, view = commit(found, sharded_state, found, worker)
+        assert _types((found, sharded_state)) == types
+        for leaf in jax.tree.leaves((found, updates, view)):
+            assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        for leaf in jax.tree.leaves(sharded_state):
+            if leaf.shape in ((2, 16), (2, 8, 3)):  # A copy of the parameters for each of two workers.
+                assert leaf.sharding.is_equivalent_to(stacked, leaf.ndim)
+    assert len(traces) == commit._cache_size() == 1
+    _equal(found, expected, rtol=1e-6)

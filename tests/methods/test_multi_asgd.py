@@ -1,0 +1,43 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference, runs
+
+import gemjax
+
+
+@pytest.mark.parametrize("rate", [0.05, runs.schedule], ids=["constant", "schedule"])
+def test_agrees_with_the_paper(x64, rate):
+    found, _ = runs.run(gemjax.multi_asgd(rate, momentum=0.7, num_workers=runs.NUM_WORKERS))
+    eta = rate if callable(rate) else lambda t: rate
+    expected = reference.multi_asgd(runs.THETA_0, runs.grad, runs.ORDER, eta, gamma=0.7)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_one_worker_is_momentum_sgd():
+    ours, theirs = gemjax.multi_asgd(0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)
+    params = jnp.array([1.0, -3.0])
+    ours_state, theirs_state = ours.init(params), theirs.init(params)
+    for grads in (params, 2 * params, -params):
+        ours_updates, ours_state = ours.update(grads, ours_state, params)
+        theirs_updates, theirs_state = theirs.update(grads, theirs_state, params)
+        np.testing.assert_array_equal(ours_updates, theirs_updates)
+
+
+def test_without_momentum_it_is_asgd(x64):
+    found, _ = runs.run(gemjax.multi_asgd(0.1, momentum=0.0, num_workers=runs.NUM_WORKERS))
+    expected, _ = runs.run(gemjax.asgd(0.1, num_workers=runs.NUM_WORKERS))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_keeps_one_copy_of_the_parameters_a_worker():
+    state = gemjax.multi_asgd(0.1, num_workers=8).init(jnp.zeros(1000))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 8 * 1000
+
+
+@pytest.mark.parametrize("momentum", [1.0, -0.1, float("nan")])
+def test_a_momentum_outside_zero_to_one_is_refused(momentum):
+    with pytest.raises(ValueError, match=rf"momentum must be in \[0, 1\), got {momentum}"):
+        gemjax.multi_asgd(0.1, momentum=momentum)

@@ -1,0 +1,166 @@
+"""Arrival models: who commits when, without a clock."""
+
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax import arrivals
+
+MODELS = [
+    arrivals.RoundRobin(4),
+    arrivals.ConstantSpeeds([4.0, 2.0, 1.0, 0.5]),
+    arrivals.Gamma(4),
+    arrivals.Gamma(4, machine_variation=0.6, mean=128.0),
+]
+model = pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+
+
+def lags(num_workers, machine_variation, seed=0, num_commits=40_000):
+    """Staleness in the steady state: the first N commits are dropped, as in the published simulation."""
+    return (
+        arrivals.Gamma(num_workers, machine_variation=machine_variation)
+        .trace(num_commits, seed)
+        .staleness[num_workers:]
+    )
+
+
+def test_round_robin_is_exact():
+    trace = arrivals.RoundRobin(3).trace(8)
+    np.testing.assert_array_equal(trace.worker, [0, 1, 2, 0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(trace.time, [1, 1, 1, 2, 2, 2, 3, 3])
+    np.testing.assert_array_equal(trace.staleness, [0, 1, 2, 2, 2, 2, 2, 2])
+
+
+def test_constant_speeds_commit_in_proportion():
+    speeds = np.array([7.0, 3.0, 2.0, 1.0])
+    trace = arrivals.ConstantSpeeds(speeds).trace(1300)
+    counts = np.bincount(trace.worker, minlength=4)
+    np.testing.assert_allclose(counts, 1300 * speeds / speeds.sum(), atol=1)
+
+
+def test_no_worker_starves():
+    """In virtual time a worker of speed v makes floor(v·t) commits by t, whatever the others do: never one fewer."""
+    speeds = (100.0, 10.0, 3.0, 1.0)
+    trace = arrivals.ConstantSpeeds(speeds).trace(5000)
+    for worker, speed in enumerate(speeds):
+        made = np.cumsum(trace.worker == worker)
+        np.testing.assert_array_less(speed * trace.time - 1 - 1e-6, made)
+        mine = trace.time[trace.worker == worker]
+        np.testing.assert_allclose(np.diff(mine, prepend=0.0), 1 / speed, rtol=1e-6)
+    slowest = trace.staleness[trace.worker == 3]
+    assert slowest.max() <= sum(speeds) + len(speeds)  # All that the others can commit in one of its gradients.
+
+
+def test_equal_finishing_times_go_by_worker_number():
+    np.testing.assert_array_equal(arrivals.ConstantSpeeds([1.0, 2.0, 1.0]).trace(8).worker, [1, 0, 1, 2, 1, 0, 1, 2])
+
+
+# N, then of a homogeneous cluster: standard deviation and 99th percentile of the lag (40,000 updates, DANA's simulation).
+LAGS = [(4, 0.63, 5), (8, 1.09, 10), (16, 1.93, 20), (32, 3.6, 40), (64, 6.8, 80)]
+
+
+@pytest.mark.parametrize(("num_workers", "deviation", "percentile"), LAGS)
+def test_homogeneous_gamma_has_the_published_lags(num_workers, deviation, percentile):
+    lag = lags(num_workers, 0.0)
+    np.testing.assert_allclose(lag.mean(), num_workers - 1, rtol=1e-3)
+    np.testing.assert_allclose(lag.std(), deviation, rtol=0.05)
+    np.testing.assert_allclose(np.percentile(lag, 99), percentile, atol=max(1, 0.03 * percentile))
+
+
+@pytest.mark.parametrize("num_workers", [4, 16])
+def test_heterogeneous_gamma_has_the_same_mean_and_long_tails(num_workers):
+    """The mean lag is N - 1 on any cluster; the spread depends on the draw of the machines, and is far wider."""
+    spreads = []
+    for seed in range(5):
+        lag = lags(num_workers, 0.6, seed)
+        np.testing.assert_allclose(lag.mean(), num_workers - 1, rtol=2e-2)
+        spreads.append(lag.std() / lags(num_workers, 0.0, seed).std())
+    assert np.median(spreads) > 2
+
+
+@pytest.mark.parametrize(("machine_variation", "late"), [(0.0, 0.0094), (0.6, 0.279)])
+def test_gamma_has_the_published_share_of_slow_batches(machine_variation, late):
+    """Share of batches longer than 1.25 times the mean: about 1% homogeneous, 27.9% heterogeneous."""
+    cluster = arrivals.Gamma(4000, machine_variation=machine_variation, mean=128.0)
+    rngs = [np.random.default_rng(worker) for worker in range(cluster.num_workers)]
+    times = np.stack([cluster.durations(worker, rng, 100) for worker, rng in enumerate(rngs)])
+    np.testing.assert_allclose(times.mean(), 128.0, rtol=0.03)
+    np.testing.assert_allclose((times > 160.0).mean(), late, rtol=0.1)
+
+
+@model
+def test_the_seed_decides_everything(model):
+    assert model.trace(300, seed=5) == model.trace(300, seed=5)
+    if isinstance(model, arrivals.Gamma):
+        assert model.trace(300, seed=5) != model.trace(300, seed=6)
+
+
+@model
+@pytest.mark.parametrize("num_commits", [0, 1, 3, 97, 998])
+def test_a_longer_trace_begins_with_the_shorter(model, num_commits):
+    longer, shorter = model.trace(1000, seed=1), model.trace(num_commits, seed=1)
+    assert len(shorter) == num_commits
+    assert shorter == longer.first(num_commits)
+
+
+def test_a_very_uneven_cluster_is_merged_completely():
+    """The fast worker makes nearly all commits: more than its fair share of draws is needed."""
+    trace = arrivals.ConstantSpeeds([1000.0] + [1.0] * 9).trace(3000)
+    fast = trace.time[trace.worker == 0]
+    np.testing.assert_allclose(np.diff(fast), 1e-3, rtol=1e-6)
+    assert np.bincount(trace.worker)[0] > 2950
+
+
+def test_more_workers_change_nobodys_durations():
+    few, many = arrivals.Gamma(3, machine_variation=0.6), arrivals.Gamma(5, machine_variation=0.6)
+    few, many = few.trace(600, seed=2), many.trace(1500, seed=2)
+    for worker in range(3):
+        mine, same = few.time[few.worker == worker], many.time[many.worker == worker]
+        count = min(len(mine), len(same))
+        assert count > 50
+        np.testing.assert_array_equal(mine[:count], same[:count])
+
+
+def test_workers_have_streams_of_their_own():
+    trace = arrivals.Gamma(2).trace(200)
+    mine, other = (np.diff(trace.time[trace.worker == worker])[:80] for worker in range(2))
+    assert not np.isin(mine, other).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: arrivals.RoundRobin(0), "num_workers must be a positive int, got 0"),
+        (lambda: arrivals.RoundRobin(2.0), r"num_workers must be a positive int, got 2\.0"),
+        (lambda: arrivals.Gamma(-1), "num_workers must be a positive int, got -1"),
+        (lambda: arrivals.Gamma(2, batch_variation=0.0), "batch_variation and mean must be positive"),
+        (lambda: arrivals.Gamma(2, machine_variation=-0.1), "machine_variation not negative"),
+        (lambda: arrivals.Gamma(2, mean=float("nan")), "must be positive"),
+        (lambda: arrivals.ConstantSpeeds([]), "num_workers must be a positive int, got 0"),
+        (lambda: arrivals.ConstantSpeeds([1.0, 0.0]), "speeds must be positive and finite"),
+        (lambda: arrivals.ConstantSpeeds([1.0, float("inf")]), "speeds must be positive and finite"),
+        (lambda: arrivals.RoundRobin(2).trace(-1), "num_commits must not be negative, got -1"),
+    ],
+)
+def test_bad_parameters_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_base_class_says_what_to_use():
+    class Nothing(arrivals.Arrivals):
+        num_workers = 2
+
+    with pytest.raises(TypeError, match="Nothing does not say how long gradients take; use RoundRobin"):
+        Nothing().trace(3)
+
+
+def test_a_model_of_ones_own_is_a_method():
+    class Doubling(arrivals.Arrivals):
+        num_workers = 2
+
+        def durations(self, worker, rng, count):
+            return np.full(count, 2.0**worker)
+
+    np.testing.assert_array_equal(Doubling().trace(6).worker, [0, 0, 1, 0, 0, 1])
+    assert isinstance(Doubling().trace(6), gemjax.Trace)

@@ -1,0 +1,131 @@
+"""Batches: a pure function of (worker, step), on the host and on the device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax.batches import Computed, Epochs, as_batches
+
+DATA = {"x": np.arange(46.0).reshape(23, 2), "y": np.arange(23)}
+
+
+def epoch_of(epochs, worker, epoch):
+    steps = epochs.steps_per_epoch * epoch + np.arange(epochs.steps_per_epoch)
+    return epochs.select(np.full(len(steps), worker), steps)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23])
+@pytest.mark.parametrize("worker", [0, 7])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_an_epoch_takes_no_row_twice(batch_size, worker, epoch):
+    epochs = Epochs(DATA, batch_size)
+    rows = epoch_of(epochs, worker, epoch)
+    assert rows.shape == (23 // batch_size, batch_size)
+    assert len(np.unique(rows)) == rows.size
+    assert set(np.unique(rows)) <= set(range(23))
+    if 23 % batch_size == 0:
+        np.testing.assert_array_equal(np.sort(rows.ravel()), np.arange(23))
+
+
+def test_over_epochs_no_row_is_forgotten():
+    """The rows left out beyond the last full batch differ from epoch to epoch."""
+    epochs = Epochs(DATA, 10)
+    seen = np.concatenate([epoch_of(epochs, 0, epoch).ravel() for epoch in range(12)])
+    assert set(seen) == set(range(23))
+
+
+def test_any_batch_can_be_recomputed():
+    """Out of order, by another object, and whatever was asked before."""
+    first, again = Epochs(DATA, 4, seed=3), Epochs(DATA, 4, seed=3)
+    in_order = first.select(np.full(30, 2), np.arange(30))
+    for step in (29, 0, 17, 17, 5):
+        np.testing.assert_array_equal(again.select(np.array([2]), np.array([step])), in_order[step : step + 1])
+
+
+def test_workers_epochs_and_seeds_shuffle_differently():
+    orders = [
+        epoch_of(Epochs(DATA, 23, seed), worker, epoch).tobytes()
+        for seed in (0, 1)
+        for worker in (0, 1)
+        for epoch in (0, 1)
+    ]
+    assert len(set(orders)) == len(orders)
+
+
+def test_one_row_and_many_rows_select_the_same():
+    epochs = Epochs(DATA, 4)
+    worker, step = np.array([0, 1, 0, 2, 1, 0]), np.array([0, 7, 1, 12, 5, 6])
+    together = epochs.select(worker, step)
+    assert together.dtype == np.int32
+    for i in range(len(worker)):
+        one = epochs.select(worker[i : i + 1], step[i : i + 1])
+        assert one.dtype == np.int32
+        np.testing.assert_array_equal(one, together[i : i + 1])
+
+
+def test_the_batch_holds_the_selected_rows_of_every_array():
+    epochs = Epochs(DATA, 4)
+    selection = epochs.select(np.array([1]), np.array([3]))[0]
+    batch = jax.jit(epochs.batch)(epochs.data, selection)
+    np.testing.assert_array_equal(batch["y"], DATA["y"][selection])
+    np.testing.assert_array_equal(batch["x"], DATA["x"][selection])
+
+
+@pytest.mark.parametrize(
+    ("data", "batch_size", "message"),
+    [
+        (DATA, 0, r"batch_size must be in 1 … 23 .* got 0"),
+        (DATA, 24, r"batch_size must be in 1 … 23 .* got 24"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, 1, r"same number of rows, got \['3', '4'\]"),
+        ({"x": np.zeros(3), "y": 1.0}, 1, "same number of rows"),
+        ({}, 1, r"same number of rows, got \[\]"),
+    ],
+)
+def test_bad_data_is_refused(data, batch_size, message):
+    with pytest.raises(ValueError, match=message):
+        Epochs(data, batch_size)
+
+
+def test_a_function_becomes_batches():
+    batches = as_batches(lambda worker, step: 10 * worker + step)
+    selection = batches.select(np.array([3, 4]), np.array([1, 2]))
+    assert isinstance(batches, Computed)
+    assert batches.batch(batches.data, jax.tree.map(lambda column: column[1], selection)) == 42
+
+
+def test_the_same_function_makes_equal_batches():
+    """So that a second run with it finds the compiled program of the first."""
+
+    def fn(worker, step):
+        return jnp.float32(worker + step)
+
+    assert as_batches(fn) == as_batches(fn)
+    assert hash(as_batches(fn)) == hash(as_batches(fn))
+    assert as_batches(fn) != as_batches(lambda worker, step: 0)
+
+
+def test_an_object_is_kept():
+    epochs = Epochs(DATA, 2)
+    assert as_batches(epochs) is epochs
+
+
+@pytest.mark.parametrize("wrong", [None, DATA, [1, 2]])
+def test_anything_else_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"batches must be a function \(worker, step\) -> batch .*, got"):
+        as_batches(wrong)
+
+
+def test_every_worker_goes_through_the_data_in_a_run():
+    """The engine asks for exactly the steps of the trace: two epochs of two workers see every row four times."""
+    epochs = Epochs({"row": np.eye(6, dtype=np.float32)}, batch_size=3)
+    trace = gemjax.arrivals.RoundRobin(2).trace(8)
+    result = gemjax.simulate(
+        gemjax.asgd(1.0, num_workers=2),
+        lambda params, batch: -jnp.sum(params * batch["row"].sum(0)),
+        jnp.zeros(6),
+        epochs,
+        trace,
+    )
+    np.testing.assert_array_equal(result.params, np.full(6, 4.0))

@@ -1,0 +1,76 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+
+ORDER = (0, 2, 2, 1, 0, 2)
+
+
+def gradients(t):
+    return {"a": jnp.array([1.0, -2.0]) * (t + 1), "b": jnp.array([[0.5 - t]])}
+
+
+PARAMS = {"a": jnp.zeros(2), "b": jnp.ones((1, 1))}
+
+
+@pytest.mark.parametrize(
+    "inner", [optax.trace(0.9), optax.scale_by_adam(), optax.adagrad(0.1)], ids=["trace", "adam", "adagrad"]
+)
+def test_is_one_optimizer_a_worker(inner):
+    """Like a separate instance for each: moments, bias corrections and all."""
+    tx = gemjax.per_worker(inner, num_workers=3)
+    state, separate = tx.init(PARAMS), [inner.init(PARAMS)] * 3
+    update, update_alone = jax.jit(tx.update), jax.jit(inner.update)
+    for t, worker in enumerate(ORDER):
+        found, state = update(gradients(t), state, PARAMS, worker=worker)
+        expected, separate[worker] = update_alone(gradients(t), separate[worker], PARAMS)
+        jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-6), found, expected)
+    for worker in range(3):
+        jax.tree.map(
+            lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-6), state.inner_state[worker], separate[worker]
+        )
+
+
+def test_inside_asynchronous_it_learns_the_number_of_workers():
+    members = gemjax.per_worker(optax.trace(0.9)), optax.scale_by_learning_rate(0.1)
+    inside = gemjax.asynchronous(optax.chain(*members), num_workers=3)
+    by_itself = optax.chain(gemjax.per_worker(optax.trace(0.9), num_workers=3), members[1])
+    found, expected = inside.init(PARAMS), by_itself.init(PARAMS)
+    for t, worker in enumerate(ORDER):
+        updates, found = inside.update(gradients(t), found, PARAMS, worker=worker)
+        others, expected = by_itself.update(gradients(t), expected, PARAMS, worker=worker)
+        jax.tree.map(np.testing.assert_array_equal, updates, others)
+
+
+def test_extra_args_reach_the_inner_transformation():
+    seen = {}
+
+    def update_fn(updates, state, params=None, **extra_args):
+        seen.update(extra_args)
+        return updates, state
+
+    inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    tx = gemjax.per_worker(inner, num_workers=2)
+    tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=1, value=3.0)
+    assert seen["value"] == 3.0
+    assert int(seen["worker"]) == 1
+    assert int(seen["staleness"]) == 0
+
+
+def test_without_asynchronous_its_state_is_not_stacked():
+    """By itself and without a number of workers it is its inner transformation."""
+    tx, inner = gemjax.per_worker(optax.trace(0.5)), optax.trace(0.5)
+    state, expected = tx.init(PARAMS), inner.init(PARAMS)
+    for t in range(3):
+        updates, state = tx.update(gradients(t), state)
+        others, expected = inner.update(gradients(t), expected)
+        jax.tree.map(np.testing.assert_array_equal, updates, others)
+
+
+@pytest.mark.parametrize("num_workers", [0, -1, 2.0, "3"])
+def test_bad_numbers_of_workers_are_refused(num_workers):
+    with pytest.raises(ValueError, match=f"num_workers must be a positive int, got {num_workers!r}"):
+        gemjax.per_worker(optax.trace(0.9), num_workers=num_workers)

@@ -1,0 +1,115 @@
+"""The testing tools: they are the referee, so they are checked against hand-made numbers."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+from gemjax.testing import Faults, InjectedFaultError, quadratic, run_in_python
+
+
+def test_a_planned_failure_raises_as_often_as_told():
+    with Faults().fail(worker=1, step=2, times=2) as faults:
+        faults(1, 1)
+        faults(0, 2)
+        for _ in range(2):
+            with pytest.raises(InjectedFaultError, match="injected at worker 1, step 2"):
+                faults(1, 2)
+        faults(1, 2)
+    assert faults.injected == [("fail", 1, 2), ("fail", 1, 2)]
+
+
+def test_a_hung_worker_is_let_go_at_the_end():
+    reached, done = threading.Event(), threading.Event()
+
+    class Watched(Faults):
+        def __call__(self, worker, step):
+            reached.set()
+            super().__call__(worker, step)
+            done.set()
+
+    with Watched().hang(worker=0, step=0) as faults:
+        thread = threading.Thread(target=faults, args=(0, 0))
+        thread.start()
+        assert reached.wait(10)
+        assert not done.is_set()
+    thread.join(10)
+    assert done.is_set()
+    assert faults.injected == [("hang", 0, 0)]
+
+
+def test_the_reference_loop_against_numbers_by_hand():
+    """Two workers on loss(θ) = θ²/2 with rate 1/2: the gradient is the view."""
+    trace = gemjax.Trace(worker=[0, 1, 1, 0])
+    params = run_in_python(
+        gemjax.asgd(0.5, num_workers=2), lambda p, b: 0.5 * p**2, jnp.float32(16.0), lambda w, s: 0, trace
+    )
+    # 16 - 8 = 8 (worker 0 at 16); 8 - 8 = 0 (worker 1 at 16); 0 - 0 (worker 1 at 0); 0 - 4 (worker 0 at 8).
+    assert float(params) == -4.0
+
+
+def test_the_reference_loop_pulls_late():
+    """As above, but worker 1 pulled at clock 1: it computes at 8."""
+    trace = gemjax.Trace(worker=[0, 1], pulled_at=[0, 1])
+    params = run_in_python(
+        gemjax.asgd(0.5, num_workers=2), lambda p, b: 0.5 * p**2, jnp.float32(16.0), lambda w, s: 0, trace
+    )
+    assert float(params) == 4.0
+
+
+def test_the_reference_loop_hands_out_model_state_and_keys():
+    seen = []
+
+    def loss_fn(params, model_state, batch, key):
+        jax.debug.callback(
+            lambda *values: seen.append(tuple(map(int, values))), model_state, *batch, jax.random.bits(key)
+        )
+        return jnp.sum(params), (model_state + 1, {})
+
+    trace = gemjax.Trace(worker=[1, 0, 1], step=[0, 3, 5])
+    run_in_python(
+        gemjax.asgd(0.1, num_workers=2),
+        loss_fn,
+        jnp.zeros(2),
+        lambda w, s: (w, s),
+        trace,
+        model_state=jnp.int32(7),
+        seed=11,
+    )
+    jax.effects_barrier()
+
+    def bits(worker, step):
+        return int(jax.random.bits(jax.random.fold_in(jax.random.fold_in(jax.random.key(11), worker), step)))
+
+    # Worker 1 commits 7 + 1; worker 0 still holds 7; worker 1 pulled 8.
+    assert seen == [(7, 1, 0, bits(1, 0)), (7, 0, 3, bits(0, 3)), (8, 1, 5, bits(1, 5))]
+
+
+def test_a_plain_optax_optimizer_is_run_as_it_is():
+    """One worker: the reference loop is the loop that every optax user writes."""
+    loss_fn, params, batches = quadratic(3)
+    tx = optax.adam(0.1)
+    result = run_in_python(tx, loss_fn, params, batches, gemjax.arrivals.RoundRobin(1).trace(15))
+    state = tx.init(params)
+    for step in range(15):
+        grads = jax.grad(loss_fn)(params, batches(0, step))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(result["x"], params["x"], rtol=1e-6)
+
+
+def test_the_quadratic_is_what_it_says():
+    loss_fn, params, batches = quadratic(dimension=5, condition=100.0, noise=0.5, seed=3)
+    hessian = jax.hessian(loss_fn)(params, jnp.zeros(5))["x"]["x"]
+    curvature = np.diag(hessian)
+    np.testing.assert_allclose(hessian, np.diag(curvature))
+    np.testing.assert_allclose(curvature.max() / curvature.min(), 100.0, rtol=1e-5)
+    np.testing.assert_array_equal(jax.grad(loss_fn)({"x": jnp.zeros(5)}, jnp.zeros(5))["x"], np.zeros(5))
+    noise = np.stack([batches(worker, step) for worker in range(4) for step in range(40)])
+    np.testing.assert_allclose(noise.std(), 0.5, rtol=0.1)
+    np.testing.assert_array_equal(batches(1, 2), quadratic(5, 100.0, 0.5, 3)[2](1, 2))
+    assert not np.array_equal(batches(1, 2), batches(2, 1))

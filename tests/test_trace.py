@@ -1,0 +1,268 @@
+"""Traces: what they refuse, what they derive, and how they survive a disk."""
+
+import io
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gemjax
+
+
+def history(*, with_late_pulls=True):
+    """Traces as a run makes them: workers commit in any order, may lose steps, and may pull again before they commit."""
+
+    @st.composite
+    def draw_trace(draw):
+        num_workers = draw(st.integers(1, 5))
+        workers = draw(st.lists(st.integers(0, num_workers - 1), max_size=30))
+        pulled, step, rows = [0] * num_workers, [0] * num_workers, []
+        for clock, worker in enumerate(workers):
+            rows.append((worker, pulled[worker], step[worker]))
+            pulled[worker] = clock + 1
+            step[worker] += 1
+            for other in range(num_workers) if with_late_pulls else ():
+                if draw(st.integers(0, 5)) == 0:  # Retried or rejected: pulls again now, perhaps with the next step.
+                    pulled[other] = clock + 1
+                    step[other] += draw(st.integers(0, 2))
+        columns = list(zip(*rows, strict=True)) or [(), (), ()]
+        worker, pulled_at, steps = (np.array(column, np.int32) for column in columns)
+        gaps = draw(st.lists(st.floats(0, 10), min_size=len(rows), max_size=len(rows)))
+        return gemjax.Trace(worker, pulled_at, steps, np.cumsum(np.array(gaps, float)), num_workers)
+
+    return draw_trace()
+
+
+def test_the_defaults_are_workers_that_pull_right_after_their_own_commits():
+    trace = gemjax.Trace(worker=[1, 0, 1, 1, 0])
+    assert trace.num_workers == 2
+    np.testing.assert_array_equal(trace.pulled_at, [0, 0, 1, 3, 2])
+    np.testing.assert_array_equal(trace.step, [0, 0, 1, 2, 1])
+    np.testing.assert_array_equal(trace.time, [1.0, 2.0, 3.0, 4.0, 5.0])
+    np.testing.assert_array_equal(trace.staleness, [0, 1, 1, 0, 2])
+    assert [trace.worker.dtype, trace.pulled_at.dtype, trace.step.dtype, trace.time.dtype] == [np.int32] * 3 + [
+        np.float64
+    ]
+    assert len(trace) == 5
+
+
+def test_workers_that_never_commit_are_kept():
+    assert gemjax.Trace(worker=[0, 1], num_workers=7).num_workers == 7
+
+
+def test_an_empty_trace_is_a_trace():
+    trace = gemjax.Trace(worker=[], num_workers=3)
+    assert len(trace) == 0
+    assert trace.num_workers == 3
+    assert trace.staleness.shape == (0,)
+    assert [len(column) for column in trace.events()] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"worker": [0, 1, 0], "pulled_at": [0, 2, 1]}, r"row 1 .* pulls the future: pulled_at is 2, the clock only 1"),
+        ({"worker": [0, 0], "pulled_at": [0, 0]}, r"row 1 .* repeats a commit: pulled_at is 0, .* at row 0"),
+        ({"worker": [0, 1], "pulled_at": [0, -1]}, r"row 1 .* repeats a commit: pulled_at is -1"),
+        ({"worker": [0, 3], "num_workers": 3}, r"row 1 .* worker 3 is not in range\(3\)"),
+        ({"worker": [0, -1]}, r"row 1 .* worker -1 is not in range\(1\)"),
+        ({"worker": [0, 1, 0], "step": [1, 0, 1]}, r"row 2 .* step 1 of a worker whose last step was 1"),
+        ({"worker": [0, 1, 0], "step": [1, 0, 0]}, r"row 2 .* step 0 of a worker whose last step was 1"),
+        ({"worker": [0], "step": [-1]}, r"row 0 .* step -1 of a worker whose last step was -1"),
+        ({"worker": [0, 1], "time": [2.0, 1.0]}, r"row 1 .* time 1.0 is not finite, or earlier .* \(2.0\)"),
+        ({"worker": [0, 1], "time": [0.0, np.nan]}, r"row 1 .* time nan is not finite"),
+        ({"worker": [0, 1], "time": [np.inf, np.inf]}, r"row 0 .* time inf is not finite"),
+        ({"worker": [0, 1], "step": [0]}, r"equally long, got \{.*'step': 1.*\}"),
+        ({"worker": [0, 1], "time": [0.0, 1.0, 2.0]}, r"equally long, got \{.*'time': 3.*\}"),
+        ({"worker": [], "num_workers": 0}, r"at least one worker, got num_workers=0"),
+        ({"worker": [0.0, 1.0]}, r"worker must be a vector of integers, got float64\[2\]"),
+        ({"worker": [0, 1], "pulled_at": [0.0, 0.0]}, r"pulled_at must be a vector of integers, got float64\[2\]"),
+        ({"worker": [[0, 1]]}, r"worker must be a vector of integers, got int64\[1, 2\]"),
+        ({"worker": [0, 2**32]}, r"worker must .*int32"),
+    ],
+)
+def test_what_cannot_have_happened_is_refused(columns, message):
+    with pytest.raises(ValueError, match=message):
+        gemjax.Trace(**columns)
+
+
+def test_lost_steps_and_equal_times_are_no_error():
+    trace = gemjax.Trace(worker=[0, 0], step=[3, 7], time=[1.0, 1.0])
+    np.testing.assert_array_equal(trace.step, [3, 7])
+
+
+def test_equality_compares_every_column():
+    same = {"worker": [0, 1], "pulled_at": [0, 0], "step": [0, 0], "time": [1.0, 2.0], "num_workers": 2}
+    trace = gemjax.Trace(**same)
+    assert trace == gemjax.Trace(**same)
+    different = {"worker": [1, 0], "pulled_at": [0, 1], "step": [0, 1], "time": [1.0, 3.0], "num_workers": 3}
+    for name, value in different.items():
+        assert trace != gemjax.Trace(**same | {name: value}), name
+    assert trace != "a trace"
+
+
+def test_first_is_the_beginning():
+    trace = gemjax.arrivals.Gamma(3).trace(20)
+    assert trace.first(20) == trace
+    assert trace.first(7) == gemjax.arrivals.Gamma(3).trace(7)
+    assert trace.first(0).num_workers == 3
+
+
+def test_a_late_pull_is_an_arrival_without_a_commit():
+    trace = gemjax.Trace(worker=[0, 1, 0, 1], pulled_at=[0, 1, 1, 3], step=[0, 2, 1, 4])
+    events = trace.events()
+    # Worker 1 pulls again at clock 1 (step 2 is the one it then computes) and at clock 3.
+    np.testing.assert_array_equal(events.worker, [0, 1, 1, 0, 1, 1])
+    np.testing.assert_array_equal(events.commits, [True, False, True, True, False, True])
+    np.testing.assert_array_equal(events.step, [0, 2, 2, 1, 4, 4])
+    np.testing.assert_array_equal(events.row, [0, 1, 1, 2, 3, 3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(history())
+def test_events_execute_to_the_staleness_of_the_trace(trace):
+    """Executing the arrivals one by one (commit, then pull) finds the clocks that the trace claims."""
+    clock, pulled = 0, [0] * trace.num_workers
+    rows = []
+    for worker, step, commits, row in zip(*trace.events(), strict=True):
+        assert worker == trace.worker[row]
+        assert step == trace.step[row]
+        if commits:
+            assert row == clock
+            assert pulled[worker] == trace.pulled_at[row]
+            assert clock - pulled[worker] == trace.staleness[row]
+            rows.append(row)
+            clock += 1
+        pulled[worker] = clock
+    assert rows == list(range(len(trace)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(history(with_late_pulls=False))
+def test_without_late_pulls_the_pulls_are_the_default(trace):
+    assert trace.events().commits.all()
+    np.testing.assert_array_equal(trace.pulled_at, gemjax.Trace(worker=trace.worker).pulled_at)
+    assert (trace.staleness >= 0).all()
+    assert trace.staleness.sum() <= len(trace) * (trace.num_workers - 1) * max(1, len(trace))
+
+
+@settings(max_examples=40, deadline=None)
+@given(history(), st.data())
+def test_a_broken_row_is_refused(trace, data):
+    if not len(trace):
+        return
+    row = data.draw(st.integers(0, len(trace) - 1))
+    columns = {name: getattr(trace, name).copy() for name in ("worker", "pulled_at", "step", "time")}
+    before = [t for t in range(row) if trace.worker[t] == trace.worker[row]]
+    breaks = {
+        "worker": trace.num_workers + data.draw(st.integers(0, 9)),
+        "pulled_at": data.draw(st.sampled_from([row + 1, before[-1] if before else -1])),
+        "step": int(trace.step[before[-1]]) if before else -1,
+        "time": data.draw(st.sampled_from([np.nan, -np.inf, np.inf])),
+    }
+    name = data.draw(st.sampled_from(sorted(breaks)))
+    columns[name][row] = breaks[name]
+    with pytest.raises(ValueError, match=f"row {row} of the trace cannot happen"):
+        gemjax.Trace(**columns, num_workers=trace.num_workers)
+
+
+@settings(max_examples=20, deadline=None)
+@given(trace=history())
+def test_what_was_saved_is_loaded(tmp_path_factory, trace):
+    path = tmp_path_factory.mktemp("trace") / "run.trace"
+    trace.save(path)
+    assert gemjax.Trace.load(path) == trace
+    assert gemjax.Trace.load(str(path)) == trace
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "run.npz"
+    gemjax.arrivals.Gamma(3).trace(50).save(path)
+    return path
+
+
+def test_a_truncated_file_is_refused(saved):
+    content = saved.read_bytes()
+    for length in (0, 1, 10, len(content) // 2, len(content) - 1):
+        saved.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"run\.npz is not a gemjax trace, or is damaged"):
+            gemjax.Trace.load(saved)
+
+
+def test_a_damaged_file_is_refused_wherever_the_damage_is(saved):
+    trace, content = gemjax.Trace.load(saved), saved.read_bytes()
+    refused = 0
+    for position in range(0, len(content), 7):
+        saved.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
+        try:
+            assert gemjax.Trace.load(saved) == trace  # Some bytes of a zip file mean nothing.
+        except ValueError as error:
+            assert "run.npz" in str(error)
+            refused += 1
+    assert refused > 50
+
+
+def _archive(path, **columns):
+    good = {name: getattr(gemjax.Trace([0, 1, 0]), name) for name in ("worker", "pulled_at", "step", "time")}
+    np.savez(path, **{"format": np.array("gemjax.trace.1"), "num_workers": np.array(2), **good, **columns})
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"pulled_at": np.array([0, 0, 0])}, "repeats a commit"),
+        ({"num_workers": np.array(1)}, "worker 1 is not in range"),
+        ({"step": np.array([0.0, 0.0, 1.0])}, "vector of integers"),
+        ({"format": np.array("gemjax.trace.0")}, "not a trace of the format gemjax.trace.1"),
+        ({"num_workers": np.array([2, 2])}, "damaged"),
+    ],
+)
+def test_a_tampered_file_is_refused(tmp_path, columns, message):
+    _archive(tmp_path / "run.npz")
+    assert gemjax.Trace.load(tmp_path / "run.npz") == gemjax.Trace([0, 1, 0])
+    _archive(tmp_path / "bad.npz", **columns)
+    with pytest.raises(ValueError, match=message) as refused:
+        gemjax.Trace.load(tmp_path / "bad.npz")
+    assert "bad.npz" in str(refused.value)
+
+
+class Payload:
+    """Would leave a mark if it were unpickled."""
+
+    loaded = False
+
+    def __reduce__(self):
+        return setattr, (Payload, "loaded", True)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "npy", "npz", "object column", "text", "zip"])
+def test_foreign_files_are_refused_and_nothing_is_unpickled(tmp_path, kind):
+    path = tmp_path / "foreign.npz"
+    with open(path, "wb") as file:
+        if kind == "pickle":
+            pickle.dump(Payload(), file)
+        elif kind == "npy":
+            np.save(file, np.arange(3))
+        elif kind == "npz":
+            np.savez(file, x=np.arange(3))
+        elif kind == "object column":
+            buffer = io.BytesIO()
+            _archive(buffer, worker=np.array([Payload()], object))
+            file.write(buffer.getvalue())
+        elif kind == "text":
+            file.write(b"worker,pulled_at\n0,0\n")
+        else:
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr("worker.npy", b"nothing")
+    with pytest.raises(ValueError, match=r"foreign\.npz is not a gemjax trace, or is damaged"):
+        gemjax.Trace.load(path)
+    assert not Payload.loaded
+
+
+def test_a_missing_file_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.npz"):
+        gemjax.Trace.load(tmp_path / "nowhere.npz")
