@@ -19,12 +19,6 @@ from gemjax.staleness import StalenessState, asynchronous, pull
 from gemjax.trace import Trace
 
 __all__ = [
-    # Protocol.
-    "Slots",
-    "StalenessState",
-    "asynchronous",
-    "per_worker",
-    "pull",
     # Runs.
     "Checkpoints",
     "Computed",
@@ -35,20 +29,26 @@ __all__ = [
     "Result",
     "RunFailedError",
     "RunState",
+    # Protocol.
+    "Slots",
+    "StalenessState",
     "Trace",
     "arrivals",
-    "cpu_devices",
-    "eventlog",
-    "initial_state",
-    "place",
-    "run_on_devices",
-    "simulate",
     # Methods and their atoms.
     "asgd",
+    "asynchronous",
+    "cpu_devices",
     "dynsgd",
+    "eventlog",
     "gem",
+    "initial_state",
     "match_energy",
     "multi_asgd",
+    "per_worker",
+    "place",
+    "pull",
+    "run_on_devices",
     "scale_by_staleness",
+    "simulate",
     "staleness_aware",
 ]

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -70,7 +70,9 @@ class Checkpoints:
                 f"{self.folder}: checkpoint {self.latest} was not written by this version of gemjax ({FORMAT})"
             )
         commits = int(known["commits"])
-        abstract: Any = {"state": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)}
+        abstract: Any = {
+            "state": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        }
         if commits:
             kinds = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
             abstract["trace"] = {name: np.empty(commits, kind) for name, kind in kinds.items()}
@@ -95,7 +97,7 @@ class Checkpoints:
     def close(self) -> None:
         self._checkpointer.close()
 
-    def __enter__(self) -> "Checkpoints":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class EventLog:
 
     def __init__(self, path: str | os.PathLike):
         _drop_cut_line(path)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._file = open(path, "a", encoding="utf-8")
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
     def write(self, event: str, time: float, **fields: Any) -> None:
@@ -42,7 +42,7 @@ class EventLog:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> "EventLog":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

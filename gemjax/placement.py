@@ -1,5 +1,6 @@
 """Which device each worker computes on, and where the central variable lives."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -88,10 +89,8 @@ def cpu_devices(count: int) -> list[jax.Device]:
     """
     if count < 1:
         raise ValueError(f"count must be positive, got {count}")
-    try:
+    with contextlib.suppress(RuntimeError):  # Started already; what it has may be enough.
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        pass  # Started already; what it has may be enough.
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise RuntimeError(

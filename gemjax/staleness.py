@@ -154,8 +154,15 @@ def is_asynchronous(state: PyTree) -> bool:
 
 
 def num_workers_of(state: PyTree) -> int:
-    """How many workers an optimizer state in its stacked form is kept for (the fewest, if wrappers differ)."""
-    return min(node.pulled_at.num_workers for node in _nodes(state, StalenessState))
+    """How many workers an optimizer state in its stacked form is kept for.
+
+    Raises:
+      ValueError: if its parts were made for different numbers.
+    """
+    numbers = {node.pulled_at.num_workers for node in _nodes(state, StalenessState)}
+    if len(numbers) > 1:
+        raise ValueError(f"parts of the method were made for different numbers of workers: {sorted(numbers)}")
+    return numbers.pop()
 
 
 def staleness_of(mine: PyTree) -> jax.Array:
@@ -172,9 +179,9 @@ def pulled_at_of(mine: PyTree) -> jax.Array:
 def recorded_view(mine: PyTree, params: PyTree) -> PyTree | None:
     """The whole view that the checked-out worker pulled, if the optimizer state ``mine`` keeps it; else ``None``."""
     for node in _nodes(mine, StalenessState):
-        if node.stale_params is not None:
-            if jax.tree.structure(node.stale_params.value) == jax.tree.structure(params):
-                return node.stale_params.value
+        kept = node.stale_params
+        if kept is not None and jax.tree.structure(kept.value) == jax.tree.structure(params):
+            return kept.value
     return None
 
 
@@ -183,7 +190,7 @@ def check_num_workers(num_workers: Any) -> None:
     if isinstance(num_workers, jax.core.Tracer):
         return
     try:
-        valid = operator.index(num_workers) >= 1
+        valid = operator.index(num_workers) >= 1 and not isinstance(num_workers, bool)
     except TypeError:
         valid = False
     if not valid:

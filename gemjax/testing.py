@@ -1,7 +1,7 @@
 """What tests of asynchronous code need: injected faults, a plain reference loop, toy problems."""
 
 import threading
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ class Faults:
             self.injected.append(("fail", *at))
             raise InjectedFaultError(f"injected at worker {worker}, step {step}")
 
-    def __enter__(self) -> "Faults":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

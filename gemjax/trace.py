@@ -55,7 +55,7 @@ class Trace:
             num_workers = int(worker.max(initial=0)) + 1
         if num_workers < 1:
             raise ValueError(f"a trace needs at least one worker, got num_workers={num_workers}")
-        _check_rows(worker, (0 <= worker) & (worker < num_workers), "worker {} is not in range({})", num_workers)
+        _check_rows(worker, (worker >= 0) & (worker < num_workers), "worker {} is not in range({})", num_workers)
         previous, count = _previous_commits(worker)
         values = {
             "worker": worker,

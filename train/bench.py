@@ -151,62 +151,81 @@ def _simulated(problem: Problem, num_workers: int, steps: int) -> Callable[[], f
 
 
 def device_overhead(bench: Bench, console: Console) -> dict[str, Any]:
-    """What the scheduler adds to a commit whose gradient is trivial, and where its time goes."""
+    """What the scheduler adds to a commit, and where the time of a commit goes; the gradient is trivial.
+
+    The overhead is the time of a commit in the engine with one worker (so that nothing overlaps) less that of a bare loop
+    that calls the same programs and transfers, in the same run: queue, threads, bookkeeping and reading reports.
+    """
     params = mnist_problem().params
-    ones = jax.tree.map(jnp.ones_like, params)
 
     def loss_fn(params, batch):
-        return 1e-6 * sum(jnp.vdot(p, o) for p, o in zip(jax.tree.leaves(params), jax.tree.leaves(ones), strict=True))
+        return 1e-6 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params))
 
     def batches(worker, step):
         return step
 
-    tx = gemjax.gem(1e-3, 0.9, 4)
-    placement = gemjax.place(4, "dedicated")
-    pieces = _pieces(Transition(tx, loss_fn, 4), params, batches, placement, bench.commits // 4)
-    at: list[float] = []
-    gemjax.run_on_devices(
-        tx, loss_fn, params, batches, bench.commits + 200, placement=placement, callback_every=200,
-        callback=lambda progress: at.append(time.perf_counter()),
-    )  # fmt: skip
-    per_commit = (at[-1] - at[0]) / (200 * (len(at) - 1))
-    device_work = pieces["gradient program"] + pieces["commit + pull program"]
-    pieces["engine, wall time a commit"] = per_commit
-    table = Table(title=f"Device scheduler: trivial gradient, {sum(p.size for p in jax.tree.leaves(params)):,} parameters")
-    table.add_column("piece")
-    table.add_column("µs", justify="right")
-    for name, seconds in pieces.items():
-        table.add_row(name, f"{1e6 * seconds:.0f}")
-    table.add_row("overhead a commit: wall time beyond the two programs", f"{1e6 * (per_commit - device_work):.0f}")
-    console.print(table)
-    return {name: 1e6 * seconds for name, seconds in pieces.items()}
+    def engine(num_workers: int) -> float:
+        """Seconds a commit of the device engine, without set-up and compilation."""
+        at: list[float] = []
+        gemjax.run_on_devices(
+            gemjax.gem(1e-3, 0.9, num_workers), loss_fn, params, batches, bench.commits + 200,
+            placement=gemjax.place(num_workers, "dedicated"), callback_every=200,
+            callback=lambda progress: at.append(time.perf_counter()),
+        )  # fmt: skip
+        return (at[-1] - at[0]) / (200 * (len(at) - 1))
 
-
-def _pieces(transition: Transition, params: PyTree, batches: Any, placement: gemjax.Placement, count: int) -> dict[str, float]:
-    """Medians of every step of a commit, each waited for by itself."""
-    transition, state = transition.init(params)
-    programs = Programs(transition, gemjax.Computed(batches), placement, state)
+    transition, state = Transition(gemjax.gem(1e-3, 0.9, 1), loss_fn, 1).init(params)
+    programs = Programs(transition, gemjax.Computed(batches), gemjax.place(1, "dedicated"), state)
     programs.warm_up()
+    rounds = [(_bare(programs, bench.commits), engine(1)) for _ in range(max(1, bench.rounds // 2))]
+    overhead = float(np.median([engine_time - bare for bare, engine_time in rounds]))
+    figures = _pieces(programs, bench.commits) | {
+        "bare loop of these, a commit": float(np.median([bare for bare, _ in rounds])),
+        "engine with 1 worker, a commit": float(np.median([engine_time for _, engine_time in rounds])),
+        "overhead of the scheduler, a commit": overhead,
+        "engine with 4 workers, a commit": engine(4),
+    }
+    table = Table(
+        title=f"Device scheduler: trivial gradient, {sum(p.size for p in jax.tree.leaves(params)):,} parameters"
+    )
+    table.add_column("piece (medians)")
+    table.add_column("µs", justify="right")
+    for name, seconds in figures.items():
+        table.add_row(name, f"{1e6 * seconds:.0f}")
+    console.print(table)
+    return {name: 1e6 * seconds for name, seconds in figures.items()}
+
+
+def _bare(programs: Programs, count: int) -> float:
+    """Seconds a commit of a plain loop over the same programs and transfers."""
+    began = time.perf_counter()
+    for _ in range(count):
+        gradient = jax.block_until_ready(programs.compute(0, programs.select(0)))
+        report = programs.commit(0, gradient)
+    jax.block_until_ready(report)
+    return (time.perf_counter() - began) / count
+
+
+def _pieces(programs: Programs, count: int) -> dict[str, float]:
+    """Medians of the steps of a commit, each waited for by itself."""
+    central = programs.placement.central
+    worker = programs.placement.workers[0]
     spent: dict[str, list[float]] = {}
 
-    def timed(name: str, call: Callable, *, wait: bool = False) -> Any:
+    def timed(name: str, call: Callable, *, wait: bool = True) -> Any:
         began = time.perf_counter()
         out = call()
         if wait:
             jax.block_until_ready(out)
         spent.setdefault(name, []).append(time.perf_counter() - began)
-        return out
+        return jax.block_until_ready(out)
 
-    selection = programs.select(0)
-    gradient = jax.block_until_ready(programs.compute(0, selection))
-    at_centre = jax.block_until_ready(jax.device_put(gradient, placement.central))
-    view = jax.block_until_ready(programs._views[0])
-    for _ in range(count):
-        timed("gradient program", lambda: programs.compute(0, selection), wait=True)
-        timed("transfer of the gradient", lambda: jax.device_put(gradient, placement.central), wait=True)
-        timed("commit + pull program", lambda: programs._run_commit(0, at_centre, 0, commits=True), wait=True)
-        timed("transfer of the view", lambda: jax.device_put(view, placement.central), wait=True)
-        report = jax.block_until_ready(programs._run_commit(0, at_centre, 0, commits=True))
-        timed("reading the report", lambda: programs.read(report))
-        timed("host: dispatching a gradient", lambda: programs.compute(0, selection))
+    for _ in range(count // 4):
+        selection = programs.select(0)
+        gradient = timed("gradient program", functools.partial(programs.compute, 0, selection))
+        timed("  of that, its dispatch on the host", functools.partial(programs.compute, 0, selection), wait=False)
+        packed = timed("transfer of the gradient", functools.partial(jax.device_put, gradient, central))
+        view, report = timed("commit + pull program", functools.partial(programs.run_commit, 0, packed))
+        timed("transfer of the view", functools.partial(jax.device_put, view, worker))
+        timed("reading the report", functools.partial(programs.read, report), wait=False)
     return {name: float(np.median(seconds)) for name, seconds in spent.items()}

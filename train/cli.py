@@ -14,7 +14,7 @@ from train.config import Config
 
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
-Give one of the configurations first to start from it ({', '.join(configs.NAMES)}; default digits), then flags to change it.
+Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
 `python -m train bench --help` measures instead of training. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
@@ -59,7 +59,9 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     try:
         default = configs.load(name)
     except ValueError:
-        raise UsageError(f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)} or bench") from None
+        raise UsageError(
+            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)} or bench"
+        ) from None
     argv, resume = _resume(argv)
     if resume:
         from train.runfolder import RunFolder
@@ -100,5 +102,9 @@ def one_line(box: str) -> str:
             parts[-1] += f" {line}"
     message = next(part for part in parts if part and part.strip() not in TITLES)
     message = message.strip().removeprefix("Error parsing Config: ")
-    meant = [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}] if "Perhaps you meant:" in lines else []
+    meant = (
+        [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}]
+        if "Perhaps you meant:" in lines
+        else []
+    )
     return message + (f"; did you mean {meant[0]}?" if meant else "")

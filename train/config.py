@@ -62,14 +62,8 @@ class Config:
     def __post_init__(self):
         for name, kind in get_type_hints(type(self)).items():
             choices = get_args(kind)
-            if (
-                choices
-                and all(isinstance(choice, str) for choice in choices)
-                and getattr(self, name) not in choices
-            ):
-                raise ValueError(
-                    f"{flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}"
-                )
+            if choices and all(isinstance(choice, str) for choice in choices) and getattr(self, name) not in choices:
+                raise ValueError(f"{flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
         for name in ("workers", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{flag(name)} must be at least 1; got {getattr(self, name)}")

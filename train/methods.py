@@ -8,9 +8,7 @@ import gemjax
 from train.config import Config
 
 METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
-    "gem": lambda c: gemjax.gem(
-        c.learning_rate, c.momentum, c.workers, kappa=c.kappa, reading=c.reading
-    ),
+    "gem": lambda c: gemjax.gem(c.learning_rate, c.momentum, c.workers, kappa=c.kappa, reading=c.reading),
     "asgd": lambda c: gemjax.asgd(c.learning_rate, c.workers),
     "multi_asgd": lambda c: gemjax.multi_asgd(c.learning_rate, c.momentum, c.workers),
     "staleness_aware": lambda c: gemjax.staleness_aware(c.learning_rate, c.workers),

@@ -45,7 +45,7 @@ def _columns(folder: RunFolder, event: str) -> dict[str, np.ndarray]:
             rows.append(record | begun.pop((record["worker"], record["step"]), {}))
     if not rows:
         return {}
-    return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in rows[0]if name != "event"}
+    return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in rows[0] if name != "event"}
 
 
 def _draw_loss(axes: Axes, commits: dict[str, np.ndarray]) -> None:

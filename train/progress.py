@@ -1,7 +1,7 @@
 """The progress line: a live bar on a terminal, plain lines elsewhere."""
 
 import time
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from rich.console import Console
@@ -31,7 +31,7 @@ class ProgressLine:
             )
             self._task = self._live.add_task("", total=total, completed=done, rate="", text="")
 
-    def __enter__(self) -> "ProgressLine":
+    def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self

@@ -60,9 +60,7 @@ class RunFolder:
         if name == "latest":
             found = sorted(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
             if not found:
-                raise FileNotFoundError(
-                    f"there is no run under {RUNS}/ to resume; name one with --resume RUN"
-                )
+                raise FileNotFoundError(f"there is no run under {RUNS}/ to resume; name one with --resume RUN")
             return cls(found[-1].parent)
         folder = cls(name)
         if not folder.config.exists():
@@ -72,9 +70,7 @@ class RunFolder:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.checkpoints_path)
 
-    def save_checkpoint(
-        self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog
-    ) -> None:
+    def save_checkpoint(self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog) -> None:
         """Writes a checkpoint that also knows how far the records went, so that a resumed run repeats none."""
         log.flush()
         sizes = {"events": self.events.stat().st_size, "metrics": _size(self.metrics)}

@@ -4,7 +4,7 @@ import json
 import signal
 import threading
 import time
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -130,7 +130,7 @@ class _Watcher:
 class _Interrupt(threading.Event):
     """Set by the first Ctrl-C; the second one interrupts at once."""
 
-    def __enter__(self) -> "_Interrupt":
+    def __enter__(self) -> Self:
         self._before = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._on_signal)

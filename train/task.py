@@ -28,13 +28,9 @@ class Task:
 def make_task(config: Config) -> Task:
     """Reads the data and builds the network that `config` asks for."""
     dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir)
-    model = (
-        models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
-    )
+    model = models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
     normalisation = (dataset.mean, dataset.std, dataset.scale)
-    params = models.init_params(
-        model, jax.random.key(config.seed), dataset.train["image"].shape[1:]
-    )
+    params = models.init_params(model, jax.random.key(config.seed), dataset.train["image"].shape[1:])
     evaluate = models.make_evaluate(model, *normalisation)
     images, labels = jax.device_put((dataset.test["image"], dataset.test["label"]))
 
@@ -42,9 +38,7 @@ def make_task(config: Config) -> Task:
         loss, accuracy = evaluate(jax.device_put(params, images.sharding), images, labels)
         return float(loss), float(accuracy)
 
-    batches = gemjax.Epochs(
-        dataset.train, min(config.batch_size, len(dataset.train["label"])), config.seed
-    )
+    batches = gemjax.Epochs(dataset.train, min(config.batch_size, len(dataset.train["label"])), config.seed)
     return Task(
         params=params,
         loss_fn=models.make_loss(model, *normalisation),

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 

@@ -43,11 +43,13 @@ class Programs:
         gradient_shapes = jax.eval_shape(self.transition.gradient, view_shapes, batch_shapes, np.int32(0), np.int32(0))
         self._view, self._gradient = Packer(view_shapes), Packer(gradient_shapes)
 
-        def compute(packed, data, selection, worker, step):
+        def compute(packed, data, selection, who):
+            worker, step = who
             batch = self.batches.batch(data, selection)
             return self._gradient.pack(self.transition.gradient(self._view.unpack(packed), batch, worker, step))
 
-        def commit(shared, mine, packed, worker, step, commits):
+        def commit(shared, mine, packed, who, commits):
+            worker, step = who
             state = self._join(mine, shared)
             gradient = self._gradient.unpack(packed)
             state, view, report = self.transition.commit_and_pull(
@@ -60,12 +62,14 @@ class Programs:
             return shared, mine, self._view.pack(view), jnp.stack([v.astype(dtype) for v in named.values()])
 
         self._compute = jax.jit(compute)
-        self._commit = jax.jit(commit, donate_argnums=(0, 1), static_argnums=5)
+        self._commit = jax.jit(commit, donate_argnums=(0, 1), static_argnums=4)
 
     def warm_up(self) -> None:
         """Compiles everything: the workers' programs in parallel, one a device, and the commit."""
         first = {device: worker for worker, device in reversed(list(enumerate(self.placement.workers)))}
-        x64 = jax.config.read("jax_enable_x64")  # As the calling thread has it: `with jax.enable_x64():` does not reach others.
+        x64 = jax.config.read(
+            "jax_enable_x64"
+        )  # As the calling thread has it: `with jax.enable_x64():` does not reach others.
 
         def run_once(worker):
             with jax.enable_x64(x64):
@@ -75,7 +79,7 @@ class Programs:
             gradients = list(pool.map(run_once, first.values()))
         scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
         packed = jax.device_put(gradients[0], self.placement.central)
-        jax.block_until_ready(self._commit(*scratch, packed, np.int32(0), np.int32(0), True))
+        jax.block_until_ready(self._commit(*scratch, packed, _who(0, 0), True))
 
     def select(self, worker: int) -> PyTree:
         """What singles out the batch of the worker's step."""
@@ -84,20 +88,21 @@ class Programs:
     def compute(self, worker: int, selection: PyTree) -> PyTree:
         """Dispatches the worker's gradient on the view it holds; returns at once."""
         data = self._data[self.placement.workers[worker]]
-        return self._compute(self._views[worker], data, selection, np.int32(worker), np.int32(self.steps[worker]))
+        return self._compute(self._views[worker], data, selection, _who(worker, self.steps[worker]))
 
     def commit(self, worker: int, packed: PyTree) -> jax.Array:
         """Dispatches the commit of a packed gradient and the pull that follows; returns the report's array at once."""
         packed = jax.device_put(packed, self.placement.central)
-        step = self.steps[worker]
-        report = self._run_commit(worker, packed, step, commits=True)
-        self.steps[worker] = step + 1
+        view, report = self.run_commit(worker, packed)
+        self._views[worker] = self._to_worker(worker, view)
+        self.steps[worker] += 1
         return report
 
     def pull_again(self, worker: int) -> None:
         """Has the worker pull without a commit; it keeps its step."""
         nothing = self._gradient.zeros(self.placement.central)
-        self._run_commit(worker, nothing, self.steps[worker], commits=False)
+        view, _ = self.run_commit(worker, nothing, commits=False)
+        self._views[worker] = self._to_worker(worker, view)
 
     def read(self, report: jax.Array) -> dict[str, Any]:
         """The numbers of a report by name; waits until they are there."""
@@ -114,12 +119,12 @@ class Programs:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[[s.value for s in mine] for mine in self._slots])
         return self._join([Slots(value, self.num_workers) for value in stacked], self._shared)
 
-    def _run_commit(self, worker: int, packed: PyTree, step: int, *, commits: bool) -> jax.Array:
+    def run_commit(self, worker: int, packed: PyTree, *, commits: bool = True) -> tuple[PyTree, jax.Array]:
+        """The commit program alone, on what is at the centre already: the worker's packed next view, and the report."""
         self._shared, self._slots[worker], view, report = self._commit(
-            self._shared, self._slots[worker], packed, np.int32(worker), np.int32(step), commits
+            self._shared, self._slots[worker], packed, _who(worker, self.steps[worker]), commits
         )
-        self._views[worker] = self._to_worker(worker, view)
-        return report
+        return view, report
 
     def _to_worker(self, worker: int, packed_view: PyTree) -> PyTree:
         return jax.device_put(packed_view, self.placement.workers[worker])
@@ -127,3 +132,8 @@ class Programs:
     def _selection(self, worker: int, step: int) -> PyTree:
         selected = self.batches.select(np.array([worker], np.int32), np.array([step], np.int32))
         return jax.tree.map(lambda column: column[0], selected)
+
+
+def _who(worker: int, step: int) -> np.ndarray:
+    """Worker and step as one array: every argument of a call costs some microseconds."""
+    return np.array((worker, step), np.int32)

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -62,7 +62,7 @@ class Waiters:
                 error = raised
             self._ready.put(Arrival(worker, step, dispatched, time.perf_counter(), gradient, error))
 
-    def __enter__(self) -> "Waiters":
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

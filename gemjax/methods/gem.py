@@ -119,7 +119,7 @@ def gem(
       \theta &\leftarrow \theta + \pi \odot \Delta
 
     all elementwise, with :math:`m_w = 0` at the start and :math:`\theta` the central variable before the commit. Where
-    :math:`\pi` is not clamped, :math:`|\theta - s| + |\pi\Delta| = \kappa|m_w|`: the energy is matched exactly.
+    :math:`\pi` is not clamped, :math:`|\theta - s| + \pi|\Delta| = \kappa|m_w|`: the energy is matched exactly.
 
     Reductions:
       - one worker, nothing stale: :math:`|\pi\Delta| = \min(\kappa|m|, c_1|\Delta|)` with the sign of :math:`\Delta`, the
@@ -135,7 +135,7 @@ def gem(
         the loss improves up to about 3 and diverges at 4.
       clamp: :math:`(c_0, c_1)`, bounds of :math:`\pi`; default (0, 5) as in the authors' code. ``None`` takes them away:
         then :math:`\pi` is negative wherever the others have moved farther than the proxy allows, and reverses the
-        update there.
+        update there; with several workers that can diverge at any rate.
       eps: :math:`\varepsilon \ge 0`, default 1e-12 (authors' code; the paper's text says 1e-16).
       reading: which point :math:`s` is, and where gradients are computed; the sources differ.
 
@@ -173,6 +173,7 @@ def gem(
       1. :math:`\pi` is clamped (in the authors' code, not in the equations); ``clamp=None`` is the equations.
       2. The default order is that of the equations, see ``reading``.
       3. :math:`\kappa` scales :math:`|m|` (equation 27), not :math:`|m|^2` (equation 26).
+      4. :math:`\varepsilon` is added to :math:`|\Delta|` (the paper); the authors' code has it inside the absolute value.
     """
     check_learning_rate(learning_rate)
     energy = match_energy(momentum, kappa, clamp, eps, reading)
@@ -182,7 +183,8 @@ def gem(
 def _check_clamp(clamp: tuple[float, float] | None) -> None:
     if clamp is None:
         return
-    if not (isinstance(clamp, (tuple, list)) and len(clamp) == 2 and clamp[0] <= clamp[1]):
+    numbers = isinstance(clamp, (tuple, list)) and all(isinstance(bound, (int, float)) for bound in clamp)
+    if not (numbers and len(clamp) == 2 and clamp[0] <= clamp[1]):
         raise ValueError(f"clamp must be None or a pair (lowest, highest) with lowest <= highest, got {clamp!r}")
 
 

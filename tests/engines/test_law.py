@@ -49,7 +49,7 @@ def assert_the_law(result, make, problem, rtol, *, retired=False):
     assert_close(result.params, plain, rtol)
 
 
-@every_method("gem", "asgd", "adam-per-worker")
+@every_method("gem", "multi-asgd")
 def test_the_same_trace_gives_the_same_parameters(make, x64):
     problem = mlp(jnp.float64)
     result = on_devices(make, problem)
@@ -71,13 +71,14 @@ def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
     assert_the_law(result, make, clean, rtol=1e-10, retired=True)
 
 
+@pytest.mark.slow
 def test_it_holds_in_single_precision():
     """Rounding differs between compiled programs and is carried along: 60 commits stay within 1e-4."""
     problem, make = mlp(), lambda n: gemjax.gem(0.05, num_workers=n)
     assert_the_law(on_devices(make, problem), make, problem, rtol=1e-4)
 
 
-@pytest.mark.parametrize("average", [False, True], ids=["latest", "average"])
+@pytest.mark.parametrize("average", [pytest.param(False, marks=pytest.mark.slow), True], ids=["latest", "average"])
 def test_it_holds_for_the_model_state(average, x64):
     problem, make = mlp(jnp.float64), lambda n: gemjax.asgd(0.05, num_workers=n)
     result = on_devices(make, problem, num_commits=30, average_model_state=average)

@@ -61,7 +61,7 @@ def asgd(num_workers):
 # --- Equality with the plain loop
 
 
-@every_method("gem", "adam-per-worker")
+@every_method("gem")
 def test_equals_the_plain_loop(make, x64):
     """Float64, with late pulls, model state and keys."""
     problem = mlp(jnp.float64)
@@ -101,7 +101,7 @@ def test_plain_optax_optimizers_are_wrapped(tx):
 # --- Determinism
 
 
-@every_method("gem", "adam-per-worker")
+@every_method("gem")
 def test_the_same_run_twice_is_the_same_to_the_bit(make):
     first, second = (run(MLP, make, LATE, diagnostics=["gap"]) for _ in range(2))
     assert_same_bits(first.state, second.state)
@@ -163,6 +163,16 @@ def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
         assert_same_bits(joined, whole.history)
 
 
+def test_a_pull_alone_uses_up_no_step():
+    """Between a late pull and its commit the state says which step the worker computes."""
+    events = LATE.events()
+    pulls = np.flatnonzero(~events.commits)
+    assert len(pulls)
+    for arrival in pulls.tolist():
+        state = run(QUADRATIC, gem, LATE, chunk_size=1, callback=stop_after(arrival + 1)).state
+        assert int(state.step[int(events.worker[arrival])]) == events.step[arrival]
+
+
 def test_the_state_given_is_not_used_up():
     first = run(QUADRATIC, gem, LATE, chunk_size=1, callback=stop_after(3))
     again = [run(QUADRATIC, gem, LATE, state=first.state) for _ in range(2)]
@@ -186,7 +196,7 @@ def test_params_are_not_used_up():
 
 
 @every_method("gem")
-@pytest.mark.parametrize("kind", ["loss", "gradient"])
+@pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_a_commit_that_is_not_finite_does_not_happen(make, kind, x64):
     problem, rows = mlp(jnp.float64), [3, 9, 10]
     trace = gemjax.arrivals.Gamma(4).trace(24, seed=2)
@@ -243,7 +253,7 @@ def counting(policy_average):
     def loss_fn(params, model_state, batch, key):
         return jnp.sum(params["x"] ** 2), (model_state + batch, {"seen": model_state})
 
-    batches = lambda worker, step: 10.0**worker  # noqa: E731
+    batches = lambda worker, step: 10.0**worker
     trace = gemjax.Trace([0, 1, 1, 0])
     problem = Problem(loss_fn, {"x": jnp.ones(2)}, batches, jnp.float32(0))
     return run(problem, asgd, trace, average_model_state=policy_average)

@@ -71,3 +71,10 @@ def test_a_factor_of_ones_own():
     _, state = tx.update(jnp.ones(1), state, worker=0)
     updates, _ = tx.update(jnp.ones(1), state, worker=1)
     assert updates.item() == 0.5
+
+
+def test_a_factor_of_higher_precision_does_not_promote():
+    tx = gemjax.asynchronous(gemjax.scale_by_staleness(lambda staleness: jnp.float32(0.5)), num_workers=2)
+    params = jnp.ones(2, jnp.bfloat16)
+    updates, _ = tx.update(params, tx.init(params), params, worker=1)
+    assert updates.dtype == jnp.bfloat16

@@ -20,7 +20,10 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--method", "adamw"], "invalid choice 'adamw' for argument '--method'. Expected one of ('gem', 'asgd', 'multi_asgd', "),
+        (
+            ["--method", "adamw"],
+            "invalid choice 'adamw' for argument '--method'. Expected one of ('gem', 'asgd', 'multi_asgd', ",
+        ),
         (["--engine=tpu"], "invalid choice 'tpu' for argument '--engine'. Expected one of ('devices', 'simulate')."),
         (["--methd", "gem"], "Unrecognized options: --methd, gem; did you mean --method?"),
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),

@@ -36,7 +36,7 @@ def test_configurations_survive_json(tmp_path):
 def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="config.json is not the configuration of a run"):
+    with pytest.raises(ValueError, match=r"config\.json is not the configuration of a run"):
         Config.load(path)
 
 

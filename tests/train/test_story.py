@@ -24,7 +24,13 @@ def data_dir(tmp_path_factory):
 @pytest.fixture
 def small(data_dir, tmp_path):
     return Config(
-        workers=3, epochs=1.0, batch_size=128, learning_rate=0.1, data_dir=data_dir, out=str(tmp_path / "run"), eval_every=11
+        workers=3,
+        epochs=1.0,
+        batch_size=128,
+        learning_rate=0.1,
+        data_dir=data_dir,
+        out=str(tmp_path / "run"),
+        eval_every=11,
     )
 
 
@@ -140,7 +146,10 @@ def test_every_configuration_runs_shrunk(name, tmp_path, data_dir, monkeypatch):
     if config.dataset != "digits":  # Its files are not here: the same shapes, from the digits.
         digits = data.load("digits", data_dir=data_dir)
         grown = {
-            split: {"image": np.kron(part["image"], np.ones((1, 4, 4, 1), np.uint8))[:, 2:-2, 2:-2], "label": part["label"]}
+            split: {
+                "image": np.kron(part["image"], np.ones((1, 4, 4, 1), np.uint8))[:, 2:-2, 2:-2],
+                "label": part["label"],
+            }
             for split, part in (("train", digits.train), ("test", digits.test))
         }
         monkeypatch.setattr(data, "load", lambda *_, **__: dataclasses.replace(digits, **grown))

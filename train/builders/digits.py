@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
-
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow_datasets as tfds
