@@ -27,7 +27,7 @@ class EventLog:
 
     def __init__(self, path: str | os.PathLike):
         _drop_cut_line(path)
-        self._file = open(path, "a", encoding="utf-8")
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
     def write(self, event: str, time: float, **fields: Any) -> None:

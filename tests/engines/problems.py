@@ -1,5 +1,6 @@
 """Small problems, poisoned batches and traces that the tests of the engines share."""
 
+import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -12,11 +13,41 @@ import gemjax
 from gemjax import testing
 
 
-def every_method(*fast: str):
-    """Parametrizes over all methods; those that are not named are slow, or none is if no name is given."""
+def every_method(*fast: str, only=lambda row: True):
+    """Parametrizes over the methods for which ``only`` is true; those that are not named are slow."""
     assert set(fast) <= {row.name for row in METHODS}
-    marks = {row.name: () if not fast or row.name in fast else pytest.mark.slow for row in METHODS}
-    return pytest.mark.parametrize("make", [pytest.param(row, id=row.name, marks=marks[row.name]) for row in METHODS])
+    marks = {row.name: () if row.name in fast else pytest.mark.slow for row in METHODS}
+    return pytest.mark.parametrize(
+        "make", [pytest.param(row, id=row.name, marks=marks[row.name]) for row in METHODS if only(row)]
+    )
+
+
+class Abreast:
+    """A gate that holds a worker which is more than two steps ahead of another, so that short runs are mixed on any host.
+
+    Args:
+      num_workers: number of workers N.
+      gate: what a worker meets once it is let through; may raise or block.
+      lost: ``lost(worker, step)`` says that nobody is to wait for the worker any more.
+    """
+
+    def __init__(self, num_workers=4, gate=lambda worker, step: None, lost=lambda worker, step: False):
+        self.steps, self.gate, self.lost = [0] * num_workers, gate, lost
+        self.changed = threading.Condition()
+
+    def _is_near(self, step):
+        return all(s >= step - 2 or self.lost(w, s) for w, s in enumerate(self.steps))
+
+    def __call__(self, worker, step):
+        with self.changed:
+            self.steps[worker] = step
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self._is_near(step), timeout=60)
+        try:
+            self.gate(worker, step)
+        finally:
+            with self.changed:
+                self.changed.notify_all()
 
 
 class Problem(NamedTuple):

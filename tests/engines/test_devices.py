@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Problem, assert_close, assert_same_bits, mlp, poisoned, quadratic
+from engines.problems import Abreast, Problem, assert_close, assert_same_bits, mlp, poisoned, quadratic
 
 import gemjax
 from gemjax import eventlog
@@ -100,7 +100,7 @@ def test_every_home_of_the_central_variable(central, vector):
 def test_more_workers_than_devices(devices):
     placement = gemjax.place(7, "colocated", jax.devices()[:devices])
     tx = gemjax.gem(0.05, num_workers=7)
-    result = run(tx=tx, placement=placement, num_commits=60)
+    result = run(tx=tx, placement=placement, num_commits=60, gate=Abreast(7))
     assert_consistent(result, 60, num_workers=7)
     assert set(result.trace.worker) == set(range(7))
     assert_close(jax.device_get(result.params), jax.device_get(replay(result, tx=tx).params), rtol=1e-5)
@@ -153,7 +153,7 @@ def test_equal_workers_share_the_commits():
 
 def test_a_hung_worker_stops_nobody():
     with Faults().hang(worker=2, step=1) as faults:
-        result = run(gate=faults)
+        result = run(gate=Abreast(4, faults, lost=lambda worker, step: worker == 2 and step == 1))
     assert faults.injected == [("hang", 2, 1)]
     counts = collections.Counter(result.trace.worker.tolist())
     assert counts[2] == 1
@@ -171,7 +171,7 @@ def test_a_worker_that_raises_tries_its_step_again(tmp_path):
         Faults().fail(0, 0).fail(1, 2, times=2).fail(1, 3, times=2) as faults,
         gemjax.EventLog(tmp_path / "log") as log,
     ):
-        result = run(gate=faults, num_commits=60, log=log)
+        result = run(gate=Abreast(4, faults), num_commits=60, log=log)
     assert len(faults.injected) == 5
     found = [(event["worker"], event["step"]) for event in events(tmp_path / "log", "fault")]
     assert sorted(found) == [(0, 0), (1, 2), (1, 2), (1, 3), (1, 3)]
@@ -207,7 +207,8 @@ def test_a_worker_that_raises_pulls_afresh(x64):
 
 def test_a_worker_that_keeps_raising_is_retired(tmp_path):
     with Faults().fail(1, 2, times=99) as faults, gemjax.EventLog(tmp_path / "log") as log:
-        result = run(gate=faults, num_commits=60, log=log)
+        retired = lambda worker, step: worker == 1 and len(faults.injected) == 3  # noqa: E731
+        result = run(gate=Abreast(4, faults, retired), num_commits=60, log=log)
     assert len(faults.injected) == 3
     assert [event["worker"] for event in events(tmp_path / "log", "retire")] == [1]
     assert (result.trace.worker == 1).sum() == 2
@@ -242,7 +243,7 @@ def test_a_computation_that_raises_is_a_fault_of_its_worker(tmp_path):
 
     problem = QUADRATIC._replace(loss_fn=loss_fn, batches=lambda w, s: (w, s, QUADRATIC.batches(w, s)))
     with gemjax.EventLog(tmp_path / "log") as log:
-        result = run(problem, ASGD, log=log)
+        result = run(problem, ASGD, log=log, gate=Abreast())
     assert left == [0]
     assert [(event["worker"], event["step"]) for event in events(tmp_path / "log", "fault")] == [(1, 2)] * 2
     assert_consistent(result, 40)
@@ -253,7 +254,7 @@ def test_a_commit_that_is_not_finite_does_not_happen(kind, tmp_path):
     at = [(0, 0), (1, 2), (3, 1), (3, 2)]
     problem = poisoned(QUADRATIC, at, kind)
     with gemjax.EventLog(tmp_path / "log") as log:
-        result = run(problem, num_commits=60, log=log)
+        result = run(problem, num_commits=60, log=log, gate=Abreast())
     rejected = ~result.history["applied"]
     found = set(
         zip(result.history["worker"][rejected].tolist(), result.history["step"][rejected].tolist(), strict=True)
@@ -318,8 +319,10 @@ def test_a_run_is_continued_with_its_state_and_trace():
 def test_a_run_is_continued_after_faults_and_rejections():
     problem = poisoned(QUADRATIC, [(0, 1), (2, 3), (1, 9)])
     with Faults().fail(3, 2).fail(3, 8) as faults:
-        first = run(problem, num_commits=25, gate=faults)
-        second = run(problem, num_commits=60, gate=faults, state=first.state, recorded=first.trace)
+        first = run(problem, num_commits=25, gate=Abreast(4, faults))
+        second = run(problem, num_commits=60, gate=Abreast(4, faults), state=first.state, recorded=first.trace)
+    assert len(faults.injected) == 2
+    assert int(second.state.rejected) == 3
     assert second.trace.first(25) == first.trace
     assert_close(second.params, replay(second).params, rtol=1e-5)
 
@@ -335,7 +338,8 @@ def test_a_simulated_run_is_continued_on_devices():
 def test_the_simulator_knows_the_step_of_a_worker_that_pulled_late():
     """The state that a replay ends in is the one that the run ended in: the next step of each worker too."""
     with Faults().fail(3, 2).fail(0, 0) as faults:
-        result = run(num_commits=30, gate=faults)
+        result = run(num_commits=30, gate=Abreast(4, faults))
+    assert len(faults.injected) == 2
     assert_same_bits(jax.device_get(replay(result).state.step), jax.device_get(result.state.step))
 
 
@@ -403,7 +407,7 @@ def test_a_rejected_bfloat16_loss_can_be_logged(tmp_path):
     problem = bfloat16()
     problem = poisoned(problem, [(1, 1)])
     with gemjax.EventLog(tmp_path / "log") as log:
-        run(problem, log=log)
+        run(problem, log=log, gate=Abreast())
     assert [event["loss"] for event in events(tmp_path / "log", "reject")] == [None]
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines.problems import assert_close, every_method, mlp, poisoned
+from engines.problems import Abreast, assert_close, every_method, mlp, poisoned
 
 import gemjax
 from gemjax.testing import Faults, run_in_python
@@ -52,19 +52,21 @@ def assert_the_law(result, make, problem, rtol, *, retired=False):
 @every_method("gem", "multi-asgd")
 def test_the_same_trace_gives_the_same_parameters(make, x64):
     problem = mlp(jnp.float64)
-    result = on_devices(make, problem)
-    assert len(result.trace) == COMMITS
+    commits = COMMITS if make.converges_stale else 16  # What climbs multiplies rounding, too.
+    result = on_devices(make, problem, commits, gate=Abreast(WORKERS))
+    assert len(result.trace) == commits
     assert result.trace.staleness.max() > 0
     assert_the_law(result, make, problem, rtol=1e-10)
 
 
-@every_method("gem")
+@every_method("gem", only=lambda row: row.converges_stale)
 def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
     """Retried workers pulled late; rejected gradients left no trace but a lost step."""
     clean = mlp(jnp.float64)
     problem = poisoned(clean, [(1, 3), (2, 0), (2, 5)])
     with Faults().fail(0, 2).fail(3, 0, times=2).fail(3, 4, times=9) as faults:
-        result = on_devices(make, problem, gate=faults)
+        retired = lambda worker, step: worker == 3 and step == 4 and len(faults.injected) == 6  # noqa: E731
+        result = on_devices(make, problem, gate=Abreast(WORKERS, faults, retired))
     assert len(faults.injected) == 6
     assert (~result.history["applied"]).sum() == 3
     assert len(result.trace.events().worker) > COMMITS
@@ -81,7 +83,7 @@ def test_it_holds_in_single_precision():
 @pytest.mark.parametrize("average", [pytest.param(False, marks=pytest.mark.slow), True], ids=["latest", "average"])
 def test_it_holds_for_the_model_state(average, x64):
     problem, make = mlp(jnp.float64), lambda n: gemjax.asgd(0.05, num_workers=n)
-    result = on_devices(make, problem, num_commits=30, average_model_state=average)
+    result = on_devices(make, problem, num_commits=30, average_model_state=average, gate=Abreast(WORKERS))
     simulated = in_the_simulator(make, problem, result.trace, average_model_state=average)
     assert_close(result.model_state, simulated.model_state, rtol=1e-10)
     assert_close(result.params, simulated.params, rtol=1e-10)
