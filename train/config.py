@@ -26,11 +26,11 @@ class Config:
     """How commits are made safe against staleness."""
     workers: int = 8
     """Number of asynchronous workers."""
-    epochs: float = 10.0
+    epochs: float = 6.0
     """Data epochs that each worker contributes; the run has workers * epochs * (rows / batch_size) commits."""
     batch_size: int = 32
     """Rows a gradient, of one worker."""
-    learning_rate: float = 0.05
+    learning_rate: float = 0.1
     """Learning rate of one worker's gradient."""
     momentum: float = 0.9
     """Momentum, for the methods that have one; in [0, 1)."""

@@ -1,7 +1,8 @@
-"""A valid convolution, with or without 2x2 max-pooling behind it, in two implementations.
+"""A valid convolution, with or without 2x2 max-pooling behind it, in three implementations.
 
 `"lax"` is `jax.lax.conv_general_dilated`, which accelerators run best. `"matmul"` is for CPUs,
-where XLA's own convolution is many times slower inside `lax.scan` and `lax.fori_loop`. Both take
+where XLA's own convolution is many times slower inside `lax.scan` and `lax.fori_loop`. `"patches"` is
+the plain way to do the same: for small images it is as fast and compiles in half the time. All take
 the same kernel and give the same values and gradients up to rounding.
 
 How `"matmul"` is built, and why:
@@ -31,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-IMPLEMENTATIONS = ("matmul", "lax")
+IMPLEMENTATIONS = ("matmul", "patches", "lax")
 
 
 def default_implementation() -> str:
@@ -50,7 +51,7 @@ def convolve(
     """Convolve `images` [B, H, W, C] with `kernel` [k, k, C, O], max-pool 2x2 where asked.
 
     `bias` [O] is added. Nothing is padded; pooling drops an odd last row or column.
-    `implementation` is `"matmul"`, `"lax"`, or `None` for `default_implementation()`; `"matmul"`
+    `implementation` is one of `IMPLEMENTATIONS`, or `None` for `default_implementation()`; `"matmul"`
     can be differentiated in reverse mode only.
     """
     implementation = implementation or default_implementation()
@@ -58,16 +59,28 @@ def convolve(
         return _convolve_lax(images, kernel, bias, pool)
     if implementation == "matmul":
         return _convolve_matmul(images, kernel, bias, pool)
+    if implementation == "patches":
+        return _convolve_patches(images, kernel, bias, pool)
     raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, not {implementation!r}")
+
+
+def _convolve_patches(images, kernel, bias, pool):
+    size = kernel.shape[0]
+    height, width = (extent - size + 1 for extent in images.shape[1:3])
+    shifted = [images[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
+    out = jnp.concatenate(shifted, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+    return (_max_pool(out) if pool else out) + bias.reshape(1, 1, 1, -1)
+
+
+def _max_pool(images):
+    batch, height, width, channels = images.shape
+    images = images[:, : height // 2 * 2, : width // 2 * 2]
+    return images.reshape(batch, height // 2, 2, width // 2, 2, channels).max((2, 4))
 
 
 def _convolve_lax(images, kernel, bias, pool):
     out = lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    if pool:
-        batch, height, width, channels = out.shape
-        out = out[:, : height // 2 * 2, : width // 2 * 2]
-        out = out.reshape(batch, height // 2, 2, width // 2, 2, channels).max((2, 4))
-    return out + bias.reshape(1, 1, 1, -1)
+    return (_max_pool(out) if pool else out) + bias.reshape(1, 1, 1, -1)
 
 
 def _convolve_matmul(images, kernel, bias, pool):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from train.convolution import convolve
+from train.convolution import convolve, default_implementation
 
 Params = Any
 Metrics = dict[str, jax.Array]
@@ -98,9 +98,11 @@ class DigitsCNN(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         del train  # the same network in training and in evaluation
+        small = "patches" if default_implementation() == "matmul" else "lax"
+        implementation = self.implementation or small
         x = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        x = nn.relu(Conv(16, 3, implementation=self.implementation)(x))
-        x = nn.relu(Conv(32, 3, pool=True, implementation=self.implementation)(x))
+        x = nn.relu(Conv(16, 3, implementation=implementation)(x))
+        x = nn.relu(Conv(32, 3, pool=True, implementation=implementation)(x))
         x = nn.relu(_dense(x.reshape(x.shape[0], -1), 64))
         return _dense(x, self.num_classes)
 

@@ -1,6 +1,7 @@
 """The compiled programs of a run on devices, and the arrays they pass around."""
 
 import concurrent.futures
+import os
 from typing import Any
 
 import jax
@@ -75,7 +76,8 @@ class Programs:
             with jax.enable_x64(x64):
                 return jax.block_until_ready(self.compute(worker, self.select(worker)))
 
-        with concurrent.futures.ThreadPoolExecutor(len(first)) as pool:
+        # More compilations at a time than cores only slow each other down.
+        with concurrent.futures.ThreadPoolExecutor(min(len(first), os.cpu_count() or 1)) as pool:
             gradients = list(pool.map(run_once, first.values()))
         scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
         packed = jax.device_put(gradients[0], self.placement.central)

@@ -207,7 +207,7 @@ def test_a_worker_that_raises_pulls_afresh(x64):
 
 def test_a_worker_that_keeps_raising_is_retired(tmp_path):
     with Faults().fail(1, 2, times=99) as faults, gemjax.EventLog(tmp_path / "log") as log:
-        retired = lambda worker, step: worker == 1 and len(faults.injected) == 3  # noqa: E731
+        retired = lambda worker, step: worker == 1 and len(faults.injected) == 3
         result = run(gate=Abreast(4, faults, retired), num_commits=60, log=log)
     assert len(faults.injected) == 3
     assert [event["worker"] for event in events(tmp_path / "log", "retire")] == [1]
@@ -427,6 +427,7 @@ def test_bfloat16_stays_bfloat16():
     assert_close(result.params, replay(result, problem).params, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_float64_stays_float64(x64):
     problem = mlp(jnp.float64)
     result = run(problem, num_commits=20)

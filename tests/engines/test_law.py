@@ -49,7 +49,7 @@ def assert_the_law(result, make, problem, rtol, *, retired=False):
     assert_close(result.params, plain, rtol)
 
 
-@every_method("gem", "multi-asgd")
+@every_method("gem")
 def test_the_same_trace_gives_the_same_parameters(make, x64):
     problem = mlp(jnp.float64)
     commits = COMMITS if make.converges_stale else 16  # What climbs multiplies rounding, too.
@@ -65,7 +65,7 @@ def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
     clean = mlp(jnp.float64)
     problem = poisoned(clean, [(1, 3), (2, 0), (2, 5)])
     with Faults().fail(0, 2).fail(3, 0, times=2).fail(3, 4, times=9) as faults:
-        retired = lambda worker, step: worker == 3 and step == 4 and len(faults.injected) == 6  # noqa: E731
+        retired = lambda worker, step: worker == 3 and step == 4 and len(faults.injected) == 6
         result = on_devices(make, problem, gate=Abreast(WORKERS, faults, retired))
     assert len(faults.injected) == 6
     assert (~result.history["applied"]).sum() == 3
