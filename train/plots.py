@@ -11,7 +11,7 @@ from train.config import Config
 from train.runfolder import RunFolder
 
 WORKERS_SHOWN = 16
-ROUNDS_SHOWN = 6  # In the timeline: gradients of an average worker.
+ROUNDS_SHOWN = 6  # In the timeline, from the middle of the run: gradients of an average worker.
 
 
 def draw_run(folder: RunFolder, config: Config) -> None:
@@ -79,10 +79,11 @@ def _draw_staleness(axes: Axes, commits: dict[str, np.ndarray]) -> None:
 
 
 def _draw_timeline(axes: Axes, commits: dict[str, np.ndarray], *, virtual: bool) -> None:
-    """The last rounds, worker by worker: computing, then waiting to be committed."""
+    """Some rounds in the middle of the run, worker by worker: computing, then waiting to be committed."""
     workers = commits["worker"].astype(int)
     count = workers.max() + 1
-    shown = slice(max(0, len(workers) - ROUNDS_SHOWN * count), None)
+    first = max(0, (len(workers) - ROUNDS_SHOWN * count) // 2)
+    shown = slice(first, first + ROUNDS_SHOWN * count)
     previous = np.full(count, np.nan)
     start = np.empty(len(workers))
     for row, worker in enumerate(workers):
@@ -100,7 +101,7 @@ def _draw_timeline(axes: Axes, commits: dict[str, np.ndarray], *, virtual: bool)
         axes.barh(workers[rows][visible], (end[rows] - begin).clip(min=0)[visible], left=begin[visible], height=0.7,
                   color=color, edgecolor="white", lw=0.6, label=label)  # fmt: skip
     unit = "virtual time (gradients)" if virtual else "seconds"
-    axes.set(xlabel=unit, ylabel="worker", title=f"Timeline, last {ROUNDS_SHOWN} rounds")
+    axes.set(xlabel=unit, ylabel="worker", title=f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run")
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.invert_yaxis()
     if not virtual:

@@ -48,7 +48,8 @@ def run_on_devices(
     queue, first finished first served, commits, and sends the worker its next view; it never waits for one particular
     worker, so a slow or hung one delays nobody. A commit and the pull that follows are one compiled program on the
     device of the central variable. The first round starts when all programs are compiled. ``Ctrl-C`` during the run is
-    raised to the caller as ``KeyboardInterrupt``; use ``callback`` to stop between commits with a result.
+    raised to the caller as ``KeyboardInterrupt``; use ``callback`` to stop between commits with a result. A worker that
+    hangs costs its own commits only; if every worker hangs, so does the run.
 
     Args:
       tx: a gemjax method, a chain that holds one, or any optax transformation.
@@ -106,7 +107,7 @@ def run_on_devices(
                 f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
             )
     programs = Programs(transition, as_batches(batches), placement, initial if state is None else state)
-    records = Records(len(placement.workers), recorded, log)
+    records = Records(len(placement.workers), recorded, log, 0 if state is None else int(state.rejected))
     with Waiters(len(placement.workers), gate) as waiters:
         scheduler = Scheduler(programs, waiters, records, num_commits)
         stopped = scheduler.run(callback, callback_every)
@@ -203,6 +204,8 @@ class Scheduler:
     def call(self, callback: Callback) -> bool:
         self.drain_all()
         records = self.records
+        if records.log is not None:
+            records.log.flush()
         progress = Progress(
             commits=records.commits,
             total=self.num_commits,
@@ -223,10 +226,10 @@ class Scheduler:
 class Records:
     """What happened: the history's rows, the clock as the reports tell it, the event log."""
 
-    def __init__(self, num_workers: int, recorded: Trace | None, log: EventLog | None):
+    def __init__(self, num_workers: int, recorded: Trace | None, log: EventLog | None, rejected: int = 0):
         self.num_workers, self.recorded, self.log = num_workers, recorded, log
         self.commits = 0 if recorded is None else len(recorded)
-        self.rejected = 0
+        self.rejected = rejected
         self.rejected_in_a_row = 0
         self.rows: list[dict[str, Any]] = []
         self._told = 0

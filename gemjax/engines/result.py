@@ -21,7 +21,8 @@ class Result:
       state: the whole state; give it to the same engine to go on where it stopped.
       history: columns a commit, in order, rejected ones included: ``worker``, ``step``, ``time``, ``loss``, ``staleness``,
         ``pulled_at``, ``applied``, and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works.
-      trace: the applied commits of this run and those before it, ready for :func:`gemjax.simulate`.
+      trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
+        :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the trace that it was given.
       stopped: whether the callback ended the run early.
     """
 

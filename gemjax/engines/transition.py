@@ -17,6 +17,10 @@ from gemjax.staleness import asynchronous, is_asynchronous, pull
 PyTree = Any
 
 
+# What engines report of every commit, besides metrics and diagnostics.
+COLUMNS = {"worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dispatched", "ready"}
+
+
 class View(NamedTuple):
     """What a worker pulls: where it computes its gradient."""
 
@@ -122,6 +126,10 @@ class Transition:
         (loss, (model_state, metrics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             view.params, view.model_state, batch, key
         )
+        if clash := metrics.keys() & COLUMNS:
+            raise ValueError(
+                f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
+            )
         # Checked here, where workers do it side by side, and not at the centre, which they all wait for.
         finite = all_finite((loss, grads, model_state)).astype(loss.dtype)
         return Gradient(loss, grads, model_state, metrics, finite)
