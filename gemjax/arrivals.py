@@ -32,6 +32,10 @@ class Arrivals:
             f"{type(self).__name__} does not say how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
         )
 
+    def finishes(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
+        """float64 [count]; when ``worker`` finishes its first ``count`` gradients."""
+        return np.cumsum(self.durations(worker, rng, count))
+
     def trace(self, num_commits: int, seed: int = 0) -> Trace:
         """The first ``num_commits`` commits.
 
@@ -91,6 +95,10 @@ class ConstantSpeeds(Arrivals):
         del rng
         return np.full(count, 1.0 / self.speeds[worker])
 
+    def finishes(self, worker, rng, count):
+        del rng
+        return np.arange(1, count + 1) / self.speeds[worker]  # Exact where a running sum would drift off a tie.
+
 
 @dataclasses.dataclass(frozen=True)
 class Gamma(Arrivals):
@@ -140,7 +148,7 @@ def _merge(arrivals: Arrivals, num_commits: int, seed: int) -> tuple[np.ndarray,
     def finishes(worker: int, count: int) -> np.ndarray:
         # Drawn anew from the start when more are needed: the stream, and so the beginning, is the same.
         rng = np.random.Generator(np.random.Philox(key=[seed, worker]))
-        return np.cumsum(arrivals.durations(worker, rng, count))
+        return arrivals.finishes(worker, rng, count)
 
     counts = [int(1.1 * num_commits / num_workers) + 8] * num_workers
     times = [finishes(worker, count) for worker, count in enumerate(counts)]

@@ -1,7 +1,6 @@
 """Which batch a worker computes on: a pure function of (worker, that worker's step)."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
@@ -80,23 +79,23 @@ class Epochs:
         self.batch_size = int(batch_size)
         self.seed = int(seed)
         self.steps_per_epoch = self.num_rows // self.batch_size
-        self._order = functools.lru_cache(maxsize=256)(self._shuffle)
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
 
     def _shuffle(self, worker: int, epoch: int) -> np.ndarray:
         sequence = np.random.SeedSequence((self.seed, worker, epoch))
         order = np.random.Generator(np.random.Philox(sequence)).permutation(self.num_rows).astype(np.int32)
         return order[: self.steps_per_epoch * self.batch_size].reshape(self.steps_per_epoch, self.batch_size)
 
+    def _order(self, worker: int, epoch: int) -> np.ndarray:
+        known = self._orders.get(worker)
+        if known is None or known[0] != epoch:
+            known = self._orders[worker] = (epoch, self._shuffle(worker, epoch))
+        return known[1]
+
     def select(self, worker, step):
-        worker, (epoch, row) = np.asarray(worker), np.divmod(np.asarray(step), self.steps_per_epoch)
-        if len(worker) == 1:
-            return self._order(int(worker[0]), int(epoch[0]))[row]
-        selection = np.empty((len(worker), self.batch_size), np.int32)
-        pairs, which = np.unique(np.stack([worker, epoch]), axis=1, return_inverse=True)
-        for i, (w, e) in enumerate(pairs.T.tolist()):
-            rows = np.flatnonzero(which.ravel() == i)
-            selection[rows] = self._order(w, e)[row[rows]]
-        return selection
+        epochs, rows = np.divmod(np.asarray(step), self.steps_per_epoch)
+        chosen = zip(np.asarray(worker).tolist(), epochs.tolist(), rows.tolist(), strict=True)
+        return np.array([self._order(w, epoch)[row] for w, epoch, row in chosen], np.int32).reshape(-1, self.batch_size)
 
     def batch(self, data, selection):
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)

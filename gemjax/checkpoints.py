@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
@@ -62,6 +63,7 @@ class Checkpoints:
           FileNotFoundError: if the folder holds no checkpoint.
           ValueError: if the checkpoint is of another method, model or number of workers, or not one of gemjax.
         """
+        like = jax.tree.map(jnp.asarray, like)
         if self.latest is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
         known: Any = self._checkpointer.metadata(self.latest).custom_metadata
@@ -77,15 +79,26 @@ class Checkpoints:
             kinds = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
             abstract["trace"] = {name: np.empty(commits, kind) for name, kind in kinds.items()}
         self._check_shapes(like)
-        tree: Any = self._checkpointer.load(self.latest, abstract)
+        try:
+            tree: Any = self._checkpointer.load(self.latest, abstract)
+        except Exception as error:  # Orbax raises many things; the file and the mend are what matters.
+            raise ValueError(
+                f"{self.folder}: checkpoint {self.latest} cannot be read into this run's state; it is damaged, "
+                f"or of another method ({type(error).__name__}: {error})"
+            ) from error
         trace = Trace(**tree.get("trace", {"worker": []}), num_workers=int(known["num_workers"]))
         return tree["state"], trace, known["user"]
 
     def _check_shapes(self, like: RunState) -> None:
         saved: Any = self._checkpointer.metadata(self.latest).metadata
         saved = saved["state"] if isinstance(saved, dict) else saved
-        found = {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
-        wanted = {_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+        found, wanted = (
+            {
+                _name(path): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+                for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+            }
+            for tree in (saved, like)
+        )
         if found != wanted:
             different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
             raise ValueError(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import jax
 
+from gemjax.staleness import check_num_workers
+
 CENTRAL = ("dedicated", "host", "colocated")
 
 
@@ -47,8 +49,7 @@ def place(num_workers: int, central: str | None = None, devices: Sequence[jax.De
       ValueError: if there are no workers, the choice is unknown, or a dedicated device is asked for and there is only one.
     """
     devices = list(jax.local_devices() if devices is None else devices)
-    if num_workers < 1:
-        raise ValueError(f"a run on devices needs at least one worker, got num_workers={num_workers}")
+    check_num_workers(num_workers)
     if not devices:
         raise ValueError("a run on devices needs at least one device, got none")
     accelerated = devices[0].platform != "cpu"
@@ -87,8 +88,8 @@ def cpu_devices(count: int) -> list[jax.Device]:
       ValueError: if ``count`` is not positive.
       RuntimeError: if JAX has started already, with fewer devices.
     """
-    if count < 1:
-        raise ValueError(f"count must be positive, got {count}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be a positive int, got {count!r}")
     with contextlib.suppress(RuntimeError):  # Started already; what it has may be enough.
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices("cpu")

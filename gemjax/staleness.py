@@ -7,6 +7,7 @@ a pull. Both are pure functions of arrays: threads, devices and clocks are an en
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -34,6 +35,16 @@ class StalenessState(NamedTuple):
 
 class ReadsStaleParams(NamedTuple):
     """An empty node; a rule puts it in its state to be given ``stale_params`` (which costs one copy a worker)."""
+
+
+@runtime_checkable
+class NoticesPull(Protocol):
+    """A node of a method's state that changes when its worker pulls.
+
+    :func:`pull` calls it with the central variable, before any view is shifted, and keeps what it returns.
+    """
+
+    def pulled(self, params: PyTree) -> "NoticesPull": ...
 
 
 @runtime_checkable
@@ -103,7 +114,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         return slots.stack(state, _static_num_workers(num_workers))
 
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
-        _check_gradients(updates, params)
+        if params is not None:
+            _check_alike("the gradient", updates, params)
         mine, index = _checked_out(state, worker)
         staleness, stale_params = _staleness(mine, params, implicit=worker is None)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
@@ -140,12 +152,13 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
     >>> view is params
     True
     """
+    state = _map_mine(state, worker, lambda mine: mine._replace(inner_state=_notice(mine.inner_state, params)))
     view = params
     for node in _nodes(state, StalenessState):
         mine, _ = _checked_out(node, worker)
         for shift in _nodes(mine.inner_state, ShiftsView):
             view = shift.shift_view(view)
-    return view, _record_pull(state, view, worker)
+    return view, _map_mine(state, worker, lambda mine: _record_pull(mine, view))
 
 
 def is_asynchronous(state: PyTree) -> bool:
@@ -163,17 +176,6 @@ def num_workers_of(state: PyTree) -> int:
     if len(numbers) > 1:
         raise ValueError(f"parts of the method were made for different numbers of workers: {sorted(numbers)}")
     return numbers.pop()
-
-
-def staleness_of(mine: PyTree) -> jax.Array:
-    """Commits since the pull of the worker whose slot is checked out in the optimizer state ``mine``."""
-    node = _nodes(mine, StalenessState)[0]
-    return node.clock - node.pulled_at.value
-
-
-def pulled_at_of(mine: PyTree) -> jax.Array:
-    """The clock when the worker whose slot is checked out in the optimizer state ``mine`` pulled."""
-    return _nodes(mine, StalenessState)[0].pulled_at.value
 
 
 def recorded_view(mine: PyTree, params: PyTree) -> PyTree | None:
@@ -243,37 +245,50 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
     return staleness, stale_params
 
 
-def _record_pull(state: PyTree, view: PyTree, worker: Any) -> PyTree:
-    """``state`` with the pull recorded in every wrapper, those that stand inside another one included."""
+def _map_mine(state: PyTree, worker: Any, fn: Callable) -> PyTree:
+    """``state`` with ``fn`` applied to every wrapper as ``worker`` sees it, those that stand inside another one included."""
 
-    def record(node):
+    def apply(node):
         if not isinstance(node, StalenessState):
             return node
         mine, index = _checked_out(node, worker)
-        stale_params = mine.stale_params
-        if stale_params is not None:
-            stale_params = Slots(slots.like(view, stale_params.value))
-        inner_state = _record_pull(mine.inner_state, view, index)
-        mine = mine._replace(pulled_at=Slots(mine.clock), stale_params=stale_params, inner_state=inner_state)
-        return slots.put(node, mine, index)
+        mine = mine._replace(inner_state=_map_mine(mine.inner_state, index, fn))
+        return slots.put(node, fn(mine), index)
 
-    return jax.tree.map(record, state, is_leaf=lambda node: isinstance(node, StalenessState))
+    return jax.tree.map(apply, state, is_leaf=lambda node: isinstance(node, StalenessState))
 
 
-def _check_gradients(updates: PyTree, params: PyTree) -> None:
-    if params is None:
-        return
-    if jax.tree.structure(updates) != jax.tree.structure(params):
+def _notice(inner_state: PyTree, params: PyTree) -> PyTree:
+    def is_leaf(node):
+        return isinstance(node, (NoticesPull, StalenessState))
+
+    return jax.tree.map(
+        lambda node: node.pulled(params) if isinstance(node, NoticesPull) else node, inner_state, is_leaf=is_leaf
+    )
+
+
+def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:
+    stale_params = mine.stale_params
+    if stale_params is not None:
+        view = slots.like(view, stale_params.value)
+        _check_alike("the pulled view", view, stale_params.value)
+        stale_params = Slots(view)
+    return mine._replace(pulled_at=Slots(mine.clock), stale_params=stale_params)
+
+
+def _check_alike(what: str, found: PyTree, expected: PyTree) -> None:
+    """Raises ``ValueError`` unless both trees have the same structure, shapes and dtypes."""
+    if jax.tree.structure(found) != jax.tree.structure(expected):
         raise ValueError(
-            "the gradients' tree differs from that of params: got "
-            f"{jax.tree.structure(updates)}, expected {jax.tree.structure(params)}"
+            f"the tree of {what} differs from that of params: got {jax.tree.structure(found)}, "
+            f"expected {jax.tree.structure(expected)}"
         )
-    with_paths = jax.tree_util.tree_leaves_with_path(params)
-    for (path, param), update in zip(with_paths, jax.tree.leaves(updates), strict=True):
-        found = (jnp.shape(update), jnp.result_type(update))
-        expected = (jnp.shape(param), jnp.result_type(param))
-        if found != expected:
+    with_paths = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, wanted), leaf in zip(with_paths, jax.tree.leaves(found), strict=True):
+        got = (jnp.result_type(leaf), jnp.shape(leaf))
+        want = (jnp.result_type(wanted), jnp.shape(wanted))
+        if got != want:
             raise ValueError(
-                f"the gradient at {jax.tree_util.keystr(path) or 'the root'} is {found[1]}{list(found[0])}, but the parameter "
-                f"there is {expected[1]}{list(expected[0])}; commit gradients of the same shape and dtype"
+                f"{what} at {jax.tree_util.keystr(path) or 'the root'} is {got[0]}{list(got[1])}, but the parameter there "
+                f"is {want[0]}{list(want[1])}; give it the same shape and dtype"
             )

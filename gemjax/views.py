@@ -1,17 +1,33 @@
-"""State nodes by which a method decides where a worker computes its gradient (see :class:`gemjax.staleness.ShiftsView`)."""
+"""State nodes that take part in a pull (see ``NoticesPull`` and ``ShiftsView`` in :mod:`gemjax.staleness`)."""
 
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+
+from gemjax import slots
 
 PyTree = Any
 
 
-class OwnPosition(NamedTuple):
-    """The worker computes at a point of its own, whatever the central variable is."""
+class BeforeCommit(NamedTuple):
+    """The point that a rule set aside at the worker's commit, until its next one.
+
+    A pull without a commit (after a rejected gradient, or a retry) takes the central variable instead.
+    """
 
     params: PyTree  # Like the parameters that the rule sees.
+    committed: jax.Array  # bool []; whether the worker has committed since it pulled.
+
+    def pulled(self, params: PyTree) -> "BeforeCommit":
+        params = slots.like(params, self.params)
+        params = jax.tree.map(lambda own, now: jnp.where(self.committed, own, now), self.params, params)
+        return type(self)(params, jnp.zeros_like(self.committed))
+
+
+class OwnPosition(BeforeCommit):
+    """The worker also computes at that point, whatever the central variable is."""
 
     def shift_view(self, view: PyTree) -> PyTree:
         return where_present(lambda own, _: own, self.params, view)

@@ -65,7 +65,7 @@ def test_all_local_devices_are_the_default():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0,), "at least one worker, got num_workers=0"),
+        ((0,), "num_workers must be a positive int, got 0"),
         ((2, "somewhere"), "central must be one of 'dedicated', 'host', 'colocated', got 'somewhere'"),
         ((2, None, []), "at least one device, got none"),
         ((2, "dedicated", ACCELERATORS[:1]), r"needs a device besides the workers'.* gemjax\.cpu_devices\(n\)"),
@@ -94,7 +94,7 @@ def test_cpu_devices_fails_loudly_when_jax_has_started():
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_cpu_devices_needs_a_positive_number(count):
-    with pytest.raises(ValueError, match=f"count must be positive, got {count}"):
+    with pytest.raises(ValueError, match=f"count must be a positive int, got {count}"):
         gemjax.cpu_devices(count)
 
 

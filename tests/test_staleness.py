@@ -1,3 +1,5 @@
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,20 @@ import pytest
 import gemjax
 from gemjax import slots
 from gemjax.slots import Slots
-from gemjax.staleness import ReadsStaleParams, is_asynchronous, num_workers_of, recorded_view, staleness_of
-from gemjax.views import OwnPosition
+from gemjax.staleness import ReadsStaleParams, is_asynchronous, num_workers_of, recorded_view
+from gemjax.views import where_present
 
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([[3.0, 0.5, -1.0]])}
 ORDER = (0, 2, 2, 1, 0, 1)
+
+
+class Fixed(NamedTuple):
+    """Has the worker compute at one point for ever."""
+
+    params: Any
+
+    def shift_view(self, view):
+        return where_present(lambda own, _: own, self.params, view)
 
 
 def gradients(view, t):
@@ -40,7 +51,7 @@ def spy(seen, reads=False, view=None):
     """A member that notes what it is told."""
 
     def init_fn(params):
-        return (ReadsStaleParams() if reads else (), () if view is None else Slots(OwnPosition(view)))
+        return (ReadsStaleParams() if reads else (), () if view is None else Slots(Fixed(view)))
 
     def update_fn(updates, state, params=None, **extra_args):
         seen.append(extra_args)
@@ -223,7 +234,8 @@ def test_wrappers_for_different_numbers_of_workers():
     ):
         gemjax.asynchronous(gemjax.gem(0.1, num_workers=4), num_workers=3).init(PARAMS)
     side_by_side = optax.chain(gemjax.asgd(1.0, 4), gemjax.asgd(1.0, 3))
-    assert num_workers_of(side_by_side.init(PARAMS)) == 3
+    with pytest.raises(ValueError, match=r"different numbers of workers: \[3, 4\]"):
+        num_workers_of(side_by_side.init(PARAMS))
     with pytest.raises(ValueError, match="worker=3 is out of range: this state is kept for 3 workers"):
         side_by_side.update(PARAMS, side_by_side.init(PARAMS), PARAMS, worker=3)
 
@@ -380,7 +392,7 @@ def test_what_an_engine_reads_from_a_slot():
     tx = optax.chain(gemjax.gem(0.1, num_workers=3))
     params, state, _ = run(tx)
     mine = slots.take(state, 2)  # Pulled at 3 of 6 commits.
-    assert int(staleness_of(mine)) == 3
+    assert int(mine[0].clock - mine[0].pulled_at.value) == 3
     equal(recorded_view(mine, params), state[0].stale_params[2])
     assert recorded_view(slots.take(gemjax.asgd(0.1, 3).init(PARAMS), 2), PARAMS) is None
     masked = optax.masked(gemjax.gem(0.1, num_workers=3), {"a": True, "b": False}).init(PARAMS)
@@ -450,13 +462,13 @@ def test_integers_of_other_kinds_are_numbers_of_workers():
 @pytest.mark.parametrize(
     ("grads", "message"),
     [
-        ({"a": PARAMS["a"]}, "the gradients' tree differs from that of params: got .*'a'.* expected .*'a'.*'b'"),
+        ({"a": PARAMS["a"]}, "the tree of the gradient differs from that of params: got .*'a'.* expected .*'a'.*'b'"),
         (
             PARAMS | {"a": jnp.ones(3)},
             r"the gradient at \['a'\] is float32\[3\], but the parameter there is float32\[2\]",
         ),
         (PARAMS | {"b": jnp.ones((1, 3), jnp.bfloat16)}, r"at \['b'\] is bfloat16\[1, 3\], but .* float32\[1, 3\]"),
-        (PARAMS | {"b": jnp.ones((3, 1))}, "commit gradients of the same shape and dtype"),
+        (PARAMS | {"b": jnp.ones((3, 1))}, "give it the same shape and dtype"),
     ],
     ids=["tree", "shape", "dtype", "transposed"],
 )
@@ -493,3 +505,30 @@ def test_an_atom_outside_the_wrapper_says_where_it_belongs(atom):
     for tx in (atom(), optax.chain(optax.sgd(0.1), atom())):
         with pytest.raises(TypeError, match=message):
             tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0)
+
+
+@pytest.mark.parametrize("reading", ["code", "algorithm"])
+def test_a_pull_without_a_commit_forgets_the_point_set_aside(reading):
+    """After a rejected gradient the worker computes at the central variable, and measures from there."""
+    tx = gemjax.gem(0.1, num_workers=2, reading=reading)
+    state, later = tx.init(PARAMS), jax.tree.map(lambda p: p + 1.0, PARAMS)
+    _, state = tx.update(PARAMS, state, later, worker=0)  # Sets `later` aside.
+    view, state = gemjax.pull(state, PARAMS, worker=0)
+    equal(view, later if reading == "algorithm" else PARAMS)
+    view, state = gemjax.pull(state, PARAMS, worker=0)
+    equal(view, PARAMS)
+    equal(state.inner_state[1].stale_point[0].params, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (jax.tree.map(lambda p: p[..., :1], PARAMS), r"the pulled view at \['a'\] is float32\[1\]"),
+        (jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS), r"the pulled view at \['a'\] is bfloat16\[2\]"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_pulling_other_parameters_is_refused(params, message):
+    state = gemjax.gem(0.1, num_workers=2).init(PARAMS)
+    with pytest.raises(ValueError, match=message):
+        gemjax.pull(state, params, worker=1)

@@ -33,18 +33,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return bench.main(argv[1:])
         return _train(argv)
-    except (UsageError, FileNotFoundError, FileExistsError) as error:
+    except KeyboardInterrupt:
+        return 130
+    except (UsageError, OSError) as error:
         print(f"train: {str(error).replace('manual_dir', '--manual-dir')}", file=sys.stderr)
         return 2
 
 
 def _train(argv: list[str]) -> int:
     config, resume = parse(argv)
-    from train.runfolder import RunFolder  # After the flags are known to be right: these import JAX.
+    import gemjax  # After the flags are known to be right: this imports JAX.
+    from train.runfolder import RunFolder
     from train.story import train
 
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
-    summary = train(config, folder, Console())
+    try:
+        summary = train(config, folder, Console())
+    except gemjax.RunFailedError as error:
+        raise UsageError(f"the run failed: {error}") from error
     return 0 if summary["finished"] else 130
 
 
@@ -66,7 +72,10 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     if resume:
         from train.runfolder import RunFolder
 
-        default = Config.load(RunFolder.find(resume).config)
+        try:
+            default = Config.load(RunFolder.find(resume).config)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -75,6 +84,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         if stop.code == 0:  # --help.
             raise
         raise UsageError(f"{one_line(said.getvalue())} (python -m train --help)") from None
+    if resume and (changed := config.changed(default)):
+        raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new one to change that")
     return dataclasses.replace(config, resume=None), resume
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_type_hints
@@ -70,11 +71,22 @@ class Config:
         for name in ("eval_every", "checkpoint_every", "seed", "kappa", "learning_rate"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{flag(name)} must not be negative; got {getattr(self, name)}")
+        for name in ("learning_rate", "kappa", "epochs"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{flag(name)} must be finite and positive; got {getattr(self, name)}")
+        if self.seed >= 2**32:
+            raise ValueError(f"--seed must be below 2**32; got {self.seed}")
         for name in ("momentum", "dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{flag(name)} must be in [0, 1); got {getattr(self, name)}")
         if not self.epochs > 0:
             raise ValueError(f"--epochs must be positive; got {self.epochs}")
+
+    def changed(self, before: "Config") -> list[str]:
+        """Flags that a resumed run must keep and that differ from those it began with."""
+        free = ("epochs", "eval_every", "checkpoint_every", "data_dir", "manual_dir", "out", "resume", "learning_rate")
+        names = [field.name for field in dataclasses.fields(self) if field.name not in free]
+        return [flag(name) for name in names if getattr(self, name) != getattr(before, name)]
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the configuration as JSON."""

@@ -47,6 +47,10 @@ class ProgressLine:
             return float("nan")
         return (self.done - self._begun_at) / (time.perf_counter() - self._began)
 
+    @property
+    def rate_text(self) -> str:
+        return f"{self.rate:.0f}/s" if self.rate > 0 else "…/s"
+
     def update(self, done: int, rejected: int, history: dict[str, Any]) -> None:
         """Shows that `done` commits are made, the newest of which are in `history`."""
         self.done = done
@@ -58,11 +62,11 @@ class ProgressLine:
         if rejected:
             text += f"  rejected {rejected}"
         if self._live is not None:
-            self._live.update(self._task, completed=done, rate=f"{self.rate:.0f}/s", text=text)
+            self._live.update(self._task, completed=done, rate=self.rate_text, text=text)
         elif done >= self.total or done - self._line_at >= self.total / LINES:
             self._line_at = done
-            left = (self.total - done) / self.rate
+            left = f"{(self.total - done) / self.rate:.0f} s" if self.rate > 0 else "…"
             self.console.print(
-                f"{done}/{self.total} commits  {self.rate:.0f}/s  left {left:.0f} s  {text}",
+                f"{done}/{self.total} commits  {self.rate_text}  left {left}  {text}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip

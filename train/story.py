@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import threading
 import time
 from typing import Any, Self
@@ -31,7 +32,6 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     if config.engine == "devices":
         gemjax.cpu_devices(config.workers + 1)
     task = make_task(config)
-    folder.begin(config)
     count = sum(leaf.size for leaf in jax.tree.leaves(task.params))
     _say(
         console,
@@ -41,15 +41,14 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     _say(console, "compiling (once a device) …")
     with folder.checkpoints() as checkpoints, _Interrupt() as interrupt:
         state, recorded = _restore(config, task, folder, checkpoints)
+        folder.begin(config)  # After what it continues was found to fit.
         with gemjax.EventLog(folder.events) as log:
             watcher = _Watcher(config, task, folder, checkpoints, log, interrupt, console, done=len(recorded))
             with watcher.line:
                 began = time.perf_counter()
                 result = _run_engine(config, task, state, recorded, log, watcher)
                 seconds = time.perf_counter() - began
-            # The trace of a simulation is a plan; what was carried out of it is what a checkpoint knows.
-            done = result.trace.first(watcher.line.done)
-            folder.save_checkpoint(checkpoints, result.state, done, log)
+            folder.save_checkpoint(checkpoints, result.state, result.trace, log)
     return _conclude(config, task, folder, result, watcher, seconds, console)
 
 
@@ -142,6 +141,7 @@ class _Interrupt(threading.Event):
 
     def _on_signal(self, *_: object) -> None:
         self.set()
+        print("\nstopping after the commits at hand; Ctrl-C again stops at once, without a checkpoint", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -176,7 +176,7 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
         _say(console, f"stopped at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")
     _say(
         console,
-        f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate:.0f} commits/s, "
+        f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate_text} commits, "
         f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}",
     )
     _say(console, f"picture: {folder.picture}")

@@ -146,7 +146,7 @@ class Scheduler:
             self.drain(wait=self.records.commits + len(self.pending) >= self.num_commits)
             if callback is not None and self.records.commits >= called_at + callback_every:
                 if self.call(callback):
-                    return True
+                    return self.records.commits < self.num_commits
                 called_at = self.records.commits
         self.drain(wait=True)
         if callback is not None and self.records.commits > called_at:
@@ -270,7 +270,7 @@ class Records:
             self.log.write("ready", row["ready"], worker=arrival.worker, step=arrival.step)
             self.log.write("commit" if applied else "reject", row["time"], **fields)
         if not applied:
-            check_rejections(self.rejected_in_a_row, self.num_workers, self.history())
+            check_rejections(self.rejected_in_a_row, self.num_workers, self.history)
 
     def history(self, *, new: bool = False) -> History:
         """All rows as columns, or those since the last call with ``new``."""

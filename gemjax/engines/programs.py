@@ -45,12 +45,12 @@ class Programs:
         self._view, self._gradient = Packer(view_shapes), Packer(gradient_shapes)
 
         def compute(packed, data, selection, who):
-            worker, step = who
+            worker, step = who[0], who[1]
             batch = self.batches.batch(data, selection)
             return self._gradient.pack(self.transition.gradient(self._view.unpack(packed), batch, worker, step))
 
-        def commit(shared, mine, packed, who, commits):
-            worker, step = who
+        def commit(shared, mine, packed, who):
+            worker, step, commits = who[0], who[1], who[2] > 0
             state = self._join(mine, shared)
             gradient = self._gradient.unpack(packed)
             state, view, report = self.transition.commit_and_pull(
@@ -63,7 +63,7 @@ class Programs:
             return shared, mine, self._view.pack(view), jnp.stack([v.astype(dtype) for v in named.values()])
 
         self._compute = jax.jit(compute)
-        self._commit = jax.jit(commit, donate_argnums=(0, 1), static_argnums=4)
+        self._commit = jax.jit(commit, donate_argnums=(0, 1))
 
     def warm_up(self) -> None:
         """Compiles everything: the workers' programs in parallel, one a device, and the commit."""
@@ -81,7 +81,7 @@ class Programs:
             gradients = list(pool.map(run_once, first.values()))
         scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
         packed = jax.device_put(gradients[0], self.placement.central)
-        jax.block_until_ready(self._commit(*scratch, packed, _who(0, 0), True))
+        jax.block_until_ready(self._commit(*scratch, packed, _who(0, 0, commits=True)))
 
     def select(self, worker: int) -> PyTree:
         """What singles out the batch of the worker's step."""
@@ -124,7 +124,7 @@ class Programs:
     def run_commit(self, worker: int, packed: PyTree, *, commits: bool = True) -> tuple[PyTree, jax.Array]:
         """The commit program alone, on what is at the centre already: the worker's packed next view, and the report."""
         self._shared, self._slots[worker], view, report = self._commit(
-            self._shared, self._slots[worker], packed, _who(worker, self.steps[worker]), commits
+            self._shared, self._slots[worker], packed, _who(worker, self.steps[worker], commits=commits)
         )
         return view, report
 
@@ -136,6 +136,6 @@ class Programs:
         return jax.tree.map(lambda column: column[0], selected)
 
 
-def _who(worker: int, step: int) -> np.ndarray:
-    """Worker and step as one array: every argument of a call costs some microseconds."""
-    return np.array((worker, step), np.int32)
+def _who(worker: int, step: int, *, commits: bool = True) -> np.ndarray:
+    """Whose step it is, as one array: every argument of a call costs some microseconds."""
+    return np.array((worker, step, commits), np.int32)

@@ -22,7 +22,8 @@ class Result:
       history: columns a commit, in order, rejected ones included: ``worker``, ``step``, ``time``, ``loss``, ``staleness``,
         ``pulled_at``, ``applied``, and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works.
       trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
-        :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the trace that it was given.
+        :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here, those of
+        rejected commits included.
       stopped: whether the callback ended the run early.
     """
 
@@ -78,13 +79,14 @@ class RunFailedError(RuntimeError):
     """No commit gets through any more. Carries the last events in its message."""
 
 
-def check_rejections(in_a_row: int, num_workers: int, history: History) -> None:
+def check_rejections(in_a_row: int, num_workers: int, history: Callable[[], History]) -> None:
     """Raises :class:`RunFailedError` once every worker was rejected several times in a row."""
     if in_a_row < 3 * num_workers + 7:
         return
+    columns = history()
     last = [
         f"worker {w} step {s}: loss {loss}"
-        for w, s, loss in list(zip(history["worker"], history["step"], history["loss"], strict=True))[-3:]
+        for w, s, loss in list(zip(columns["worker"], columns["step"], columns["loss"], strict=True))[-3:]
     ]
     raise RunFailedError(
         f"the last {in_a_row} commits were all rejected because their loss or gradient was not finite ({'; '.join(last)}); "

@@ -96,7 +96,7 @@ def simulate(
         state, reports = run_chunk(state, data, *_inputs(chunk, batches, chunk_size))
         parts.append(_history(chunk, reports, trace))
         commits += int(chunk.commits.sum())
-        check_rejections(int(state.rejected_in_a_row), trace.num_workers, parts[-1])
+        check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
         if callback is not None:
             progress = Progress(
                 commits=commits,
@@ -107,10 +107,10 @@ def simulate(
                 trace=functools.partial(trace.first, commits),
                 history=parts[-1],
             )
-            stopped = bool(callback(progress))
+            stopped = bool(callback(progress)) and commits < len(trace)
         if stopped:
             break
-    return Result(state, concatenate(parts), trace, stopped)
+    return Result(state, concatenate(parts), trace.first(commits), stopped)
 
 
 def _same(state: RunState) -> RunState:

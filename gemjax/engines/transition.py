@@ -18,7 +18,7 @@ PyTree = Any
 
 
 # What engines report of every commit, besides metrics and diagnostics.
-COLUMNS = {"worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dispatched", "ready"}
+COLUMNS = {"worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dispatched", "ready", "event"}
 
 
 class View(NamedTuple):
@@ -40,6 +40,8 @@ class RunState(NamedTuple):
     model_state: PyTree  # Of the central variable: BatchNorm statistics and the like.
     view: Slots  # View a worker; what it computes on.
     step: Slots  # int32 [] a worker; the step it computes.
+    pulled_at: Slots  # int32 [] a worker; the engine's clock when it pulled.
+    commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: jax.Array  # int32 []; gradients that arrived so far, whatever became of them.
     rejected: jax.Array  # int32 []; commits rejected so far.
     rejected_in_a_row: jax.Array  # int32 []; since the last one that was applied.
@@ -94,6 +96,8 @@ class Transition:
         Raises:
           ValueError: if the transformation was made for another number of workers.
         """
+        params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
+        _check_params(params)
         tx = _with_extra_args(self.tx)
         opt_state = tx.init(params)
         if not is_asynchronous(opt_state):
@@ -111,6 +115,8 @@ class Transition:
             model_state=model_state,
             view=Slots(View(None, model_state)),
             step=Slots(jnp.zeros([], jnp.int32)),
+            pulled_at=Slots(jnp.zeros([], jnp.int32)),
+            commits=jnp.zeros([], jnp.int32),
             arrivals=jnp.zeros([], jnp.int32),
             rejected=jnp.zeros([], jnp.int32),
             rejected_in_a_row=jnp.zeros([], jnp.int32),
@@ -126,6 +132,7 @@ class Transition:
         (loss, (model_state, metrics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             view.params, view.model_state, batch, key
         )
+        self._check_model_state(model_state, view.model_state)
         if clash := metrics.keys() & COLUMNS:
             raise ValueError(
                 f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
@@ -158,8 +165,8 @@ class Transition:
         applied = jnp.logical_and(commits, gradient.finite > 0)
         report = Report(
             loss=gradient.loss,
-            staleness=staleness.staleness_of(state.opt_state),
-            pulled_at=staleness.pulled_at_of(state.opt_state),
+            staleness=state.commits - state.pulled_at.value,
+            pulled_at=state.pulled_at.value,
             applied=applied,
             metrics=gradient.metrics
             | {name: fn(state.params, view, updates) for name, fn in _ALWAYS.items() if name in self.diagnostics}
@@ -169,6 +176,7 @@ class Transition:
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
             model_state=self._merge_model_state(state.model_state, gradient.model_state),
+            commits=state.commits + 1,
             rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
         )
         lost = jnp.asarray(commits, jnp.int32)  # A rejected gradient uses its step up, a pull alone does not.
@@ -176,8 +184,15 @@ class Transition:
         state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), committed, rejected)
         params, opt_state = pull(state.opt_state, state.params, worker=worker)
         state = state._replace(opt_state=opt_state, step=Slots(step + lost), arrivals=state.arrivals + 1)
+        state = state._replace(pulled_at=Slots(state.commits))
         view = View(params, state.model_state)
         return keep_view(state, view), view, report
+
+    @staticmethod
+    def _check_model_state(returned: PyTree, given: PyTree) -> None:
+        types = [jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree) for tree in (returned, given)]
+        if types[0] != types[1]:
+            raise ValueError(f"loss_fn returned another model state than it was given: {types[0]}, expected {types[1]}")
 
     def _merge_model_state(self, central: PyTree, committed: PyTree) -> PyTree:
         if not self.average_model_state:
@@ -202,6 +217,18 @@ _ALWAYS = {
     "gap": lambda params, view, updates: diagnostics.gap(params, view),
     "update_norm": lambda params, view, updates: diagnostics.rms(updates),
 }
+
+
+def _check_params(params: PyTree) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise ValueError("params holds no array; there is nothing to train")
+    for path, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ValueError(
+                f"params at {jax.tree_util.keystr(path) or 'the root'} is {leaf.dtype}, but only floats can be trained; "
+                "keep integers in model_state or in the loss function"
+            )
 
 
 def with_model_state(loss_fn: Callable) -> Callable:

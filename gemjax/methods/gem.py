@@ -10,7 +10,7 @@ from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.slots import Slots, like
 from gemjax.staleness import ReadsStaleParams, asynchronous, require_protocol
-from gemjax.views import OwnPosition
+from gemjax.views import BeforeCommit, OwnPosition
 
 PyTree = Any
 READINGS = ("equations", "code", "algorithm")
@@ -57,18 +57,18 @@ def match_energy(
     _check_clamp(clamp)
 
     def init_fn(params) -> Any:
-        stale_point = {"equations": ReadsStaleParams(), "code": Slots(params), "algorithm": Slots(OwnPosition(params))}
-        return MatchEnergyState(Slots(optax.tree.zeros_like(params)), stale_point[reading])
+        kind = {"code": BeforeCommit, "algorithm": OwnPosition}.get(reading)
+        stale_point = ReadsStaleParams() if kind is None else Slots(kind(params, jnp.zeros([], bool)))
+        return MatchEnergyState(Slots(optax.tree.zeros_like(params)), stale_point)
 
     def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, observe=None, **extra_args) -> Any:
         del extra_args
         require_protocol("match_energy", staleness=staleness, params=params)
         if reading == "equations":
             stale, stale_point = like(stale_params, updates), state.stale_point
-        elif reading == "code":
-            stale, stale_point = state.stale_point.value, Slots(params)
         else:
-            stale, stale_point = state.stale_point.value.params, Slots(OwnPosition(params))
+            aside = state.stale_point.value
+            stale, stale_point = aside.params, Slots(type(aside)(params, jnp.ones_like(aside.committed)))
 
         def accumulate(m, delta):
             return jnp.asarray(momentum, m.dtype) * m + delta

@@ -6,6 +6,7 @@ A run on devices records what happened; the simulator and the plain loop repeat 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from engines.problems import Abreast, assert_close, every_method, mlp, poisoned
 
@@ -89,6 +90,20 @@ def test_it_holds_for_the_model_state(average, x64):
     assert_close(result.params, simulated.params, rtol=1e-10)
     other = in_the_simulator(make, problem, result.trace, average_model_state=not average)
     assert not np.allclose(jax.device_get(result.model_state["mean"]), other.model_state["mean"], rtol=1e-3)
+
+
+def test_it_holds_around_transformations_that_do_not_step_every_time(x64):
+    """The engine counts arrivals, the method only every third of them."""
+    problem = mlp(jnp.float64)
+
+    def make(num_workers):
+        tx = optax.MultiSteps(gemjax.gem(0.05, num_workers=num_workers), every_k_schedule=3)
+        return optax.GradientTransformationExtraArgs(tx.init, tx.update)
+
+    result = on_devices(make, problem, gate=Abreast(WORKERS))
+    simulated = in_the_simulator(make, problem, result.trace)
+    assert_close(result.params, simulated.params, 1e-10)
+    np.testing.assert_array_equal(simulated.history["pulled_at"], result.trace.pulled_at)
 
 
 def test_another_trace_gives_other_parameters(x64):

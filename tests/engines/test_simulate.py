@@ -470,3 +470,31 @@ def test_a_loop_that_copies_its_stack_is_found():
         jax.jit(lambda stack: jax.lax.fori_loop(0, 9, body, stack), donate_argnums=0).lower(stack).compile().as_text()
     )
     assert stacked_copies(compiled)
+
+
+@pytest.mark.parametrize("name", ["loss", "staleness", "worker", "event"])
+def test_metrics_must_not_be_called_as_the_engine_s_own_columns(name):
+    def loss_fn(params, model_state, batch, key):
+        loss = jnp.sum(params["x"] ** 2)
+        return loss, (model_state, {name: loss})
+
+    with pytest.raises(ValueError, match=rf"metrics called \['{name}'\]"):
+        gemjax.simulate(gemjax.asgd(0.1), loss_fn, {"x": jnp.ones(2)}, lambda w, s: s, gemjax.Trace([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"), [({}, "params holds no array"), ({"x": jnp.arange(3)}, r"params at \['x'\] is int32")]
+)
+def test_parameters_that_cannot_be_trained_are_refused(params, message):
+    with pytest.raises(ValueError, match=message):
+        gemjax.simulate(gemjax.asgd(0.1), lambda p, b: 0.0, params, lambda w, s: s, gemjax.Trace([0, 0]))
+
+
+def test_a_loss_that_changes_the_type_of_its_model_state_is_refused():
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum(params["x"] ** 2), (model_state.astype(jnp.bfloat16), {})
+
+    with pytest.raises(ValueError, match="another model state than it was given"):
+        gemjax.simulate(
+            gemjax.asgd(0.1), loss_fn, {"x": jnp.ones(2)}, lambda w, s: s, gemjax.Trace([0]), model_state=jnp.ones(1)
+        )

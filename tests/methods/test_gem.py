@@ -171,7 +171,7 @@ def test_a_gradient_of_zero_moves_nothing(dtype, eps, clamp):
 def test_keeps_two_copies_of_the_parameters_a_worker():
     for reading in READINGS:
         state = gemjax.gem(0.1, num_workers=8, reading=reading).init(jnp.zeros(1000))
-        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 2 * 8 * 1000
+        assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32) == 2 * 8 * 1000
 
 
 def test_only_algorithm_1_shifts_the_view():

@@ -72,3 +72,18 @@ def test_resuming_starts_from_the_run_s_own_configuration(tmp_path):
     config, resume = cli.parse(["--resume", str(tmp_path), "--epochs", "2"])
     assert resume == str(tmp_path)
     assert (config.method, config.workers, config.epochs) == ("dynsgd", 5, 2.0)
+
+
+def test_a_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
+    Config(method="dynsgd", workers=5).save(tmp_path / "config.json")
+    assert cli.main(["--resume", str(tmp_path), "--workers", "3", "--engine", "simulate"]) == 2
+    assert "a resumed run keeps its --engine, --workers" in capsys.readouterr().err
+    assert Config.load(tmp_path / "config.json").workers == 5
+
+
+def test_resuming_from_a_damaged_configuration_is_answered_in_one_line(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{")
+    assert cli.main(["--resume", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "is not the configuration of a run" in error
+    assert error.count("\n") == 1
