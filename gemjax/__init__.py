@@ -10,6 +10,7 @@ from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.methods.asgd import asgd
 from gemjax.methods.gem import gem, match_energy
+from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
 from gemjax.per_worker import per_worker
@@ -42,8 +43,11 @@ __all__ = [
     "eventlog",
     "gem",
     "initial_state",
+    "look_ahead_momentum",
     "match_energy",
+    "momentum_asgd",
     "multi_asgd",
+    "nag_asgd",
     "per_worker",
     "place",
     "pull",

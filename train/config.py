@@ -10,7 +10,15 @@ import tyro
 
 Engine = Literal["devices", "simulate"]
 DatasetName = Literal["digits", "mnist", "fashion_mnist"]
-Method = Literal["gem", "asgd", "multi_asgd", "staleness_aware", "dynsgd"]
+Method = Literal[
+    "gem",
+    "asgd",
+    "multi_asgd",
+    "staleness_aware",
+    "dynsgd",
+    "momentum_asgd",
+    "nag_asgd",
+]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
 

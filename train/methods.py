@@ -13,4 +13,6 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "multi_asgd": lambda c: gemjax.multi_asgd(c.learning_rate, c.momentum, c.workers),
     "staleness_aware": lambda c: gemjax.staleness_aware(c.learning_rate, c.workers),
     "dynsgd": lambda c: gemjax.dynsgd(c.learning_rate, c.workers),
+    "momentum_asgd": lambda c: gemjax.momentum_asgd(c.learning_rate, c.momentum, c.workers),
+    "nag_asgd": lambda c: gemjax.nag_asgd(c.learning_rate, c.momentum, c.workers),
 }

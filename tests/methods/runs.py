@@ -35,8 +35,11 @@ def tree():
     return unravel(jnp.asarray(THETA_0)), unravel
 
 
-def run(tx, order=ORDER, observe=()):
-    """The central variable after each commit, ``[len(order), 9]``, and the diagnostics asked for, a dict a commit."""
+def run(tx, order=ORDER, observe=(), *, views_instead=False):
+    """The central variable after each commit, ``[len(order), 9]``, and the diagnostics asked for, a dict a commit.
+
+    With ``views_instead`` what the worker pulls then, in place of the central variable.
+    """
     params, unravel = tree()
 
     @jax.jit
@@ -53,6 +56,6 @@ def run(tx, order=ORDER, observe=()):
         grads = unravel(jnp.asarray(grad(np.asarray(views[i]), i, steps[i])))
         params, state, views[i], vector, quantities = commit_and_pull(params, state, grads, i)
         steps[i] += 1
-        history.append(np.asarray(vector))
+        history.append(np.asarray(views[i] if views_instead else vector))
         seen.append({name: float(value) for name, value in quantities.items()})
     return np.stack(history), seen
