@@ -9,6 +9,7 @@ from gemjax.engines.simulate import simulate
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.methods.asgd import asgd
+from gemjax.methods.delay_adaptive import delay_adaptive
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
@@ -39,6 +40,7 @@ __all__ = [
     "asgd",
     "asynchronous",
     "cpu_devices",
+    "delay_adaptive",
     "dynsgd",
     "eventlog",
     "gem",

@@ -18,6 +18,7 @@ Method = Literal[
     "dynsgd",
     "momentum_asgd",
     "nag_asgd",
+    "delay_adaptive",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 

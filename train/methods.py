@@ -15,4 +15,5 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dynsgd": lambda c: gemjax.dynsgd(c.learning_rate, c.workers),
     "momentum_asgd": lambda c: gemjax.momentum_asgd(c.learning_rate, c.momentum, c.workers),
     "nag_asgd": lambda c: gemjax.nag_asgd(c.learning_rate, c.momentum, c.workers),
+    "delay_adaptive": lambda c: gemjax.delay_adaptive(c.learning_rate, c.workers),
 }

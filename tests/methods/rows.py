@@ -68,6 +68,7 @@ METHODS = (
     Row("adam-per-worker", adam_per_worker, 0.001),
     Row("momentum-asgd", gemjax.momentum_asgd, 0.01, {"momentum": 0.5}, variant=True),
     Row("nag-asgd", gemjax.nag_asgd, 0.01, {"momentum": 0.5}, variant=True),
+    Row("delay-adaptive", gemjax.delay_adaptive, 0.02, variant=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

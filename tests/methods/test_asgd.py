@@ -48,6 +48,7 @@ def test_keeps_no_copy_of_the_parameters():
         gemjax.gem,
         gemjax.momentum_asgd,
         gemjax.nag_asgd,
+        gemjax.delay_adaptive,
     ],
     ids=lambda f: f.__name__,
 )
