@@ -9,6 +9,7 @@ from gemjax.engines.simulate import simulate
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.methods.asgd import asgd
+from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
@@ -39,7 +40,9 @@ __all__ = [
     # Methods and their atoms.
     "asgd",
     "asynchronous",
+    "compensate_delay",
     "cpu_devices",
+    "dc_asgd",
     "delay_adaptive",
     "dynsgd",
     "eventlog",

@@ -19,6 +19,7 @@ Method = Literal[
     "momentum_asgd",
     "nag_asgd",
     "delay_adaptive",
+    "dc_asgd",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 

@@ -16,4 +16,5 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "momentum_asgd": lambda c: gemjax.momentum_asgd(c.learning_rate, c.momentum, c.workers),
     "nag_asgd": lambda c: gemjax.nag_asgd(c.learning_rate, c.momentum, c.workers),
     "delay_adaptive": lambda c: gemjax.delay_adaptive(c.learning_rate, c.workers),
+    "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers),
 }

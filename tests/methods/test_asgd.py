@@ -49,6 +49,7 @@ def test_keeps_no_copy_of_the_parameters():
         gemjax.momentum_asgd,
         gemjax.nag_asgd,
         gemjax.delay_adaptive,
+        gemjax.dc_asgd,
     ],
     ids=lambda f: f.__name__,
 )
