@@ -9,6 +9,7 @@ from gemjax.engines.simulate import simulate
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.methods.asgd import asgd
+from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
 from gemjax.methods.gem import gem, match_energy
@@ -42,6 +43,10 @@ __all__ = [
     "asynchronous",
     "compensate_delay",
     "cpu_devices",
+    "dana_dc",
+    "dana_momentum",
+    "dana_slim",
+    "dana_zero",
     "dc_asgd",
     "delay_adaptive",
     "dynsgd",

@@ -19,6 +19,9 @@ Method = Literal[
     "momentum_asgd",
     "nag_asgd",
     "delay_adaptive",
+    "dana_slim",
+    "dana_zero",
+    "dana_dc",
     "dc_asgd",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]

@@ -16,5 +16,8 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "momentum_asgd": lambda c: gemjax.momentum_asgd(c.learning_rate, c.momentum, c.workers),
     "nag_asgd": lambda c: gemjax.nag_asgd(c.learning_rate, c.momentum, c.workers),
     "delay_adaptive": lambda c: gemjax.delay_adaptive(c.learning_rate, c.workers),
+    "dana_slim": lambda c: gemjax.dana_slim(c.learning_rate, c.momentum, c.workers),
+    "dana_zero": lambda c: gemjax.dana_zero(c.learning_rate, c.momentum, c.workers),
+    "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers),
     "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers),
 }

@@ -69,9 +69,12 @@ METHODS = (
     Row("momentum-asgd", gemjax.momentum_asgd, 0.01, {"momentum": 0.5}, variant=True),
     Row("nag-asgd", gemjax.nag_asgd, 0.01, {"momentum": 0.5}, variant=True),
     Row("delay-adaptive", gemjax.delay_adaptive, 0.02, variant=True),
+    Row("dana-slim", gemjax.dana_slim, 0.01, {"momentum": 0.5}, variant=True),
+    Row("dana-zero", gemjax.dana_zero, 0.01, {"momentum": 0.5}),
     # Compensation as strong as the authors' outweighs the large gradients that the objectives begin with.
     Row("dc-asgd", gemjax.dc_asgd, 0.02, {"strength": 0.002}),
     Row("dc-asgd-adaptive", gemjax.dc_asgd, 0.02, {"variant": "adaptive", "strength": 0.02}),
+    Row("dana-dc", gemjax.dana_dc, 0.01, {"momentum": 0.5, "strength": 0.002}, variant=True, measures_ahead=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])
