@@ -12,6 +12,7 @@ from gemjax.methods.asgd import asgd
 from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
+from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
@@ -44,6 +45,7 @@ __all__ = [
     "compensate_delay",
     "cpu_devices",
     "dana_dc",
+    "dana_ga",
     "dana_momentum",
     "dana_slim",
     "dana_zero",
@@ -51,6 +53,7 @@ __all__ = [
     "delay_adaptive",
     "dynsgd",
     "eventlog",
+    "gap_aware",
     "gem",
     "initial_state",
     "look_ahead_momentum",
@@ -62,6 +65,7 @@ __all__ = [
     "place",
     "pull",
     "run_on_devices",
+    "scale_by_gap",
     "scale_by_staleness",
     "simulate",
     "staleness_aware",

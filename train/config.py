@@ -23,6 +23,8 @@ Method = Literal[
     "dana_zero",
     "dana_dc",
     "dc_asgd",
+    "gap_aware",
+    "dana_ga",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 

@@ -20,4 +20,6 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dana_zero": lambda c: gemjax.dana_zero(c.learning_rate, c.momentum, c.workers),
     "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers),
     "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers),
+    "gap_aware": lambda c: gemjax.gap_aware(c.learning_rate, c.momentum, c.workers),
+    "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
 }

@@ -75,6 +75,8 @@ METHODS = (
     Row("dc-asgd", gemjax.dc_asgd, 0.02, {"strength": 0.002}),
     Row("dc-asgd-adaptive", gemjax.dc_asgd, 0.02, {"variant": "adaptive", "strength": 0.02}),
     Row("dana-dc", gemjax.dana_dc, 0.01, {"momentum": 0.5, "strength": 0.002}, variant=True, measures_ahead=True),
+    Row("gap-aware", gemjax.gap_aware, 0.03, {"momentum": 0.5}),
+    Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

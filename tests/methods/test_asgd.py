@@ -53,6 +53,8 @@ def test_keeps_no_copy_of_the_parameters():
         gemjax.dana_zero,
         gemjax.dana_dc,
         gemjax.dc_asgd,
+        gemjax.gap_aware,
+        gemjax.dana_ga,
     ],
     ids=lambda f: f.__name__,
 )
