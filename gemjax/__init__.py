@@ -14,6 +14,7 @@ from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
+from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
@@ -57,6 +58,7 @@ __all__ = [
     "gem",
     "initial_state",
     "look_ahead_momentum",
+    "lwp",
     "match_energy",
     "momentum_asgd",
     "multi_asgd",

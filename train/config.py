@@ -25,6 +25,7 @@ Method = Literal[
     "dc_asgd",
     "gap_aware",
     "dana_ga",
+    "lwp",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 

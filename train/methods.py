@@ -22,4 +22,5 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers),
     "gap_aware": lambda c: gemjax.gap_aware(c.learning_rate, c.momentum, c.workers),
     "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
+    "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
 }

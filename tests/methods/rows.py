@@ -77,6 +77,7 @@ METHODS = (
     Row("dana-dc", gemjax.dana_dc, 0.01, {"momentum": 0.5, "strength": 0.002}, variant=True, measures_ahead=True),
     Row("gap-aware", gemjax.gap_aware, 0.03, {"momentum": 0.5}),
     Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
+    Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

@@ -55,6 +55,7 @@ def test_keeps_no_copy_of_the_parameters():
         gemjax.dc_asgd,
         gemjax.gap_aware,
         gemjax.dana_ga,
+        gemjax.lwp,
     ],
     ids=lambda f: f.__name__,
 )
