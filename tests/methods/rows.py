@@ -72,12 +72,12 @@ METHODS = (
     Row("dana-slim", gemjax.dana_slim, 0.01, {"momentum": 0.5}, variant=True),
     Row("dana-zero", gemjax.dana_zero, 0.01, {"momentum": 0.5}),
     # Compensation as strong as the authors' outweighs the large gradients that the objectives begin with.
-    Row("dc-asgd", gemjax.dc_asgd, 0.02, {"strength": 0.002}),
+    Row("dc-asgd", gemjax.dc_asgd, 0.02, {"strength": 0.002}, variant=True),
     Row("dc-asgd-adaptive", gemjax.dc_asgd, 0.02, {"variant": "adaptive", "strength": 0.02}),
     Row("dana-dc", gemjax.dana_dc, 0.01, {"momentum": 0.5, "strength": 0.002}, variant=True, measures_ahead=True),
     Row("gap-aware", gemjax.gap_aware, 0.03, {"momentum": 0.5}),
     Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
-    Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}),
+    Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}, variant=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

@@ -10,14 +10,13 @@ from gemjax import arrivals
 from gemjax.testing import quadratic
 
 N = runs.NUM_WORKERS
-RATES = pytest.mark.parametrize("rate", [0.03, runs.schedule], ids=["constant", "schedule"])
 
 
 def _eta(rate):
     return rate if callable(rate) else lambda t: rate
 
 
-@RATES
+@runs.rates(0.03)
 @pytest.mark.parametrize("lam", [0.0, 0.5], ids=["zero", "dc"])
 def test_zero_and_dc_agree_with_the_paper(x64, lam, rate):
     method = gemjax.dana_dc(rate, 0.7, N, strength=lam) if lam else gemjax.dana_zero(rate, 0.7, N)
@@ -26,13 +25,14 @@ def test_zero_and_dc_agree_with_the_paper(x64, lam, rate):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@RATES
+@runs.rates(0.03)
 def test_slim_agrees_with_the_paper(x64, rate):
     found, _ = runs.run(gemjax.dana_slim(rate, 0.7, N))
     expected = reference.dana_slim(runs.THETA_0, runs.grad, runs.ORDER, _eta(rate), gamma=0.7)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_sent_agrees_with_the_paper(x64):
     found, _ = runs.run(gemjax.dana_zero(runs.schedule, 0.7, N), views_instead=True)
     _, sent = reference.dana(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, gamma=0.7)
@@ -55,7 +55,7 @@ def test_at_a_constant_rate_slim_is_what_zero_sends(x64):
     np.testing.assert_allclose(zero, slim, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("bridge", [True, False], ids=["bridge", "no-bridge"])
+@pytest.mark.parametrize("bridge", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["bridge", "no-bridge"])
 def test_where_the_rate_changes_slim_needs_the_bridge(x64, bridge):
     change, old, new, gamma = 25, 0.08, 0.008, 0.8
     order, rate = runs.ORDER[:50], lambda count: jnp.where(count < change, old, new)
@@ -88,6 +88,7 @@ def test_dc_without_compensation_is_zero(x64):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_dc_without_momentum_is_dc_asgd(x64):
     order = runs.ORDER[:60]
     found, _ = runs.run(gemjax.dana_dc(0.03, 0.0, N, strength=0.3), order)
@@ -95,6 +96,7 @@ def test_dc_without_momentum_is_dc_asgd(x64):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", [gemjax.dana_zero, gemjax.dana_slim], ids=lambda f: f.__name__)
 def test_without_momentum_it_is_asgd(x64, alias):
     order = runs.ORDER[:60]
@@ -103,6 +105,7 @@ def test_without_momentum_it_is_asgd(x64, alias):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_in_round_robin_only_the_others_gradients_are_not_foreseen(x64):
     """theta - eta gamma v_w less what w pulled is -eta times the gradients of the N - 1 others, as in ASGD."""
     n, rate, gamma = 4, 0.05, 0.8

@@ -6,10 +6,9 @@ from methods import reference, runs
 import gemjax
 
 
-@pytest.mark.parametrize(
-    ("rate", "threshold"), [(0.1, None), (runs.schedule, None), (0.1, 2.5)], ids=["constant", "schedule", "threshold"]
-)
-def test_agrees_with_the_paper(x64, rate, threshold):
+@pytest.mark.parametrize("threshold", [None, pytest.param(2.5, marks=pytest.mark.slow)])
+@runs.rates(0.1)
+def test_agrees_with_the_paper(x64, threshold, rate):
     found, _ = runs.run(gemjax.delay_adaptive(rate, runs.NUM_WORKERS, threshold=threshold))
     gamma = rate if callable(rate) else lambda k: rate
     n = runs.NUM_WORKERS if threshold is None else threshold

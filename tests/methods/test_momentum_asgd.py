@@ -10,7 +10,7 @@ import gemjax
 ALIASES = {"momentum_asgd": gemjax.momentum_asgd, "nag_asgd": gemjax.nag_asgd}
 
 
-@pytest.mark.parametrize("rate", [0.02, runs.schedule], ids=["constant", "schedule"])
+@runs.rates(0.02)
 @pytest.mark.parametrize("name", ALIASES)
 def test_agrees_with_the_paper(x64, name, rate):
     found, _ = runs.run(ALIASES[name](rate, momentum=0.7, num_workers=runs.NUM_WORKERS))
