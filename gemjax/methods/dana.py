@@ -115,9 +115,11 @@ def dana_zero(
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
+    Readings: the paper's text could not be consulted in full; the order of the steps is that of a simulator which is taken
+    to be the authors'. The momentum steps from :math:`\theta`, and only what is sent looks ahead.
+
     Deviations from the paper:
-      1. The sum is a running one, as in its memory-saving form; rounding accumulates in it, which matters in half
-         precision only.
+      1. The sum is a running one, as in that code; rounding accumulates in it, which matters in half precision only.
       2. Weight decay is left to the chain.
     """
     atom = dana_momentum(learning_rate, momentum)
@@ -206,7 +208,7 @@ def dana_dc(
         is made with the rate of the last commit.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
-      strength: :math:`\lambda \ge 0`, default 2 as in the authors' experiments.
+      strength: :math:`\lambda \ge 0`, default 2 as in the code that is taken to be the authors'.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
@@ -228,8 +230,9 @@ def dana_dc(
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
-    Readings: :math:`\theta` in the compensation is the centre's own variable and not its look-ahead, and
-    :math:`\lambda` is constant; so with one worker, too, there is something to compensate, the look-ahead itself.
+    Readings: as of :func:`gemjax.dana_zero`. In the compensation :math:`\theta` is the centre's own variable and not its
+    look-ahead, and :math:`\lambda` is constant; so with one worker, too, there is something to compensate, the look-ahead
+    itself.
 
     Deviations from the paper:
       1. The sum is a running one, see :func:`gemjax.dana_zero`.

@@ -142,7 +142,7 @@ def dc_asgd(
       <https://arxiv.org/abs/1609.08326>`_, 2017
 
     Readings: :math:`\mathrm{MS}` is a worker's own, as in the authors' code; the paper's pseudo-code can be read as one for
-    all. The square root in :math:`\lambda_t` is in both.
+    all. The square root in :math:`\lambda_t` is the code's, too; there are write-ups without it.
 
     Deviations from the paper:
       1. What a worker that never pulled is compared with are the initial parameters; the authors' code begins with zeros

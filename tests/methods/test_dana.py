@@ -163,6 +163,18 @@ def test_the_order_of_stability_on_a_quadratic():
     assert 0.5 < gap["dana_zero", 0.01] / gap["asgd", 0.01] < 2.0
 
 
+def test_without_the_look_ahead_it_is_multi_asgd():
+    """The same gradients, wherever they were computed, make the same updates."""
+    zero, multi = gemjax.dana_zero(0.1, 0.5, 2), gemjax.multi_asgd(0.1, 0.5, 2)
+    params = jnp.zeros(2)
+    zero_state, multi_state = zero.init(params), multi.init(params)
+    for worker in (0, 1, 1, 0):
+        grads = jnp.array([1.0, -3.0]) * (worker + 1)
+        found, zero_state = zero.update(grads, zero_state, params, worker=worker)
+        expected, multi_state = multi.update(grads, multi_state, params, worker=worker)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_copies_of_the_parameters():
     for alias, copies, scalars in ((gemjax.dana_zero, 9, 2), (gemjax.dana_slim, 8, 0), (gemjax.dana_dc, 17, 2)):
         state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
