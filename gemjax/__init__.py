@@ -9,7 +9,13 @@ from gemjax.engines.simulate import simulate
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.methods.asgd import asgd
+from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
+from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
+from gemjax.methods.delay_adaptive import delay_adaptive
+from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
+from gemjax.methods.lwp import lwp
+from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
 from gemjax.per_worker import per_worker
@@ -37,17 +43,31 @@ __all__ = [
     # Methods and their atoms.
     "asgd",
     "asynchronous",
+    "compensate_delay",
     "cpu_devices",
+    "dana_dc",
+    "dana_ga",
+    "dana_momentum",
+    "dana_slim",
+    "dana_zero",
+    "dc_asgd",
+    "delay_adaptive",
     "dynsgd",
     "eventlog",
+    "gap_aware",
     "gem",
     "initial_state",
+    "look_ahead_momentum",
+    "lwp",
     "match_energy",
+    "momentum_asgd",
     "multi_asgd",
+    "nag_asgd",
     "per_worker",
     "place",
     "pull",
     "run_on_devices",
+    "scale_by_gap",
     "scale_by_staleness",
     "simulate",
     "staleness_aware",

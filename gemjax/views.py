@@ -33,6 +33,16 @@ class OwnPosition(BeforeCommit):
         return where_present(lambda own, _: own, self.params, view)
 
 
+class LookAhead(NamedTuple):
+    """The worker computes where a velocity will have carried the central variable: at the view less a piece of it."""
+
+    velocity: PyTree  # Like the parameters that the rule sees.
+    distance: jax.Array  # float []; the learning rate of the last commit times how many velocities ahead.
+
+    def shift_view(self, view: PyTree) -> PyTree:
+        return where_present(lambda v, x: x - jnp.asarray(self.distance, x.dtype) * v, self.velocity, view)
+
+
 def where_present(fn, own: PyTree, view: PyTree) -> PyTree:
     """``fn(own, view)`` leaf by leaf, and ``view`` where ``optax.masked`` took the leaf from ``own``."""
 

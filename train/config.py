@@ -11,7 +11,23 @@ import tyro
 
 Engine = Literal["devices", "simulate"]
 DatasetName = Literal["digits", "mnist", "fashion_mnist"]
-Method = Literal["gem", "asgd", "multi_asgd", "staleness_aware", "dynsgd"]
+Method = Literal[
+    "gem",
+    "asgd",
+    "multi_asgd",
+    "staleness_aware",
+    "dynsgd",
+    "momentum_asgd",
+    "nag_asgd",
+    "delay_adaptive",
+    "dana_slim",
+    "dana_zero",
+    "dana_dc",
+    "dc_asgd",
+    "gap_aware",
+    "dana_ga",
+    "lwp",
+]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
 

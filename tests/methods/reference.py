@@ -121,3 +121,120 @@ def gem(theta_0, grad, order, eta, mu=0.9, kappa=1.0, eps=1e-12, clamp=(0.0, 5.0
         worker.steps += 1
         history.append(theta)
     return np.stack(history)
+
+
+def momentum_asgd(theta_0, grad, order, eta, gamma, look_ahead=False):
+    """One momentum at the master: v <- gamma v + g^i ; theta <- theta - eta v ; send theta, or theta - eta gamma v (NAG)."""
+    theta, received, v = theta_0.copy(), defaultdict(lambda: theta_0), np.zeros_like(theta_0)
+    steps, history = defaultdict(int), []
+    for t, i in enumerate(order):
+        v = gamma * v + grad(received[i], i, steps[i])
+        theta = theta - eta(t) * v
+        received[i] = theta - eta(t) * gamma * v if look_ahead else theta
+        steps[i] += 1
+        history.append(theta)
+    return np.stack(history)
+
+
+def lwp(theta_0, grad, order, eta, m, D):
+    """Linear weight prediction, velocity form: v <- m v + g ; w <- w - eta v ; w_hat = w - eta D v."""
+    w, w_hat, v = theta_0.copy(), defaultdict(lambda: theta_0), np.zeros_like(theta_0)
+    steps, history = defaultdict(int), []
+    for t, i in enumerate(order):
+        v = m * v + grad(w_hat[i], i, steps[i])
+        w = w - eta(t) * v
+        w_hat[i] = w - eta(t) * D * v
+        steps[i] += 1
+        history.append(w)
+    return np.stack(history)
+
+
+def delay_adaptive(x_0, grad, order, gamma, n):
+    """gamma_k = gamma n / max(n, tau_k), with tau_k the updates since that worker's snapshot."""
+    x = x_0.copy()
+    snapshot = {i: {"x": x_0, "k": 0, "j": 0} for i in set(order)}
+    history = []
+    for k, i in enumerate(order):
+        held = snapshot[i]
+        tau_k = k - held["k"]
+        gamma_k = gamma(k) if tau_k <= n else gamma(k) * n / tau_k
+        x = x - gamma_k * grad(held["x"], i, held["j"])
+        snapshot[i] = {"x": x, "k": k + 1, "j": held["j"] + 1}
+        history.append(x)
+    return np.stack(history)
+
+
+def dana(theta_0, grad, order, eta, gamma, lam=0.0):
+    """DANA-Zero, and with lam > 0 DANA-DC. The sum over all momenta is taken anew each time.
+
+    Returns theta after each commit, and what was sent.
+    """
+    theta, x = theta_0.copy(), defaultdict(lambda: theta_0)
+    v = {i: np.zeros_like(theta_0) for i in set(order)}
+    steps, history, sent = defaultdict(int), [], []
+    for t, i in enumerate(order):
+        g = grad(x[i], i, steps[i])
+        g = g + lam * g * g * (theta - x[i])
+        v[i] = gamma * v[i] + g
+        theta = theta - eta(t) * v[i]
+        x[i] = theta - eta(t) * gamma * sum(v.values())
+        steps[i] += 1
+        history.append(theta)
+        sent.append(x[i])
+    return np.stack(history), np.stack(sent)
+
+
+def dana_slim(Theta_0, grad, order, eta, gamma):
+    """The worker: v^i <- gamma v^i + g ; send u = gamma v^i + g. The master: Theta <- Theta - eta u ; send Theta."""
+    Theta, received = Theta_0.copy(), defaultdict(lambda: Theta_0)
+    v = defaultdict(lambda: np.zeros_like(Theta_0))
+    steps, history = defaultdict(int), []
+    for t, i in enumerate(order):
+        g = grad(received[i], i, steps[i])
+        v[i] = gamma * v[i] + g
+        u = gamma * v[i] + g
+        Theta = Theta - eta(t) * u
+        received[i] = Theta
+        steps[i] += 1
+        history.append(Theta)
+    return np.stack(history)
+
+
+def dc_asgd(w_0, grad, order, eta, lam, m=None, eps=1e-7):
+    """DC-ASGD-c, and with m DC-ASGD-a: MS <- m MS + (1 - m) g g ; lambda_t = lambda_0 / sqrt(MS + eps)."""
+    w, w_bak = w_0.copy(), defaultdict(lambda: w_0)
+    MS = defaultdict(lambda: np.zeros_like(w_0))
+    steps, history = defaultdict(int), []
+    for t, k in enumerate(order):
+        g = grad(w_bak[k], k, steps[k])
+        lam_t = lam
+        if m is not None:
+            MS[k] = m * MS[k] + (1 - m) * g * g
+            lam_t = lam / np.sqrt(MS[k] + eps)
+        w = w - eta(t) * (g + lam_t * g * g * (w - w_bak[k]))
+        w_bak[k] = w
+        steps[k] += 1
+        history.append(w)
+    return np.stack(history)
+
+
+def gap_aware(theta_0, grad, order, eta, gamma, Gam=0.999, eps=1e-8, dana=False):
+    """GA, parameter-wise, and with ``dana`` DANA-GA; the average takes in the velocity applied, after the step."""
+    theta, x = theta_0.copy(), defaultdict(lambda: theta_0)
+    v = {i: np.zeros_like(theta_0) for i in set(order)}
+    a, n, eta_max = np.zeros_like(theta_0), 0, 0.0
+    steps, history = defaultdict(int), []
+    for t, i in enumerate(order):
+        owner = i if dana else order[0]
+        eta_max = max(eta_max, eta(t))
+        P = np.ones_like(theta)
+        if n > 0:
+            C = eta_max * (np.sqrt(a / (1 - Gam**n)) + eps)
+            P = 1 + np.abs(theta - x[i]) / C
+        v[owner] = gamma * v[owner] + grad(x[i], i, steps[i]) / P
+        a, n = Gam * a + (1 - Gam) * v[owner] ** 2, n + 1
+        theta = theta - eta(t) * v[owner]
+        x[i] = theta - eta(t) * gamma * sum(v.values()) if dana else theta
+        steps[i] += 1
+        history.append(theta)
+    return np.stack(history)

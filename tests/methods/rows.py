@@ -20,6 +20,9 @@ class Row:
       learning_rate: converges on an objective of curvature 2 with up to 16 workers, stale or not.
       keywords: further arguments of the alias.
       converges_stale: False for a published rule that may diverge on stale gradients, whatever its learning rate.
+      variant: True if other rows test the same code: its contract is slow, but for the golden history.
+      measures_ahead: True for a rule that compares the central variable with a view that it shifted itself; leaving out the
+        pulls then means something else.
     """
 
     name: str
@@ -27,6 +30,13 @@ class Row:
     learning_rate: float
     keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     converges_stale: bool = True
+    variant: bool = False
+    measures_ahead: bool = False
+
+    @property
+    def marks(self):
+        """Slow for a variant."""
+        return pytest.mark.slow if self.variant else ()
 
     def __call__(self, num_workers: int, learning_rate: optax.ScalarOrSchedule | None = None):
         """The transformation, for ``num_workers`` workers."""
@@ -56,6 +66,18 @@ METHODS = (
     Row("gem-unclamped", gemjax.gem, 0.01, {"clamp": None, "momentum": 0.5}, converges_stale=False),
     Row("adam-matched-energy", adam_with_matched_energy, 0.005),
     Row("adam-per-worker", adam_per_worker, 0.001),
+    Row("momentum-asgd", gemjax.momentum_asgd, 0.01, {"momentum": 0.5}, variant=True),
+    Row("nag-asgd", gemjax.nag_asgd, 0.01, {"momentum": 0.5}, variant=True),
+    Row("delay-adaptive", gemjax.delay_adaptive, 0.02, variant=True),
+    Row("dana-slim", gemjax.dana_slim, 0.01, {"momentum": 0.5}, variant=True),
+    Row("dana-zero", gemjax.dana_zero, 0.01, {"momentum": 0.5}),
+    # Compensation as strong as the authors' outweighs the large gradients that the objectives begin with.
+    Row("dc-asgd", gemjax.dc_asgd, 0.02, {"strength": 0.002}, variant=True),
+    Row("dc-asgd-adaptive", gemjax.dc_asgd, 0.02, {"variant": "adaptive", "strength": 0.02}),
+    Row("dana-dc", gemjax.dana_dc, 0.01, {"momentum": 0.5, "strength": 0.002}, variant=True, measures_ahead=True),
+    Row("gap-aware", gemjax.gap_aware, 0.03, {"momentum": 0.5}),
+    Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
+    Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}, variant=True),
 )
 
-every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in METHODS])
+every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.flatten_util import ravel_pytree
 
 import gemjax
@@ -28,6 +29,13 @@ def schedule(t):
     return 0.1 / (1.0 + 0.02 * t) * (1.0 + 0.5 * (t % 3))
 
 
+def rates(constant):
+    """Parametrizes ``rate`` over the schedule and, in the slow tier, ``constant``."""
+    return pytest.mark.parametrize(
+        "rate", [pytest.param(constant, id="constant", marks=pytest.mark.slow), pytest.param(schedule, id="schedule")]
+    )
+
+
 def tree():
     """The initial parameters as a tree of mixed ranks, and the way from a vector to it; call it in double precision."""
     like = {"b": jnp.zeros(3, jnp.float64), "w": jnp.zeros((2, 3), jnp.float64)}
@@ -35,8 +43,11 @@ def tree():
     return unravel(jnp.asarray(THETA_0)), unravel
 
 
-def run(tx, order=ORDER, observe=()):
-    """The central variable after each commit, ``[len(order), 9]``, and the diagnostics asked for, a dict a commit."""
+def run(tx, order=ORDER, observe=(), *, views_instead=False):
+    """The central variable after each commit, ``[len(order), 9]``, and the diagnostics asked for, a dict a commit.
+
+    With ``views_instead`` what the worker pulls then, in place of the central variable.
+    """
     params, unravel = tree()
 
     @jax.jit
@@ -53,6 +64,6 @@ def run(tx, order=ORDER, observe=()):
         grads = unravel(jnp.asarray(grad(np.asarray(views[i]), i, steps[i])))
         params, state, views[i], vector, quantities = commit_and_pull(params, state, grads, i)
         steps[i] += 1
-        history.append(np.asarray(vector))
+        history.append(np.asarray(views[i] if views_instead else vector))
         seen.append({name: float(value) for name, value in quantities.items()})
     return np.stack(history), seen

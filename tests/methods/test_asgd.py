@@ -40,7 +40,23 @@ def test_keeps_no_copy_of_the_parameters():
 )
 @pytest.mark.parametrize(
     "alias",
-    [gemjax.asgd, gemjax.multi_asgd, gemjax.staleness_aware, gemjax.dynsgd, gemjax.gem],
+    [
+        gemjax.asgd,
+        gemjax.multi_asgd,
+        gemjax.staleness_aware,
+        gemjax.dynsgd,
+        gemjax.gem,
+        gemjax.momentum_asgd,
+        gemjax.nag_asgd,
+        gemjax.delay_adaptive,
+        gemjax.dana_slim,
+        gemjax.dana_zero,
+        gemjax.dana_dc,
+        gemjax.dc_asgd,
+        gemjax.gap_aware,
+        gemjax.dana_ga,
+        gemjax.lwp,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_a_bad_learning_rate_is_refused_by_every_alias(alias, rate, message):

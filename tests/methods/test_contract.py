@@ -82,7 +82,7 @@ def _cases():
             for num_workers in (1, 4, 16):
                 for delay in DELAYS:
                     if delay == "no-delay" or row.converges_stale:
-                        fast = problem == "mixed" and num_workers == 4
+                        fast = problem == "mixed" and num_workers == 4 and not row.variant
                         yield pytest.param(
                             row,
                             problem,
@@ -202,6 +202,8 @@ def test_unexpected_extra_args_are_accepted(row):
 @every_method
 def test_without_a_worker_it_is_an_ordinary_optimizer(row):
     """With one worker, the worker may be left out, and so may the pulls."""
+    if row.measures_ahead:
+        pytest.skip("what it pulls is not what a commit without a pull is taken to be computed at")
     tx = row(1)
     params, _ = _toy()
     found = expected = params

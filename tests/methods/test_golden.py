@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from methods.rows import METHODS, every_method
+import pytest
+from methods.rows import METHODS
 
 import gemjax
 
@@ -49,7 +50,7 @@ def _history(tx):
     return history
 
 
-@every_method
+@pytest.mark.parametrize("row", METHODS, ids=lambda row: row.name)
 def test_history(x64, row, request):
     path = FOLDER / f"{row.name}.json"
     found = _history(row(3, 0.125))

@@ -1,0 +1,243 @@
+"""DANA: momentum that looks ahead over all workers (Hakimi et al., 2019)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.methods.checks import check_learning_rate, check_momentum
+from gemjax.methods.dc_asgd import compensate_delay
+from gemjax.methods.rates import rate_at
+from gemjax.per_worker import per_worker
+from gemjax.slots import Slots
+from gemjax.staleness import asynchronous
+from gemjax.views import LookAhead
+
+
+class DanaMomentumState(NamedTuple):
+    """State of :func:`dana_momentum`."""
+
+    count: jax.Array  # int32 []; commits so far, of all workers.
+    velocity: Slots  # v_w, like params; changes at that worker's commits.
+    ahead: LookAhead  # Shared: the sum of all v_w, like params, and how far along it workers compute.
+
+
+def dana_momentum(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9
+) -> optax.GradientTransformationExtraArgs:
+    r"""A momentum for each worker, and views ahead by what all of them will do before that worker returns.
+
+    The atom of :func:`gemjax.dana_zero`, :func:`gemjax.dana_dc` and :func:`gemjax.dana_ga`. It turns the gradients of
+    worker :math:`w` into its velocity :math:`v_w`, so it stands before the learning rate in a chain, and has
+    :func:`gemjax.pull` hand out :math:`\theta - \eta_t \gamma \sum_j v_j`, with the rate of the last commit.
+
+    Args:
+      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets how far a step goes.
+      momentum: :math:`\gamma` in [0, 1), default 0.9.
+
+    Returns:
+      A transformation that keeps one copy of the parameters a worker (:math:`v_w`) and one at the centre (their sum). It
+      stands inside :func:`gemjax.asynchronous`.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative or ``momentum`` outside [0, 1).
+    """
+    check_learning_rate(learning_rate)
+    check_momentum(momentum)
+
+    def init_fn(params) -> Any:
+        zeros = optax.tree.zeros_like(params)
+        return DanaMomentumState(jnp.zeros([], jnp.int32), Slots(zeros), LookAhead(zeros, jnp.zeros([])))
+
+    def update_fn(updates, state, params=None, **extra_args) -> Any:
+        del params, extra_args
+        old = state.velocity.value
+        new = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, old, updates)
+        # Corrected by what changed instead of summed anew: independent of the number of workers.
+        total = jax.tree.map(lambda v_0, v, v_old: v_0 + (v - v_old), state.ahead.velocity, new, old)
+        step = rate_at(learning_rate, state.count)
+        ahead = LookAhead(total, step * jnp.asarray(momentum, step.dtype))
+        return new, DanaMomentumState(jnp.asarray(optax.safe_increment(state.count)), Slots(new), ahead)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def dana_zero(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""DANA-Zero: Nesterov's look-ahead over the momenta of all workers.
+
+    Until worker :math:`w` returns, every other worker will, in the ordinary case, commit once, and move :math:`\theta` by
+    its momentum. That much is known when :math:`w` pulls, so it is sent the point to which the momenta will have
+    carried :math:`\theta` by then. What is left of its staleness are the others' gradients alone: the distance between the
+    centre and what a gradient was computed at is that of ASGD without momentum.
+
+    .. math::
+
+      v_w &\leftarrow \gamma v_w + g(s_w) \\
+      \theta &\leftarrow \theta - \eta_t v_w \\
+      s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
+
+    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` what it pulls.
+
+    Reductions: with one worker and a constant rate the views are the parameters of
+    ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate the views are those of
+    :func:`gemjax.dana_slim`, commit by commit; without the look-ahead it is :func:`gemjax.multi_asgd`; at ``momentum=0`` it
+    is :func:`gemjax.asgd`.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead
+        is made with the rate of the last commit.
+      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
+      look-ahead. Keeps one copy of the parameters a worker (:math:`v_w`) and one at the centre (:math:`\sum_j v_j`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = gemjax.dana_zero(learning_rate=1.0, momentum=0.5, num_workers=2)
+    >>> params = jnp.zeros(1)
+    >>> state = tx.init(params)
+    >>> for worker in (0, 1):
+    ...     updates, state = tx.update(jnp.ones(1), state, params, worker=worker)
+    ...     params = optax.apply_updates(params, updates)
+    ...     view, state = gemjax.pull(state, params, worker=worker)
+    ...     print(params, view)
+    [-1.] [-1.5]
+    [-2.] [-3.]
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019
+
+    Readings: the paper's text could not be consulted in full; the order of the steps is that of a simulator which is taken
+    to be the authors'. The momentum steps from :math:`\theta`, and only what is sent looks ahead.
+
+    Deviations from the paper:
+      1. The sum is a running one, as in that code; rounding accumulates in it, which matters in half precision only.
+      2. Weight decay is left to the chain.
+    """
+    atom = dana_momentum(learning_rate, momentum)
+    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def dana_slim(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""DANA-Slim: DANA's look-ahead for the price of ASGD at the centre.
+
+    The centre keeps the look-ahead point :math:`\Theta = \theta - \eta\gamma\sum_j v_j` of :func:`gemjax.dana_zero`
+    instead of :math:`\theta`; then all that it must do is to add what a worker, which can keep its own momentum, sends.
+
+    .. math::
+
+      v_w &\leftarrow \gamma v_w + g(\Theta_{t-\tau}) \\
+      \Theta &\leftarrow \Theta - \eta_t (\gamma v_w + g(\Theta_{t-\tau}))
+
+    with :math:`v_w = 0` at the start and :math:`w` the worker that commits.
+
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate
+    :math:`\Theta` is what :func:`gemjax.dana_zero` sends, commit by commit; at ``momentum=0`` it is :func:`gemjax.asgd`.
+    It is ``per_worker(optax.trace(momentum, nesterov=True))`` in front of the learning rate, and nothing more.
+
+    Where the rate changes from :math:`\eta` to :math:`\eta'` the two part, because :math:`\Theta` goes on holding the old
+    one; adding :math:`(\eta - \eta')\gamma\sum_j v_j` to the central variable there brings them together again.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters a
+      worker (:math:`v_w`) and none at the centre.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.dana_slim(learning_rate=1.0, momentum=0.5, num_workers=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 0, 1):
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
+    ...     print(updates)
+    [-1.5]
+    [-1.75]
+    [-1.5]
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019
+
+    Deviations from the paper:
+      1. The momentum is computed at the centre from the gradient that the worker sends; the numbers are the same.
+    """
+    check_learning_rate(learning_rate)
+    check_momentum(momentum)
+    momenta = per_worker(optax.trace(momentum, nesterov=True))
+    return asynchronous(optax.chain(momenta, optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def dana_dc(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1, *, strength: float = 2.0
+) -> optax.GradientTransformationExtraArgs:
+    r"""DANA-DC: DANA-Zero on gradients that are first carried over to the present.
+
+    The look-ahead foresees the others' momenta, but not their gradients; what is left of the distance is mended by the
+    first-order compensation of :func:`gemjax.dc_asgd`, from the point that the worker was sent to :math:`\theta`.
+
+    .. math::
+
+      \tilde g &= g + \lambda \, g \odot g \odot (\theta - s_w), \quad g = g(s_w) \\
+      v_w &\leftarrow \gamma v_w + \tilde g \\
+      \theta &\leftarrow \theta - \eta_t v_w \\
+      s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
+
+    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` what it pulls.
+
+    Reductions: at ``strength=0`` it is :func:`gemjax.dana_zero`; at ``momentum=0`` it is :func:`gemjax.dc_asgd` with the
+    same ``strength``.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead
+        is made with the rate of the last commit.
+      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
+      num_workers: number of workers N, default 1.
+      strength: :math:`\lambda \ge 0`, default 2 as in the code that is taken to be the authors'.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
+      look-ahead. Keeps two copies of the parameters a worker (:math:`v_w`, :math:`s_w`) and one at the centre
+      (:math:`\sum_j v_j`).
+
+    Raises:
+      ValueError: if ``learning_rate`` or ``strength`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not
+        positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.dana_dc(learning_rate=1.0, momentum=0.5, num_workers=2, strength=0.25)
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)), jnp.zeros(1), worker=0)
+    >>> updates, state = tx.update(jnp.ones(1), state, jnp.zeros(1) - 1.0, worker=1)  # 1 + 0.25 * 1 * 1 * (-1 - 0)
+    >>> updates
+    Array([-0.75], dtype=float32)
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019
+
+    Readings: as of :func:`gemjax.dana_zero`. In the compensation :math:`\theta` is the centre's own variable and not its
+    look-ahead, and :math:`\lambda` is constant; so with one worker, too, there is something to compensate, the look-ahead
+    itself.
+
+    Deviations from the paper:
+      1. The sum is a running one, see :func:`gemjax.dana_zero`.
+      2. Weight decay is left to the chain.
+    """
+    atom = dana_momentum(learning_rate, momentum)
+    chain = optax.chain(compensate_delay(strength), atom, optax.scale_by_learning_rate(learning_rate))
+    return asynchronous(chain, num_workers)

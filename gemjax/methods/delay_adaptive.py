@@ -1,0 +1,61 @@
+"""A learning rate that falls only with a staleness above the ordinary."""
+
+import jax.numpy as jnp
+import optax
+
+from gemjax.methods.checks import check_at_least, check_learning_rate
+from gemjax.methods.staleness_aware import scale_by_staleness
+from gemjax.staleness import asynchronous, check_num_workers
+
+
+def delay_adaptive(
+    learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | None = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Delay-adaptive asynchronous SGD: a gradient more than N commits old counts for less.
+
+    With N equal workers a staleness of N - 1 is the ordinary case, for which the rate was chosen; only stragglers are
+    damped, in proportion. The rate that is safe then depends on the number of workers and no longer on the slowest one.
+
+    .. math:: \theta_{t+1} = \theta_t - \eta_t \, \frac{n}{\max(n, \tau)} \, g(\theta_{t-\tau})
+
+    Reductions: where :math:`\tau \le n`, so with equal workers in turn, it is :func:`gemjax.asgd`; at ``threshold=1`` it is
+    :func:`gemjax.staleness_aware`. It is :func:`gemjax.scale_by_staleness` in front of the learning rate.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      num_workers: number of workers N, default 1.
+      threshold: :math:`n \ge 1`, the staleness in commits up to which the rate is whole; ``None`` (default) is N.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``threshold`` below 1 or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.delay_adaptive(learning_rate=1.0, num_workers=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for _ in range(5):  # Worker 1 never pulls: its gradients are 0, 1, 2, 3, 4 commits old.
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=1)
+    >>> updates
+    Array([-0.5], dtype=float32)
+
+    References:
+      - Mishchenko et al., `Asynchronous SGD Beats Minibatch SGD Under Arbitrary Delays
+        <https://arxiv.org/abs/2206.07638>`_, 2022
+      - Koloskova et al., `Sharper Convergence Guarantees for Asynchronous SGD for Distributed and Federated Learning
+        <https://arxiv.org/abs/2206.08307>`_, 2022
+
+    Deviations from the papers:
+      1. The rate is the practical rule by which later work compares, :math:`\eta n/\max(n, \tau)`; the papers state
+         rates with the smoothness constant in them, such as :math:`\min(1/(4Ln), 1/(4L\tau))`, which for
+         :math:`\eta = 1/(4Ln)` is the same number.
+      2. The second paper may also skip stale gradients; here none is.
+    """
+    check_learning_rate(learning_rate)
+    check_num_workers(num_workers)
+    if threshold is not None:
+        check_at_least("threshold", threshold, 1.0)
+    whole = num_workers if threshold is None else threshold
+    damp = scale_by_staleness(lambda staleness: 1.0 * whole / jnp.maximum(staleness, whole))
+    return asynchronous(optax.chain(damp, optax.scale_by_learning_rate(learning_rate)), num_workers)

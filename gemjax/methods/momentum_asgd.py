@@ -1,0 +1,165 @@
+"""Asynchronous SGD with one momentum for all workers."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.methods.rates import rate_at
+from gemjax.staleness import asynchronous
+from gemjax.views import LookAhead
+
+
+class LookAheadMomentumState(NamedTuple):
+    """State of :func:`look_ahead_momentum`; all of it is shared."""
+
+    count: jax.Array  # int32 []; commits so far.
+    ahead: LookAhead  # v, like params, and how far ahead of the central variable workers compute.
+
+
+def look_ahead_momentum(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, horizon: float | None = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Heavy-ball momentum shared by all workers, which compute ahead of the central variable.
+
+    The atom of :func:`gemjax.nag_asgd` and :func:`gemjax.lwp`. It turns gradients into the velocity
+    :math:`v \leftarrow \gamma v + g`, so it stands before the learning rate in a chain, and has :func:`gemjax.pull` hand
+    out :math:`\theta - D\,\eta_t\,v`, with the rate of the last commit.
+
+    Args:
+      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets how far a step goes.
+      momentum: :math:`\gamma` in [0, 1), default 0.9.
+      horizon: :math:`D \ge 0`, how many steps :math:`\eta v` ahead workers compute. ``None`` (default) is ``momentum``,
+        Nesterov's.
+
+    Returns:
+      A transformation that keeps one copy of the parameters at the centre (:math:`v`).
+
+    Raises:
+      ValueError: if ``learning_rate`` or ``horizon`` is negative or ``momentum`` outside [0, 1).
+    """
+    check_learning_rate(learning_rate)
+    check_momentum(momentum)
+    if horizon is not None:
+        check_at_least("horizon", horizon, 0.0)
+    steps_ahead = momentum if horizon is None else horizon
+
+    def init_fn(params) -> Any:
+        return LookAheadMomentumState(
+            count=jnp.zeros([], jnp.int32), ahead=LookAhead(optax.tree.zeros_like(params), jnp.zeros([]))
+        )
+
+    def update_fn(updates, state, params=None, **extra_args) -> Any:
+        del params, extra_args
+        velocity = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, state.ahead.velocity, updates)
+        step = rate_at(learning_rate, state.count)
+        ahead = LookAhead(velocity, step * jnp.asarray(steps_ahead, step.dtype))
+        return velocity, LookAheadMomentumState(jnp.asarray(optax.safe_increment(state.count)), ahead)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def momentum_asgd(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""Asynchronous SGD with one heavy-ball momentum that all workers share.
+
+    What a parameter server with a momentum optimizer does. Every gradient goes on acting for about
+    :math:`1/(1-\gamma)` commits while others, computed before it was applied, arrive: momentum multiplies the distance
+    between the central variable and what workers computed on, and many workers diverge at a rate that is safe for one.
+
+    .. math::
+
+      v &\leftarrow \gamma v + g \\
+      \theta &\leftarrow \theta - \eta_t v
+
+    with :math:`v = 0` at the start, whichever worker commits.
+
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is
+    :func:`gemjax.asgd`. It is ``optax.trace(momentum)`` in front of the learning rate, and nothing more.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters a
+      worker and one at the centre (:math:`v`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.momentum_asgd(learning_rate=1.0, momentum=0.5, num_workers=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 0, 1):
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
+    ...     print(updates)
+    [-1.]
+    [-1.5]
+    [-1.75]
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019 (as a baseline)
+    """
+    check_learning_rate(learning_rate)
+    check_momentum(momentum)
+    return asynchronous(optax.chain(optax.trace(momentum), optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def nag_asgd(
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""NAG-ASGD: one Nesterov momentum that all workers share.
+
+    :func:`gemjax.momentum_asgd` whose workers are sent the point to which the momentum alone would carry the central
+    variable next. That looks one commit ahead where N - 1 will have been made when the gradient arrives, so it shares the
+    fate of the heavy ball; it is the baseline that DANA is measured against.
+
+    .. math::
+
+      v &\leftarrow \gamma v + g(s_w) \\
+      \theta &\leftarrow \theta - \eta_t v \\
+      s_w &\leftarrow \theta - \eta_t \gamma v
+
+    with :math:`v = 0` at the start, :math:`w` the worker that commits and :math:`s_w` what it pulls.
+
+    Reductions: with one worker and a constant rate the views are the parameters of
+    ``optax.sgd(learning_rate, momentum, nesterov=True)``; at ``momentum=0`` it is :func:`gemjax.asgd`. It is
+    :func:`gemjax.lwp` with ``horizon=momentum``.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. A worker that
+        pulls between commits is sent a point with the rate of the last one.
+      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
+      look-ahead. Keeps no copy of the parameters a worker and one at the centre (:math:`v`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = gemjax.nag_asgd(learning_rate=1.0, momentum=0.5, num_workers=2)
+    >>> params = jnp.zeros(1)
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(params), params, worker=0)
+    >>> params = optax.apply_updates(params, updates)
+    >>> view, state = gemjax.pull(state, params, worker=0)
+    >>> print(params, view)
+    [-1.] [-1.5]
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019 (as a baseline)
+
+    Readings: NAG-ASGD is taken to be one Nesterov optimizer at the centre which sends its look-ahead, and not, as in
+    some parameter servers, one in Bengio's coordinates; at a constant rate workers compute at the same points in both.
+    """
+    atom = look_ahead_momentum(learning_rate, momentum)
+    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)

@@ -1,0 +1,135 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference, runs
+
+import gemjax
+
+N = runs.NUM_WORKERS
+ALIASES = {"gap_aware": gemjax.gap_aware, "dana_ga": gemjax.dana_ga}
+
+
+@pytest.mark.parametrize(
+    ("rate", "keywords"),
+    [
+        pytest.param(0.05, {}, id="constant", marks=pytest.mark.slow),
+        pytest.param(runs.schedule, {}, id="schedule"),
+        pytest.param(0.05, {"decay": 0.9, "eps": 0.1}, id="decay", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", ALIASES)
+def test_agrees_with_the_paper(x64, name, rate, keywords):
+    found, _ = runs.run(ALIASES[name](rate, 0.7, N, **keywords))
+    eta = rate if callable(rate) else lambda t: rate
+    renamed = {{"decay": "Gam"}.get(key, key): value for key, value in keywords.items()}
+    expected = reference.gap_aware(runs.THETA_0, runs.grad, runs.ORDER, eta, 0.7, dana=name == "dana_ga", **renamed)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_one_worker_is_momentum_sgd(x64):
+    """Nothing is stale, so the gap is zero, whether or not the worker says that it pulled."""
+    ours, theirs = gemjax.gap_aware(0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)
+    params = jnp.array([1.0, -3.0])
+    state, theirs_state = ours.init(params), theirs.init(params)
+    update = jax.jit(ours.update)
+    for step in range(6):
+        updates, state = update(params, state, params)
+        expected, theirs_state = theirs.update(params, theirs_state, params)
+        np.testing.assert_allclose(updates, expected, rtol=1e-14)
+        params = optax.apply_updates(params, updates)
+        if step % 2:
+            _, state = gemjax.pull(state, params)
+
+
+@pytest.mark.parametrize("name", ["gap_aware", "dana_ga"])
+def test_where_a_step_is_taken_to_be_endless_it_is_the_base_method(x64, name):
+    base = {"gap_aware": gemjax.momentum_asgd, "dana_ga": gemjax.dana_zero}[name]
+    order = runs.ORDER[:60]
+    found, _ = runs.run(ALIASES[name](0.03, 0.7, N, eps=1e16), order)
+    expected, _ = runs.run(base(0.03, 0.7, N), order)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_without_momentum_dana_ga_is_gap_aware(x64):
+    order = runs.ORDER[:60]
+    found, _ = runs.run(gemjax.dana_ga(0.05, 0.0, N), order)
+    expected, _ = runs.run(gemjax.gap_aware(0.05, 0.0, N), order)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_the_penalty_counts_steps():
+    """Equal gradients of equal sign: a centre k steps away divides by 1 + k; one that came back divides by 1."""
+    tx = gemjax.gap_aware(0.5, momentum=0.0, num_workers=2, eps=0.0)
+    params = jnp.zeros(2)
+    state = tx.init(params)
+    updates, state = tx.update(jnp.ones(2), state, params, worker=0)
+    np.testing.assert_allclose(updates, [-0.5, -0.5])
+    updates, _ = tx.update(jnp.ones(2), state, jnp.array([-1.5, 0.0]), worker=1)
+    np.testing.assert_allclose(updates, [-0.5 / 4, -0.5], rtol=1e-5)
+
+
+def test_the_penalty_is_measured_in_steps_of_the_largest_rate():
+    """So it fades as the rate decays: the same gap in steps of the new rate is half as long."""
+    tx = gemjax.gap_aware(lambda count: 0.5 / 2.0**count, momentum=0.0, num_workers=2, eps=0.0)
+    state = tx.init(jnp.zeros(1))
+    _, state = tx.update(jnp.ones(1), state, jnp.zeros(1), worker=0)
+    updates, _ = tx.update(jnp.ones(1), state, jnp.array([-0.5]), worker=1)
+    np.testing.assert_allclose(updates, [-0.25 / 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", ALIASES)
+def test_dead_coordinates_and_a_rate_of_zero_are_no_division_by_zero(name, dtype):
+    tx = ALIASES[name](lambda count: jnp.where(count < 2, 0.0, 0.5), 0.5, 2, eps=0.0)
+    params = jnp.ones(2, dtype)
+    state = tx.init(params)
+    for worker in (0, 1, 0, 1, 0):
+        updates, state = tx.update(jnp.array([1.0, 0.0], dtype), state, params, worker=worker)
+        params = optax.apply_updates(params, updates)
+    assert bool(jnp.all(jnp.isfinite(params)))
+    assert params[0] < 1.0
+    assert params[1] == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_in_half_precision_the_running_mean_runs(dtype):
+    """The default decay is 1 in bfloat16."""
+    tx = gemjax.gap_aware(0.5, momentum=0.0, num_workers=2)
+    _, state = tx.update(jnp.ones(1, dtype), tx.init(jnp.zeros(1, dtype)), jnp.zeros(1, dtype), worker=0)
+    updates, _ = tx.update(jnp.ones(1, dtype), state, jnp.full(1, -0.5, dtype), worker=1)
+    assert updates.item() == pytest.approx(-0.25, rel=1e-2)
+
+
+def test_it_penalises_any_optimizer_in_front_of_the_rate():
+    """Adam's velocity is 1 or -1 at first: a centre one step of 0.5 away halves what Adam sees."""
+    inner = optax.scale_by_adam(b1=0.0, b2=0.0)
+    tx = gemjax.asynchronous(
+        optax.chain(gemjax.scale_by_gap(0.5, inner), optax.scale_by_learning_rate(0.5)), num_workers=2
+    )
+    params = jnp.zeros(1)
+    _, state = tx.update(3.0 * jnp.ones(1), tx.init(params), params, worker=0)
+    _, state = tx.update(3.0 * jnp.ones(1), state, params - 0.5, worker=1)
+    np.testing.assert_allclose(optax.tree.get(state, "mu"), [1.5], rtol=1e-4)
+
+
+def test_copies_of_the_parameters():
+    for alias, copies, scalars in ((gemjax.gap_aware, 8 + 2, 2), (gemjax.dana_ga, 16 + 2, 4)):
+        state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
+        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + scalars + copies * 1000
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ({"decay": 1.0}, r"decay must be in \[0, 1\), got 1.0"),
+        ({"eps": -1e-9}, "eps must be finite and at least 0, got -1e-09"),
+    ],
+)
+@pytest.mark.parametrize("name", ALIASES)
+def test_hyper_parameters_out_of_range_are_refused(name, keywords, message):
+    with pytest.raises(ValueError, match=message):
+        ALIASES[name](0.1, **keywords)

@@ -1,0 +1,87 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference, runs
+
+import gemjax
+
+ALIASES = {"momentum_asgd": gemjax.momentum_asgd, "nag_asgd": gemjax.nag_asgd}
+
+
+@runs.rates(0.02)
+@pytest.mark.parametrize("name", ALIASES)
+def test_agrees_with_the_paper(x64, name, rate):
+    found, _ = runs.run(ALIASES[name](rate, momentum=0.7, num_workers=runs.NUM_WORKERS))
+    eta = rate if callable(rate) else lambda t: rate
+    expected = reference.momentum_asgd(runs.THETA_0, runs.grad, runs.ORDER, eta, 0.7, look_ahead=name == "nag_asgd")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * max(1.0, np.abs(expected).max()))
+
+
+def test_one_worker_with_a_heavy_ball_is_momentum_sgd():
+    ours, theirs = gemjax.momentum_asgd(0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)
+    params = jnp.array([1.0, -3.0])
+    ours_state, theirs_state = ours.init(params), theirs.init(params)
+    for grads in (params, 2 * params, -params):
+        ours_updates, ours_state = ours.update(grads, ours_state, params)
+        theirs_updates, theirs_state = theirs.update(grads, theirs_state, params)
+        np.testing.assert_array_equal(ours_updates, theirs_updates)
+
+
+def test_one_worker_computes_where_nesterov_does(x64):
+    """Nesterov's momentum in Bengio's coordinates, which is optax's, has the look-ahead for its parameters."""
+    order = [0] * 40
+    found, _ = runs.run(gemjax.nag_asgd(0.1, momentum=0.8), order, views_instead=True)
+    expected, _ = runs.run(gemjax.asynchronous(optax.sgd(0.1, momentum=0.8, nesterov=True)), order)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+def test_without_momentum_it_is_asgd(x64, alias):
+    order = runs.ORDER[:50]
+    found, _ = runs.run(alias(0.1, momentum=0.0, num_workers=runs.NUM_WORKERS), order)
+    expected, _ = runs.run(gemjax.asgd(0.1, num_workers=runs.NUM_WORKERS), order)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_look_ahead_has_the_rate_of_the_last_commit():
+    tx = gemjax.nag_asgd(lambda count: 1.0 / 2.0**count, momentum=0.5, num_workers=2)
+    params = jnp.zeros(1)
+    state, views = tx.init(params), []
+    for _ in range(2):
+        updates, state = tx.update(jnp.ones(1), state, params, worker=0)
+        params = optax.apply_updates(params, updates)
+        view, state = gemjax.pull(state, params, worker=1)
+        views.append(view.item())
+    # v = 1, theta = -1, rate 1; then v = 1.5, theta = -1.75, rate 0.5.
+    np.testing.assert_allclose(views, [-1.0 - 0.5 * 1.0, -1.75 - 0.5 * 0.5 * 1.5])
+
+
+def test_a_masked_method_looks_ahead_in_its_own_leaves_only():
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    tx = optax.masked(gemjax.nag_asgd(1.0, momentum=0.5, num_workers=2), {"a": True, "b": False})
+    _, state = tx.update({"a": jnp.ones(2), "b": jnp.ones(2)}, tx.init(params), params, worker=1)
+    view, _ = gemjax.pull(state, params, worker=0)
+    np.testing.assert_array_equal(view["a"], [-0.5, -0.5])
+    np.testing.assert_array_equal(view["b"], params["b"])
+
+
+def test_keeps_one_copy_of_the_parameters_at_the_centre():
+    for alias, scalars in ((gemjax.momentum_asgd, 0), (gemjax.nag_asgd, 2)):
+        state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
+        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + scalars + 1000
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gemjax.momentum_asgd(0.1, momentum=1.0), r"momentum must be in \[0, 1\), got 1.0"),
+        (lambda: gemjax.nag_asgd(0.1, momentum=-0.1), r"momentum must be in \[0, 1\), got -0.1"),
+        (lambda: gemjax.look_ahead_momentum(-1.0), "learning_rate must be finite and at least 0, got -1.0"),
+        (lambda: gemjax.look_ahead_momentum(0.1, horizon=-1), "horizon must be finite and at least 0, got -1"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
