@@ -61,9 +61,7 @@ def _draw_loss(axes: Axes, commits: dict[str, np.ndarray]) -> None:
 def _draw_accuracy(axes: Axes, metrics: dict[str, np.ndarray]) -> None:
     accuracy = 100 * metrics["test_accuracy"]
     axes.plot(metrics["commits"], accuracy, marker="o", ms=3.5, color="tab:green")
-    axes.annotate(f"{accuracy[-1]:.2f} %", (metrics["commits"][-1], accuracy[-1]), textcoords="offset points",
-                  xytext=(-4, -16), ha="right")  # fmt: skip
-    axes.set(xlabel="commits", ylabel="test accuracy (%)", title="Test accuracy")
+    axes.set(xlabel="commits", ylabel="test accuracy (%)", title=f"Test accuracy: {accuracy[-1]:.2f} % at the end")
     axes.grid(alpha=0.3)
 
 
@@ -100,8 +98,9 @@ def _draw_timeline(axes: Axes, commits: dict[str, np.ndarray], *, virtual: bool)
         visible = workers[rows] < WORKERS_SHOWN
         axes.barh(workers[rows][visible], (end[rows] - begin).clip(min=0)[visible], left=begin[visible], height=0.7,
                   color=color, edgecolor="white", lw=0.6, label=label)  # fmt: skip
+    few = f" (workers 0 to {WORKERS_SHOWN - 1} of {count})" if count > WORKERS_SHOWN else ""
     unit = "virtual time (gradients)" if virtual else "seconds"
-    axes.set(xlabel=unit, ylabel="worker", title=f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run")
+    axes.set(xlabel=unit, ylabel="worker", title=f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run{few}")
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.invert_yaxis()
     if not virtual:

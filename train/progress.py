@@ -18,6 +18,7 @@ class ProgressLine:
         self.accuracy = float("nan")
         self._began: float | None = None  # Of the first commits seen: what came before them was compilation.
         self._begun_at = self._line_at = done
+        self._seen = 0.0  # Of the newest commits.
         self._live = None
         if console.is_terminal:
             columns = ("{task.completed}/{task.total} commits", "{task.fields[rate]}", "{task.fields[text]}")
@@ -45,7 +46,7 @@ class ProgressLine:
         """Commits a second; compilation does not count."""
         if self._began is None or self.done == self._begun_at:
             return float("nan")
-        return (self.done - self._begun_at) / (time.perf_counter() - self._began)
+        return (self.done - self._begun_at) / (self._seen - self._began)
 
     @property
     def rate_text(self) -> str:
@@ -53,9 +54,9 @@ class ProgressLine:
 
     def update(self, done: int, rejected: int, history: dict[str, Any]) -> None:
         """Shows that `done` commits are made, the newest of which are in `history`."""
-        self.done = done
+        self.done, self._seen = done, time.perf_counter()
         if self._began is None:
-            self._began, self._begun_at = time.perf_counter(), done
+            self._began, self._begun_at = self._seen, done
         loss, staleness = np.mean(history["loss"][history["applied"]]), history["staleness"]
         p50, p95 = np.percentile(staleness, [50, 95])
         text = f"loss {loss:.4f}  staleness p50 {p50:.0f} p95 {p95:.0f}  test accuracy {100 * self.accuracy:.2f} %"

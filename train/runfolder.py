@@ -67,6 +67,10 @@ class RunFolder:
             raise FileNotFoundError(f"{name} is not a run folder: it has no config.json")
         return folder
 
+    def finished(self, num_commits: int) -> bool:
+        """Whether the run in this folder has made that many commits already, and has summed up."""
+        return self.summary.exists() and json.loads(self.summary.read_text())["commits"] >= num_commits
+
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.checkpoints_path)
 

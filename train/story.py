@@ -32,6 +32,9 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     if config.engine == "devices":
         gemjax.cpu_devices(config.workers + 1)
     task = make_task(config)
+    if folder.finished(task.num_commits):
+        _say(console, f"{folder.path} has made all its {task.num_commits} commits; raise --epochs to go on")
+        return json.loads(folder.summary.read_text())
     count = sum(leaf.size for leaf in jax.tree.leaves(task.params))
     _say(
         console,

@@ -457,7 +457,7 @@ def test_trees_of_several_dtypes_cross_devices(x64):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_workers": 0}, "at least one worker, got num_workers=0"),
+        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
         ({"num_workers": 3}, "made with num_workers=4, but the run has 3 workers"),
         ({"num_workers": 3, "placement": gemjax.place(4)}, "num_workers=3, but the placement has 4 workers"),
         ({"recorded": gemjax.Trace([0], num_workers=4)}, "give both state= and recorded="),

@@ -118,10 +118,22 @@ def test_records_beyond_the_checkpoint_are_cut_off(tiny, small, monkeypatch):
     config = dataclasses.replace(small, engine="simulate")
     folder, _, _ = run(config)
     before = folder.events.read_text()
+    folder.summary.unlink()  # As if it had been killed before it summed up.
     with open(folder.events, "a") as file:
         file.write('{"event":"commit","time":99.0,"worker":0,"step":99,"pulled_at":33,"staleness":0,"loss":1.0}\n{"ev')
     run(config, folder)
     assert folder.events.read_text() == before
+
+
+def test_resuming_a_finished_run_touches_nothing(tiny, small):
+    folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
+    before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    again, told = (
+        story.train(dataclasses.replace(small, engine="simulate"), folder, Console(file=io.StringIO())),
+        summary,
+    )
+    assert again == told
+    assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
 
 
 def test_a_second_run_does_not_overwrite_the_first(small):
@@ -133,6 +145,7 @@ def test_a_second_run_does_not_overwrite_the_first(small):
 def test_a_wrong_checkpoint_is_refused_before_work_starts(tiny, small):
     config = dataclasses.replace(small, engine="simulate")
     folder, _, _ = run(config)
+    folder.summary.unlink()
     with pytest.raises(ValueError, match="another method, model or number of workers"):
         run(dataclasses.replace(config, method="asgd"), folder)
 
