@@ -85,7 +85,7 @@ def run_on_devices(
     >>> result = gemjax.run_on_devices(gemjax.gem(0.05, num_workers=4), loss_fn, jnp.zeros(2), batches,
     ...                                num_commits=300, num_workers=4)
     >>> replay = gemjax.simulate(gemjax.gem(0.05, num_workers=4), loss_fn, jnp.zeros(2), batches, result.trace)
-    >>> bool(jnp.allclose(result.params, replay.params, atol=1e-5))
+    >>> bool(jnp.allclose(result.params, replay.params, atol=1e-3))
     True
     """
     if placement is None:
