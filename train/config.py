@@ -89,7 +89,7 @@ class Config:
                 raise ValueError(f"{flag(name)} must not be negative; got {getattr(self, name)}")
         for name in ("learning_rate", "kappa", "epochs"):
             if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{flag(name)} must be finite and positive; got {getattr(self, name)}")
+                raise ValueError(f"{flag(name)} must be finite; got {getattr(self, name)}")
         if self.seed >= 2**32:
             raise ValueError(f"--seed must be below 2**32; got {self.seed}")
         for name in ("momentum", "dropout"):

@@ -15,5 +15,5 @@ def test_the_benchmark_measures_both_engines(tmp_path, capsys):
     figures = json.loads(out.read_text())
     assert figures["simulate"]["ratio"].keys() == {"1", "2"}
     assert all(value > 0 for value in figures["simulate"]["ratio"].values())
-    assert figures["devices"]["engine, wall time a commit"] > 0
+    assert figures["devices"]["engine with 1 worker, a commit"] > 0
     assert "ratio" in capsys.readouterr().out
