@@ -97,7 +97,6 @@ class _Watcher:
         self.log, self.interrupt = log, interrupt
         self.line = ProgressLine(console, task.num_commits, done)
         self.eval_every = config.eval_every or max(1, task.num_commits // EVALUATIONS)
-        self.best = 0.0
         self._evaluated = done // self.eval_every
         self._saved = done
 
@@ -116,7 +115,7 @@ class _Watcher:
 
     def evaluate(self, progress: gemjax.Progress) -> None:
         loss, accuracy = self.task.evaluate(progress.params)
-        self.line.accuracy, self.best = accuracy, max(self.best, accuracy)
+        self.line.accuracy = accuracy
         recent = progress.history
         self.folder.add_metrics(
             commits=progress.commits,
