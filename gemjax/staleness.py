@@ -37,6 +37,13 @@ class ReadsStaleParams(NamedTuple):
     """An empty node; a rule puts it in its state to be given ``stale_params`` (which costs one copy a worker)."""
 
 
+class NeedsLocalSteps(NamedTuple):
+    """An empty node; a rule that takes the displacement of local steps for a gradient puts it in its state.
+
+    Engines then refuse to run it without ``local=``: what would arrive otherwise is a bare gradient.
+    """
+
+
 @runtime_checkable
 class NoticesPull(Protocol):
     """A node of a method's state that changes when its worker pulls.

@@ -23,6 +23,8 @@ class Row:
       variant: True if other rows test the same code: its contract is slow, but for the golden history.
       measures_ahead: True for a rule that compares the central variable with a view that it shifted itself; leaving out the
         pulls then means something else.
+      gathers: True for a rule that moves the central variable once every so many commits, and not at each.
+      takes_displacements: True for a rule that needs local steps in an engine.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Row:
     converges_stale: bool = True
     variant: bool = False
     measures_ahead: bool = False
+    gathers: bool = False
+    takes_displacements: bool = False
 
     @property
     def marks(self):
