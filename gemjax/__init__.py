@@ -8,15 +8,21 @@ from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
+from gemjax.local_steps import LocalSteps, pull_to_anchors
 from gemjax.methods.asgd import asgd
 from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
+from gemjax.methods.downpour import agn, downpour, scale_by_local_steps
+from gemjax.methods.easgd import average_elastically, eamsgd, easgd
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
+from gemjax.methods.lsgd import average_position, follow_leader, lsgd
 from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
+from gemjax.methods.rennala import gather_fresh, rennala
+from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
@@ -25,24 +31,25 @@ from gemjax.staleness import StalenessState, asynchronous, pull
 from gemjax.trace import Trace
 
 __all__ = [
-    # Runs.
     "Checkpoints",
     "Computed",
     "Epochs",
     "EventLog",
+    "LocalSteps",
     "Placement",
     "Progress",
     "Result",
     "RunFailedError",
     "RunState",
-    # Protocol.
     "Slots",
     "StalenessState",
     "Trace",
+    "agn",
     "arrivals",
-    # Methods and their atoms.
     "asgd",
     "asynchronous",
+    "average_elastically",
+    "average_position",
     "compensate_delay",
     "cpu_devices",
     "dana_dc",
@@ -52,12 +59,19 @@ __all__ = [
     "dana_zero",
     "dc_asgd",
     "delay_adaptive",
+    "downpour",
+    "drop_stale",
     "dynsgd",
+    "eamsgd",
+    "easgd",
     "eventlog",
+    "follow_leader",
     "gap_aware",
+    "gather_fresh",
     "gem",
     "initial_state",
     "look_ahead_momentum",
+    "lsgd",
     "lwp",
     "match_energy",
     "momentum_asgd",
@@ -66,8 +80,12 @@ __all__ = [
     "per_worker",
     "place",
     "pull",
+    "pull_to_anchors",
+    "rennala",
+    "ringmaster",
     "run_on_devices",
     "scale_by_gap",
+    "scale_by_local_steps",
     "scale_by_staleness",
     "simulate",
     "staleness_aware",

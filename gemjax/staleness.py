@@ -44,6 +44,15 @@ class NeedsLocalSteps(NamedTuple):
     """
 
 
+class Refusals(NamedTuple):
+    """How many commits a rule refused. A rule that raises the count refuses the commit at hand.
+
+    :func:`asynchronous` then leaves parameters, clock and everyone's memory as they were; the worker is to pull again.
+    """
+
+    count: jax.Array  # int32 []
+
+
 @runtime_checkable
 class NoticesPull(Protocol):
     """A node of a method's state that changes when its worker pulls.
@@ -52,6 +61,13 @@ class NoticesPull(Protocol):
     """
 
     def pulled(self, params: PyTree) -> "NoticesPull": ...
+
+
+@runtime_checkable
+class SendsAnchors(Protocol):
+    """A node of a method's state that sends points along with the view, for local steps to be drawn to."""
+
+    def anchors(self) -> tuple[PyTree, ...]: ...
 
 
 @runtime_checkable
@@ -127,8 +143,12 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         staleness, stale_params = _staleness(mine, params, implicit=worker is None)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
         updates, inner_state = inner.update(updates, mine.inner_state, params, **extra_args)
-        mine = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
-        return updates, slots.put(state, mine, index)
+        new = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
+        no = refused(mine, new)
+        if no is not None:
+            updates = jax.tree.map(lambda u: jnp.where(no, jnp.zeros_like(u), u), updates)
+            new = _take_back(no, new, mine)
+        return updates, slots.put(state, new, index)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -166,6 +186,23 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
         for shift in _nodes(mine.inner_state, ShiftsView):
             view = shift.shift_view(view)
     return view, _map_mine(state, worker, lambda mine: _record_pull(mine, view))
+
+
+def refused(before: PyTree, after: PyTree) -> jax.Array | None:
+    """Whether a rule refused the commit between two optimizer states, a bool scalar; ``None`` if none ever does."""
+    counts = [_nodes(state, Refusals) for state in (before, after)]
+    risen = [new.count != old.count for old, new in zip(*counts, strict=True)]
+    return jnp.any(jnp.stack(risen)) if risen else None
+
+
+def anchors_of(mine: PyTree) -> tuple[PyTree, ...]:
+    """The points that the method sends the checked-out worker along with its view."""
+    return tuple(point for node in _nodes(mine, SendsAnchors) for point in node.anchors())
+
+
+def needs_local_steps(state: PyTree) -> bool:
+    """Whether a member of the method takes displacements for gradients."""
+    return bool(_nodes(state, NeedsLocalSteps))
 
 
 def is_asynchronous(state: PyTree) -> bool:
@@ -250,6 +287,15 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
             stale_params = jax.tree.map(lambda s, p: jnp.where(pulled, s, p), stale_params, params)
         staleness = jnp.zeros_like(staleness)
     return staleness, stale_params
+
+
+def _take_back(no: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """``old`` where ``no`` is true, but for the counts of refusals."""
+
+    def choose(n, o):
+        return n if isinstance(n, Refusals) else jnp.where(no, o, n)
+
+    return jax.tree.map(choose, new, old, is_leaf=lambda node: isinstance(node, Refusals))
 
 
 def _map_mine(state: PyTree, worker: Any, fn: Callable) -> PyTree:

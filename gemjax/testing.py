@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax import slots
 from gemjax.batches import as_batches
-from gemjax.engines.transition import Transition, View
-from gemjax.staleness import pull
+from gemjax.engines.transition import Transition
+from gemjax.local_steps import LocalBatches, LocalSteps
+from gemjax.staleness import anchors_of, pull, refused
 from gemjax.trace import Trace
 
 PyTree = Any
@@ -70,6 +72,7 @@ def run_in_python(
     trace: Trace,
     *,
     model_state: PyTree = (),
+    local: LocalSteps | None = None,
     seed: int = 0,
 ) -> PyTree:
     """Runs a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
@@ -79,19 +82,31 @@ def run_in_python(
     Returns:
       The central variable at the end.
     """
-    transition, initial = Transition(tx, loss_fn, trace.num_workers, seed).init(params, model_state)
+    transition, initial = Transition(tx, loss_fn, trace.num_workers, seed, local=local).init(params, model_state)
     batches, opt_state = as_batches(batches), initial.opt_state
-    gradient = jax.jit(transition.gradient)
-    views = [View(params, model_state) for _ in range(trace.num_workers)]
+    batches = batches if local is None else LocalBatches(batches, local)
+    # A function of arrays: the closure that a batch of local steps is cannot pass through jit.
+    gradient = jax.jit(lambda view, chosen, worker, step: transition.gradient(
+        view, batches.batch(batches.data, chosen), worker, step
+    ))  # fmt: skip
+    views = [slots.take(initial.view, worker).value._replace(params=params) for worker in range(trace.num_workers)]
     for worker, step, commits, _ in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
+        view = views[worker]
         if commits:
             selection = jax.tree.map(lambda column: column[0], batches.select(np.array([worker]), np.array([step])))
-            sent = gradient(views[worker], batches.batch(batches.data, selection), worker, step)
-            updates, opt_state = transition.tx.update(sent.grads, opt_state, params, worker=worker, value=sent.loss)
-            params, model_state = optax.apply_updates(params, updates), sent.model_state
-        view, opt_state = pull(opt_state, params, worker=worker)
-        views[worker] = View(view, model_state)
+            sent = gradient(view, selection, worker, step)
+            told = {"value": sent.loss}
+            if local is not None:
+                told |= {"local_losses": sent.losses, "local_steps": jnp.int32(sent.steps)}
+            before = opt_state
+            updates, opt_state = transition.tx.update(sent.grads, opt_state, params, worker=worker, **told)
+            if not refused(before, opt_state):
+                params, model_state = optax.apply_updates(params, updates), sent.model_state
+                view = view._replace(local=sent.local)
+        pulled, opt_state = pull(opt_state, params, worker=worker)
+        anchors = anchors_of(slots.take(opt_state, worker))
+        views[worker] = view._replace(params=pulled, model_state=model_state, anchors=anchors)
     return params
 
 

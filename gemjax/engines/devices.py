@@ -13,6 +13,7 @@ from gemjax.engines.result import Callback, Progress, Result, RunFailedError
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.engines.waiters import Arrival, Waiters
 from gemjax.eventlog import EventLog
+from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.placement import Placement, place
 from gemjax.trace import Trace
 
@@ -31,6 +32,7 @@ def run_on_devices(
     placement: Placement | None = None,
     model_state: PyTree = (),
     average_model_state: bool = False,
+    local: LocalSteps | None = None,
     seed: int = 0,
     diagnostics: Iterable[str] = (),
     state: RunState | None = None,
@@ -59,6 +61,7 @@ def run_on_devices(
       placement: which device each worker computes on, and where the central variable lives.
       model_state: initial model state, default none.
       average_model_state: as for :func:`gemjax.simulate`.
+      local: as for :func:`gemjax.simulate`; the local optimizer's state stays on the worker's device.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
       diagnostics: what to report a commit besides the loss, as for :func:`gemjax.simulate`.
       state: state to continue from; every worker goes on with the step and the view it had. Needs ``recorded``.
@@ -96,7 +99,7 @@ def run_on_devices(
         raise ValueError(f"num_commits must not be negative, got {num_commits}")
     if callback_every < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
-    transition = Transition(tx, loss_fn, len(placement.workers), seed, tuple(diagnostics), average_model_state)
+    transition = Transition(tx, loss_fn, len(placement.workers), seed, tuple(diagnostics), average_model_state, local)
     transition, initial = transition.init(params, model_state)
     if state is not None and recorded is not None:
         check_state(state, initial)
@@ -104,8 +107,10 @@ def run_on_devices(
             raise ValueError(
                 f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
             )
-    programs = Programs(transition, as_batches(batches), placement, initial if state is None else state)
-    records = Records(len(placement.workers), recorded, log, 0 if state is None else int(state.rejected))
+    begin = initial if state is None else state
+    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
+    programs = Programs(transition, batches, placement, begin)
+    records = Records(len(placement.workers), recorded, log, int(begin.rejected), int(begin.dropped))
     with Waiters(len(placement.workers), gate) as waiters:
         scheduler = Scheduler(programs, waiters, records, num_commits)
         stopped = scheduler.run(callback, callback_every)
@@ -199,6 +204,7 @@ class Scheduler:
             commits=records.commits,
             total=self.num_commits,
             rejected=records.rejected,
+            dropped=records.dropped,
             params=self.programs.params,
             state=self.programs.gather,
             trace=records.trace,

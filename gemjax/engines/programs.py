@@ -10,7 +10,7 @@ import numpy as np
 
 from gemjax import slots
 from gemjax.engines.packing import Packer
-from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.engines.transition import RunState, Transition, View, view_of
 from gemjax.placement import Placement
 from gemjax.slots import Slots
 
@@ -27,27 +27,52 @@ class Programs:
     def __init__(self, transition: Transition, batches: Any, placement: Placement, state: RunState):
         self.transition, self.batches, self.placement = transition, batches, placement
         self.num_workers = transition.num_workers
+        locals_ = state.view.value.local
         # Copied, because commits donate what they replace and device_put to the same device would alias the caller's.
-        state = jax.device_put(jax.tree.map(lambda x: jnp.array(x, copy=True), state), placement.central)
+        state = jax.device_put(
+            jax.tree.map(lambda x: jnp.array(x, copy=True), _without_local(state)), placement.central
+        )
         _, self._join, self._shared = slots.split(state)
         taken = [slots.take(state, worker) for worker in range(self.num_workers)]
         self._slots = [slots.split(mine)[0] for mine in taken]
         self.steps = [int(mine.step.value) for mine in taken]
+        self._local = [
+            jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, device)
+            for worker, device in enumerate(placement.workers)
+        ]
+        self._moved = list(self._local)  # After the step at hand; kept if its commit is applied.
+        self._keeps_local = bool(jax.tree.leaves(locals_))
         self._data = {device: jax.device_put(batches.data, device) for device in dict.fromkeys(placement.workers)}
         self._define(taken[0])
-        pack_view = jax.jit(lambda mine: self._view.pack(view_of(mine)))
+        pack_view = jax.jit(lambda mine: self._view.pack(self._with_outcome(view_of(mine), jnp.array(False))))
         self._views = [self._to_worker(worker, pack_view(mine)) for worker, mine in enumerate(taken)]
 
-    def _define(self, mine: RunState) -> None:
-        view_shapes = jax.eval_shape(view_of, mine)
-        batch_shapes = jax.eval_shape(self.batches.batch, self.batches.data, self._selection(0, 0))
-        gradient_shapes = jax.eval_shape(self.transition.gradient, view_shapes, batch_shapes, np.int32(0), np.int32(0))
-        self._view, self._gradient = Packer(view_shapes), Packer(gradient_shapes)
+    def _with_outcome(self, view: View, applied: jax.Array) -> tuple[View, Any]:
+        """What is sent to a worker; one with a local optimizer must know whether its last commit was applied."""
+        return view, applied.astype(jnp.result_type(float)) if self._keeps_local else ()
 
-        def compute(packed, data, selection, who):
+    def _define(self, mine: RunState) -> None:
+        view_shapes = jax.eval_shape(lambda mine: self._with_outcome(view_of(mine), jnp.array(False)), mine)
+        self._view = Packer(view_shapes)
+
+        def gradient(view, local, data, selection, who):
             worker, step = who[0], who[1]
             batch = self.batches.batch(data, selection)
-            return self._gradient.pack(self.transition.gradient(self._view.unpack(packed), batch, worker, step))
+            return self.transition.gradient(view._replace(local=local), batch, worker, step)
+
+        local = self._local[0]
+        shapes = jax.eval_shape(
+            gradient, view_shapes[0], local, self.batches.data, self._selection(0, 0), np.zeros(3, np.int32)
+        )
+        self._gradient = Packer(shapes._replace(local=()))
+
+        def compute(packed, local, data, selection, who):
+            sent = gradient(self._view.unpack(packed)[0], local, data, selection, who)
+            return self._gradient.pack(sent._replace(local=())), sent.local
+
+        def settle(packed, local, moved):
+            _, applied = self._view.unpack(packed)
+            return jax.tree.map(lambda new, old: jnp.where(applied > 0, new, old), moved, local)
 
         def commit(shared, mine, packed, who):
             worker, step, commits = who[0], who[1], who[2] > 0
@@ -57,12 +82,15 @@ class Programs:
                 state, view_of(state).params, gradient, worker, step, commits
             )
             mine, _, shared = slots.split(state)
-            named = {"loss": report.loss, "staleness": report.staleness, "applied": report.applied} | report.metrics
+            named = {
+                name: getattr(report, name) for name in ("loss", "staleness", "applied", "dropped")
+            } | report.metrics
             self._reported = {name: np.dtype(value.dtype) for name, value in named.items()}
             dtype = jnp.promote_types(report.loss.dtype, jnp.float32)
-            return shared, mine, self._view.pack(view), jnp.stack([v.astype(dtype) for v in named.values()])
+            sent = self._view.pack(self._with_outcome(view, report.applied))
+            return shared, mine, sent, jnp.stack([v.astype(dtype) for v in named.values()])
 
-        self._compute = jax.jit(compute)
+        self._compute, self._settle = jax.jit(compute), jax.jit(settle)
         self._commit = jax.jit(commit, donate_argnums=(0, 1))
 
     def warm_up(self) -> None:
@@ -74,7 +102,9 @@ class Programs:
 
         def run_once(worker):
             with jax.enable_x64(x64):
-                return jax.block_until_ready(self.compute(worker, self.select(worker)))
+                gradient = jax.block_until_ready(self.compute(worker, self.select(worker)))
+                self._settled(worker)
+                return gradient
 
         # More compilations at a time than cores only slow each other down.
         with concurrent.futures.ThreadPoolExecutor(min(len(first), os.cpu_count() or 1)) as pool:
@@ -90,13 +120,22 @@ class Programs:
     def compute(self, worker: int, selection: PyTree) -> PyTree:
         """Dispatches the worker's gradient on the view it holds; returns at once."""
         data = self._data[self.placement.workers[worker]]
-        return self._compute(self._views[worker], data, selection, _who(worker, self.steps[worker]))
+        who = _who(worker, self.steps[worker])
+        gradient, self._moved[worker] = self._compute(self._views[worker], self._local[worker], data, selection, who)
+        return gradient
+
+    def _settled(self, worker: int) -> PyTree:
+        """State of the worker's local optimizer, now that it knows what became of its commit."""
+        if not self._keeps_local:
+            return self._local[worker]
+        return self._settle(self._views[worker], self._local[worker], self._moved[worker])
 
     def commit(self, worker: int, packed: PyTree) -> jax.Array:
         """Dispatches the commit of a packed gradient and the pull that follows; returns the report's array at once."""
         packed = jax.device_put(packed, self.placement.central)
         view, report = self.run_commit(worker, packed)
         self._views[worker] = self._to_worker(worker, view)
+        self._local[worker] = self._settled(worker)
         self.steps[worker] += 1
         return report
 
@@ -118,8 +157,15 @@ class Programs:
 
     def gather(self) -> RunState:
         """The whole state, per-worker slots stacked; valid until the next commit."""
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[[s.value for s in mine] for mine in self._slots])
-        return self._join([Slots(value, self.num_workers) for value in stacked], self._shared)
+        state = self._join(self._stacked([[s.value for s in mine] for mine in self._slots]), self._shared)
+        local = jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *[jax.device_put(one, self.placement.central) for one in self._local]
+        )
+        return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
+
+    def _stacked(self, values: list[list[PyTree]]) -> list[Slots]:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
+        return [Slots(value, self.num_workers) for value in stacked]
 
     def run_commit(self, worker: int, packed: PyTree, *, commits: bool = True) -> tuple[PyTree, jax.Array]:
         """The commit program alone, on what is at the centre already: the worker's packed next view, and the report."""
@@ -134,6 +180,11 @@ class Programs:
     def _selection(self, worker: int, step: int) -> PyTree:
         selected = self.batches.select(np.array([worker], np.int32), np.array([step], np.int32))
         return jax.tree.map(lambda column: column[0], selected)
+
+
+def _without_local(state: RunState) -> RunState:
+    """``state`` as the centre keeps it: local optimizers live with their workers."""
+    return state._replace(view=Slots(state.view.value._replace(local=()), state.view.num_workers))
 
 
 def _who(worker: int, step: int, *, commits: bool = True) -> np.ndarray:

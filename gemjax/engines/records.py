@@ -24,10 +24,12 @@ class Pending:
 class Records:
     """What happened: the history's rows, the clock as the reports tell it, the event log."""
 
-    def __init__(self, num_workers: int, recorded: Trace | None, log: EventLog | None, rejected: int = 0):
+    def __init__(
+        self, num_workers: int, recorded: Trace | None, log: EventLog | None, rejected: int = 0, dropped: int = 0
+    ):
         self.num_workers, self.recorded, self.log = num_workers, recorded, log
         self.commits = 0 if recorded is None else len(recorded)
-        self.rejected = rejected
+        self.rejected, self.dropped = rejected, dropped
         self.rejected_in_a_row = 0
         self.rows: list[dict[str, Any]] = []
         self._told = 0
@@ -50,7 +52,7 @@ class Records:
     def commit(self, pending: Pending, report: dict[str, Any]) -> None:
         """Notes a commit that the central device has finished."""
         arrival = pending.arrival
-        applied = bool(report["applied"])
+        applied, dropped = bool(report["applied"]), bool(report["dropped"])
         row = {
             "worker": arrival.worker,
             "step": arrival.step,
@@ -61,13 +63,17 @@ class Records:
         row["pulled_at"] = self.commits - row["staleness"]
         self.rows.append(row)
         self.commits += applied
-        self.rejected += not applied
-        self.rejected_in_a_row = 0 if applied else self.rejected_in_a_row + 1
+        self.dropped += dropped
+        rejected = not applied and not dropped
+        self.rejected += rejected
+        self.rejected_in_a_row = 0 if applied else self.rejected_in_a_row + rejected
         if self.log is not None:
-            fields = {name: row[name] for name in row if name not in ("time", "dispatched", "ready", "applied")}
+            fields = {
+                name: row[name] for name in row if name not in ("time", "dispatched", "ready", "applied", "dropped")
+            }
             self.log.write("ready", row["ready"], worker=arrival.worker, step=arrival.step)
-            self.log.write("commit" if applied else "reject", row["time"], **fields)
-        if not applied:
+            self.log.write("commit" if applied else "drop" if dropped else "reject", row["time"], **fields)
+        if rejected:
             check_rejections(self.rejected_in_a_row, self.num_workers, self.history)
 
     def history(self, *, new: bool = False) -> History:

@@ -20,10 +20,11 @@ class Result:
     Attributes:
       state: the whole state; give it to the same engine to go on where it stopped.
       history: columns a commit, in order, rejected ones included: ``worker``, ``step``, ``time``, ``loss``, ``staleness``,
-        ``pulled_at``, ``applied``, and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works.
+        ``pulled_at``, ``applied``, ``dropped`` (the method refused it), and the metrics and diagnostics asked for.
+        ``pandas.DataFrame(result.history)`` works.
       trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
         :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here, those of
-        rejected commits included.
+        rejected and dropped commits included.
       stopped: whether the callback ended the run early.
     """
 
@@ -55,7 +56,8 @@ class Progress:
     Attributes:
       commits: the trace's rows behind us: commits since the run began (earlier runs that it continues included).
       total: the commits it is to reach.
-      rejected: commits rejected so far.
+      rejected: commits rejected so far, for not being finite.
+      dropped: commits that the method refused so far.
       params: the central variable now; valid during the callback only, so copy what you keep.
       state: ``progress.state()`` is the whole state now (stacked when asked for); valid during the callback only.
       trace: ``progress.trace()`` is the trace of the commits so far; what a checkpoint needs beside the state.
@@ -65,6 +67,7 @@ class Progress:
     commits: int
     total: int
     rejected: int
+    dropped: int
     params: PyTree
     state: Callable[[], RunState]
     trace: Callable[[], Trace]

@@ -14,6 +14,7 @@ from gemjax import slots
 from gemjax.batches import as_batches
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state, view_of
+from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.trace import Events, Trace
 
 PyTree = Any
@@ -28,6 +29,7 @@ def simulate(
     *,
     model_state: PyTree = (),
     average_model_state: bool = False,
+    local: LocalSteps | None = None,
     seed: int = 0,
     diagnostics: Iterable[str] = (),
     state: RunState | None = None,
@@ -50,9 +52,11 @@ def simulate(
       trace: who commits when; from :mod:`gemjax.arrivals`, from a run on devices, or made by hand.
       model_state: initial model state (BatchNorm statistics and the like), default none.
       average_model_state: how a commit changes the central model state: replaces it (default) or is averaged in with 1/N.
+      local: local steps of the workers between their commits; ``None`` (default): a commit is one gradient. With them
+        ``batches`` and keys count a worker's local steps.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
       diagnostics: what to report a commit besides the loss: ``gap``, ``update_norm``, and what the method offers
-        (``pi_median`` and ``energy_ratio`` of GEM). Each costs time.
+        (``pi_median`` and ``energy_ratio`` of GEM, ``leader`` of LSGD, …). Each costs time.
       state: state to continue from, as an earlier result on the same trace holds it; ``params`` and ``model_state`` are
         then not used. The run goes on bit for bit as if it had not stopped.
       callback: called every ``chunk_size`` commits; may end the run by returning true.
@@ -78,12 +82,12 @@ def simulate(
     """
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be positive, got {chunk_size}")
-    transition = Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state)
+    transition = Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state, local)
     transition, initial = transition.init(_owned(params), _owned(model_state))
     if state is not None:
         check_state(state, initial)
     state = initial if state is None else _owned(state)
-    batches = as_batches(batches)
+    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     data = jax.device_put(batches.data)
     events, done = trace.events(), int(state.arrivals)
     chunk_size = chunk_size or min(1024, max(1, len(events.worker)))
@@ -102,6 +106,7 @@ def simulate(
                 commits=commits,
                 total=len(trace),
                 rejected=int(state.rejected),
+                dropped=int(state.dropped),
                 params=state.params,
                 state=functools.partial(_same, state),
                 trace=functools.partial(trace.first, commits),
@@ -144,6 +149,7 @@ def _history(chunk: Events, reports: Any, trace: Trace) -> History:
         "staleness": reports.staleness,
         "pulled_at": reports.pulled_at,
         "applied": reports.applied,
+        "dropped": reports.dropped,
     } | reports.metrics
     return {name: column[chunk.commits] for name, column in columns.items()}
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from gemjax import diagnostics, slots, staleness
+from gemjax.board import Board
+from gemjax.local_steps import LocalSteps, Minibatches
 from gemjax.slots import Slots
 from gemjax.staleness import asynchronous, is_asynchronous, pull
 
@@ -18,14 +20,18 @@ PyTree = Any
 
 
 # What engines report of every commit, besides metrics and diagnostics.
-COLUMNS = {"worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dispatched", "ready", "event"}
+COLUMNS = {
+    "worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dropped", "dispatched", "ready", "event",
+}  # fmt: skip
 
 
 class View(NamedTuple):
-    """What a worker pulls: where it computes its gradient."""
+    """What a worker pulls: where it computes its gradient; and what it keeps itself."""
 
     params: PyTree
     model_state: PyTree
+    local: PyTree = ()  # State of its local optimizer.
+    anchors: tuple[PyTree, ...] = ()  # Points that local steps are drawn to.
 
 
 class RunState(NamedTuple):
@@ -43,7 +49,8 @@ class RunState(NamedTuple):
     pulled_at: Slots  # int32 [] a worker; the engine's clock when it pulled.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: jax.Array  # int32 []; gradients that arrived so far, whatever became of them.
-    rejected: jax.Array  # int32 []; commits rejected so far.
+    dropped: jax.Array  # int32 []; commits that the method refused so far.
+    rejected: jax.Array  # int32 []; commits rejected so far, for not being finite.
     rejected_in_a_row: jax.Array  # int32 []; since the last one that was applied.
 
 
@@ -55,6 +62,9 @@ class Gradient(NamedTuple):
     model_state: PyTree
     metrics: dict[str, jax.Array]
     finite: jax.Array  # 1 if loss, grads and model_state are finite, else 0; a float, so that it travels with the rest.
+    losses: jax.Array | tuple = ()  # float [longest period]; of the local steps, then zeros.
+    steps: jax.Array | tuple = ()  # How many local steps; a float likewise.
+    local: PyTree = ()  # State of the local optimizer after them.
 
 
 class Report(NamedTuple):
@@ -63,7 +73,8 @@ class Report(NamedTuple):
     loss: jax.Array
     staleness: jax.Array  # int32 []
     pulled_at: jax.Array  # int32 []
-    applied: jax.Array  # bool []; False: rejected, nothing but the pull happened.
+    applied: jax.Array  # bool []; False: rejected or dropped, nothing but the pull happened.
+    dropped: jax.Array  # bool []; the method refused it.
     metrics: dict[str, jax.Array]  # Of the loss, and the diagnostics asked for.
 
 
@@ -81,6 +92,7 @@ class Transition:
         view), ``update_norm`` (RMS of the update), and what the method offers.
       average_model_state: ``False`` (default): a commit's model state replaces the central one (policy *latest*); ``True``:
         it is averaged in with weight 1/N (policy *average*).
+      local: what workers do between two commits; ``None``: they compute one gradient.
     """
 
     tx: Any
@@ -89,6 +101,7 @@ class Transition:
     seed: int = 0
     diagnostics: Iterable[str] = ()
     average_model_state: bool = False
+    local: LocalSteps | None = None
 
     def init(self, params: PyTree, model_state: PyTree = ()) -> "tuple[Transition, RunState]":
         """The transition with its transformation made asynchronous, and the state before the first commit.
@@ -108,38 +121,82 @@ class Transition:
             raise ValueError(
                 f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers"
             )
+        if self.local is None and staleness.needs_local_steps(opt_state):
+            raise ValueError(
+                "this method takes the displacement of local steps, but the run has none; give "
+                "local=gemjax.LocalSteps(optax.sgd(rate), period=…), with period=1 for one step a commit"
+            )
+        if self.local is not None:
+            self.local.check(self.num_workers)
         transition = dataclasses.replace(self, tx=tx)
         state = RunState(
             params=params,
             opt_state=opt_state,
             model_state=model_state,
-            view=Slots(View(None, model_state)),
+            view=Slots(View(None, model_state, () if self.local is None else self.local.tx.init(params))),
             step=Slots(jnp.zeros([], jnp.int32)),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
             commits=jnp.zeros([], jnp.int32),
             arrivals=jnp.zeros([], jnp.int32),
+            dropped=jnp.zeros([], jnp.int32),
             rejected=jnp.zeros([], jnp.int32),
             rejected_in_a_row=jnp.zeros([], jnp.int32),
         )
         if staleness.recorded_view(opt_state, params) is None:
-            state = state._replace(view=Slots(View(params, model_state)))
-        return transition, slots.stack(state, self.num_workers)
+            state = state._replace(view=Slots(state.view.value._replace(params=params)))
+        state = slots.stack(state, self.num_workers)
+        return transition, _with_anchors(state, self.num_workers)
 
     def gradient(self, view: View, batch: PyTree, worker: jax.Array, step: jax.Array) -> Gradient:
-        """What the worker computes; depends on its view, its batch and its key alone."""
+        """What the worker computes; depends on what it holds, its batch and its key alone.
+
+        With local steps ``batch`` is their :class:`gemjax.local_steps.Minibatches`, and the gradient a displacement.
+        """
+        if self.local is not None:
+            return self._displacement(view, batch, worker)
+        loss, grads, model_state, metrics = self._value_and_grad(view.params, view.model_state, batch, worker, step)
+        # Checked here, where workers do it side by side, and not at the centre, which they all wait for.
+        finite = all_finite((loss, grads, model_state)).astype(loss.dtype)
+        return Gradient(loss, grads, model_state, metrics, finite)
+
+    def _value_and_grad(self, params: PyTree, model_state: PyTree, batch: PyTree, worker, step) -> tuple:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), worker), step)
         loss_fn = with_model_state(self.loss_fn)
-        (loss, (model_state, metrics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            view.params, view.model_state, batch, key
+        (loss, (new_model_state, metrics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            params, model_state, batch, key
         )
-        self._check_model_state(model_state, view.model_state)
+        self._check_model_state(new_model_state, model_state)
         if clash := metrics.keys() & COLUMNS:
             raise ValueError(
                 f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
             )
-        # Checked here, where workers do it side by side, and not at the centre, which they all wait for.
-        finite = all_finite((loss, grads, model_state)).astype(loss.dtype)
-        return Gradient(loss, grads, model_state, metrics, finite)
+        return loss, grads, new_model_state, metrics
+
+    def _displacement(self, view: View, batch: Minibatches, worker: jax.Array) -> Gradient:
+        """Runs the local optimizer from the view; loss and metrics are means over its steps."""
+        local = self.local
+        assert local is not None
+
+        def step(j, carry):
+            params, model_state, state, losses, sums = carry
+            loss, grads, model_state, metrics = self._value_and_grad(
+                params, model_state, batch.at(j), worker, batch.first + j
+            )
+            updates, state = local.tx.update(grads, state, params, value=loss, anchors=view.anchors)
+            sums = jax.tree.map(lambda total, m: (total + m).astype(total.dtype), sums, metrics)
+            return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
+
+        shapes = jax.eval_shape(self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first)
+        losses = jnp.zeros(local.longest, shapes[0].dtype)
+        sums = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.result_type(m.dtype, losses.dtype)), shapes[3])
+        carry = (view.params, view.model_state, view.local, losses, sums)
+        params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)
+        displacement = jax.tree.map(jnp.subtract, view.params, params)
+        steps = batch.count.astype(losses.dtype)
+        loss = jnp.sum(losses) / steps
+        finite = all_finite((loss, displacement, model_state, state)).astype(losses.dtype)
+        metrics = jax.tree.map(lambda total: total / steps, sums)
+        return Gradient(loss, displacement, model_state, metrics, finite, losses, steps, state)
 
     def commit_and_pull(
         self, state: RunState, view: PyTree, gradient: Gradient, worker: jax.Array, step: jax.Array, commits: Any = True
@@ -150,7 +207,7 @@ class Transition:
           state: with the slot of ``worker`` checked out.
           view: the parameters that the gradient was computed at.
           gradient: what the worker sent. It is rejected, and only the pull happens, if the loss or any number in it is
-            not finite.
+            not finite; and dropped if the method refuses it.
           worker: who sent it.
           step: which of its steps it was.
           commits: bool scalar; False makes this a pull only.
@@ -159,15 +216,20 @@ class Transition:
           The state after both, the worker's next view, and a report.
         """
         observer = diagnostics.Observer(set(self.diagnostics) - _ALWAYS.keys())
+        taken = jnp.logical_and(commits, gradient.finite > 0)
         updates, opt_state = self.tx.update(
-            gradient.grads, state.opt_state, state.params, worker=worker, value=gradient.loss, observe=observer
-        )
-        applied = jnp.logical_and(commits, gradient.finite > 0)
+            gradient.grads, state.opt_state, state.params, worker=worker, observe=observer, applied=taken,
+            **_losses(gradient),
+        )  # fmt: skip
+        refused = staleness.refused(state.opt_state, opt_state)
+        dropped = jnp.zeros_like(taken) if refused is None else taken & refused
+        applied = taken & ~dropped
         report = Report(
             loss=gradient.loss,
             staleness=state.commits - state.pulled_at.value,
             pulled_at=state.pulled_at.value,
             applied=applied,
+            dropped=dropped,
             metrics=gradient.metrics
             | {name: fn(state.params, view, updates) for name, fn in _ALWAYS.items() if name in self.diagnostics}
             | observer.collected(),
@@ -176,16 +238,24 @@ class Transition:
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
             model_state=self._merge_model_state(state.model_state, gradient.model_state),
+            view=Slots(state.view.value._replace(local=gradient.local)),
             commits=state.commits + 1,
             rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
         )
-        lost = jnp.asarray(commits, jnp.int32)  # A rejected gradient uses its step up, a pull alone does not.
-        rejected = state._replace(rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost)
-        state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), committed, rejected)
+        # A gradient that does not get through uses its step up, a pull alone does not.
+        used, lost = (jnp.asarray(flag, jnp.int32) for flag in (commits, jnp.logical_and(commits, ~taken)))
+        left = state._replace(rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost)
+        if refused is not None:  # Then the method has taken everything back itself, but for the count of refusals.
+            left = left._replace(
+                opt_state=jax.tree.map(lambda new, old: jnp.where(dropped, new, old), opt_state, left.opt_state),
+                dropped=state.dropped + dropped,
+            )
+        state = _select(applied, committed, left)
         params, opt_state = pull(state.opt_state, state.params, worker=worker)
-        state = state._replace(opt_state=opt_state, step=Slots(step + lost), arrivals=state.arrivals + 1)
+        state = state._replace(opt_state=opt_state, step=Slots(step + used), arrivals=state.arrivals + 1)
         state = state._replace(pulled_at=Slots(state.commits))
-        view = View(params, state.model_state)
+        anchors = staleness.anchors_of(state.opt_state) if state.view.value.anchors else ()
+        view = View(params, state.model_state, state.view.value.local, anchors)
         return keep_view(state, view), view, report
 
     @staticmethod
@@ -198,6 +268,37 @@ class Transition:
         if not self.average_model_state:
             return committed
         return jax.tree.map(lambda c, w: (c + (w - c) / self.num_workers).astype(c.dtype), central, committed)
+
+
+def _losses(gradient: Gradient) -> dict[str, Any]:
+    """What a commit tells its method of losses: their mean, and each local step's."""
+    if isinstance(gradient.steps, tuple):
+        return {"value": gradient.loss, "local_losses": gradient.loss[None], "local_steps": jnp.int32(1)}
+    return {
+        "value": gradient.loss,
+        "local_losses": gradient.losses,
+        "local_steps": gradient.steps.astype(jnp.int32),
+    }
+
+
+def _select(applied: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """``new`` where ``applied``, else ``old``; boards know by themselves (a choice would copy all their rows)."""
+
+    def choose(n, o):
+        return n if isinstance(n, Board) else jnp.where(applied, n, o)
+
+    return jax.tree.map(choose, new, old, is_leaf=lambda node: isinstance(node, Board))
+
+
+def _with_anchors(state: RunState, num_workers: int) -> RunState:
+    """``state``, stacked, with the anchors that the method sends at first."""
+    mine = slots.take(state.opt_state, 0)
+    anchors = staleness.anchors_of(mine)
+    if not anchors:
+        return state
+    stacked = slots.stack(Slots(anchors), num_workers)
+    view = state.view.value._replace(anchors=stacked.value)
+    return state._replace(view=Slots(view, num_workers))
 
 
 def keep_view(state: RunState, view: View) -> RunState:
@@ -282,7 +383,12 @@ _asynchronous = functools.lru_cache(maxsize=64)(asynchronous)
 
 
 def initial_state(
-    tx: optax.GradientTransformation, params: PyTree, *, num_workers: int, model_state: PyTree = ()
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    *,
+    num_workers: int,
+    model_state: PyTree = (),
+    local: LocalSteps | None = None,
 ) -> RunState:
     """The state of a run before its first commit; what a checkpoint is loaded into.
 
@@ -291,10 +397,11 @@ def initial_state(
       params: its initial central variable (only shapes and dtypes matter to a checkpoint).
       num_workers: number of workers N.
       model_state: its initial model state.
+      local: its local steps, if it has any.
 
     >>> import gemjax, jax.numpy as jnp
     >>> state = gemjax.initial_state(gemjax.gem(0.1, num_workers=2), jnp.zeros(3), num_workers=2)
     >>> int(state.arrivals), state.opt_state.stale_params[1].shape
     (0, (3,))
     """
-    return Transition(tx, lambda params, batch: 0.0, num_workers).init(params, model_state)[1]
+    return Transition(tx, lambda params, batch: 0.0, num_workers, local=local).init(params, model_state)[1]

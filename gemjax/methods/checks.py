@@ -1,6 +1,7 @@
 """Checks of hyper-parameters at construction; traced and array values pass, as ``inject_hyperparams`` needs."""
 
 import math
+import operator
 from typing import Any
 
 import jax
@@ -23,12 +24,25 @@ def check_momentum(value: Any, name: str = "momentum") -> None:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
 
 
-def check_at_least(name: str, value: Any, lowest: float) -> None:
-    """A finite number >= ``lowest``."""
+def check_at_least(name: str, value: Any, lowest: float, highest: float = math.inf) -> None:
+    """A finite number >= ``lowest``, and <= ``highest``."""
     if _concrete(value):
         number = _number(name, value)
         if not (math.isfinite(number) and number >= lowest):
             raise ValueError(f"{name} must be finite and at least {lowest:g}, got {value}")
+        if number > highest:
+            raise ValueError(f"{name} must be at most {highest:g}, got {value}")
+
+
+def check_whole(name: str, value: Any) -> None:
+    """A positive int; a traced value passes."""
+    if _concrete(value):
+        try:
+            valid = operator.index(value) >= 1 and not isinstance(value, bool)
+        except TypeError:
+            valid = False
+        if not valid:
+            raise ValueError(f"{name} must be a positive int, got {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

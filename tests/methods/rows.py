@@ -25,6 +25,7 @@ class Row:
         pulls then means something else.
       gathers: True for a rule that moves the central variable once every so many commits, and not at each.
       takes_displacements: True for a rule that needs local steps in an engine.
+      moves_at_rest: True for a rule that moves the central variable though the learning rate is 0.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Row:
     measures_ahead: bool = False
     gathers: bool = False
     takes_displacements: bool = False
+    moves_at_rest: bool = False
 
     @property
     def marks(self):
@@ -56,6 +58,24 @@ def adam_with_matched_energy(learning_rate: optax.ScalarOrSchedule, num_workers:
 def adam_per_worker(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
     """An Adam for each worker."""
     return gemjax.per_worker(optax.adam(learning_rate), num_workers)
+
+
+def lsgd_by_length(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, **keywords):
+    """LSGD; where no loss is told, the length of a displacement counts as one."""
+    tx = gemjax.lsgd(learning_rate, num_workers, **keywords)
+
+    def update(updates, state, params=None, *, value=None, **extra_args):
+        value = optax.tree.norm(updates) if value is None else value
+        return tx.update(updates, state, params, value=value, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def lsgd_by_groups(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """Every worker a group of its own, or pairs where they come out even."""
+    groups = num_workers // 2 if num_workers % 2 == 0 else num_workers
+    keywords = {} if groups == 1 else {"groups": groups, "global_period": 2, "global_pull": 0.2}
+    return lsgd_by_length(learning_rate, num_workers, **keywords)
 
 
 METHODS = (
@@ -82,6 +102,14 @@ METHODS = (
     Row("gap-aware", gemjax.gap_aware, 0.03, {"momentum": 0.5}),
     Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
     Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}, variant=True),
+    Row("downpour", gemjax.downpour, 0.02, variant=True, takes_displacements=True),
+    Row("agn", gemjax.agn, 0.02, variant=True, takes_displacements=True),
+    Row("easgd", gemjax.easgd, 0.1, {"strength": 0.3}, takes_displacements=True, moves_at_rest=True),
+    Row("eamsgd", gemjax.eamsgd, 0.05, {"momentum": 0.5, "strength": 0.3}, variant=True, moves_at_rest=True),
+    Row("lsgd", lsgd_by_length, 0.1, takes_displacements=True, moves_at_rest=True),
+    Row("lsgd-groups", lsgd_by_groups, 0.1, variant=True, takes_displacements=True, moves_at_rest=True),
+    Row("ringmaster", gemjax.ringmaster, 0.02, {"threshold": 100}, variant=True),
+    Row("rennala", gemjax.rennala, 0.3, gathers=True, variant=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

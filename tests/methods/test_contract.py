@@ -234,8 +234,8 @@ def test_a_constant_schedule_is_a_constant(row):
 @every_method
 def test_schedules_count_commits_of_the_central_variable(row):
     """Of whichever worker: at rate 0 from the third commit on, nothing moves any more."""
-    if row.gathers:
-        pytest.skip("what a commit moves depends on how many were gathered before")
+    if row.gathers or row.moves_at_rest:
+        pytest.skip("whether a commit moves anything depends on more than its rate")
     tx = row(3, lambda count: jnp.where(count < 2, row.learning_rate, 0.0))
     params, grads = _toy()
     state, moved = tx.init(params), []
@@ -261,7 +261,8 @@ def test_inject_hyperparams(row):
     _equal(found, expected, rtol=1e-5)
     injected_state.hyperparams["learning_rate"] = jnp.zeros([])
     _, _, updates, _ = injected_commit(found, injected_state, grads, 2)
-    _equal(updates, jax.tree.map(jnp.zeros_like, params))
+    if not row.moves_at_rest:
+        _equal(updates, jax.tree.map(jnp.zeros_like, params))
 
 
 @every_method
@@ -291,9 +292,13 @@ def test_map_params_finds_every_copy_of_the_parameters(row):
     _equal(optax.tree.map_params(tx, lambda leaf: leaf, state), state)
     specs = {"b": "b", "w": "w"}
     marked = optax.tree.map_params(tx, lambda _, spec: spec, state, specs, transform_non_params=lambda _: "other")
-    shapes = {"b": (2,), "w": (1, 3), "other": ()}
+    shapes = {"b": (2,), "w": (1, 3)}
+    copies = {shape for name, one in shapes.items() for shape in (one, (3, *one))}
     for leaf, mark in zip(jax.tree.leaves(state), jax.tree.leaves(marked), strict=True):
-        assert leaf.shape in (shapes[mark], (3, *shapes[mark]))
+        if mark == "other":
+            assert leaf.shape not in copies
+        else:
+            assert leaf.shape in (shapes[mark], (3, *shapes[mark]))
 
 
 @every_method
@@ -308,8 +313,9 @@ def test_sharded_parameters_stay_sharded(row):
     expected, state = params, tx.init(params)
     found = jax.device_put(params, sharding)
     # Copies of the parameters follow them; counters, as those of any optax optimizer, are on no mesh yet.
+    copies = {(16,), (8, 3), (2, 16), (2, 8, 3)}
     sharded_state = jax.tree.map(
-        lambda leaf: jax.device_put(leaf, replicated) if leaf.shape in ((), (2,)) else leaf, tx.init(found)
+        lambda leaf: leaf if leaf.shape in copies else jax.device_put(leaf, replicated), tx.init(found)
     )
     commit, traces = _compiled_commit(tx)
     types = _types((found, sharded_state))

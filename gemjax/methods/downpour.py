@@ -1,0 +1,133 @@
+"""DOWNPOUR: workers that train by themselves for a while and push what they moved (Dean et al., 2012)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.local_steps import displacements
+from gemjax.methods.checks import check_learning_rate
+from gemjax.staleness import asynchronous
+
+
+def downpour(
+    learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    r"""DOWNPOUR: the central variable takes every worker's push as it is.
+
+    A worker pulls :math:`\theta`, trains on for :math:`\tau` steps of its own optimizer and pushes the sum of its updates. It
+    communicates once in :math:`\tau` steps, and its push is as stale as those of all the others together are long; nothing is
+    done about that, so the rule is good for short periods and few workers.
+
+    .. math::
+
+      \Delta_w &= s_w - x_w, \quad x_w = \text{the point after } \tau \text{ local steps from } s_w \\
+      \theta &\leftarrow \theta - \eta_t \Delta_w \\
+      s_w &\leftarrow \theta
+
+    with :math:`w` the worker that commits. Run it with ``local=gemjax.LocalSteps(optax.sgd(rate), period)``, where
+    :math:`\Delta_w` is what it commits; momentum, if any, is that optimizer's and stays with the worker.
+
+    Reductions: with ``LocalSteps(optax.sgd(rate), period=1)`` it is ``gemjax.asgd(rate)``; with one worker it is its local
+    optimizer. With a master that keeps the momentum (MDOWNPOUR) it is :func:`gemjax.nag_asgd`.
+
+    Args:
+      learning_rate: :math:`\eta`, how much of a push is taken, a non-negative float or a schedule over commits of the central
+        variable; default 1, as published. The rate of the steps belongs to the local optimizer.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``. Keeps no copy of the
+      parameters.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive; in an engine, without ``local=``.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.downpour(num_workers=2)
+    >>> updates, state = tx.update(jnp.array([0.25]), tx.init(jnp.zeros(1)), worker=1)  # It came from 0 to -0.25.
+    >>> updates
+    Array([-0.25], dtype=float32)
+
+    References:
+      - Dean et al., `Large Scale Distributed Deep Networks
+        <https://papers.nips.cc/paper/2012/hash/6aca97005c68f1206823815f66102863-Abstract.html>`_, 2012
+      - Zhang, Choromanska & LeCun, `Deep Learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015 (the
+        form taken here)
+
+    Deviations from the papers:
+      1. Pushing and pulling are one exchange, as in the second paper; the first lets their periods differ and has Adagrad
+         at the centre.
+    """
+    check_learning_rate(learning_rate)
+    return asynchronous(optax.chain(displacements(), optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
+    """Divides a displacement by the number of local steps that made it.
+
+    The atom of :func:`gemjax.agn`; stands anywhere inside :func:`gemjax.asynchronous`.
+
+    Returns:
+      A stateless transformation that reads the extra argument ``local_steps``, an integer scalar, which engines supply;
+      without it a displacement counts as that of one step.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.scale_by_local_steps()
+    >>> updates, _ = tx.update(jnp.ones(1), tx.init(None), local_steps=4)
+    >>> updates
+    Array([0.25], dtype=float32)
+    """
+
+    def update_fn(updates, state, params=None, *, local_steps: Any = 1, **extra_args):
+        del params, extra_args
+        return jax.tree.map(lambda u: u / jnp.asarray(local_steps, u.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
+    r"""Accumulated gradient normalisation: a push counts as one step, however long the worker trained.
+
+    As :func:`gemjax.downpour`, but the mean of the local steps is pushed and not their sum: the direction is that of
+    :math:`\tau` steps, the length that of one. Longer periods then save communication and smooth the direction without
+    making the centre jump; progress a gradient is :math:`\tau` times less.
+
+    .. math::
+
+      \theta &\leftarrow \theta - \eta_t \frac{\Delta_w}{\tau_w}, \quad \Delta_w = s_w - x_w \\
+      s_w &\leftarrow \theta
+
+    with :math:`x_w` the point after :math:`\tau_w` local steps from :math:`s_w`, and :math:`w` the worker that commits.
+
+    Reductions: with ``period=1`` it is :func:`gemjax.downpour`; for any fixed period it is :func:`gemjax.downpour` at
+    ``learning_rate=1/period``.
+
+    Args:
+      learning_rate: :math:`\eta`, how much of a push is taken, a non-negative float or a schedule over commits of the central
+        variable; default 1, as published.
+      num_workers: number of workers N, default 1.
+
+    Returns:
+      A transformation to be committed with ``update(displacement, state, params, worker=w, local_steps=tau)``. Keeps no
+      copy of the parameters.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive; in an engine, without ``local=``.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.agn(num_workers=2)
+    >>> updates, state = tx.update(jnp.array([0.5]), tx.init(jnp.zeros(1)), worker=1, local_steps=4)
+    >>> updates
+    Array([-0.125], dtype=float32)
+
+    References:
+      Hermans, Spanakis & Möckel, `Accumulated Gradient Normalization <https://arxiv.org/abs/1710.02368>`_, 2017
+
+    Readings: the mean of the window is that of the author's dist-keras, where the class is called ADAG; there the worker's
+    own optimizer makes the steps, as here.
+    """
+    check_learning_rate(learning_rate)
+    chain = optax.chain(displacements(), scale_by_local_steps(), optax.scale_by_learning_rate(learning_rate))
+    return asynchronous(chain, num_workers)

@@ -1,0 +1,184 @@
+"""Elastic averaging: workers with positions of their own, tied to the centre by a spring (Zhang et al., 2015)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.local_steps import displacements
+from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.per_worker import per_worker
+from gemjax.slots import Slots
+from gemjax.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.views import OwnPosition
+
+
+class ElasticState(NamedTuple):
+    """State of :func:`average_elastically`."""
+
+    position: Slots  # x_w, an OwnPosition; where the worker goes on from.
+
+
+def average_elastically(strength: float) -> optax.GradientTransformationExtraArgs:
+    r"""Exchanges a pull between a worker's own position and the centre.
+
+    The atom of :func:`gemjax.easgd` and :func:`gemjax.eamsgd`, where the mathematics is explained. It takes what comes in for
+    the displacement of the worker, and stands last in a chain, without a learning rate behind it.
+
+    Args:
+      strength: :math:`\alpha` in [0, 1].
+
+    Returns:
+      A transformation that keeps one copy of the parameters a worker (:math:`x_w`); :func:`gemjax.pull` hands it out. It needs
+      ``params`` and stands inside :func:`gemjax.asynchronous`.
+
+    Raises:
+      ValueError: if ``strength`` is outside [0, 1].
+    """
+    check_at_least("strength", strength, 0.0, highest=1.0)
+
+    def init_fn(params) -> Any:
+        return ElasticState(Slots(OwnPosition(params, jnp.zeros([], bool))))
+
+    def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
+        del extra_args
+        require_protocol("average_elastically", worker=worker, params=params)
+        trained = jax.tree.map(jnp.subtract, state.position.value.params, updates)
+        pulls = jax.tree.map(lambda x, centre: jnp.asarray(strength, x.dtype) * (x - centre), trained, params)
+        position = OwnPosition(jax.tree.map(jnp.subtract, trained, pulls), jnp.ones([], bool))
+        return pulls, ElasticState(Slots(position))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def easgd(
+    learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1, *, strength: float | None = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Elastic averaging SGD: every worker explores from a position of its own, and a spring ties it to the centre.
+
+    Workers are not reset to the centre. When one arrives after :math:`\tau` local steps, it and the centre move towards each
+    other by the same vector. The weaker the spring, the farther workers explore and the less a stale one can harm the
+    centre, which is an average over them in time.
+
+    .. math::
+
+      x_w &\leftarrow x_w - \eta_t \Delta_w \\
+      e &= \alpha (x_w - \theta) \\
+      x_w &\leftarrow x_w - e \\
+      \theta &\leftarrow \theta + e
+
+    with :math:`\theta` the centre, :math:`w` the worker that commits, all :math:`x_w` equal to :math:`\theta` at the start, and
+    :math:`\Delta_w` what the worker's optimizer moved it by since its last commit. Run it with
+    ``local=gemjax.LocalSteps(optax.sgd(rate), period)``. For EAMSGD with longer periods give it
+    ``optax.sgd(rate, momentum, nesterov=True)``.
+
+    Reductions: at ``strength=0`` workers train alone and the centre stays; at ``strength=1`` a worker and the centre change
+    places; with ``period=1`` and momentum it is :func:`gemjax.eamsgd`.
+
+    Args:
+      learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
+        variable; default 1. The rate of the steps belongs to the local optimizer.
+      num_workers: number of workers N, default 1.
+      strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`, the published :math:`\beta/p`. On a quadratic of
+        curvature 1 in turns it is stable up to :math:`(4 - 2\eta)/(4 - \eta)`, :math:`\eta` the local rate.
+
+    Returns:
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns
+      the worker's own position. Keeps one copy of the parameters a worker (:math:`x_w`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``strength`` outside [0, 1] or ``num_workers`` not positive; in an
+        engine, without ``local=``.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = gemjax.easgd(num_workers=2, strength=0.25)
+    >>> params = jnp.zeros(1)
+    >>> updates, state = tx.update(jnp.array([-1.0]), tx.init(params), params, worker=0)  # It trained from 0 to 1.
+    >>> params = optax.apply_updates(params, updates)
+    >>> view, state = gemjax.pull(state, params, worker=0)
+    >>> print(params, view)
+    [0.25] [0.75]
+
+    References:
+      Zhang, Choromanska & LeCun, `Deep Learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015
+
+    Readings: the paper's text could not be consulted in full; the asynchronous form is that of its first author's code.
+
+    Deviations from the paper:
+      1. A worker exchanges first and computes its next gradient where the exchange left it. The paper's loop computes that
+         gradient where the worker was before, to overlap it with the exchange; they differ by :math:`O(\eta\alpha)` a period.
+      2. A worker that was retried, or whose displacement was not finite, starts again from the centre.
+    """
+    check_learning_rate(learning_rate)
+    pull = average_elastically(_default_strength(strength, num_workers))
+    return asynchronous(optax.chain(displacements(), _scale(learning_rate), pull), num_workers)
+
+
+def eamsgd(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float = 0.99,
+    num_workers: int = 1,
+    *,
+    strength: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Elastic averaging with Nesterov's momentum at each worker, which exchanges after every gradient.
+
+    As :func:`gemjax.easgd` with a period of 1; a worker's velocity is its own and is never exchanged.
+
+    .. math::
+
+      v_w &\leftarrow \gamma v_w + g(x_w) \\
+      x_w &\leftarrow x_w - \eta_t (\gamma v_w + g(x_w)) \\
+      e &= \alpha (x_w - \theta) \\
+      x_w &\leftarrow x_w - e \\
+      \theta &\leftarrow \theta + e
+
+    with :math:`v_w = 0` and :math:`x_w = \theta` at the start and :math:`w` the worker that commits.
+
+    Reductions: at ``strength=0`` each worker is ``optax.sgd(learning_rate, momentum, nesterov=True)`` alone; it is
+    :func:`gemjax.easgd` with ``LocalSteps`` of that optimizer and ``period=1``, which is also the form for longer periods.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      momentum: :math:`\gamma` in [0, 1), default 0.99 as published (the rate is then some 100 times smaller than without).
+      num_workers: number of workers N, default 1.
+      strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
+      worker's own position. Keeps two copies of the parameters a worker (:math:`v_w`, :math:`x_w`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``strength`` outside [0, 1] or
+        ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.eamsgd(learning_rate=1.0, momentum=0.5, num_workers=2, strength=0.5)
+    >>> params = jnp.zeros(1)
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(params), params, worker=0)  # Its step is -1.5.
+    >>> updates
+    Array([-0.75], dtype=float32)
+
+    References:
+      Zhang, Choromanska & LeCun, `Deep Learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015
+
+    Deviations from the paper:
+      1. Nesterov's momentum in the coordinates of optax, whose parameters are the look-ahead; the paper exchanges the point
+         that the look-ahead is made from.
+      2. Those of :func:`gemjax.easgd`.
+    """
+    check_learning_rate(learning_rate)
+    check_momentum(momentum)
+    momenta = per_worker(optax.trace(momentum, nesterov=True))
+    pull = average_elastically(_default_strength(strength, num_workers))
+    return asynchronous(optax.chain(momenta, _scale(learning_rate), pull), num_workers)
+
+
+def _scale(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    return optax.scale_by_learning_rate(learning_rate, flip_sign=False)
+
+
+def _default_strength(strength: float | None, num_workers: int) -> float:
+    check_num_workers(num_workers)
+    return 0.9 / num_workers if strength is None else strength

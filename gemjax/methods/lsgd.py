@@ -1,0 +1,280 @@
+"""Leader SGD: workers drawn towards the one that does best (Teng et al., 2019)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from gemjax.board import Board
+from gemjax.local_steps import displacements
+from gemjax.methods.checks import check_at_least, check_learning_rate, check_whole
+from gemjax.slots import Slots, like
+from gemjax.staleness import ReadsStaleParams, asynchronous, check_num_workers, require_protocol
+from gemjax.views import where_present
+
+PyTree = Any
+
+
+class Following(NamedTuple):
+    """What a worker's pull needs: everybody's position and loss, and who is asking."""
+
+    positions: Board  # x_j; where each worker was when it last arrived.
+    losses: jax.Array  # float32 [N]; mean of each worker's last losses, infinite before it has arrived.
+    worker: Slots  # int32 []; itself.
+    exchanges: Slots  # int32 []; how often it has arrived.
+    group_size: jax.Array  # int32 []
+    pull: jax.Array  # float []; lambda.
+    global_pull: jax.Array  # float []; lambda_G.
+    global_period: jax.Array  # int32 []; exchanges from one global pull to the next.
+
+    def leaders(self) -> tuple[jax.Array, jax.Array]:
+        """The worker that leads this one's group, and the one that leads all."""
+        group = jnp.arange(self.losses.size) // self.group_size
+        mine = group == group[self.worker.value]
+        return jnp.argmin(jnp.where(mine, self.losses, jnp.inf)), jnp.argmin(self.losses)
+
+    def shift_view(self, view: PyTree) -> PyTree:
+        """Its own position, drawn to its group's leader and, when it is time, to the leader of all."""
+        is_time = self.exchanges.value % self.global_period == 0
+        position = self.positions.read(self.worker.value)
+        for leader, strength in zip(self.leaders(), (self.pull, self.global_pull * is_time), strict=True):
+            point = self.positions.read(leader)
+            position = jax.tree.map(lambda x, z, c=strength: x - jnp.asarray(c, x.dtype) * (x - z), position, point)
+        return where_present(lambda own, _: own, position, view)
+
+
+class FollowingLeader(Following):
+    """With one group: the leader's position is sent along."""
+
+    def anchors(self) -> tuple[PyTree, ...]:
+        return (self.positions.read(self.leaders()[1]),)
+
+
+class FollowingLeaders(Following):
+    """With several groups: the leaders' positions are sent along, that of all first."""
+
+    def anchors(self) -> tuple[PyTree, ...]:
+        of_group, of_all = self.leaders()
+        return self.positions.read(of_all), self.positions.read(of_group)
+
+
+class FollowLeaderState(NamedTuple):
+    """State of :func:`follow_leader`."""
+
+    following: Following
+    recent: Slots  # float32 [window]; the worker's last mini-batch losses, the newest last.
+    seen: Slots  # int32 []; how many of them are real.
+    stale_params: ReadsStaleParams
+
+
+def follow_leader(
+    num_workers: int,
+    pull: float = 0.1,
+    groups: int = 1,
+    global_pull: float | None = None,
+    global_period: int = 1,
+    window: int = 10,
+    anchors: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Keeps every worker's position, draws workers to the leader, and has the central variable be the leader.
+
+    The atom of :func:`gemjax.lsgd`, where mathematics and arguments are explained. It takes what comes in for the displacement
+    of the worker, and stands last in a chain, without a learning rate behind it.
+
+    Args:
+      num_workers: number of workers N, as :func:`gemjax.asynchronous` has it.
+      pull: as in :func:`gemjax.lsgd`, like the rest.
+      groups: likewise.
+      global_pull: likewise.
+      global_period: likewise.
+      window: likewise.
+      anchors: likewise.
+
+    Returns:
+      A transformation that keeps two copies of the parameters a worker. It needs ``params`` and the extra arguments that
+      :func:`gemjax.asynchronous` supplies, and ``value`` or ``local_losses``.
+
+    Raises:
+      ValueError: as :func:`gemjax.lsgd`.
+    """
+    pull, global_pull = _checked(num_workers, pull, groups, global_pull, global_period, window)
+    kind = Following if not anchors else FollowingLeader if groups == 1 else FollowingLeaders
+
+    def settings(following: Following) -> Following:
+        return following._replace(
+            group_size=jnp.int32(num_workers // groups),
+            pull=jnp.asarray(pull, jnp.float32),
+            global_pull=jnp.asarray(global_pull, jnp.float32),
+            global_period=jnp.asarray(global_period, jnp.int32),
+        )
+
+    def init_fn(params) -> Any:
+        nothing, losses = jnp.zeros([], jnp.int32), jnp.full(num_workers, jnp.inf, jnp.float32)
+        board = Board.of(params, num_workers)
+        following = kind(board, losses, Slots(nothing), Slots(nothing), nothing, losses[0], losses[0], nothing)
+        recent = Slots(jnp.zeros(window, jnp.float32))
+        return FollowLeaderState(settings(following), recent, Slots(nothing), ReadsStaleParams())
+
+    def update_fn(
+        updates, state, params=None, *, worker=None, stale_params=None, value=None, local_losses=None, local_steps=1,
+        applied=True, observe=None, **extra_args,
+    ) -> Any:  # fmt: skip
+        del extra_args
+        require_protocol("follow_leader", worker=worker, params=params)
+        if value is None and local_losses is None:
+            raise TypeError("follow_leader ranks workers by their losses: call update(…, value=loss), as engines do")
+        losses = jnp.asarray(value)[None] if local_losses is None else local_losses
+        # The newest losses end where the real ones of the commit end.
+        recent = jnp.concatenate([state.recent.value, losses.astype(jnp.float32)])
+        recent = lax.dynamic_slice_in_dim(recent, jnp.asarray(local_steps, jnp.int32), window)
+        seen = jnp.minimum(state.seen.value + jnp.asarray(local_steps, jnp.int32), window)
+        mean = jnp.sum(jnp.where(jnp.arange(window) >= window - seen, recent, 0.0)) / seen
+        position = jax.tree.map(jnp.subtract, like(stale_params, updates), updates)
+        following = settings(state.following)._replace(
+            positions=state.following.positions.write(worker, position, applied),
+            losses=state.following.losses.at[worker].set(mean),
+            worker=Slots(jnp.asarray(worker, jnp.int32)),
+            exchanges=Slots(state.following.exchanges.value + 1),
+        )
+        of_group, of_all = following.leaders()
+        if observe is not None:
+            observe("group_leader", lambda: of_group)
+            observe("leader", lambda: of_all)
+        updates = jax.tree.map(jnp.subtract, following.positions.read(of_all), params)
+        return updates, FollowLeaderState(following, Slots(recent), Slots(seen), state.stale_params)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def lsgd(
+    learning_rate: optax.ScalarOrSchedule = 1.0,
+    num_workers: int = 1,
+    *,
+    pull: float = 0.1,
+    groups: int = 1,
+    global_pull: float | None = None,
+    global_period: int = 1,
+    window: int = 10,
+    anchors: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Leader SGD: every worker trains from a position of its own and is drawn to whoever has the lowest loss.
+
+    Averages of workers need not be good where the loss is not convex; the best of them is good by definition. A worker
+    that arrives after :math:`\tau` local steps says how its last :math:`K` mini-batches went, and goes on a little nearer
+    to the leader of its group and, less often, to the leader of all. Leaders feel no pull. The central variable is the
+    leader of all.
+
+    .. math::
+
+      x_w &\leftarrow s_w - \eta_t \Delta_w, \quad \ell_w \leftarrow \text{mean of the last } K \text{ losses of } w \\
+      \theta &\leftarrow x_z, \quad z = \arg\min_j \ell_j, \quad z_G = \arg\min_{j \in G(w)} \ell_j \\
+      s_w &\leftarrow x_w - \lambda (x_w - x_{z_G}) \\
+      s_w &\leftarrow s_w - \lambda_G (s_w - x_z) \quad \text{at every } n\text{-th exchange of } w
+
+    with :math:`w` the worker that commits, :math:`G(w)` its group, :math:`s_w` what it pulls (the last two lines happen at
+    the pull) and :math:`\Delta_w` what its optimizer moved it by. Run it with
+    ``local=gemjax.LocalSteps(optax.sgd(rate), period)``.
+
+    **Asynchronous or in step.** The pull is a matter of when workers pull. If each pulls when it has arrived, as in every
+    ordinary trace, it is drawn to the leaders of that moment: fully asynchronous. If all of them arrive before the first one
+    pulls, the exchange is the collective one of the authors' code; :class:`gemjax.arrivals.SemiSynchronous` makes such traces.
+
+    **Evaluation.** ``result.params`` is the leader; the paper evaluates the average of the workers,
+    ``gemjax.average_position(result.opt_state)``. Ask an engine for the diagnostics ``leader`` and ``group_leader`` to know who
+    led when.
+
+    Reductions: at ``pull=0`` (and ``global_pull=0``) each worker is its own local optimizer alone; with one worker, too. At
+    ``pull=1`` workers go on from the leader.
+
+    Args:
+      learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
+        variable; default 1. The rate of the steps belongs to the local optimizer.
+      num_workers: number of workers N, default 1.
+      pull: :math:`\lambda` in [0, 1], default 0.1; not multiplied by a rate.
+      groups: number of groups, a divisor of N, default 1; worker w belongs to group ``w // (N / groups)``. Put the workers of
+        one host, or mesh slice, in one group.
+      global_pull: :math:`\lambda_G` in [0, 1], with several groups only; ``None`` (default) is ``pull``.
+      global_period: :math:`n \ge 1`, exchanges of a worker from one global pull to the next, default 1; the paper's
+        :math:`\tau_G / \tau`.
+      window: :math:`K \ge 1`, mini-batch losses that a worker is judged by, default 10.
+      anchors: whether workers are sent the leaders' positions, for :func:`gemjax.pull_to_anchors` in the local optimizer (the
+        proximal extension; there with strength :math:`p_G / \tau_G`, and for several groups :math:`p / \tau` second). Costs a
+        copy a worker for each, default False.
+
+    Returns:
+      A transformation to be committed with ``update(displacement, state, params, worker=w, value=loss)``; :func:`gemjax.pull`
+      returns the worker's own position. Keeps two copies of the parameters a worker (:math:`x_w`, :math:`s_w`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, a pull outside [0, 1], a count below 1, ``groups`` no divisor of
+        ``num_workers``, or ``global_pull`` given for one group; in an engine, without ``local=``.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = gemjax.lsgd(num_workers=2, pull=0.5)
+    >>> params = jnp.zeros(1)
+    >>> state = tx.init(params)
+    >>> for worker, moved, loss in ((0, 1.0, 0.3), (1, 3.0, 0.9)):
+    ...     updates, state = tx.update(jnp.array([-moved]), state, params, worker=worker, value=jnp.array(loss))
+    ...     params = optax.apply_updates(params, updates)
+    ...     view, state = gemjax.pull(state, params, worker)
+    ...     print(params, view)
+    [1.] [1.]
+    [1.] [2.]
+
+    References:
+      Teng et al., `Leader Stochastic Gradient Descent for Distributed Training of Deep Learning Models
+      <https://arxiv.org/abs/1905.10395>`_, 2019
+
+    Readings: the text's supplement could not be consulted; the exchange is that of the released code, where :math:`\lambda` is
+    not multiplied by the rate, the pull to the group's leader comes first, and one group is only pulled once.
+
+    Deviations from the paper and its code:
+      1. In the asynchronous form leaders are those of a worker's arrival, at the positions in which they last arrived.
+      2. Losses that have not been seen yet do not count as zero.
+      3. The leader of a group that has not arrived yet is where it began.
+    """
+    check_learning_rate(learning_rate)
+    scale = optax.scale_by_learning_rate(learning_rate, flip_sign=False)
+    follow = follow_leader(num_workers, pull, groups, global_pull, global_period, window, anchors)
+    return asynchronous(optax.chain(displacements(), scale, follow), num_workers)
+
+
+def average_position(opt_state: PyTree) -> PyTree:
+    """The mean of the positions in which the workers of :func:`gemjax.lsgd` last arrived, a tree like the parameters.
+
+    Raises:
+      ValueError: if the state is not one of LSGD.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> gemjax.average_position(gemjax.lsgd(num_workers=4).init(jnp.ones(2)))
+    Array([1., 1.], dtype=float32)
+    """
+    boards = [node for node in jax.tree.leaves(opt_state, is_leaf=_is_board) if _is_board(node)]
+    if len(boards) != 1:
+        raise ValueError(f"average_position needs the optimizer state of gemjax.lsgd; found {len(boards)} boards in it")
+    return jax.tree.map(lambda rows: rows.mean(0), boards[0].rows)
+
+
+def _is_board(node: Any) -> bool:
+    return isinstance(node, Board)
+
+
+def _checked(num_workers, pull, groups, global_pull, global_period, window) -> tuple[float, float]:
+    """The two pulls as they are applied, after all arguments were found to be possible."""
+    check_num_workers(num_workers)
+    for name, value in (("groups", groups), ("window", window), ("global_period", global_period)):
+        check_whole(name, value)
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError(f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args")
+    if num_workers % groups:
+        raise ValueError(f"groups must divide the workers: got {groups} groups for {num_workers} workers")
+    if groups == 1 and global_pull is not None:
+        raise ValueError(
+            f"global_pull={global_pull} needs several groups: with one its leader is the leader of all, see pull"
+        )
+    global_pull = (0.0 if groups == 1 else pull) if global_pull is None else global_pull
+    for name, value in (("pull", pull), ("global_pull", global_pull)):
+        check_at_least(name, value, 0.0, highest=1.0)
+    return pull, global_pull
