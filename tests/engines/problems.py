@@ -50,6 +50,22 @@ class Abreast:
                 self.changed.notify_all()
 
 
+class Behind:
+    """A gate that lets ``worker`` through only when all others have begun ``by`` steps for each of its own."""
+
+    def __init__(self, num_workers, worker, by):
+        self.steps, self.worker, self.by = [0] * num_workers, worker, by
+        self.changed = threading.Condition()
+
+    def __call__(self, worker, step):
+        with self.changed:
+            self.steps[worker] = step
+            self.changed.notify_all()
+            if worker == self.worker:
+                others = [w for w in range(len(self.steps)) if w != worker]
+                self.changed.wait_for(lambda: all(self.steps[w] >= self.by * (step + 1) for w in others), timeout=60)
+
+
 class Problem(NamedTuple):
     """What every engine takes."""
 

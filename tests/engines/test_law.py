@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast, assert_close, every_method, mlp, poisoned
+from engines.problems import Abreast, Behind, assert_close, every_method, mlp, poisoned
 
 import gemjax
 from gemjax.testing import Faults, run_in_python
@@ -26,31 +26,35 @@ def on_devices(make, problem, num_commits=COMMITS, **options):
         num_commits,
         placement=placement,
         model_state=problem.model_state,
+        local=getattr(make, "local", None),
         seed=SEED,
         **options,
     )
 
 
 def in_the_simulator(make, problem, trace, **options):
-    return gemjax.simulate(make(WORKERS), *problem[:3], trace, model_state=problem.model_state, seed=SEED, **options)
+    options = {"local": getattr(make, "local", None), "model_state": problem.model_state, "seed": SEED} | options
+    return gemjax.simulate(make(WORKERS), *problem[:3], trace, **options)
 
 
-def assert_the_law(result, make, problem, rtol, *, retired=False):
+def assert_the_law(result, make, problem, rtol, *, retired=False, refused=False):
     simulated = in_the_simulator(make, problem, result.trace)
     assert_close(result.params, simulated.params, rtol)
     assert_close(result.model_state, simulated.model_state, rtol)
-    if not retired:  # What a worker pulled that never commits again leaves no trace.
+    if not (retired or refused):  # What a worker pulled that never commits again, or was refused, leaves no trace.
         assert_close(result.opt_state, simulated.opt_state, rtol)
+        assert_close(result.state.view, simulated.state.view, rtol)  # With the local optimizers' states.
     applied = result.history["applied"]
     for name in ("loss", "error"):
         np.testing.assert_allclose(
             result.history[name][applied], simulated.history[name], rtol=100 * rtol, err_msg=name
         )
-    plain = run_in_python(make(WORKERS), *problem[:3], result.trace, model_state=problem.model_state, seed=SEED)
+    options = {"local": getattr(make, "local", None), "model_state": problem.model_state, "seed": SEED}
+    plain = run_in_python(make(WORKERS), *problem[:3], result.trace, **options)
     assert_close(result.params, plain, rtol)
 
 
-@every_method("gem")
+@every_method("gem", "lsgd", only=lambda row: not row.refuses)
 def test_the_same_trace_gives_the_same_parameters(make, x64):
     problem = mlp(jnp.float64)
     commits = COMMITS if make.converges_stale else 16  # What climbs multiplies rounding, too.
@@ -60,11 +64,12 @@ def test_the_same_trace_gives_the_same_parameters(make, x64):
     assert_the_law(result, make, problem, rtol=1e-10)
 
 
-@every_method("gem", only=lambda row: row.converges_stale)
+@every_method("gem", only=lambda row: row.converges_stale and not row.refuses)
 def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
     """Retried workers pulled late; rejected gradients left no trace but a lost step."""
     clean = mlp(jnp.float64)
-    problem = poisoned(clean, [(1, 3), (2, 0), (2, 5)])
+    period = make.local.period if make.local else 1
+    problem = poisoned(clean, [(1, 3 * period), (2, 0), (2, 5 * period)])
     with Faults().fail(0, 2).fail(3, 0, times=2).fail(3, 4, times=9) as faults:
         retired = lambda worker, step: worker == 3 and step == 4 and len(faults.injected) == 6
         result = on_devices(make, problem, gate=Abreast(WORKERS, faults, retired))
@@ -72,6 +77,31 @@ def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
     assert (~result.history["applied"]).sum() == 3
     assert len(result.trace.events().worker) > COMMITS
     assert_the_law(result, make, clean, rtol=1e-10, retired=True)
+
+
+def drop_in_front_of_gem(num_workers):
+    return gemjax.asynchronous(
+        optax.chain(gemjax.drop_stale(8), gemjax.gem(0.05, num_workers=num_workers)), num_workers
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        drop_in_front_of_gem,
+        pytest.param(lambda n: gemjax.ringmaster(0.05, n, threshold=8), id="ringmaster", marks=pytest.mark.slow),
+        pytest.param(lambda n: gemjax.rennala(0.2, n, batch_size=3), id="rennala", marks=pytest.mark.slow),
+    ],
+)
+def test_it_holds_when_the_method_refuses_commits(make, x64):
+    """A slow worker's gradients are dropped on devices; the record of the others is all that a replay needs."""
+    problem = mlp(jnp.float64)
+    result = on_devices(make, problem, gate=Behind(WORKERS, 3, by=4))
+    dropped = result.history["dropped"]
+    assert 0 < dropped.sum() == int(result.state.dropped)
+    assert not (dropped & result.history["applied"]).any()
+    assert len(result.trace) == COMMITS == result.history["applied"].sum()
+    assert_the_law(result, make, problem, rtol=1e-10, refused=True)
 
 
 @pytest.mark.slow

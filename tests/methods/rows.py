@@ -9,6 +9,8 @@ import pytest
 
 import gemjax
 
+LOCAL_STEPS = gemjax.LocalSteps(optax.sgd(0.1, momentum=0.5, nesterov=True), period=3)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
@@ -26,6 +28,7 @@ class Row:
       gathers: True for a rule that moves the central variable once every so many commits, and not at each.
       takes_displacements: True for a rule that needs local steps in an engine.
       moves_at_rest: True for a rule that moves the central variable though the learning rate is 0.
+      refuses: True for a rule that drops commits of any ordinary trace.
     """
 
     name: str
@@ -38,6 +41,12 @@ class Row:
     gathers: bool = False
     takes_displacements: bool = False
     moves_at_rest: bool = False
+    refuses: bool = False
+
+    @property
+    def local(self) -> gemjax.LocalSteps | None:
+        """The local steps that it runs with in an engine: three of Nesterov's momentum."""
+        return LOCAL_STEPS if self.takes_displacements else None
 
     @property
     def marks(self):
@@ -60,9 +69,8 @@ def adam_per_worker(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1)
     return gemjax.per_worker(optax.adam(learning_rate), num_workers)
 
 
-def lsgd_by_length(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, **keywords):
-    """LSGD; where no loss is told, the length of a displacement counts as one."""
-    tx = gemjax.lsgd(learning_rate, num_workers, **keywords)
+def _judged_by_length(tx: optax.GradientTransformationExtraArgs):
+    """``tx``, where no loss is told, with the length of a displacement for one."""
 
     def update(updates, state, params=None, *, value=None, **extra_args):
         value = optax.tree.norm(updates) if value is None else value
@@ -71,11 +79,18 @@ def lsgd_by_length(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def lsgd_by_groups(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
-    """Every worker a group of its own, or pairs where they come out even."""
+def lsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """LSGD with one group."""
+    return _judged_by_length(gemjax.lsgd(learning_rate, num_workers))
+
+
+def lsgd_in_groups(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """LSGD in pairs of workers, or each alone where they do not come out even."""
     groups = num_workers // 2 if num_workers % 2 == 0 else num_workers
-    keywords = {} if groups == 1 else {"groups": groups, "global_period": 2, "global_pull": 0.2}
-    return lsgd_by_length(learning_rate, num_workers, **keywords)
+    if groups == 1:
+        return lsgd(learning_rate, num_workers)
+    tx = gemjax.lsgd(learning_rate, num_workers, groups=groups, global_period=2, global_pull=0.2)
+    return _judged_by_length(tx)
 
 
 METHODS = (
@@ -106,10 +121,10 @@ METHODS = (
     Row("agn", gemjax.agn, 0.02, variant=True, takes_displacements=True),
     Row("easgd", gemjax.easgd, 0.1, {"strength": 0.3}, takes_displacements=True, moves_at_rest=True),
     Row("eamsgd", gemjax.eamsgd, 0.05, {"momentum": 0.5, "strength": 0.3}, variant=True, moves_at_rest=True),
-    Row("lsgd", lsgd_by_length, 0.1, takes_displacements=True, moves_at_rest=True),
-    Row("lsgd-groups", lsgd_by_groups, 0.1, variant=True, takes_displacements=True, moves_at_rest=True),
+    Row("lsgd", lsgd, 0.1, takes_displacements=True, moves_at_rest=True),
+    Row("lsgd-groups", lsgd_in_groups, 0.1, variant=True, takes_displacements=True, moves_at_rest=True),
     Row("ringmaster", gemjax.ringmaster, 0.02, {"threshold": 100}, variant=True),
-    Row("rennala", gemjax.rennala, 0.3, gathers=True, variant=True),
+    Row("rennala", gemjax.rennala, 0.3, gathers=True, refuses=True, variant=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])
