@@ -21,7 +21,7 @@ class Following(NamedTuple):
     """What a worker's pull needs: everybody's position and loss, and who is asking."""
 
     positions: Board  # x_j; where each worker was when it last arrived.
-    losses: jax.Array  # float32 [N]; mean of each worker's last losses, infinite before it has arrived.
+    losses: jax.Array  # float [N]; mean of each worker's last losses, infinite before it has arrived.
     worker: Slots  # int32 []; itself.
     exchanges: Slots  # int32 []; how often it has arrived.
     group_size: jax.Array  # int32 []
@@ -64,7 +64,7 @@ class FollowLeaderState(NamedTuple):
     """State of :func:`follow_leader`."""
 
     following: Following
-    recent: Slots  # float32 [window]; the worker's last mini-batch losses, the newest last.
+    recent: Slots  # float [window]; the worker's last mini-batch losses, the newest last.
     seen: Slots  # int32 []; how many of them are real.
     stale_params: ReadsStaleParams
 
@@ -105,16 +105,16 @@ def follow_leader(
     def settings(following: Following) -> Following:
         return following._replace(
             group_size=jnp.int32(num_workers // groups),
-            pull=jnp.asarray(pull, jnp.float32),
-            global_pull=jnp.asarray(global_pull, jnp.float32),
+            pull=jnp.asarray(pull, jnp.result_type(float)),
+            global_pull=jnp.asarray(global_pull, jnp.result_type(float)),
             global_period=jnp.asarray(global_period, jnp.int32),
         )
 
     def init_fn(params) -> Any:
-        nothing, losses = jnp.zeros([], jnp.int32), jnp.full(num_workers, jnp.inf, jnp.float32)
+        nothing, losses = jnp.zeros([], jnp.int32), jnp.full(num_workers, jnp.inf)
         board = Board.of(params, num_workers)
         following = kind(board, losses, Slots(nothing), Slots(nothing), nothing, losses[0], losses[0], nothing)
-        recent = Slots(jnp.zeros(window, jnp.float32))
+        recent = Slots(jnp.zeros(window))
         return FollowLeaderState(settings(following), recent, Slots(nothing), ReadsStaleParams())
 
     def update_fn(
@@ -127,7 +127,7 @@ def follow_leader(
             raise TypeError("follow_leader ranks workers by their losses: call update(…, value=loss), as engines do")
         losses = jnp.asarray(value)[None] if local_losses is None else local_losses
         # The newest losses end where the real ones of the commit end.
-        recent = jnp.concatenate([state.recent.value, losses.astype(jnp.float32)])
+        recent = jnp.concatenate([state.recent.value, losses.astype(state.recent.value.dtype)])
         recent = lax.dynamic_slice_in_dim(recent, jnp.asarray(local_steps, jnp.int32), window)
         seen = jnp.minimum(state.seen.value + jnp.asarray(local_steps, jnp.int32), window)
         mean = jnp.sum(jnp.where(jnp.arange(window) >= window - seen, recent, 0.0)) / seen

@@ -21,7 +21,7 @@ THETA_0 = _RNG.normal(size=9)
 
 def grad(x, i, j):
     """Of a quadratic with cross terms, with noise of that worker's own."""
-    return _CURVATURE @ x + 0.3 * _NOISE[i, j]
+    return _CURVATURE @ x + 0.3 * _NOISE[i, j % 200]
 
 
 def schedule(t):
@@ -67,3 +67,27 @@ def run(tx, order=ORDER, observe=(), *, views_instead=False):
         history.append(np.asarray(views[i] if views_instead else vector))
         seen.append({name: float(value) for name, value in quantities.items()})
     return np.stack(history), seen
+
+
+def loss(x, i, j):
+    """Of which :func:`grad` is the gradient."""
+    return 0.5 * x @ _CURVATURE @ x + 0.3 * _NOISE[i, j % 200] @ x
+
+
+def run_locally(tx, local, trace, **options):
+    """A simulated run with local steps on that quadratic: the central variable after each arrival, and the result."""
+    params, _ = tree()
+    noise, curvature = jnp.asarray(_NOISE), jnp.asarray(_CURVATURE)
+
+    def loss_fn(params, batch):
+        x = ravel_pytree(params)[0]
+        return 0.5 * x @ curvature @ x + 0.3 * batch @ x
+
+    history = []
+
+    def note(progress):
+        history.append(np.asarray(ravel_pytree(progress.params)[0]))
+
+    batches = gemjax.Computed(lambda worker, step: noise[worker, step % 200])
+    result = gemjax.simulate(tx, loss_fn, params, batches, trace, local=local, callback=note, chunk_size=1, **options)
+    return np.stack(history), result

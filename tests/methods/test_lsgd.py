@@ -1,0 +1,163 @@
+"""LSGD: against its reference in both forms, and against what it is in the limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from methods import reference_local as reference
+from methods.runs import THETA_0, grad, loss, run_locally
+
+import gemjax
+
+WORKERS = 4
+ORDER = np.random.default_rng(5).choice(WORKERS, size=200, p=[0.4, 0.3, 0.2, 0.1]).tolist()
+TRACE = gemjax.Trace(ORDER, num_workers=WORKERS)
+
+
+def lsgd(**keywords):
+    return gemjax.lsgd(num_workers=WORKERS, **keywords)
+
+
+def positions(result):
+    """Where each worker goes on from, ``[N, 9]``."""
+    views = result.opt_state.stale_params.value
+    return np.stack([ravel_pytree(jax.tree.map(lambda x, w=w: x[w], views))[0] for w in range(WORKERS)])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "names"),
+    [
+        ({"pull": 0.3, "window": 6}, {"c1": 0.3, "avg_size": 6}),
+        (
+            {"pull": 0.2, "groups": 2, "global_pull": 0.4, "global_period": 3},
+            {"c1": 0.2, "n": 2, "c2": 0.4, "period": 3},
+        ),
+    ],
+    ids=["one leader", "groups"],
+)
+def test_equals_the_reference(x64, keywords, names):
+    led, history, workers = reference.lsgd(THETA_0, grad, loss, ORDER, eta=0.03, tau=4, p=WORKERS, **names)
+    local = gemjax.LocalSteps(optax.sgd(0.03), 4)
+    found, result = run_locally(lsgd(**keywords), local, TRACE, diagnostics=["leader"])
+    np.testing.assert_array_equal(result.history["leader"], led)
+    np.testing.assert_allclose(found, history, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(positions(result), np.stack([worker.x for worker in workers]), rtol=0, atol=1e-12)
+    average = ravel_pytree(gemjax.average_position(result.opt_state))[0]
+    np.testing.assert_allclose(average, np.mean([worker.last for worker in workers], axis=0), rtol=0, atol=1e-12)
+    assert len(set(led.tolist())) == WORKERS  # Leadership moved, or nothing was tested.
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_proximal_extension_equals_the_reference(x64, groups):
+    """With Nesterov's momentum, as in the extension's runs; anchors are as old as the worker's last pull."""
+    prox = (0.05, 0.02)[:groups]
+    names = {"c1": 0.1} if groups == 1 else {"c1": 0.1, "c2": 0.1, "n": 2}
+    expected = reference.lsgd(
+        THETA_0, grad, loss, ORDER[:60], eta=0.01, tau=3, p=WORKERS, m=0.9, nesterov=True, prox=prox, **names
+    )
+    tx = optax.chain(optax.sgd(0.01, momentum=0.9, nesterov=True), gemjax.pull_to_anchors(*prox))
+    method = lsgd(groups=groups, anchors=True)
+    found, result = run_locally(method, gemjax.LocalSteps(tx, 3), TRACE.first(60), diagnostics=["leader"])
+    np.testing.assert_array_equal(result.history["leader"], expected[0])
+    np.testing.assert_allclose(found, expected[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_in_step_it_is_the_collective_exchange(x64, groups):
+    """Unequal workers meet; nobody pulls before all have arrived."""
+    model = gemjax.arrivals.Gamma(WORKERS, machine_variation=0.6)
+    trace, taken = gemjax.arrivals.SemiSynchronous(model, period=5).trace(12, seed=1)
+    assert len({sum(row) for row in taken}) > 1
+    keywords = {} if groups == 1 else {"groups": 2, "global_pull": 0.3, "global_period": 2}
+    names = {} if groups == 1 else {"n": 2, "c2": 0.3, "period": 2}
+    expected, leader = reference.lsgd_in_step(THETA_0, grad, loss, taken, eta=0.03, c1=0.2, **names)
+    local = gemjax.LocalSteps(optax.sgd(0.03), taken)
+    _, result = run_locally(lsgd(pull=0.2, **keywords), local, trace, diagnostics=["leader"])
+    assert result.history["leader"][-1] == leader
+    # What all of them pull at the last meeting, too.
+    views = [gemjax.pull(result.opt_state, result.params, worker)[0] for worker in range(WORKERS)]
+    found = np.stack([ravel_pytree(view)[0] for view in views])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_at_pull_zero_workers_are_alone(x64):
+    """The central variable shows the best of them; each is plain SGD."""
+    found, result = run_locally(lsgd(pull=0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
+    alone = []
+    for worker in range(WORKERS):
+        x = THETA_0
+        for j in range(3 * ORDER.count(worker)):
+            x = x - 0.05 * grad(x, worker, j)
+        alone.append(x)
+    np.testing.assert_allclose(positions(result), np.stack(alone), rtol=0, atol=1e-12)
+    assert min(np.abs(found[-1] - x).max() for x in alone) < 1e-12
+
+
+def test_the_leader_feels_no_pull(x64):
+    params, tx = jnp.zeros(2), lsgd(pull=0.7)
+    state = tx.init(params)
+    for worker, value in ((0, 0.5), (1, 0.2), (2, 0.9)):
+        updates, state = tx.update(-jnp.ones(2) * (worker + 1), state, params, worker=worker, value=jnp.array(value))
+        params = params + updates
+    np.testing.assert_array_equal(params, [2.0, 2.0])
+    view, _ = gemjax.pull(state, params, 1)
+    np.testing.assert_array_equal(view, params)
+    view, _ = gemjax.pull(state, params, 2)
+    np.testing.assert_allclose(view, 3.0 - 0.7 * (3.0 - jnp.full(2, 2.0)))
+
+
+def test_at_pull_one_workers_go_on_from_the_leader(x64):
+    found, result = run_locally(lsgd(pull=1.0), gemjax.LocalSteps(optax.sgd(0.03), 2), TRACE)
+    np.testing.assert_allclose(positions(result)[ORDER[-1]], found[-1], rtol=0, atol=1e-12)
+
+
+def test_with_one_worker_it_is_its_local_optimizer(x64):
+    found, _ = run_locally(gemjax.lsgd(), gemjax.LocalSteps(optax.sgd(0.05), 2), gemjax.Trace([0] * 20))
+    x = THETA_0
+    for j in range(40):
+        x = x - 0.05 * grad(x, 0, j)
+    np.testing.assert_allclose(found[-1], x, rtol=0, atol=1e-12)
+
+
+def test_a_rejected_displacement_leaves_board_and_losses_alone(x64):
+    state = (tx := lsgd()).init(params := jnp.ones(2))
+    args = {"worker": 1, "value": jnp.array(0.1)}
+    _, after = tx.update(jnp.full(2, jnp.nan), state, params, applied=jnp.array(False), **args)
+    np.testing.assert_array_equal(gemjax.average_position(after), jnp.ones(2))
+
+
+def test_copies_of_the_parameters():
+    leaves = jax.tree.leaves(gemjax.lsgd(num_workers=8).init(jnp.zeros(1000)))
+    assert sum(leaf.size for leaf in leaves if leaf.size >= 1000) == 16 * 1000
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"pull": -0.1}, "pull must be finite and at least 0, got -0.1"),
+        ({"pull": 1.1}, "pull must be at most 1, got 1.1"),
+        ({"groups": 3}, "groups must divide the workers: got 3 groups for 4 workers"),
+        ({"groups": 0}, "groups must be a positive int, got 0"),
+        ({"groups": 2, "global_pull": 2.0}, "global_pull must be at most 1, got 2.0"),
+        ({"global_pull": 0.1}, "global_pull=0.1 needs several groups"),
+        ({"groups": 2, "global_period": 0}, "global_period must be a positive int, got 0"),
+        ({"window": 0}, "window must be a positive int, got 0"),
+        ({"window": 2.5}, "window must be a positive int, got 2.5"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        lsgd(**keywords)
+
+
+def test_a_commit_without_a_loss_is_refused():
+    tx = lsgd()
+    with pytest.raises(TypeError, match=r"ranks workers by their losses: call update\(…, value=loss\)"):
+        tx.update(jnp.zeros(1), tx.init(jnp.zeros(1)), jnp.zeros(1), worker=0)
+
+
+def test_average_position_of_another_method_is_refused():
+    with pytest.raises(ValueError, match=r"needs the optimizer state of gemjax.lsgd; found 0 boards"):
+        gemjax.average_position(gemjax.asgd(0.1).init(jnp.zeros(1)))

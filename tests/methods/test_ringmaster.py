@@ -1,0 +1,139 @@
+"""Ringmaster and Rennala: against their references, and against what they are in the limits."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference_local as reference
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+
+import gemjax
+from gemjax.testing import quadratic
+
+
+def as_schedule(rate):
+    return rate if callable(rate) else lambda t: rate
+
+
+@rates(0.05)
+@pytest.mark.parametrize("threshold", [1, 3, 12])
+def test_ringmaster_equals_the_reference(x64, rate, threshold):
+    expected, applied = reference.ringmaster(THETA_0, grad, ORDER, as_schedule(rate), threshold)
+    assert applied < len(ORDER)
+    found, _ = run(gemjax.ringmaster(rate, NUM_WORKERS, threshold=threshold))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@rates(0.05)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rennala_equals_the_reference(x64, rate, batch_size):
+    expected, counted = reference.rennala(THETA_0, grad, ORDER, as_schedule(rate), batch_size)
+    assert counted < len(ORDER)
+    found, _ = run(gemjax.rennala(rate, NUM_WORKERS, batch_size=batch_size))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_ringmaster_that_refuses_nothing_is_asgd(x64):
+    expected, _ = run(gemjax.asgd(0.05, NUM_WORKERS))
+    found, _ = run(gemjax.ringmaster(0.05, NUM_WORKERS, threshold=math.inf))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_rennala_of_one_gradient_is_ringmaster_at_one(x64):
+    expected, _ = run(gemjax.ringmaster(0.05, NUM_WORKERS, threshold=1))
+    found, _ = run(gemjax.rennala(0.05, NUM_WORKERS, batch_size=1))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_rennala_with_one_worker_accumulates(x64):
+    params = expected = jnp.asarray(THETA_0)
+    tx = gemjax.rennala(0.05, batch_size=3)
+    state = tx.init(params)
+    for j in range(0, 12, 3):
+        mean = np.mean([grad(expected, 0, j + k) for k in range(3)], axis=0)
+        for k in range(3):
+            updates, state = tx.update(jnp.asarray(grad(params, 0, j + k)), state, params, worker=0)
+            params = params + updates
+            _, state = gemjax.pull(state, params, 0)
+        expected = expected - 0.05 * mean
+        np.testing.assert_allclose(params, expected, rtol=0, atol=1e-14)
+
+
+def test_the_default_threshold_is_the_number_of_workers(x64):
+    expected, _ = run(gemjax.ringmaster(0.05, NUM_WORKERS, threshold=NUM_WORKERS))
+    found, _ = run(gemjax.ringmaster(0.05, NUM_WORKERS))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_there_is_always_progress(batch_size):
+    """If everything is refused, nothing moves, and then nothing is stale any more."""
+    loss_fn, params, batches = quadratic()
+    trace = gemjax.arrivals.Gamma(16, machine_variation=0.6).trace(400)
+    for tx in (gemjax.ringmaster(0.1, 16, threshold=1), gemjax.rennala(0.1, 16, batch_size=batch_size)):
+        result = gemjax.simulate(tx, loss_fn, params, batches, trace)
+        applied = result.history["applied"]
+        assert applied[-100:].any()
+        assert int(result.state.commits) == applied.sum() == int(result.opt_state.clock)
+        assert int(result.state.dropped) == result.history["dropped"].sum() == (~applied).sum() > 0
+
+
+def test_a_refused_commit_changes_nobodys_memory(x64):
+    """Behind the refusal: shared moments, a worker's own, the snapshot, another wrapper's clock."""
+    members = (optax.scale_by_adam(), gemjax.per_worker(optax.trace(0.9)), gemjax.compensate_delay(1.0))
+    inner = gemjax.asynchronous(gemjax.scale_by_staleness(), 2)
+    tx = gemjax.asynchronous(optax.chain(*members, inner, gemjax.drop_stale(2), optax.scale(-0.1)), 2)
+    params = jnp.ones(3)
+    state = tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update(params, state, params, worker=0)
+        params = optax.apply_updates(params, updates)
+        _, state = gemjax.pull(state, params, 0)
+    updates, after = tx.update(10 * params, state, params, worker=1)
+    np.testing.assert_array_equal(updates, jnp.zeros(3))
+    assert int(after.clock) == 2
+    count = after.inner_state[4].refusals.count
+    assert int(count) == 1
+    put_back = after._replace(inner_state=(*after.inner_state[:4], state.inner_state[4], *after.inner_state[5:]))
+    jax.tree.map(np.testing.assert_array_equal, put_back, state)
+    _, again = gemjax.pull(after, params, 1)
+    updates, again = tx.update(params, again, params, worker=1)
+    assert int(again.clock) == 3
+    assert bool(jnp.all(updates != 0))
+
+
+def test_multi_steps_around_a_refusal():
+    """An arrival that is only accumulated is not taken for the refusal before it."""
+    tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(1), optax.scale(-0.1)), 2)
+    steps = optax.MultiSteps(tx, every_k_schedule=2)
+    loss_fn, params, batches = quadratic()
+    trace = gemjax.arrivals.RoundRobin(2).trace(12)
+    wrapped = optax.GradientTransformationExtraArgs(steps.init, steps.update)
+    result = gemjax.simulate(wrapped, loss_fn, params, batches, trace)
+    assert int(result.state.commits) + int(result.state.dropped) == 12
+    assert not result.history["dropped"][::2].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gemjax.ringmaster(0.1, threshold=0.5), "threshold must be finite and at least 1, got 0.5"),
+        (lambda: gemjax.ringmaster(0.1, threshold=math.nan), "threshold must be finite and at least 1, got nan"),
+        (lambda: gemjax.ringmaster(-0.1), "learning_rate must be finite and at least 0"),
+        (lambda: gemjax.ringmaster(0.1, 0), "num_workers must be a positive int"),
+        (lambda: gemjax.rennala(0.1, batch_size=0), "batch_size must be a positive int, got 0"),
+        (lambda: gemjax.rennala(0.1, batch_size=1.5), "batch_size must be a positive int, got 1.5"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_outside_the_protocol_the_atoms_say_so():
+    for atom in (gemjax.drop_stale(2), gemjax.gather_fresh(2)):
+        with pytest.raises(TypeError, match=r"must stand inside gemjax.asynchronous"):
+            atom.update(jnp.zeros(1), atom.init(jnp.zeros(1)))
