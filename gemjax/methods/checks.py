@@ -1,6 +1,7 @@
 """Checks of hyper-parameters at construction; traced and array values pass, as ``inject_hyperparams`` needs."""
 
 import math
+import operator
 from typing import Any
 
 import jax
@@ -29,6 +30,23 @@ def check_at_least(name: str, value: Any, lowest: float) -> None:
         number = _number(name, value)
         if not (math.isfinite(number) and number >= lowest):
             raise ValueError(f"{name} must be finite and at least {lowest:g}, got {value}")
+
+
+def check_between(name: str, value: Any, lowest: float, highest: Any) -> None:
+    """A number in [``lowest``, ``highest``]."""
+    if _concrete(value) and _concrete(highest) and not lowest <= _number(name, value) <= highest:
+        raise ValueError(f"{name} must be between {lowest:g} and {highest:g}, got {value}")
+
+
+def check_positive_int(name: str, value: Any) -> None:
+    """An integer >= 1."""
+    if _concrete(value):
+        try:
+            valid = operator.index(value) >= 1 and not isinstance(value, bool)
+        except TypeError:
+            valid = False
+        if not valid:
+            raise ValueError(f"{name} must be a positive int, got {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
