@@ -12,6 +12,7 @@ from gemjax.methods.asgd import asgd
 from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
+from gemjax.methods.delayed_nesterov import delay_momentum, delayed_nesterov, dynamic_periods
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.lwp import lwp
@@ -39,8 +40,8 @@ __all__ = [
     "Slots",
     "StalenessState",
     "Trace",
-    "arrivals",
     # Methods and their atoms.
+    "arrivals",
     "asgd",
     "asynchronous",
     "compensate_delay",
@@ -52,6 +53,9 @@ __all__ = [
     "dana_zero",
     "dc_asgd",
     "delay_adaptive",
+    "delay_momentum",
+    "delayed_nesterov",
+    "dynamic_periods",
     "dynsgd",
     "eventlog",
     "gap_aware",
