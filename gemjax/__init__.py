@@ -13,6 +13,7 @@ from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
 from gemjax.methods.delayed_nesterov import delay_momentum, delayed_nesterov, dynamic_periods
+from gemjax.methods.diloco import diloco
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.lwp import lwp
@@ -55,6 +56,7 @@ __all__ = [
     "delay_adaptive",
     "delay_momentum",
     "delayed_nesterov",
+    "diloco",
     "dynamic_periods",
     "dynsgd",
     "eventlog",
