@@ -18,6 +18,7 @@ from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
+from gemjax.methods.momentum_lookahead import discount_momentum, momentum_lookahead
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
 from gemjax.per_worker import per_worker
@@ -57,6 +58,7 @@ __all__ = [
     "delay_momentum",
     "delayed_nesterov",
     "diloco",
+    "discount_momentum",
     "dynamic_periods",
     "dynsgd",
     "eventlog",
@@ -67,6 +69,7 @@ __all__ = [
     "lwp",
     "match_energy",
     "momentum_asgd",
+    "momentum_lookahead",
     "multi_asgd",
     "nag_asgd",
     "per_worker",
