@@ -16,6 +16,7 @@ from gemjax.methods.delayed_nesterov import delay_momentum, delayed_nesterov, dy
 from gemjax.methods.diloco import diloco
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
+from gemjax.methods.heloco import align_with_momentum, heloco
 from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.momentum_lookahead import discount_momentum, momentum_lookahead
@@ -43,6 +44,7 @@ __all__ = [
     "StalenessState",
     "Trace",
     # Methods and their atoms.
+    "align_with_momentum",
     "arrivals",
     "asgd",
     "asynchronous",
@@ -64,6 +66,7 @@ __all__ = [
     "eventlog",
     "gap_aware",
     "gem",
+    "heloco",
     "initial_state",
     "look_ahead_momentum",
     "lwp",

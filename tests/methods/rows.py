@@ -85,6 +85,7 @@ METHODS = (
     Row("delayed-nesterov", gemjax.delayed_nesterov, 0.1, {"momentum": 0.5}, variant=True, takes_displacements=True),
     Row("diloco", gemjax.diloco, 0.1, {"momentum": 0.5}, variant=True, gathers=True, takes_displacements=True),
     Row("momentum-lookahead", gemjax.momentum_lookahead, 0.01, variant=True, takes_displacements=True),
+    Row("heloco", gemjax.heloco, 0.03, variant=True, takes_displacements=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])
