@@ -190,4 +190,4 @@ def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> t
             raise ValueError("speeds must be positive, got 0; a worker that stands still is none")
     fastest = max(speeds)
     # A whole number of steps stays whole where its quotient rounds below it.
-    return tuple(max(int(minimum), math.floor(period * float(speed / fastest) + 1e-9)) for speed in speeds)
+    return tuple(max(minimum, math.floor(period * float(speed / fastest) + 1e-9)) for speed in speeds)
