@@ -13,13 +13,17 @@ from gemjax.methods.asgd import asgd
 from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
+from gemjax.methods.delayed_nesterov import delay_momentum, delayed_nesterov, dynamic_periods
+from gemjax.methods.diloco import diloco
 from gemjax.methods.downpour import agn, downpour, scale_by_local_steps
 from gemjax.methods.easgd import average_elastically, eamsgd, easgd
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
 from gemjax.methods.gem import gem, match_energy
+from gemjax.methods.heloco import align_with_momentum, heloco
 from gemjax.methods.lsgd import average_position, follow_leader, lsgd
 from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
+from gemjax.methods.momentum_lookahead import discount_momentum, momentum_lookahead
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
@@ -45,6 +49,7 @@ __all__ = [
     "StalenessState",
     "Trace",
     "agn",
+    "align_with_momentum",
     "arrivals",
     "asgd",
     "asynchronous",
@@ -59,8 +64,13 @@ __all__ = [
     "dana_zero",
     "dc_asgd",
     "delay_adaptive",
+    "delay_momentum",
+    "delayed_nesterov",
+    "diloco",
+    "discount_momentum",
     "downpour",
     "drop_stale",
+    "dynamic_periods",
     "dynsgd",
     "eamsgd",
     "easgd",
@@ -69,12 +79,14 @@ __all__ = [
     "gap_aware",
     "gather_fresh",
     "gem",
+    "heloco",
     "initial_state",
     "look_ahead_momentum",
     "lsgd",
     "lwp",
     "match_energy",
     "momentum_asgd",
+    "momentum_lookahead",
     "multi_asgd",
     "nag_asgd",
     "per_worker",

@@ -48,7 +48,6 @@ class LocalSteps:
 
     def __post_init__(self):
         object.__setattr__(self, "period", _checked(self.period))
-        object.__setattr__(self, "tx", optax.with_extra_args_support(self.tx))
 
     @property
     def longest(self) -> int:
@@ -114,7 +113,7 @@ class Minibatches:
 
     first: jax.Array  # int32 []; the worker's local step that they begin with.
     count: jax.Array  # int32 []
-    at: Callable[[jax.Array], PyTree]
+    at: Callable[[Any], PyTree]
 
 
 def displacements() -> optax.GradientTransformationExtraArgs:

@@ -174,20 +174,20 @@ class Transition:
 
     def _displacement(self, view: View, batch: Minibatches, worker: jax.Array) -> Gradient:
         """Runs the local optimizer from the view; loss and metrics are means over its steps."""
-        local = self.local
-        assert local is not None
+        assert self.local is not None
+        longest, local_tx = self.local.longest, _with_extra_args(self.local.tx)
 
         def step(j, carry):
             params, model_state, state, losses, sums = carry
             loss, grads, model_state, metrics = self._value_and_grad(
                 params, model_state, batch.at(j), worker, batch.first + j
             )
-            updates, state = local.tx.update(grads, state, params, value=loss, anchors=view.anchors)
+            updates, state = local_tx.update(grads, state, params, value=loss, anchors=view.anchors)
             sums = jax.tree.map(lambda total, m: (total + m).astype(total.dtype), sums, metrics)
             return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
 
         shapes = jax.eval_shape(self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first)
-        losses = jnp.zeros(local.longest, shapes[0].dtype)
+        losses = jnp.zeros(longest, shapes[0].dtype)
         sums = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.result_type(m.dtype, losses.dtype)), shapes[3])
         carry = (view.params, view.model_state, view.local, losses, sums)
         params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)

@@ -24,18 +24,22 @@ def check_momentum(value: Any, name: str = "momentum") -> None:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
 
 
-def check_at_least(name: str, value: Any, lowest: float, highest: float = math.inf) -> None:
-    """A finite number >= ``lowest``, and <= ``highest``."""
+def check_at_least(name: str, value: Any, lowest: float) -> None:
+    """A finite number >= ``lowest``."""
     if _concrete(value):
         number = _number(name, value)
         if not (math.isfinite(number) and number >= lowest):
             raise ValueError(f"{name} must be finite and at least {lowest:g}, got {value}")
-        if number > highest:
-            raise ValueError(f"{name} must be at most {highest:g}, got {value}")
 
 
-def check_whole(name: str, value: Any) -> None:
-    """A positive int; a traced value passes."""
+def check_between(name: str, value: Any, lowest: float, highest: Any) -> None:
+    """A number in [``lowest``, ``highest``]."""
+    if _concrete(value) and _concrete(highest) and not lowest <= _number(name, value) <= highest:
+        raise ValueError(f"{name} must be between {lowest:g} and {highest:g}, got {value}")
+
+
+def check_positive_int(name: str, value: Any) -> None:
+    """An integer >= 1."""
     if _concrete(value):
         try:
             valid = operator.index(value) >= 1 and not isinstance(value, bool)

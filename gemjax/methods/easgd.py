@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.local_steps import displacements
-from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.methods.checks import check_between, check_learning_rate, check_momentum
 from gemjax.per_worker import per_worker
 from gemjax.slots import Slots
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
@@ -36,7 +36,7 @@ def average_elastically(strength: float) -> optax.GradientTransformationExtraArg
     Raises:
       ValueError: if ``strength`` is outside [0, 1].
     """
-    check_at_least("strength", strength, 0.0, highest=1.0)
+    check_between("strength", strength, 0.0, 1.0)
 
     def init_fn(params) -> Any:
         return ElasticState(Slots(OwnPosition(params, jnp.zeros([], bool))))

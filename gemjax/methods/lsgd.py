@@ -9,7 +9,7 @@ from jax import lax
 
 from gemjax.board import Board
 from gemjax.local_steps import displacements
-from gemjax.methods.checks import check_at_least, check_learning_rate, check_whole
+from gemjax.methods.checks import check_between, check_learning_rate, check_positive_int
 from gemjax.slots import Slots, like
 from gemjax.staleness import ReadsStaleParams, asynchronous, check_num_workers, require_protocol
 from gemjax.views import where_present
@@ -265,7 +265,7 @@ def _checked(num_workers, pull, groups, global_pull, global_period, window) -> t
     """The two pulls as they are applied, after all arguments were found to be possible."""
     check_num_workers(num_workers)
     for name, value in (("groups", groups), ("window", window), ("global_period", global_period)):
-        check_whole(name, value)
+        check_positive_int(name, value)
         if isinstance(value, jax.core.Tracer):
             raise TypeError(f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args")
     if num_workers % groups:
@@ -276,5 +276,5 @@ def _checked(num_workers, pull, groups, global_pull, global_period, window) -> t
         )
     global_pull = (0.0 if groups == 1 else pull) if global_pull is None else global_pull
     for name, value in (("pull", pull), ("global_pull", global_pull)):
-        check_at_least(name, value, 0.0, highest=1.0)
+        check_between(name, value, 0.0, 1.0)
     return pull, global_pull

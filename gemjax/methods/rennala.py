@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.checks import check_learning_rate, check_whole
+from gemjax.methods.checks import check_learning_rate, check_positive_int
 from gemjax.staleness import Refusals, asynchronous, check_num_workers, require_protocol
 
 PyTree = Any
@@ -35,7 +35,7 @@ def gather_fresh(batch_size: int) -> optax.GradientTransformationExtraArgs:
     Raises:
       ValueError: if ``batch_size`` is not a positive int.
     """
-    check_whole("batch_size", batch_size)
+    check_positive_int("batch_size", batch_size)
 
     def init_fn(params) -> Any:
         mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)

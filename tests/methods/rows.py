@@ -125,6 +125,10 @@ METHODS = (
     Row("lsgd-groups", lsgd_in_groups, 0.1, variant=True, takes_displacements=True, moves_at_rest=True),
     Row("ringmaster", gemjax.ringmaster, 0.02, {"threshold": 100}, variant=True),
     Row("rennala", gemjax.rennala, 0.3, gathers=True, refuses=True, variant=True),
+    Row("delayed-nesterov", gemjax.delayed_nesterov, 0.1, {"momentum": 0.5}, variant=True, takes_displacements=True),
+    Row("diloco", gemjax.diloco, 0.1, {"momentum": 0.5}, variant=True, gathers=True, takes_displacements=True),
+    Row("momentum-lookahead", gemjax.momentum_lookahead, 0.01, variant=True, takes_displacements=True),
+    Row("heloco", gemjax.heloco, 0.03, variant=True, takes_displacements=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

@@ -12,6 +12,7 @@ from methods.rows import METHODS, every_method
 
 import gemjax
 from gemjax import arrivals
+from gemjax.staleness import NeedsLocalSteps
 
 # --- Convergence -----------------------------------------------------------------------------------------------------
 
@@ -197,6 +198,15 @@ def test_unexpected_extra_args_are_accepted(row):
     plain, _ = tx.update(grads, state, params, worker=1)
     found, _ = tx.update(grads, state, params, worker=1, value=jnp.array(1.0), nobody_knows_this=object())
     _equal(found, plain)
+
+
+@every_method
+def test_engines_can_see_whether_it_needs_local_steps(row):
+    def is_mark(node):
+        return isinstance(node, NeedsLocalSteps)
+
+    params, _ = _toy()
+    assert any(map(is_mark, jax.tree.leaves(row(3).init(params), is_leaf=is_mark))) == row.takes_displacements
 
 
 @every_method

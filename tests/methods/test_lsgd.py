@@ -136,11 +136,11 @@ def test_copies_of_the_parameters():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"pull": -0.1}, "pull must be finite and at least 0, got -0.1"),
-        ({"pull": 1.1}, "pull must be at most 1, got 1.1"),
+        ({"pull": -0.1}, "pull must be between 0 and 1, got -0.1"),
+        ({"pull": 1.1}, "pull must be between 0 and 1, got 1.1"),
         ({"groups": 3}, "groups must divide the workers: got 3 groups for 4 workers"),
         ({"groups": 0}, "groups must be a positive int, got 0"),
-        ({"groups": 2, "global_pull": 2.0}, "global_pull must be at most 1, got 2.0"),
+        ({"groups": 2, "global_pull": 2.0}, "global_pull must be between 0 and 1, got 2.0"),
         ({"global_pull": 0.1}, "global_pull=0.1 needs several groups"),
         ({"groups": 2, "global_period": 0}, "global_period must be a positive int, got 0"),
         ({"window": 0}, "window must be a positive int, got 0"),

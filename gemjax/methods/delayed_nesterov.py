@@ -1,0 +1,191 @@
+"""Asynchronous local SGD: momentum once a round, and local steps by speed (Liu et al., 2024)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.local_steps import displacements
+from gemjax.methods.checks import check_at_least, check_between, check_learning_rate, check_momentum, check_positive_int
+from gemjax.staleness import asynchronous, check_num_workers
+
+PyTree = Any
+
+
+class DelayMomentumState(NamedTuple):
+    """State of :func:`delay_momentum`; all of it is shared."""
+
+    gathered: jax.Array  # int32 []; commits in the sum.
+    total: PyTree  # D, like params but at least float32; the sum of what was committed since the momentum changed.
+    velocity: PyTree  # v, like params.
+
+
+def delay_momentum(
+    momentum: float = 0.9, buffer_size: int = 1, spread: float = 0.0
+) -> optax.GradientTransformationExtraArgs:
+    """A Nesterov momentum that changes once in so many commits, while each of them acts at once.
+
+    The atom of :func:`gemjax.delayed_nesterov`, where mathematics and arguments are explained. It stands before the
+    learning rate in a chain.
+
+    Args:
+      momentum: as in :func:`gemjax.delayed_nesterov`.
+      buffer_size: as in :func:`gemjax.delayed_nesterov`, a positive int.
+      spread: as in :func:`gemjax.delayed_nesterov`.
+
+    Returns:
+      A transformation that keeps two copies of the parameters at the centre.
+
+    Raises:
+      ValueError: if ``momentum`` is outside [0, 1), ``buffer_size`` not positive or ``spread`` outside
+        [0, 1/``buffer_size``].
+    """
+    check_momentum(momentum)
+    check_positive_int("buffer_size", buffer_size)
+    check_between("spread", spread, 0.0, 1 / buffer_size)
+
+    def init_fn(params) -> Any:
+        return DelayMomentumState(
+            gathered=jnp.zeros([], jnp.int32),
+            total=jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params),
+            velocity=optax.tree.zeros_like(params),
+        )
+
+    def update_fn(updates, state, params=None, **extra_args) -> Any:
+        del params, extra_args
+        gathered = state.gathered + 1
+        full = gathered >= buffer_size
+        total = jax.tree.map(lambda d, g: d + g.astype(d.dtype), state.total, updates)
+
+        def renew(v, d):
+            mean = (d / buffer_size).astype(v.dtype)
+            return jnp.where(full, jnp.asarray(momentum, v.dtype) * v + mean, v)
+
+        velocity = jax.tree.map(renew, state.velocity, total)
+        part = momentum * jnp.where(full, 1 - spread * buffer_size + spread, spread)
+        updates = jax.tree.map(
+            lambda v, g: jnp.asarray(part, v.dtype) * v + g / jnp.asarray(buffer_size, g.dtype), velocity, updates
+        )
+        return updates, DelayMomentumState(
+            gathered=jnp.where(full, jnp.zeros_like(gathered), gathered),
+            total=jax.tree.map(lambda d: jnp.where(full, jnp.zeros_like(d), d), total),
+            velocity=velocity,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def delayed_nesterov(
+    learning_rate: optax.ScalarOrSchedule = 0.07,
+    momentum: float = 0.9,
+    num_workers: int = 1,
+    *,
+    buffer_size: int | None = None,
+    spread: float = 0.0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Delayed Nesterov: every displacement acts at once, the momentum changes once a round.
+
+    Workers run local steps and commit how far they came. A Nesterov momentum that took in each displacement as it arrives
+    would carry on stale ones, one after the other; here it takes in the mean of :math:`K` of them, and between two such
+    commits the centre makes plain steps. The :math:`K` steps together are one of Nesterov's momentum.
+
+    .. math::
+
+      D &\leftarrow D + \Delta, \quad k \leftarrow k + 1 \\
+      k < K: \quad \theta &\leftarrow \theta - \eta_t \left(c \gamma v + \Delta / K\right) \\
+      k = K: \quad v &\leftarrow \gamma v + D / K \\
+      \theta &\leftarrow \theta - \eta_t \left((1 - cK + c) \gamma v + \Delta / K\right), \quad D, k \leftarrow 0
+
+    with :math:`v = D = 0` and :math:`k = 0` at the start, shared by all workers, and :math:`\Delta = s_w - x_w`, what worker
+    :math:`w` pulled less where its local steps took it.
+
+    Reductions: at ``spread=0`` and a constant rate :math:`K` commits sum to one update of
+    ``optax.sgd(learning_rate, momentum, nesterov=True)`` by the mean displacement; at ``buffer_size=1`` each commit is one;
+    at ``momentum=0`` it is :func:`gemjax.asgd` at ``learning_rate / buffer_size``.
+
+    Args:
+      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable;
+        default 0.07. Local steps have their own.
+      momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
+      num_workers: number of workers N, default 1.
+      buffer_size: :math:`K`, commits a round; ``None`` (default) is N.
+      spread: :math:`c` in [0, 1/K], the part of the momentum that the commits before the last of a round take each;
+        default 0.
+
+    Returns:
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``. Keeps no copy of the
+      parameters a worker and two at the centre (:math:`v`, :math:`D`).
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``num_workers`` or ``buffer_size`` not
+        positive or ``spread`` outside [0, 1/``buffer_size``].
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.delayed_nesterov(learning_rate=1.0, momentum=0.5, num_workers=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 1, 0, 1):  # Half of each, and with every second the momentum.
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
+    ...     print(updates)
+    [-0.5]
+    [-1.]
+    [-0.5]
+    [-1.25]
+
+    References:
+      Liu et al., `Asynchronous Local-SGD Training for Language Modeling <https://arxiv.org/abs/2401.09135>`_, 2024
+
+    Readings: the paper's text could not be consulted in full; the steps are those of an implementation that names it as its
+    source. The rate is that of `the authors' notebook <https://github.com/google-deepmind/asyncdiloco>`_, where it goes with
+    a momentum at every commit.
+
+    Deviations from the paper:
+      1. Commits that arrive close together are not gathered into one (its grace period); that is an engine's business.
+      2. :math:`D` is kept in float32 where the parameters are narrower.
+    """
+    check_learning_rate(learning_rate)
+    check_num_workers(num_workers)
+    atom = delay_momentum(momentum, num_workers if buffer_size is None else buffer_size, spread)
+    return asynchronous(optax.chain(displacements(), atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> tuple[int, ...]:
+    r"""Dynamic local updates: how many local steps each worker makes, so that all return at about the same time.
+
+    .. math::
+
+      H_w = \max\left(H_{\min}, \lfloor H \, u_w / \max_j u_j \rfloor\right)
+
+    Args:
+      period: :math:`H`, the local steps of the fastest worker, a positive int.
+      speeds: :math:`u_w`, local steps in a unit of time, one positive number a worker (a rate, not a duration).
+      minimum: :math:`H_{\min}`, the local steps of the slowest at least, from 1 to ``period``; default 1.
+
+    Returns:
+      The local steps of each worker.
+
+    Raises:
+      ValueError: if ``period`` is not positive, ``minimum`` not between 1 and ``period``, or ``speeds`` empty or not
+        positive.
+
+    >>> import gemjax
+    >>> gemjax.dynamic_periods(20, speeds=(4.0, 2.0, 1.0, 0.1))
+    (20, 10, 5, 1)
+
+    References:
+      Liu et al., `Asynchronous Local-SGD Training for Language Modeling <https://arxiv.org/abs/2401.09135>`_, 2024
+    """
+    check_positive_int("period", period)
+    check_positive_int("minimum", minimum)
+    check_between("minimum", minimum, 1, period)
+    if not len(speeds):
+        raise ValueError("speeds must have one number a worker, got none")
+    for speed in speeds:
+        check_at_least("a speed", speed, 0.0)
+        if speed == 0:
+            raise ValueError("speeds must be positive, got 0; a worker that stands still is none")
+    fastest = max(speeds)
+    # A whole number of steps stays whole where its quotient rounds below it.
+    return tuple(max(minimum, math.floor(period * float(speed / fastest) + 1e-9)) for speed in speeds)

@@ -1,0 +1,126 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference_outer, runs
+
+import gemjax
+
+N = runs.NUM_WORKERS
+
+
+def _eta(rate):
+    return rate if callable(rate) else lambda t: rate
+
+
+@runs.rates(0.2)
+@pytest.mark.parametrize(("buffer_size", "spread"), [(None, 0.0), (3, 0.25)], ids=["defaults", "spread"])
+def test_agrees_with_the_paper(x64, rate, buffer_size, spread):
+    found, _ = runs.run(gemjax.delayed_nesterov(rate, 0.7, N, buffer_size=buffer_size, spread=spread))
+    expected = reference_outer.delayed_nesterov(
+        runs.THETA_0, runs.grad, runs.ORDER, _eta(rate), 0.7, buffer_size or N, spread
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.25])
+def test_a_round_sums_to_one_step_of_nesterov(x64, spread):
+    """Without spread exactly; with it the same parts of momenta, those before the last one round older."""
+    ours, theirs = gemjax.delayed_nesterov(0.3, 0.8, 4, spread=spread), optax.sgd(0.3, 0.8, nesterov=True)
+    params = jnp.zeros(3)
+    state, theirs_state, velocity = ours.init(params), theirs.init(params), np.zeros(3)
+    for round_ in range(4):
+        displacements = np.random.default_rng(round_).normal(size=(4, 3))
+        total = jnp.zeros(3)
+        for worker, displacement in enumerate(displacements):
+            updates, state = ours.update(jnp.asarray(displacement), state, params, worker=worker)
+            total = total + updates
+        mean = displacements.mean(0)
+        expected, theirs_state = theirs.update(jnp.asarray(mean), theirs_state, params)
+        late = 3 * spread * 0.8 * (0.8 * velocity + mean - velocity)  # What comes a round later than Nesterov's.
+        velocity = 0.8 * velocity + mean
+        np.testing.assert_allclose(total, expected + 0.3 * late, rtol=0, atol=1e-14)
+
+
+def test_a_buffer_of_one_is_nesterov(x64):
+    order = runs.ORDER[:50]
+    found, _ = runs.run(gemjax.delayed_nesterov(0.05, 0.7, N, buffer_size=1), order)
+    expected, _ = runs.run(gemjax.asynchronous(optax.sgd(0.05, 0.7, nesterov=True), N), order)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_without_momentum_it_is_asgd_at_a_part_of_the_rate(x64):
+    order = runs.ORDER[:50]
+    found, _ = runs.run(gemjax.delayed_nesterov(0.5, 0.0, N, spread=0.1), order)
+    expected, _ = runs.run(gemjax.asgd(0.5 / N, N), order)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_in_bfloat16_the_sum_does_not_stall():
+    """In bfloat16 itself 256 ones would add up to 256, and 512 as well."""
+    tx = gemjax.delay_momentum(0.5, buffer_size=512)
+    state = tx.init(jnp.zeros(1, jnp.bfloat16))
+    update = jax.jit(tx.update)
+    for _ in range(512):
+        _, state = update(jnp.ones(1, jnp.bfloat16), state)
+    assert state.velocity.item() == 1.0
+    assert int(state.gathered) == 0
+
+
+def test_copies_of_the_parameters():
+    state = gemjax.delayed_nesterov(num_workers=8).init(jnp.zeros(1000))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 1 + 2 * 1000
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate must be finite and at least 0, got -1.0"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
+        ({"buffer_size": 0}, "buffer_size must be a positive int, got 0"),
+        ({"buffer_size": 2.5}, "buffer_size must be a positive int, got 2.5"),
+        ({"buffer_size": 4, "spread": 0.26}, "spread must be between 0 and 0.25, got 0.26"),
+        ({"num_workers": 5, "spread": -0.1}, "spread must be between 0 and 0.2, got -0.1"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        gemjax.delayed_nesterov(**keywords)
+
+
+def test_the_largest_spread_is_taken():
+    gemjax.delayed_nesterov(num_workers=3, spread=1 / 3)
+
+
+def test_dynamic_periods_follow_speeds():
+    assert gemjax.dynamic_periods(32, (1.0, 4.0, 3.9)) == (8, 32, 31)
+    assert gemjax.dynamic_periods(20, (0.1, 10.0), minimum=5) == (5, 20)
+    assert gemjax.dynamic_periods(7, np.array([2, 2])) == (7, 7)
+    assert gemjax.dynamic_periods(1, [3]) == (1,)
+
+
+@pytest.mark.parametrize("denominator", [3, 7, 49, 1e-3])
+def test_dynamic_periods_do_not_lose_a_step_to_rounding(denominator):
+    """In floats 49 * (1 / 49) is below 1."""
+    speeds = [k / denominator for k in range(1, 51)]
+    assert gemjax.dynamic_periods(50, speeds) == tuple(range(1, 51))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, (1.0,)), "period must be a positive int, got 0"),
+        ((2.0, (1.0,)), "period must be a positive int, got 2.0"),
+        ((4, (1.0,), 0), "minimum must be a positive int, got 0"),
+        ((4, (1.0,), 5), "minimum must be between 1 and 4, got 5"),
+        ((4, ()), "speeds must have one number a worker, got none"),
+        ((4, (1.0, 0.0)), "speeds must be positive, got 0"),
+        ((4, (1.0, -1.0)), "a speed must be finite and at least 0, got -1.0"),
+        ((4, (1.0, float("nan"))), "a speed must be finite and at least 0, got nan"),
+    ],
+)
+def test_dynamic_periods_refuse_what_is_no_speed(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        gemjax.dynamic_periods(*arguments)

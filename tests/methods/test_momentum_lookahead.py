@@ -1,0 +1,64 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference_outer, runs
+
+import gemjax
+
+N = runs.NUM_WORKERS
+
+
+@runs.rates(0.1)
+def test_agrees_with_the_paper(x64, rate):
+    found, _ = runs.run(gemjax.momentum_lookahead(rate, 0.7, N))
+    eta = rate if callable(rate) else lambda t: rate
+    expected = reference_outer.mla(runs.THETA_0, runs.grad, runs.ORDER, eta, 0.7)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_what_the_centre_keeps_looks_ahead(x64):
+    found, _ = runs.run(gemjax.momentum_lookahead(0.1, 0.7, N), views_instead=True)
+    expected = reference_outer.mla_looking_ahead(runs.THETA_0, runs.grad, runs.ORDER, 0.1, 0.7)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_its_velocity_is_a_part_of_nesterovs():
+    ours, theirs = gemjax.momentum_lookahead(1.0, 0.75), optax.trace(0.75, nesterov=True)
+    params = jnp.zeros(2)
+    state, theirs_state = ours.init(params), theirs.init(params)
+    for t in range(5):
+        displacement = jnp.asarray(np.random.default_rng(t).normal(size=2), jnp.float32)
+        updates, state = ours.update(displacement, state, params)
+        whole, theirs_state = theirs.update(displacement, theirs_state)
+        np.testing.assert_allclose(-updates, displacement + 0.25 * (whole - displacement), rtol=1e-5)
+
+
+def test_without_momentum_it_is_asgd(x64):
+    order = runs.ORDER[:50]
+    found, _ = runs.run(gemjax.momentum_lookahead(0.1, 0.0, N), order)
+    expected, _ = runs.run(gemjax.asgd(0.1, N), order)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_copies_of_the_parameters():
+    state = gemjax.momentum_lookahead(num_workers=8).init(jnp.zeros(1000))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 1000
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: gemjax.momentum_lookahead(learning_rate=-1.0),
+            "learning_rate must be finite and at least 0, got -1.0",
+        ),
+        (lambda: gemjax.momentum_lookahead(momentum=1.0), r"momentum must be in \[0, 1\), got 1.0"),
+        (lambda: gemjax.momentum_lookahead(num_workers=0), "num_workers must be a positive int, got 0"),
+        (lambda: gemjax.discount_momentum(-0.1), r"momentum must be in \[0, 1\), got -0.1"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
