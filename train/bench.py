@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,8 @@ import gemjax
 from gemjax import arrivals
 from gemjax.engines.programs import Programs
 from gemjax.engines.transition import Transition
-from train import models
+from train import bench_methods, models
+from train.methods import METHODS
 
 PyTree = Any
 BATCH_SIZE = 64
@@ -29,16 +30,19 @@ BATCH_SIZE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measures the simulator against a plain sequential loop, and the device scheduler's overhead."""
+    """Measures the simulator against a plain sequential loop, the device scheduler's overhead, and what methods cost."""
+
+    what: tyro.conf.Positional[tuple[Literal["simulate", "devices", "methods"], ...]] = ("simulate", "devices")
+    """What to measure."""
 
     rounds: int = 7
     """Rounds; in each, everything is timed once, one after the other. Medians over rounds are printed."""
     steps: int = 100
-    """Commits timed at a stretch."""
+    """Commits timed at a stretch (`simulate`, `methods`)."""
     workers: tuple[int, ...] = (1, 8, 64, 512)
-    """Numbers of simulated workers."""
+    """Numbers of simulated workers (`simulate`)."""
     commits: int = 2000
-    """Commits of the device scheduler that are timed."""
+    """Commits of the device scheduler that are timed (`devices`)."""
     out: str | None = None
     """Where to write the figures as JSON; nowhere if not given."""
 
@@ -49,7 +53,12 @@ def main(argv: Sequence[str]) -> int:
     gemjax.cpu_devices(9)
     console = Console()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
-    figures = {"simulate": simulate_ratios(bench, console), "devices": device_overhead(bench, console)}
+    measures = {
+        "simulate": lambda: simulate_ratios(bench, console),
+        "devices": lambda: device_overhead(bench, console),
+        "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
+    }
+    figures = {name: measure() for name, measure in measures.items() if name in bench.what}
     if bench.out:
         Path(bench.out).write_text(json.dumps(figures, indent=2) + "\n")
     return 0

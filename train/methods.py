@@ -24,3 +24,8 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
     "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
 }
+
+
+def local_steps(config: Config) -> gemjax.LocalSteps | None:
+    """What workers do between two commits: nothing, or `config.period` steps of (momentum) SGD."""
+    return None
