@@ -13,6 +13,7 @@ from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
 from gemjax.methods.delay_adaptive import delay_adaptive
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
+from gemjax.methods.gap_aware_adam import gap_aware_adam
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
@@ -55,6 +56,7 @@ __all__ = [
     "dynsgd",
     "eventlog",
     "gap_aware",
+    "gap_aware_adam",
     "gem",
     "initial_state",
     "look_ahead_momentum",

@@ -25,6 +25,7 @@ Method = Literal[
     "dana_dc",
     "dc_asgd",
     "gap_aware",
+    "gap_aware_adam",
     "dana_ga",
     "lwp",
 ]

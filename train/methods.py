@@ -21,6 +21,7 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers),
     "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers),
     "gap_aware": lambda c: gemjax.gap_aware(c.learning_rate, c.momentum, c.workers),
+    "gap_aware_adam": lambda c: gemjax.gap_aware_adam(c.learning_rate, c.workers),
     "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
     "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
 }

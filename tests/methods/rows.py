@@ -82,6 +82,7 @@ METHODS = (
     Row("gap-aware", gemjax.gap_aware, 0.03, {"momentum": 0.5}),
     Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
     Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}, variant=True),
+    Row("gap-aware-adam", gemjax.gap_aware_adam, 0.001, variant=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])
