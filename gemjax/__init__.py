@@ -18,6 +18,7 @@ from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
+from gemjax.methods.one_step_delay import correct_one_step_delay, one_step_delay
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
@@ -45,6 +46,7 @@ __all__ = [
     "asgd",
     "asynchronous",
     "compensate_delay",
+    "correct_one_step_delay",
     "cpu_devices",
     "dana_dc",
     "dana_ga",
@@ -65,6 +67,7 @@ __all__ = [
     "momentum_asgd",
     "multi_asgd",
     "nag_asgd",
+    "one_step_delay",
     "per_worker",
     "place",
     "pull",

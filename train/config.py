@@ -28,6 +28,7 @@ Method = Literal[
     "gap_aware_adam",
     "dana_ga",
     "lwp",
+    "one_step_delay",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 

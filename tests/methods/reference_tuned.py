@@ -24,3 +24,18 @@ def gap_aware_adam(theta_0, grad, order, eta, b1=0.9, b2=0.999, eps=1e-8, eps_ga
         steps[i] += 1
         history.append(theta)
     return np.stack(history)
+
+
+def one_step_delay(w_0, grad, order, eta, gamma, c=1.0):
+    """u_t = eta v, the step of SGD with momentum; w <- w - u_t - c (u_t - u_{t-1}), the first step plain."""
+    w, held, v, u_before = w_0.copy(), defaultdict(lambda: w_0), np.zeros_like(w_0), None
+    steps, history = defaultdict(int), []
+    for t, i in enumerate(order):
+        v = gamma * v + grad(held[i], i, steps[i])
+        u = eta(t) * v
+        w = w - u if u_before is None else w - u - c * (u - u_before)
+        u_before = u
+        held[i] = w
+        steps[i] += 1
+        history.append(w)
+    return np.stack(history)

@@ -25,6 +25,8 @@ class Row:
         pulls then means something else.
       gathers: True for a rule that moves the central variable once every so many commits, and not at each.
       takes_displacements: True for a rule that needs local steps in an engine.
+      mends: True for a rule whose commit also mends the one before it: at a learning rate of 0 it moves once more.
+      remembers: True for a rule that keeps arrays which are neither copies of the parameters nor single numbers.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Row:
     measures_ahead: bool = False
     gathers: bool = False
     takes_displacements: bool = False
+    mends: bool = False
+    remembers: bool = False
 
     @property
     def marks(self):
@@ -83,6 +87,7 @@ METHODS = (
     Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
     Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}, variant=True),
     Row("gap-aware-adam", gemjax.gap_aware_adam, 0.001, variant=True),
+    Row("one-step-delay", gemjax.one_step_delay, 0.01, {"momentum": 0.5}, variant=True, mends=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])
