@@ -20,6 +20,7 @@ from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.one_step_delay import correct_one_step_delay, one_step_delay
 from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
+from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.slots import Slots
@@ -76,4 +77,6 @@ __all__ = [
     "scale_by_staleness",
     "simulate",
     "staleness_aware",
+    "tune_momentum",
+    "yellowfin",
 ]

@@ -29,6 +29,7 @@ Method = Literal[
     "dana_ga",
     "lwp",
     "one_step_delay",
+    "yellowfin",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 

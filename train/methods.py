@@ -25,4 +25,5 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
     "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
     "one_step_delay": lambda c: gemjax.one_step_delay(c.learning_rate, c.momentum, c.workers),
+    "yellowfin": lambda c: gemjax.yellowfin(c.learning_rate, c.workers),
 }

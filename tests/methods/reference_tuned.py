@@ -39,3 +39,60 @@ def one_step_delay(w_0, grad, order, eta, gamma, c=1.0):
         steps[i] += 1
         history.append(w)
     return np.stack(history)
+
+
+class Ema:
+    """A running mean, corrected for its start at zero."""
+
+    def __init__(self, beta):
+        self.beta, self.value, self.n = beta, 0.0, 0
+
+    def __call__(self, x):
+        self.value, self.n = self.beta * self.value + (1 - self.beta) * x, self.n + 1
+        return self.value / (1 - self.beta**self.n)
+
+
+class Tuner:
+    """The open loop: from a gradient to (lr, mu). The cubic is solved by a search for its root."""
+
+    def __init__(self, beta, w=20, eps=1e-6):
+        self.means = {name: Ema(beta) for name in ("hmax", "hmin", "g", "h", "norm", "D")}
+        self.w, self.eps, self.h = w, eps, []
+
+    def __call__(self, g):
+        mean, eps = self.means, self.eps
+        self.h.append(np.sum(g**2))
+        recent = np.log(np.array(self.h[-self.w :]) + eps)
+        hmax, hmin = np.exp(mean["hmax"](recent.max())) + eps, np.exp(mean["hmin"](recent.min())) + eps
+        h = mean["h"](self.h[-1])
+        C = max(h - np.sum(mean["g"](g) ** 2), eps) + eps
+        D = mean["D"](mean["norm"](np.sqrt(self.h[-1])) / (h + eps)) + eps
+        p = D**2 * hmin**2 / (2 * C)
+        low, high = 0.0, 1.0
+        for _ in range(200):
+            x = (low + high) / 2
+            low, high = (low, x) if x * p > (1 - x) ** 3 else (x, high)
+        mu = max(x**2, ((np.sqrt(hmax / hmin) - 1) / (np.sqrt(hmax / hmin) + 1)) ** 2)
+        lr = (1 - np.sqrt(mu)) ** 2 / hmin
+        return lr * min(1.0, len(self.h) / (10 * self.w)), mu
+
+
+def yellowfin(x_0, grad, order, eta, *, beta=0.999, kappa=0.01, closed_loop=True):
+    """Every velocity is kept. Returns x after each commit, and (mu, mu_target, mu_T) of each, NaN where not measured."""
+    num_workers, tuner, mu = len(set(order)), Tuner(beta), 0.0
+    x, pulled, v, seen, history = x_0.copy(), defaultdict(lambda: (x_0, 0, 0)), [], [], []
+    for t, i in enumerate(order):
+        view, s, j = pulled[i]
+        g = grad(view, i, j)
+        lr, mu_target = tuner(g)
+        if not closed_loop:
+            mu = mu_target
+        v.append(mu * (v[-1] if v else 0.0) + g)
+        x = x - eta(t) * lr * v[-1]
+        mu_total = np.median((v[s] - g) / v[s - 1]) if s > 0 and t - s <= 2 * num_workers else np.nan
+        seen.append((mu, mu_target, mu_total))
+        if not np.isnan(mu_total):
+            mu = mu + kappa * (mu_target - mu_total)
+        pulled[i] = (x, t + 1, j + 1)
+        history.append(x)
+    return np.stack(history), np.array(seen)

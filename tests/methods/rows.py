@@ -88,6 +88,8 @@ METHODS = (
     Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}, variant=True),
     Row("gap-aware-adam", gemjax.gap_aware_adam, 0.001, variant=True),
     Row("one-step-delay", gemjax.one_step_delay, 0.01, {"momentum": 0.5}, variant=True, mends=True),
+    # Without noise the gradients vanish, what it takes for curvature with them, and the rate grows without bound.
+    Row("yellowfin", gemjax.yellowfin, 0.01, converges_stale=False, variant=True, remembers=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])
