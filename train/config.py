@@ -58,6 +58,8 @@ class Config:
     """Energy of GEM's proxy (`--method gem` only)."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
+    variant: Literal["constant", "adaptive"] = "constant"
+    """Which delay compensation (`--method dc_asgd` only); see `gemjax.dc_asgd`."""
     dropout: float = 0.5
     """Dropout rate of the MNIST network, in [0, 1)."""
     seed: int = 0
