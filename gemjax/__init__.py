@@ -19,7 +19,7 @@ from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.multi_asgd import multi_asgd
 from gemjax.methods.one_step_delay import correct_one_step_delay, one_step_delay
-from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
+from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
@@ -40,6 +40,7 @@ __all__ = [
     "RunState",
     # Protocol.
     "Slots",
+    "StalenessSchedule",
     "StalenessState",
     "Trace",
     "arrivals",
