@@ -51,7 +51,7 @@ class Config:
     batch_size: int = 32
     """Rows a gradient, of one worker."""
     learning_rate: float = 0.1
-    """Learning rate of one worker's gradient."""
+    """Learning rate of one worker's gradient; of `--method yellowfin` a factor on the rate that it tunes."""
     momentum: float = 0.9
     """Momentum, for the methods that have one; in [0, 1)."""
     kappa: float = 1.0
