@@ -18,6 +18,7 @@ from gemjax.methods.diloco import diloco
 from gemjax.methods.downpour import agn, downpour, scale_by_local_steps
 from gemjax.methods.easgd import average_elastically, eamsgd, easgd
 from gemjax.methods.gap_aware import dana_ga, gap_aware, scale_by_gap
+from gemjax.methods.gap_aware_adam import gap_aware_adam
 from gemjax.methods.gem import gem, match_energy
 from gemjax.methods.heloco import align_with_momentum, heloco
 from gemjax.methods.lsgd import average_position, follow_leader, lsgd
@@ -25,9 +26,11 @@ from gemjax.methods.lwp import lwp
 from gemjax.methods.momentum_asgd import look_ahead_momentum, momentum_asgd, nag_asgd
 from gemjax.methods.momentum_lookahead import discount_momentum, momentum_lookahead
 from gemjax.methods.multi_asgd import multi_asgd
+from gemjax.methods.one_step_delay import correct_one_step_delay, one_step_delay
 from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
-from gemjax.methods.staleness_aware import dynsgd, scale_by_staleness, staleness_aware
+from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
+from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.slots import Slots
@@ -46,6 +49,7 @@ __all__ = [
     "RunFailedError",
     "RunState",
     "Slots",
+    "StalenessSchedule",
     "StalenessState",
     "Trace",
     "agn",
@@ -56,6 +60,7 @@ __all__ = [
     "average_elastically",
     "average_position",
     "compensate_delay",
+    "correct_one_step_delay",
     "cpu_devices",
     "dana_dc",
     "dana_ga",
@@ -77,6 +82,7 @@ __all__ = [
     "eventlog",
     "follow_leader",
     "gap_aware",
+    "gap_aware_adam",
     "gather_fresh",
     "gem",
     "heloco",
@@ -89,6 +95,7 @@ __all__ = [
     "momentum_lookahead",
     "multi_asgd",
     "nag_asgd",
+    "one_step_delay",
     "per_worker",
     "place",
     "pull",
@@ -101,4 +108,6 @@ __all__ = [
     "scale_by_staleness",
     "simulate",
     "staleness_aware",
+    "tune_momentum",
+    "yellowfin",
 ]

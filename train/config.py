@@ -25,8 +25,11 @@ Method = Literal[
     "dana_dc",
     "dc_asgd",
     "gap_aware",
+    "gap_aware_adam",
     "dana_ga",
     "lwp",
+    "one_step_delay",
+    "yellowfin",
 ]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
@@ -48,13 +51,15 @@ class Config:
     batch_size: int = 32
     """Rows a gradient, of one worker."""
     learning_rate: float = 0.1
-    """Learning rate of one worker's gradient."""
+    """Learning rate of one worker's gradient; of `--method yellowfin` a factor on the rate that it tunes."""
     momentum: float = 0.9
     """Momentum, for the methods that have one; in [0, 1)."""
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
+    variant: Literal["constant", "adaptive"] = "constant"
+    """Which delay compensation (`--method dc_asgd` only); see `gemjax.dc_asgd`."""
     dropout: float = 0.5
     """Dropout rate of the MNIST network, in [0, 1)."""
     seed: int = 0

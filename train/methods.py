@@ -19,10 +19,13 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dana_slim": lambda c: gemjax.dana_slim(c.learning_rate, c.momentum, c.workers),
     "dana_zero": lambda c: gemjax.dana_zero(c.learning_rate, c.momentum, c.workers),
     "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers),
-    "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers),
+    "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers, variant=c.variant),
     "gap_aware": lambda c: gemjax.gap_aware(c.learning_rate, c.momentum, c.workers),
+    "gap_aware_adam": lambda c: gemjax.gap_aware_adam(c.learning_rate, c.workers),
     "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
     "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
+    "one_step_delay": lambda c: gemjax.one_step_delay(c.learning_rate, c.momentum, c.workers),
+    "yellowfin": lambda c: gemjax.yellowfin(c.learning_rate, c.workers),
 }
 
 

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.slots import Slots, like
 from gemjax.staleness import ReadsStaleParams, asynchronous, require_protocol
 
+PyTree = Any
 VARIANTS = {"constant": 0.04, "adaptive": 2.0}  # With the strength that the authors used.
 
 
@@ -35,7 +37,8 @@ def compensate_delay(
       eps: as in :func:`gemjax.dc_asgd`.
 
     Returns:
-      A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies.
+      A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It offers
+      the diagnostic ``compensation``, the size of what it added over that of the gradient (RMS both).
 
     Raises:
       ValueError: for a negative ``strength`` or ``eps``, a ``decay`` outside [0, 1) or an unknown ``variant``.
@@ -69,15 +72,19 @@ def compensate_delay(
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         return CompensateDelayState(Slots(zeros), ReadsStaleParams())
 
-    def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, observe=None, **extra_args) -> Any:
         del extra_args
         require_protocol("compensate_delay", staleness=staleness, params=params)
         stale = like(stale_params, updates)
         if variant == "constant":
-            return jax.tree.map(compensate, updates, params, stale), state
-        mean = jax.tree.map(accumulate, state.mean_square.value, updates)
-        updates = jax.tree.map(compensate_relative, updates, params, stale, mean)
-        return updates, state._replace(mean_square=Slots(mean))
+            compensated = jax.tree.map(compensate, updates, params, stale)
+        else:
+            mean = jax.tree.map(accumulate, state.mean_square.value, updates)
+            compensated = jax.tree.map(compensate_relative, updates, params, stale, mean)
+            state = state._replace(mean_square=Slots(mean))
+        if observe is not None:
+            observe("compensation", lambda: _relative_size(compensated, updates))
+        return compensated, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -152,3 +159,9 @@ def dc_asgd(
     check_learning_rate(learning_rate)
     atom = compensate_delay(strength, variant, decay, eps)
     return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def _relative_size(compensated: PyTree, gradient: PyTree) -> jax.Array:
+    """0 for a gradient of 0, to which nothing is added."""
+    added, size = diagnostics.rms(jax.tree.map(jnp.subtract, compensated, gradient)), diagnostics.rms(gradient)
+    return jnp.where(size > 0, added / jnp.where(size > 0, size, jnp.ones_like(size)), jnp.zeros_like(size))

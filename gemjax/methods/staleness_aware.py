@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.checks import check_learning_rate
+from gemjax.methods.rates import rate_at
 from gemjax.staleness import asynchronous, require_protocol
 
 
@@ -49,6 +50,48 @@ def scale_by_staleness(
         return jax.tree.map(lambda u: u * jnp.asarray(scale, u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+class StalenessSchedule:
+    """A hyper-parameter that depends on a commit's staleness, for ``optax.inject_hyperparams``.
+
+    A stateful schedule of optax, so that the learning rate of any optimizer, or its momentum, can be one. On a plain
+    learning rate it does what :func:`scale_by_staleness` does behind the optimizer.
+
+    Args:
+      value: a float or a schedule over commits of the central variable.
+      factor: maps the staleness (int32 scalar, commits since the pull) to a float scalar that ``value`` is multiplied by.
+        Default: 1/max(1, staleness).
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> adam = optax.inject_hyperparams(optax.adam)(learning_rate=gemjax.StalenessSchedule(0.5))
+    >>> tx = gemjax.asynchronous(adam, num_workers=3)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 1, 2):  # All three pulled the initial parameters.
+    ...     updates, state = tx.update(jnp.ones(1), state, jnp.zeros(1), worker=worker)
+    ...     print(updates.round(3))
+    [-0.5]
+    [-0.5]
+    [-0.25]
+    """
+
+    def __init__(self, value: optax.ScalarOrSchedule, factor: Callable[[jax.Array], jax.Array] = inverse):
+        self.value, self.factor = value, factor
+
+    def init(self) -> jax.Array:
+        """The number of commits so far."""
+        return jnp.zeros([], jnp.int32)
+
+    def update(self, state: jax.Array, *, staleness: Any = None, **extra_args: Any) -> jax.Array:
+        """One commit more."""
+        del extra_args
+        require_protocol("StalenessSchedule", staleness=staleness)
+        return jnp.asarray(optax.safe_increment(state))
+
+    def __call__(self, state: jax.Array, *, staleness: Any = 0, **extra_args: Any) -> jax.Array:
+        """The value at this commit; optax asks for one without a staleness when it makes its state."""
+        del extra_args
+        return rate_at(self.value, state) * self.factor(jnp.asarray(staleness))
 
 
 def staleness_aware(

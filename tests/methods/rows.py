@@ -129,6 +129,10 @@ METHODS = (
     Row("diloco", gemjax.diloco, 0.1, {"momentum": 0.5}, variant=True, gathers=True, takes_displacements=True),
     Row("momentum-lookahead", gemjax.momentum_lookahead, 0.01, variant=True, takes_displacements=True),
     Row("heloco", gemjax.heloco, 0.03, variant=True, takes_displacements=True),
+    Row("gap-aware-adam", gemjax.gap_aware_adam, 0.001, variant=True),
+    Row("one-step-delay", gemjax.one_step_delay, 0.01, {"momentum": 0.5}, variant=True, moves_at_rest=True),
+    # Without noise the gradients vanish, what it takes for curvature with them, and the rate grows without bound.
+    Row("yellowfin", gemjax.yellowfin, 0.01, converges_stale=False, variant=True),
 )
 
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

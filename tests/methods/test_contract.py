@@ -249,8 +249,8 @@ def test_schedules_count_commits_of_the_central_variable(row):
     tx = row(3, lambda count: jnp.where(count < 2, row.learning_rate, 0.0))
     params, grads = _toy()
     state, moved = tx.init(params), []
-    for worker in (0, 0, 0):
-        params, state, updates, _ = _commit(tx, params, state, grads, worker)
+    for _ in range(3):
+        params, state, updates, _ = _commit(tx, params, state, grads, 0)
         moved.append(bool(jnp.any(updates["b"] != 0)))
     assert moved == [True, True, False]
 

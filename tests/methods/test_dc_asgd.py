@@ -6,6 +6,7 @@ import pytest
 from methods import reference, runs
 
 import gemjax
+from gemjax.diagnostics import Observer
 
 N = runs.NUM_WORKERS
 VARIANTS = {"constant": {"strength": 0.5}, "adaptive": {"strength": 0.7, "decay": 0.9}}
@@ -91,6 +92,19 @@ def test_a_large_gradient_is_compensated_in_half_precision_too(variant, strength
         found[dtype] = updates.item()
     assert found["float32"] > -0.28  # Uncompensated: -0.3.
     assert found["float16"] == pytest.approx(found["float32"], rel=1e-2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_size_of_the_compensation_can_be_observed(variant):
+    """The centre is as far away as makes what is added half the gradient."""
+    tx = gemjax.dc_asgd(1.0, num_workers=2, variant=variant, strength=0.5, decay=0.0, eps=0.0)
+    gradient, params = jnp.array([3.0, 4.0]), jnp.zeros(2)
+    travelled = {"constant": 1.0 / gradient, "adaptive": jnp.ones(2)}[variant]
+    state = tx.init(params)
+    for moved, grads, size in ((0.0, gradient, 0.0), (1.0, gradient, 0.5), (1.0, 0.0 * gradient, 0.0)):
+        observer = Observer({"compensation"})
+        tx.update(grads, state, params + moved * travelled, worker=0, observe=observer)
+        assert observer.collected()["compensation"].item() == pytest.approx(size)
 
 
 def test_copies_of_the_parameters():

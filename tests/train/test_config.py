@@ -53,6 +53,7 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("dropout", -0.1, r"--dropout must be in \[0, 1\)"),
         ("learning_rate", -1.0, "--learning-rate must not be negative"),
         ("method", "adam", "--method must be one of gem, asgd"),
+        ("variant", "a", "--variant must be one of constant, adaptive"),
         ("engine", "cluster", "--engine must be one of devices, simulate"),
     ],
 )
@@ -73,6 +74,20 @@ def test_every_method_can_be_made_from_a_configuration(name):
 
     state = METHODS[name](Config(workers=3)).init(jnp.zeros(2))
     assert gemjax.staleness.num_workers_of(state) == 3
+
+
+def test_the_variant_of_delay_compensation_reaches_the_method():
+    import jax
+    import jax.numpy as jnp
+
+    sizes = [
+        sum(
+            leaf.size
+            for leaf in jax.tree.leaves(METHODS["dc_asgd"](Config(variant=variant, workers=3)).init(jnp.zeros(9)))
+        )
+        for variant in ("constant", "adaptive")
+    ]
+    assert sizes[1] - sizes[0] == 3 * 9  # A mean square for each worker.
 
 
 def test_a_configuration_is_plain_data():

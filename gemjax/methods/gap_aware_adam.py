@@ -1,0 +1,84 @@
+"""Gap-Aware in front of Adam (Barkai, Hakimi & Schuster, 2020)."""
+
+import optax
+
+from gemjax.methods.checks import check_at_least, check_momentum
+from gemjax.methods.gap_aware import scale_by_gap
+from gemjax.staleness import asynchronous
+
+
+def gap_aware_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    num_workers: int = 1,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Gap-Aware Adam: a gradient counts for less where the parameters have moved away from it, in steps of Adam.
+
+    :func:`gemjax.gap_aware` with Adam in place of the momentum: the gap is measured in the steps that Adam takes, and
+    the gradient divided by one plus it *before* it enters Adam's moments. Dividing Adam's step instead would be something
+    else: Adam takes out any constant factor of its gradients, but not how they compare with each other.
+
+    .. math::
+
+      C &= \eta_{\max} \left(\sqrt{a / (1 - \beta_2^n)} + \varepsilon_C\right) \\
+      \hat g &= g \,/\, \left(1 + |\theta - s_w| / C\right) \\
+      m &\leftarrow \beta_1 m + (1 - \beta_1) \, \hat g, \quad
+        q \leftarrow \beta_2 q + (1 - \beta_2) \, \hat g \odot \hat g, \quad n \leftarrow n + 1 \\
+      v &= \frac{m / (1 - \beta_1^n)}{\sqrt{q / (1 - \beta_2^n)} + \varepsilon} \\
+      a &\leftarrow \beta_2 a + (1 - \beta_2) \, v \odot v \\
+      \theta &\leftarrow \theta - \eta_t v
+
+    all elementwise, with :math:`m = q = a = 0` and :math:`n = 0` at the start, one of each for all workers,
+    :math:`\eta_{\max}` the largest rate so far, this commit's included, and :math:`\varepsilon_C = 10^{-8}`.
+
+    Reductions: where the gap is zero, so with one worker, it is ``optax.adam(learning_rate, b1, b2, eps)``. It is
+    ``scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)`` in front of the learning rate, and nothing
+    more; any other optax optimizer can stand there.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      num_workers: number of workers N, default 1.
+      b1: :math:`\beta_1` in [0, 1), default 0.9.
+      b2: :math:`\beta_2` in [0, 1), also of the running mean of squared steps; default 0.999.
+      eps: :math:`\varepsilon \ge 0` of Adam, default 1e-8.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters a
+      worker (:math:`s_w`) and three at the centre (:math:`m`, :math:`q`, :math:`a`).
+
+    Raises:
+      ValueError: for a negative ``learning_rate`` or ``eps``, a ``b1`` or ``b2`` outside [0, 1) or a ``num_workers`` that
+        is not positive.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = gemjax.gap_aware_adam(learning_rate=0.5, num_workers=2, b1=0.0, b2=0.0)
+    >>> params = jnp.array([1.0])
+    >>> state = tx.init(params)
+    >>> for worker in (0, 1):  # Worker 1 finds the centre one step away: its gradient counts half.
+    ...     updates, state = tx.update(jnp.array([3.0]), state, params, worker=worker)
+    ...     params = optax.apply_updates(params, updates)
+    >>> optax.tree.get(state, "mu")
+    Array([1.5], dtype=float32)
+
+    References:
+      Barkai, Hakimi & Schuster, `Gap-Aware Mitigation of Gradient Staleness <https://arxiv.org/abs/1909.10802>`_, 2020
+
+    Readings: the paper's text could not be consulted in full; the form is that of a port by the authors' institute, in
+    the one of its two variants that measures in steps of the largest rate, as the paper does without Adam. The order is
+    that of :func:`gemjax.gap_aware`: the running mean takes in what a commit applied, after it.
+
+    Deviations from the port:
+      1. The running mean is corrected for its start at zero; the port's is not, and penalises the first commits more.
+      2. The rate stands outside the mean, so that the penalty fades when the rate falls. In the port's other variant the
+         mean takes in whole steps, rate included, and forgets a larger rate after some :math:`1 / (1 - \beta_2)` commits.
+      3. :math:`a` is kept in float32 where the parameters are narrower.
+      4. Weight decay is left to the chain.
+    """
+    check_momentum(b1, "b1")
+    check_momentum(b2, "b2")
+    check_at_least("eps", eps, 0.0)
+    penalised = scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)
+    return asynchronous(optax.chain(penalised, optax.scale_by_learning_rate(learning_rate)), num_workers)

@@ -1,0 +1,249 @@
+"""YellowFin: momentum and learning rate tuned on the fly, with feedback for asynchrony (Zhang & Mitliagkas, 2019)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.staleness import asynchronous, check_num_workers, require_protocol
+
+PyTree = Any
+EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances from 0.
+
+
+class Landscape(NamedTuple):
+    """What the tuner knows of the objective: running means, each still to be divided by 1 - decay^n."""
+
+    window: jax.Array  # [window]; log h of the last commits.
+    log_largest: jax.Array  # Of the largest log h in the window.
+    log_smallest: jax.Array  # Of the smallest.
+    square: jax.Array  # Of h = |g|^2.
+    norm: jax.Array  # Of |g|.
+    distance: jax.Array  # Of the mean of |g| over that of h.
+
+
+class TuneMomentumState(NamedTuple):
+    """State of :func:`tune_momentum`; all of it is shared."""
+
+    count: jax.Array  # int32 []; commits so far.
+    velocity: PyTree  # v, like params.
+    mean_gradient: PyTree  # Running mean of g, like params but at least float32.
+    landscape: Landscape
+    momentum: jax.Array  # float []; mu, what the next commit is made with.
+    samples: jax.Array  # [history, sample]; some coordinates of the last velocities; v_t stands in row t % history.
+
+
+def tune_momentum(
+    history: int,
+    *,
+    closed_loop: bool = True,
+    decay: float = 0.999,
+    gain: float = 0.01,
+    window: int = 20,
+    sample: int = 4096,
+) -> optax.GradientTransformationExtraArgs:
+    """Turns gradients into steps of momentum SGD whose momentum and learning rate it tunes itself.
+
+    The atom of :func:`gemjax.yellowfin`, where mathematics and arguments are explained. What comes out is rate times
+    velocity, to be subtracted: behind it stands ``optax.scale_by_learning_rate(factor)``.
+
+    Args:
+      history: H, how many velocities are remembered; gradients of a staleness above H - 2 are not measured.
+      closed_loop: as in :func:`gemjax.yellowfin`.
+      decay: as in :func:`gemjax.yellowfin`.
+      gain: as in :func:`gemjax.yellowfin`.
+      window: commits over which the range of curvatures is taken.
+      sample: coordinates, at most, that the total momentum is measured in.
+
+    Returns:
+      A transformation that needs ``staleness``, as :func:`gemjax.asynchronous` supplies it. It offers the diagnostics
+      ``momentum``, ``target_momentum`` and ``total_momentum``.
+
+    Raises:
+      ValueError: for a ``decay`` or ``gain`` outside [0, 1), a ``history`` below 2 or a ``window`` or ``sample`` below 1.
+    """
+    check_momentum(decay, "decay")
+    check_momentum(gain, "gain")
+    for name, value, lowest in (("history", history, 2), ("window", window, 1), ("sample", sample, 1)):
+        check_at_least(name, value, lowest)
+
+    def init_fn(params) -> Any:
+        return TuneMomentumState(
+            count=jnp.zeros([], jnp.int32),
+            velocity=optax.tree.zeros_like(params),
+            mean_gradient=jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params),
+            landscape=Landscape(jnp.zeros(window), *(jnp.zeros([]) for _ in range(5))),
+            momentum=jnp.zeros([]),
+            samples=jnp.zeros((history, _sample(params, sample).size)),
+        )
+
+    def update_fn(updates, state, params=None, *, staleness=None, observe=None, **extra_args) -> Any:
+        del params, extra_args
+        require_protocol("tune_momentum", staleness=staleness)
+        landscape, mean, rate, target = _tune(state, updates, decay)
+        momentum = state.momentum if closed_loop else target
+        velocity = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, state.velocity, updates)
+        samples = state.samples.at[state.count % history].set(_sample(velocity, sample))
+        total, measured = _total_momentum(samples, _sample(updates, sample), state.count, staleness)
+        corrected = momentum + gain * jnp.where(measured, target - total, 0.0)
+        if observe is not None:
+            observe("momentum", lambda: momentum)
+            observe("target_momentum", lambda: target)
+            observe("total_momentum", lambda: jnp.where(measured, total, jnp.nan))
+        # Not in half precision, where a rate may be infinite.
+        steps = jax.tree.map(lambda v, m: (v.astype(m.dtype) * rate.astype(m.dtype)).astype(v.dtype), velocity, mean)
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return steps, TuneMomentumState(count, velocity, mean, landscape, corrected, samples)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def yellowfin(
+    learning_rate: optax.ScalarOrSchedule = 1.0,
+    num_workers: int = 1,
+    *,
+    closed_loop: bool = True,
+    decay: float = 0.999,
+    gain: float = 0.01,
+) -> optax.GradientTransformationExtraArgs:
+    r"""YellowFin: momentum SGD that tunes its momentum and its rate, and takes off the momentum that asynchrony adds.
+
+    Stale gradients act like momentum: what others have added since a pull goes on in the direction of the past. The open
+    loop asks of the gradients alone which momentum and rate suit a noisy quadratic. The closed loop measures how much
+    momentum the central variable really has, and changes the one that is applied, below zero if need be, until the total
+    is what the tuner wants.
+
+    .. math::
+
+      h_t &= \|g\|^2, \quad h_{\max}, h_{\min} = \exp(\text{mean of the largest, smallest } \log h
+        \text{ in a window of 20}) \\
+      C &= \overline{h} - \|\overline{g}\|^2, \quad D = \overline{\,\overline{\|g\|} \,/\, \overline{h}\,} \\
+      \mu^* &= \max\!\left(x^2, \left(\frac{\sqrt{h_{\max}/h_{\min}} - 1}{\sqrt{h_{\max}/h_{\min}} + 1}\right)^2\right),
+        \quad x = \arg\min_{0 \le x \le 1} x^2 D^2 + (1 - x)^4 \, C / h_{\min}^2 \\
+      \alpha_t &= \frac{(1 - \sqrt{\mu^*})^2}{h_{\min}} \, \min\!\left(1, \frac{t + 1}{200}\right) \\
+      v_t &= \mu v_{t-1} + g, \quad \theta \leftarrow \theta - \eta_t \alpha_t v_t \\
+      \hat\mu &= \mathrm{median}_i \, \frac{(v_s - g)_i}{(v_{s-1})_i}, \quad s = t - \tau \\
+      \mu &\leftarrow \mu + \kappa \, (\mu^* - \hat\mu)
+
+    with bars for running means that forget with :math:`\beta`, corrected for their start at zero, and :math:`\mu = v = 0`
+    at the start; all is one for all workers. A gradient from clock :math:`s` says where the central variable would have
+    gone then without momentum, so that what it did instead, :math:`v_s`, shows the total.
+
+    :math:`\alpha` relies on noise: if gradients vanish, it grows until it is too large, and with long delays a run may not
+    recover from that. A ``learning_rate`` below 1 is safer.
+
+    Reductions: with one worker the measured total is :math:`\mu` itself, and the loop makes :math:`\mu` follow
+    :math:`\mu^*`; ``closed_loop=False`` applies :math:`\mu^*`, which is YellowFin for one process.
+
+    Args:
+      learning_rate: :math:`\eta`, a factor on the tuned rate; a non-negative float or a schedule over commits of the
+        central variable. Default 1, the paper's.
+      num_workers: number of workers N, default 1.
+      closed_loop: whether the momentum is fed back; default ``True``.
+      decay: :math:`\beta` in [0, 1) of all running means, a commit; default 0.999.
+      gain: :math:`\kappa` in [0, 1) of the feedback; default 0.01.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters a
+      worker and two at the centre (:math:`v`, :math:`\overline{g}`), and samples of 2N + 2 velocities.
+
+    Raises:
+      ValueError: if ``learning_rate`` is negative, ``decay`` or ``gain`` outside [0, 1) or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = gemjax.yellowfin(num_workers=2)
+    >>> params = jnp.array([3.0, 4.0])
+    >>> updates, state = tx.update(params, tx.init(params), params, worker=0)
+    >>> print((-200.0 * updates).round(4))  # Nothing varied yet: no momentum, and a rate of 1 / 25, of which it takes 1 / 200.
+    [0.12 0.16]
+
+    References:
+      Zhang & Mitliagkas, `YellowFin and the Art of Momentum Tuning <https://arxiv.org/abs/1706.03471>`_, 2019
+
+    Readings: the open loop is that of the authors' code, with logarithms in both ends of the range. What it applies is
+    this commit's :math:`\mu^*` and :math:`\alpha`, as there; the paper smooths both. The authors' code has no closed loop;
+    the measurement and :math:`\kappa` are recalled from the paper, whose text could not be consulted in full.
+
+    Deviations from the paper:
+      1. The total is measured between velocities, not between parameters; at a constant rate that is the same, and where
+         the rate changes it is not taken for momentum.
+      2. It is the median over at most 4096 evenly spaced coordinates, those where :math:`v_{s-1}` is 0 left out. Gradients
+         that are more than 2N commits old, or computed at the initial parameters, measure nothing.
+      3. The first commit is tuned, too (the code asks the user), and :math:`D` is of means that are corrected already.
+      4. Clipping (the code cuts gradients above :math:`\sqrt{h_{\max}}`), weight decay and the correction for sparse
+         gradients are left to the chain.
+    """
+    check_learning_rate(learning_rate)
+    check_num_workers(num_workers)
+    tuned = tune_momentum(2 * num_workers + 2, closed_loop=closed_loop, decay=decay, gain=gain)
+    return asynchronous(optax.chain(tuned, optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def _tune(state: TuneMomentumState, gradient: PyTree, decay: Any) -> tuple[Landscape, PyTree, jax.Array, jax.Array]:
+    """The new statistics, and the rate and momentum that suit them."""
+    old, window = state.landscape, len(state.landscape.window)
+    unbias = 1 - jnp.asarray(decay, old.square.dtype) ** (state.count + 1)
+
+    def square(tree):
+        return jnp.asarray(optax.tree.norm(tree, squared=True), unbias.dtype)
+
+    def average(mean, new):
+        rest = jnp.asarray(decay, mean.dtype)
+        return rest * mean + (1 - rest) * new.astype(mean.dtype)
+
+    mean = jax.tree.map(average, state.mean_gradient, gradient)
+    h = square(jax.tree.map(lambda m, g: g.astype(m.dtype), mean, gradient))
+    logs = old.window.at[state.count % window].set(jnp.log(h + EPS))
+    seen = jnp.arange(window) <= state.count
+    mean_square, norm = average(old.square, h), average(old.norm, jnp.sqrt(h))
+    new = Landscape(
+        window=logs,
+        log_largest=average(old.log_largest, jnp.max(jnp.where(seen, logs, -jnp.inf))),
+        log_smallest=average(old.log_smallest, jnp.min(jnp.where(seen, logs, jnp.inf))),
+        square=mean_square,
+        norm=norm,
+        distance=average(old.distance, norm / unbias / (mean_square / unbias + EPS)),
+    )
+    largest, smallest = (jnp.exp(log / unbias) + EPS for log in (new.log_largest, new.log_smallest))
+    variance = jnp.maximum(mean_square / unbias - square(mean) / unbias**2, EPS)
+    root = _root(jnp.square((new.distance / unbias + EPS) * smallest) / (2 * (variance + EPS)))
+    spread = jnp.sqrt(jnp.maximum(largest / smallest, 1.0))
+    momentum = jnp.square(jnp.maximum(root, (spread - 1) / (spread + 1)))
+    slow_start = jnp.minimum(1.0, (state.count + 1).astype(old.square.dtype) / (10 * window))
+    return new, mean, jnp.square(1 - jnp.sqrt(momentum)) / smallest * slow_start, momentum
+
+
+def _root(p: jax.Array) -> jax.Array:
+    """The x in [0, 1] that minimises x^2 p + (1 - x)^4 / 2; Cardano's formula, in functions that do not cancel."""
+    y = -2 * jnp.sqrt(p / 3) * jnp.sinh(jnp.arcsinh(1.5 * jnp.sqrt(3 / p)) / 3)
+    return jnp.clip(1 + y, 0.0, 1.0)
+
+
+def _total_momentum(samples: jax.Array, gradient: jax.Array, count: jax.Array, staleness: Any) -> tuple:
+    """The momentum that a gradient of that staleness shows, and whether it shows any."""
+    history, pulled_at = len(samples), count - staleness
+    then, before = samples[pulled_at % history], samples[(pulled_at - 1) % history]
+    ratio = (then - gradient) / jnp.where(before == 0, 1.0, before)
+    usable = (staleness <= history - 2) & (before != 0) & jnp.isfinite(ratio)
+    ratio, number = jnp.sort(jnp.where(usable, ratio, jnp.inf)), jnp.sum(usable)
+    median = 0.5 * (ratio[jnp.maximum(number - 1, 0) // 2] + ratio[number // 2])
+    return jnp.where(number > 0, median, 0.0), number > 0
+
+
+def _sample(tree: PyTree, sample: int) -> jax.Array:
+    """At most ``sample`` coordinates, evenly spaced over all leaves; of nothing, a zero."""
+    leaves = jax.tree.leaves(tree)
+    size = sum(leaf.size for leaf in leaves)
+    parts, first, stride = [jnp.zeros(0 if size else 1)], 0, max(1, -(-size // sample))
+    for leaf in leaves:
+        parts.append(jnp.ravel(leaf)[first::stride].astype(parts[0].dtype))
+        first = (first - leaf.size) % stride
+    found = jnp.concatenate(parts)
+    mesh = jax.typeof(found).sharding.mesh
+    if mesh.empty or not mesh.are_all_axes_auto or not isinstance(found, jax.core.Tracer):
+        return found
+    # Every device has the whole sample; left alone, the compiler would shard it, and compile once more for that.
+    return jax.lax.with_sharding_constraint(found, NamedSharding(mesh, PartitionSpec()))

@@ -1,0 +1,202 @@
+"""Chains that no paper has: rules and optax's own transformations, put together without a word about each other."""
+
+from collections import defaultdict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines import problems
+from methods import runs
+from methods.rows import METHODS
+
+import gemjax
+from gemjax import arrivals
+from gemjax.testing import quadratic
+
+N = runs.NUM_WORKERS
+CLIP = 0.5
+FAST = ("gem", "dana-slim")
+clipped = pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=() if row.name in FAST else pytest.mark.slow)
+        for row in METHODS
+        if not row.takes_displacements
+    ],
+)
+
+
+def _by_hand(tx, problem, trace):
+    """A loop that clips the gradients itself, in NumPy, before ``tx`` sees them."""
+    params, state = problem.params, tx.init(problem.params)
+    views, history, grad = [params] * trace.num_workers, [], jax.jit(jax.grad(problem.loss_fn))
+    commit = jax.jit(lambda params, state, grads, worker: tx.update(grads, state, params, worker=worker))
+    for worker, step in zip(trace.worker.tolist(), trace.step.tolist(), strict=True):
+        g = np.asarray(grad(views[worker], problem.batches(worker, step))["x"])
+        g = g * min(1.0, CLIP / np.linalg.norm(g))
+        updates, state = commit(params, state, {"x": jnp.asarray(g)}, worker)
+        params = optax.apply_updates(params, updates)
+        views[worker], state = gemjax.pull(state, params, worker=worker)
+        history.append(np.linalg.norm(g))
+    return params["x"], np.array(history)
+
+
+@clipped
+def test_clipping_in_front_of_a_method_is_clipping_what_it_sees(x64, row):
+    problem, trace = problems.quadratic(), arrivals.Gamma(4).trace(30)
+    tx = optax.chain(optax.clip_by_global_norm(CLIP), row(4))
+    result = gemjax.simulate(tx, problem.loss_fn, problem.params, problem.batches, trace)
+    expected, norms = _by_hand(row(4), problem, trace)
+    np.testing.assert_allclose(result.params["x"], expected, rtol=0, atol=1e-12)
+    assert np.isclose(norms, CLIP).sum() > 5
+
+
+@clipped
+def test_a_clipped_method_keeps_the_law(x64, row):
+    problem = problems.quadratic()
+    tx = optax.chain(optax.clip_by_global_norm(CLIP), row(2))
+    arguments = (tx, problem.loss_fn, problem.params, problem.batches)
+    result = gemjax.run_on_devices(*arguments, 16, placement=gemjax.place(2), gate=problems.Abreast(2))
+    simulated = gemjax.simulate(*arguments, result.trace)
+    problems.assert_close(result.params, simulated.params, rtol=1e-10)
+    problems.assert_close(result.opt_state, simulated.opt_state, rtol=1e-10)
+
+
+class Loop:
+    """The master's loop, in NumPy: ``step(i, theta, x, g)`` returns what is added to theta."""
+
+    def __init__(self, step, send=lambda theta: theta):
+        self.step, self.send = step, send
+
+    def run(self):
+        theta, x, j, history = runs.THETA_0.copy(), defaultdict(lambda: runs.THETA_0), defaultdict(int), []
+        for i in runs.ORDER:
+            theta = theta + self.step(i, theta, x[i], runs.grad(x[i], i, j[i]))
+            x[i] = self.send(theta)
+            j[i] += 1
+            history.append(theta)
+        return np.stack(history)
+
+
+def _adam(b1=0.9, b2=0.999, eps=1e-8):
+    """Adam's direction, a function of the gradients of its own."""
+    m = v = t = 0
+
+    def direction(g):
+        nonlocal m, v, t
+        m, v, t = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2, t + 1
+        return m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+
+    return direction
+
+
+def _energy(mu=0.9):
+    """GEM's scaling of a worker's update delta, for what was pulled at s."""
+    m = defaultdict(float)
+
+    def scaled(i, theta, s, delta):
+        m[i] = mu * m[i] + delta
+        return np.clip((np.abs(m[i]) - np.abs(theta - s)) / (np.abs(delta) + 1e-12), 0.0, 5.0) * delta
+
+    return scaled
+
+
+def test_gem_behind_adam(x64):
+    rate, direction, scaled = 0.02, _adam(), _energy()
+    found, _ = runs.run(gemjax.asynchronous(optax.chain(optax.adam(rate), gemjax.match_energy()), N))
+    expected = Loop(lambda i, theta, x, g: scaled(i, theta, x, -rate * direction(g))).run()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)  # |delta| + 1e-12 divides.
+    alone, _ = runs.run(gemjax.asynchronous(optax.adam(rate), N))
+    assert np.abs(found - alone).max() > 1e-2
+
+
+def test_gem_behind_danas_direction(x64):
+    """The distance that GEM takes off is the one to the look-ahead that the worker was sent."""
+    rate, gamma, scaled, v = 0.03, 0.7, _energy(0.8), defaultdict(lambda: np.zeros(9))
+    chain = optax.chain(
+        gemjax.dana_momentum(rate, gamma), optax.scale_by_learning_rate(rate), gemjax.match_energy(momentum=0.8)
+    )
+
+    def step(i, theta, x, g):
+        v[i] = gamma * v[i] + g
+        return scaled(i, theta, x, -rate * v[i])
+
+    found, _ = runs.run(gemjax.asynchronous(chain, N))
+    expected = Loop(step, send=lambda theta: theta - rate * gamma * sum(v.values())).run()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def test_compensated_gradients_divided_by_their_gap(x64):
+    rate, lam, gamma, decay = 0.05, 0.5, 0.7, 0.99
+    v, a, n = np.zeros(9), np.zeros(9), 0
+    chain = optax.chain(
+        gemjax.compensate_delay(lam),
+        gemjax.scale_by_gap(rate, optax.trace(gamma), decay),
+        optax.scale_by_learning_rate(rate),
+    )
+
+    def step(i, theta, x, g):
+        nonlocal v, a, n
+        g = g + lam * g * g * (theta - x)
+        if n:
+            g = g / (1 + np.abs(theta - x) / (rate * (np.sqrt(a / (1 - decay**n)) + 1e-8)))
+        v = gamma * v + g
+        a, n = decay * a + (1 - decay) * v**2, n + 1
+        return -rate * v
+
+    found, _ = runs.run(gemjax.asynchronous(chain, N))
+    np.testing.assert_allclose(found, Loop(step).run(), rtol=0, atol=1e-12)
+
+
+def test_an_adam_for_each_worker(x64):
+    directions = defaultdict(_adam)
+    found, _ = runs.run(gemjax.per_worker(optax.adam(0.02), N))
+    expected = Loop(lambda i, theta, x, g: -0.02 * directions[i](g)).run()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.3, runs.schedule], ids=["constant", "schedule"])
+def test_a_rate_that_depends_on_staleness_is_the_staleness_aware_method(x64, rate):
+    sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=gemjax.StalenessSchedule(rate))
+    found, _ = runs.run(gemjax.asynchronous(sgd, N))
+    expected, _ = runs.run(gemjax.staleness_aware(rate, N))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_a_momentum_that_depends_on_staleness(x64):
+    """Of 0.8 at once, of 0.8 / 2 after one commit of others."""
+    factor = lambda staleness: 1.0 / (staleness + 1)
+    momentum = gemjax.StalenessSchedule(0.8, factor)
+    tx = gemjax.asynchronous(optax.inject_hyperparams(optax.trace)(decay=momentum), 2)
+    params = jnp.zeros(1)
+    state, found = tx.init(params), []
+    for worker in (0, 0, 1):
+        updates, state = tx.update(jnp.ones(1), state, params, worker=worker)
+        _, state = gemjax.pull(state, params, worker=worker)
+        found.append(updates.item())
+    np.testing.assert_allclose(found, [1.0, 1.8, 1.0 + 0.8 / 3 * 1.8], rtol=1e-12)
+
+
+def test_a_staleness_schedule_outside_the_protocol_says_what_is_missing():
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=gemjax.StalenessSchedule(0.1))
+    params = jnp.zeros(1)
+    with pytest.raises(TypeError, match=r"StalenessSchedule was called without staleness=.*gemjax\.asynchronous"):
+        tx.update(params, tx.init(params), params)
+
+
+@pytest.mark.slow
+def test_damped_gradients_let_dana_stand_a_rate_at_which_it_diverges_alone():
+    rate, workers = 0.1, 16
+
+    def distance(*front):
+        loss_fn, params, batches = quadratic(dimension=10, condition=100.0, noise=0.1)
+        chain = optax.chain(*front, gemjax.dana_momentum(rate, 0.9), optax.scale_by_learning_rate(rate))
+        tx = gemjax.asynchronous(chain, workers)
+        result = gemjax.simulate(tx, loss_fn, params, batches, arrivals.Gamma(workers).trace(3000))
+        return float(jnp.abs(result.params["x"]).max())
+
+    with pytest.raises(gemjax.RunFailedError):
+        distance()
+    assert distance(gemjax.scale_by_staleness()) < 0.5

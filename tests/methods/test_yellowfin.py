@@ -1,0 +1,141 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference_tuned, runs
+
+import gemjax
+from gemjax import arrivals, testing
+from gemjax.methods import yellowfin
+
+N = runs.NUM_WORKERS
+MOMENTA = ("momentum", "target_momentum", "total_momentum")
+
+
+@pytest.mark.parametrize("closed_loop", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["closed", "open"])
+@runs.rates(1.0)
+def test_agrees_with_the_paper(x64, rate, closed_loop):
+    found, quantities = runs.run(gemjax.yellowfin(rate, N, closed_loop=closed_loop, decay=0.99), observe=MOMENTA)
+    eta = rate if callable(rate) else lambda t: rate
+    expected, seen = reference_tuned.yellowfin(
+        runs.THETA_0, runs.grad, runs.ORDER, eta, beta=0.99, closed_loop=closed_loop
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose([[q[name] for name in MOMENTA] for q in quantities], seen, rtol=0, atol=1e-11)
+    assert 0 < np.isnan(seen[N:, 2]).sum() < 30  # Some came too late to be measured.
+
+
+def test_with_one_worker_the_total_is_what_is_applied_and_it_follows_the_target(x64):
+    _, quantities = runs.run(gemjax.yellowfin(gain=0.2), [0] * 100, observe=MOMENTA)
+    momentum, target, total = (np.array([q[name] for q in quantities]) for name in MOMENTA)
+    np.testing.assert_allclose(total[1:], momentum[1:], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(np.diff(momentum)[1:], 0.2 * (target - momentum)[1:-1], rtol=0, atol=1e-9)
+    assert target[-1] > 0.1
+
+
+@pytest.mark.slow
+def test_the_loop_brings_the_total_momentum_of_eight_workers_to_the_target():
+    """The open loop leaves on top what asynchrony adds."""
+    loss_fn, params, batches = testing.quadratic(dimension=20, noise=0.1)
+
+    def means(closed_loop):
+        tx = gemjax.yellowfin(0.1, num_workers=8, closed_loop=closed_loop)
+        trace = arrivals.Gamma(8).trace(4000)
+        result = gemjax.simulate(tx, loss_fn, params, batches, trace, diagnostics=MOMENTA)
+        assert np.abs(result.params["x"]).max() < 0.5
+        return [np.nanmean(result.history[name][2000:]) for name in MOMENTA]
+
+    momentum, target, total = means(closed_loop=True)
+    assert abs(total - target) < 0.02
+    assert momentum < target - 0.05
+    momentum, target, total = means(closed_loop=False)
+    assert momentum == target
+    assert total > target + 0.1
+
+
+def test_the_momentum_may_become_negative():
+    """Everything that is measured is above the target: gradients that are all the others' past."""
+    tx = gemjax.yellowfin(num_workers=2, gain=0.5)
+    params = jnp.array([1.0, 2.0])
+    state, update = tx.init(params), jax.jit(tx.update)
+    for worker in (0, 1, 0, 1):
+        _, state = update(params, state, params, worker=worker)
+        _, state = gemjax.pull(state, params, worker=worker)
+    _, state = update(-params, state, params, worker=0)
+    assert optax.tree.get(state, "momentum") < 0
+
+
+def test_the_root_minimises_what_the_paper_minimises(x64):
+    x = np.linspace(0.0, 1.0, 100_001)
+    for p in (1e-12, 1e-3, 0.3, 1.0, 40.0, 1e6):
+        found = yellowfin._root(jnp.asarray(p)).item()
+        assert found == pytest.approx(x[np.argmin(x**2 * p + (1 - x) ** 4 / 2)], abs=2e-5)
+
+
+@pytest.mark.parametrize("p", [1e-20, 1e-6, 1.0, 1e6, 1e20])
+def test_the_root_does_not_cancel_in_single_precision(p):
+    x = yellowfin._root(jnp.float32(p)).item()
+    assert 0.0 <= x <= 1.0
+    if 1e-6 <= p <= 1.0:
+        assert x * p == pytest.approx((1 - x) ** 3, rel=1e-3)
+
+
+def test_the_total_is_the_median_over_what_can_be_measured():
+    velocities = jnp.array([[2.0, 4.0, 0.0, 1.0], [3.0, 3.0, 5.0, 3.0], [9.0, 9.0, 9.0, 9.0], [0.0, 0.0, 0.0, 0.0]])
+    gradient = jnp.array([1.0, 1.0, 1.0, 1.0])
+    count = 6  # Rows hold the velocities of the commits 4, 5, 6 and 3.
+    total, measured = yellowfin._total_momentum(velocities, gradient, count, 1)
+    assert measured
+    assert total == 1.0  # Of 2/2, 2/4 and 2/1; the third coordinate was at rest.
+    for staleness, why in ((2, "at rest everywhere"), (3, "forgotten")):
+        total, measured = yellowfin._total_momentum(velocities, gradient, count, staleness)
+        assert not measured, why
+        assert total == 0.0
+    even, _ = yellowfin._total_momentum(velocities[:, :2], gradient[:2], count, 1)
+    assert even == 0.75
+
+
+def test_the_sample_is_spread_evenly_over_all_leaves():
+    tree = {"a": jnp.arange(5.0), "b": jnp.arange(5.0, 12.0).reshape(7, 1), "c": jnp.float16(12.0)}
+    np.testing.assert_array_equal(yellowfin._sample(tree, 100), np.arange(13.0))
+    np.testing.assert_array_equal(yellowfin._sample(tree, 5), [0.0, 3.0, 6.0, 9.0, 12.0])
+
+
+def test_a_tree_without_leaves_is_left_as_it_is():
+    tx = gemjax.tune_momentum(4)
+    assert tx.update({}, tx.init({}), staleness=0)[0] == {}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_gradients_of_zero_and_tiny_ones_are_no_division_by_zero(dtype):
+    tx = gemjax.yellowfin(num_workers=2)
+    params = jnp.ones(3, dtype)
+    state, update = tx.init(params), jax.jit(tx.update)
+    for scale in (0.0, 0.0, 1e-7, 0.0, 1.0):
+        updates, state = update(jnp.array([scale, -scale, 0.0], dtype), state, params, worker=0)
+        _, state = gemjax.pull(state, params, worker=0)
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves((updates, state)))
+
+
+def test_copies_of_the_parameters():
+    state = gemjax.yellowfin(num_workers=8).init(jnp.zeros(10_000))
+    scalars, window, samples = 1 + 5 + 1, 20, 18 * 3334
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + scalars + window + samples + 2 * 10_000
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gemjax.yellowfin(-1.0), "learning_rate must be finite and at least 0, got -1.0"),
+        (lambda: gemjax.yellowfin(decay=1.0), r"decay must be in \[0, 1\), got 1.0"),
+        (lambda: gemjax.yellowfin(gain=-0.1), r"gain must be in \[0, 1\), got -0.1"),
+        (lambda: gemjax.yellowfin(num_workers=0), "num_workers must be a positive int, got 0"),
+        (lambda: gemjax.tune_momentum(1), "history must be finite and at least 2, got 1"),
+        (lambda: gemjax.tune_momentum(2, window=0), "window must be finite and at least 1, got 0"),
+        (lambda: gemjax.tune_momentum(2, sample=0), "sample must be finite and at least 1, got 0"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
