@@ -10,7 +10,7 @@ import numpy as np
 
 from gemjax.trace import Trace
 
-EVENTS = ("start", "dispatch", "ready", "commit", "reject", "fault", "retire", "end")
+EVENTS = ("start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "end")
 
 
 class EventLog:

@@ -46,7 +46,7 @@ class Measured:
         return (time.perf_counter() - began) / commits
 
 
-def measure(name: str) -> Measured:
+def measure(name: Any) -> Measured:
     """Compiles the commit of a method as the device engine makes it: slots unstacked, all state donated."""
     config = Config(method=name, workers=WORKERS, learning_rate=1e-3)
     params = _params()
@@ -66,7 +66,7 @@ def measure(name: str) -> Measured:
         return shared, mine
 
     compiled = jax.jit(commit, donate_argnums=(0, 1)).lower(shared, mine[0], gradient, np.int32(0)).compile()
-    memory = compiled.memory_analysis()  # Arguments that are not used are not in the program any more.
+    memory: Any = compiled.memory_analysis()  # Arguments that are not used are not in the program any more.
     traffic = memory.argument_size_in_bytes + memory.output_size_in_bytes - _untouched(state)
     return Measured(name, compiled, shared, mine, gradient, traffic, _bytes(state))
 

@@ -30,7 +30,29 @@ Method = Literal[
     "lwp",
     "one_step_delay",
     "yellowfin",
+    "eamsgd",
+    "ringmaster",
+    "rennala",
+    "downpour",
+    "agn",
+    "easgd",
+    "lsgd",
+    "delayed_nesterov",
+    "diloco",
+    "momentum_lookahead",
+    "heloco",
 ]
+# Methods whose workers take steps of their own between two commits.
+LOCAL = (
+    "downpour",
+    "agn",
+    "easgd",
+    "lsgd",
+    "delayed_nesterov",
+    "diloco",
+    "momentum_lookahead",
+    "heloco",
+)
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
 
@@ -47,13 +69,19 @@ class Config:
     workers: int = 8
     """Number of asynchronous workers."""
     epochs: float = 6.0
-    """Data epochs that each worker contributes; the run has workers * epochs * (rows / batch_size) commits."""
+    """Data epochs that each worker contributes; a run has workers * epochs * (rows / batch_size) / period commits."""
     batch_size: int = 32
     """Rows a gradient, of one worker."""
     learning_rate: float = 0.1
     """Learning rate of one worker's gradient; of `--method yellowfin` a factor on the rate that it tunes."""
     momentum: float = 0.9
     """Momentum, for the methods that have one; in [0, 1)."""
+    period: int = 1
+    """Local steps of a worker from one commit to the next, for the methods that have them (`downpour`, `easgd`, `lsgd`, …)."""
+    local_momentum: float = 0.0
+    """Nesterov momentum of local steps, in [0, 1); the worker's own."""
+    outer_learning_rate: float | None = None
+    """Rate at the centre of methods with local steps; the published one if not given."""
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
@@ -86,7 +114,7 @@ class Config:
             choices = get_args(kind)
             if choices and all(isinstance(choice, str) for choice in choices) and getattr(self, name) not in choices:
                 raise ValueError(f"{flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        for name in ("workers", "batch_size"):
+        for name in ("workers", "batch_size", "period"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{flag(name)} must be at least 1; got {getattr(self, name)}")
         for name in ("eval_every", "checkpoint_every", "seed", "kappa", "learning_rate"):
@@ -97,9 +125,17 @@ class Config:
                 raise ValueError(f"{flag(name)} must be finite; got {getattr(self, name)}")
         if self.seed >= 2**32:
             raise ValueError(f"--seed must be below 2**32; got {self.seed}")
-        for name in ("momentum", "dropout"):
+        for name in ("momentum", "local_momentum", "dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{flag(name)} must be in [0, 1); got {getattr(self, name)}")
+        if self.outer_learning_rate is not None and not 0 <= self.outer_learning_rate < math.inf:
+            raise ValueError(f"--outer-learning-rate must be finite and not negative; got {self.outer_learning_rate}")
+        if self.method not in LOCAL:
+            for name in ("period", "local_momentum", "outer_learning_rate"):
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ValueError(
+                        f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {self.method}"
+                    )
         if not self.epochs > 0:
             raise ValueError(f"--epochs must be positive; got {self.epochs}")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import optax
 
 import gemjax
-from train.config import Config
+from train.config import LOCAL, Config
 
 METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "gem": lambda c: gemjax.gem(c.learning_rate, c.momentum, c.workers, kappa=c.kappa, reading=c.reading),
@@ -26,9 +26,28 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
     "one_step_delay": lambda c: gemjax.one_step_delay(c.learning_rate, c.momentum, c.workers),
     "yellowfin": lambda c: gemjax.yellowfin(c.learning_rate, c.workers),
+    "eamsgd": lambda c: gemjax.eamsgd(c.learning_rate, c.momentum, c.workers),
+    "ringmaster": lambda c: gemjax.ringmaster(c.learning_rate, c.workers),
+    "rennala": lambda c: gemjax.rennala(c.learning_rate, c.workers),
+    "downpour": lambda c: gemjax.downpour(_outer(c, 1.0), c.workers),
+    "agn": lambda c: gemjax.agn(_outer(c, 1.0), c.workers),
+    "easgd": lambda c: gemjax.easgd(_outer(c, 1.0), c.workers),
+    "lsgd": lambda c: gemjax.lsgd(_outer(c, 1.0), c.workers),
+    "delayed_nesterov": lambda c: gemjax.delayed_nesterov(_outer(c, 0.07), c.momentum, c.workers),
+    "diloco": lambda c: gemjax.diloco(_outer(c, 0.7), c.momentum, c.workers),
+    "momentum_lookahead": lambda c: gemjax.momentum_lookahead(_outer(c, 0.7), c.momentum, c.workers),
+    "heloco": lambda c: gemjax.heloco(_outer(c, 0.7), c.momentum, c.workers),
 }
 
 
+def _outer(config: Config, published: float) -> float:
+    """The rate at the centre of a method whose workers have a rate of their own."""
+    return published if config.outer_learning_rate is None else config.outer_learning_rate
+
+
 def local_steps(config: Config) -> gemjax.LocalSteps | None:
-    """What workers do between two commits: nothing, or `config.period` steps of (momentum) SGD."""
-    return None
+    """What workers do between two commits: `period` steps of SGD, with the methods that are made for that."""
+    if config.method not in LOCAL:
+        return None
+    momentum = config.local_momentum or None
+    return gemjax.LocalSteps(optax.sgd(config.learning_rate, momentum, nesterov=bool(momentum)), config.period)

@@ -10,6 +10,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 LINES = 20  # Plain lines a run, where the output is not a terminal.
 
 
+def mean_loss(history: dict[str, Any]) -> float:
+    """Of the commits in `history` that were applied; not a number if none was."""
+    losses = history["loss"][history["applied"]]
+    return float(np.mean(losses)) if len(losses) else float("nan")
+
+
 class ProgressLine:
     """Shows commits, their rate, the time left, the loss, the staleness and the last test accuracy."""
 
@@ -57,7 +63,7 @@ class ProgressLine:
         self.done, self._seen = done, time.perf_counter()
         if self._began is None:
             self._began, self._begun_at = self._seen, done
-        loss, staleness = np.mean(history["loss"][history["applied"]]), history["staleness"]
+        loss, staleness = mean_loss(history), history["staleness"]
         p50, p95 = np.percentile(staleness, [50, 95])
         text = f"loss {loss:.4f}  staleness p50 {p50:.0f} p95 {p95:.0f}  test accuracy {100 * self.accuracy:.2f} %"
         if rejected:

@@ -15,8 +15,8 @@ import gemjax
 from gemjax import arrivals
 from train import plots
 from train.config import Config
-from train.methods import METHODS
-from train.progress import ProgressLine
+from train.methods import METHODS, local_steps
+from train.progress import ProgressLine, mean_loss
 from train.runfolder import RunFolder
 from train.task import Task, make_task
 
@@ -57,17 +57,17 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
 
 def _run_engine(config: Config, task: Task, state, recorded: gemjax.Trace, log, watcher: "_Watcher") -> gemjax.Result:
     """The one place where the two engines differ."""
-    tx = METHODS[config.method](config)
+    tx, local = METHODS[config.method](config), local_steps(config)
     if config.engine == "simulate":
         trace = _cluster(config).trace(task.num_commits, config.seed)
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
-            seed=config.seed, diagnostics=("gap",), state=state, callback=watcher, chunk_size=CALLBACK_EVERY,
+            local=local, seed=config.seed, diagnostics=("gap",), state=state, callback=watcher, chunk_size=CALLBACK_EVERY,
         )  # fmt: skip
     placement = gemjax.place(config.workers, None if config.central == "auto" else config.central)
     return gemjax.run_on_devices(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
-        placement=placement, seed=config.seed, diagnostics=("gap",), state=state,
+        placement=placement, local=local, seed=config.seed, diagnostics=("gap",), state=state,
         recorded=None if state is None else recorded, log=log, callback=watcher, callback_every=CALLBACK_EVERY,
     )  # fmt: skip
 
@@ -75,7 +75,11 @@ def _run_engine(config: Config, task: Task, state, recorded: gemjax.Trace, log, 
 def _cluster(config: Config) -> arrivals.Arrivals:
     if config.cluster == "round_robin":
         return arrivals.RoundRobin(config.workers)
-    return arrivals.Gamma(config.workers, machine_variation=0.6 if config.cluster == "heterogeneous" else 0.0)
+    # A commit of tau local steps takes tau times as long, and varies by 1/sqrt(tau).
+    return arrivals.Gamma(
+        config.workers, batch_variation=0.1 / config.period**0.5, mean=float(config.period),
+        machine_variation=0.6 if config.cluster == "heterogeneous" else 0.0,
+    )  # fmt: skip
 
 
 def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.Checkpoints):
@@ -83,7 +87,9 @@ def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.
     if checkpoints.latest is None:
         folder.rewind({"events": 0, "metrics": 0})
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
-    like = gemjax.initial_state(METHODS[config.method](config), task.params, num_workers=config.workers)
+    like = gemjax.initial_state(
+        METHODS[config.method](config), task.params, num_workers=config.workers, local=local_steps(config)
+    )
     state, recorded, sizes = checkpoints.load(like)
     folder.rewind(sizes)
     return state, recorded
@@ -120,11 +126,12 @@ class _Watcher:
         self.folder.add_metrics(
             commits=progress.commits,
             time=float(recent["time"][-1]),
-            train_loss=_finite(np.mean(recent["loss"][recent["applied"]])),
+            train_loss=_finite(mean_loss(recent)),
             gap=_finite(np.mean(recent["gap"])),
             test_loss=_finite(loss),
             test_accuracy=accuracy,
             rejected=progress.rejected,
+            dropped=progress.dropped,
         )
 
 
@@ -149,9 +156,9 @@ class _Interrupt(threading.Event):
 
 def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
     """Writes simulated commits to the event log, as a run on devices does."""
-    names = [name for name in history if name not in ("time", "applied")]
+    names = [name for name in history if name not in ("time", "applied", "dropped")]
     for row in range(len(history["worker"])):
-        event = "commit" if history["applied"][row] else "reject"
+        event = "commit" if history["applied"][row] else "drop" if history["dropped"][row] else "reject"
         log.write(event, history["time"][row], **{name: history[name][row] for name in names})
 
 
@@ -164,6 +171,7 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
         "total": task.num_commits,
         "finished": not result.stopped,
         "rejected": int(result.state.rejected),
+        "dropped": int(result.state.dropped),
         "test_loss": _finite(loss),
         "test_accuracy": accuracy,
         "commits_per_second": _finite(watcher.line.rate),
@@ -179,7 +187,7 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
     _say(
         console,
         f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate_text} commits, "
-        f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}",
+        f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}, dropped {summary['dropped']}",
     )
     _say(console, f"picture: {folder.picture}")
     return summary

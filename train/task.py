@@ -44,5 +44,5 @@ def make_task(config: Config) -> Task:
         loss_fn=models.make_loss(model, *normalisation),
         batches=batches,
         evaluate=evaluate_now,
-        num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch))),
+        num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / config.period))),
     )
