@@ -140,7 +140,7 @@ def yellowfin(
 
     Args:
       learning_rate: :math:`\eta`, a factor on the tuned rate; a non-negative float or a schedule over commits of the
-        central variable. Default 1, the paper's.
+        central variable. Default 1, the paper's; many workers may need less: eight learn the digits of ``train`` at 0.3.
       num_workers: number of workers N, default 1.
       closed_loop: whether the momentum is fed back; default ``True``.
       decay: :math:`\beta` in [0, 1) of all running means, a commit; default 0.999.
