@@ -83,10 +83,10 @@ def simulate(
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be positive, got {chunk_size}")
     transition = Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state, local)
-    transition, initial = transition.init(_owned(params), _owned(model_state))
+    transition, initial = transition.init(params, model_state)
     if state is not None:
         check_state(state, initial)
-    state = initial if state is None else _owned(state)
+    state = _owned(initial if state is None else state)
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     data = jax.device_put(batches.data)
     events, done = trace.events(), int(state.arrivals)

@@ -17,3 +17,21 @@ def test_the_benchmark_measures_both_engines(tmp_path, capsys):
     assert all(value > 0 for value in figures["simulate"]["ratio"].values())
     assert figures["devices"]["engine with 1 worker, a commit"] > 0
     assert "ratio" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_cost_of_methods_is_a_ratio_to_asgd(monkeypatch, tmp_path):
+    names = ("asgd", "gem", "lsgd", "ringmaster")
+    monkeypatch.setattr(bench, "METHODS", {name: bench.METHODS[name] for name in names})
+    out = tmp_path / "bench.json"
+    assert bench.main(["methods", "--rounds", "1", "--steps", "16", "--out", str(out)]) == 0
+    figures = json.loads(out.read_text())
+    assert figures.keys() == {"methods"}
+    methods = figures["methods"]["methods"]
+    assert tuple(methods) == names
+    # One central variable and a view a worker; GEM adds a momentum a worker; LSGD a position, and counts no other rows.
+    assert methods["asgd"]["state in copies"] == pytest.approx(17, abs=0.01)
+    assert methods["gem"]["state in copies"] == pytest.approx(33, abs=0.01)
+    assert methods["lsgd"]["state in copies"] == pytest.approx(33, abs=0.01)
+    assert methods["asgd"]["traffic ratio"] == 1.0
+    assert 1.0 < methods["lsgd"]["traffic ratio"] < 2.5

@@ -8,7 +8,7 @@ import pytest
 
 from train import configs
 from train.config import Config, Method
-from train.methods import METHODS
+from train.methods import METHODS, local_steps
 
 
 @pytest.mark.parametrize("name", configs.NAMES)
@@ -88,6 +88,39 @@ def test_the_variant_of_delay_compensation_reaches_the_method():
         for variant in ("constant", "adaptive")
     ]
     assert sizes[1] - sizes[0] == 3 * 9  # A mean square for each worker.
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_local_steps_go_with_the_methods_that_take_displacements(name):
+    import jax.numpy as jnp
+
+    import gemjax
+
+    state = METHODS[name](Config(workers=3)).init(jnp.zeros(2))
+    assert (local_steps(Config(method=name)) is not None) == gemjax.staleness.needs_local_steps(state)
+
+
+def test_local_steps_are_what_the_flags_say():
+    local = local_steps(Config(method="easgd", period=5, learning_rate=0.5, local_momentum=0.9))
+    assert local.period == 5
+    updates, _ = local.tx.update(1.0, local.tx.init(0.0))
+    assert updates == pytest.approx(-0.5 * 1.9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "gem", "period": 4}, r"--period is for methods with local steps \(downpour, .*\); --method is gem"),
+        ({"method": "gem", "local_momentum": 0.9}, "--local-momentum is for methods with local steps"),
+        ({"method": "asgd", "outer_learning_rate": 0.7}, "--outer-learning-rate is for methods with local steps"),
+        ({"method": "easgd", "period": 0}, "--period must be at least 1; got 0"),
+        ({"method": "easgd", "local_momentum": 1.0}, r"--local-momentum must be in \[0, 1\); got 1.0"),
+        ({"method": "easgd", "outer_learning_rate": -0.1}, "--outer-learning-rate must be finite and not negative"),
+    ],
+)
+def test_flags_of_local_steps_are_checked(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**fields)
 
 
 def test_a_configuration_is_plain_data():

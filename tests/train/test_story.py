@@ -113,6 +113,23 @@ def test_an_interrupted_run_on_devices_goes_on_without_gap_or_repeat(tiny, small
         np.testing.assert_array_equal(steps, np.arange(len(steps)))
 
 
+def test_local_steps_run_and_go_on_from_a_checkpoint(tiny, small, monkeypatch, tmp_path):
+    """Two local steps a commit make half as many commits; the local momentum is in the checkpoint."""
+    config = dataclasses.replace(small, engine="simulate", method="lsgd", period=2, local_momentum=0.5)
+    whole, summary, _ = run(config)
+    assert summary["commits"] == summary["total"] == 17
+    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
+    monkeypatch.setattr(story._Interrupt, "is_set", lambda self: True)
+    cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
+    folder, summary, _ = run(cut)
+    assert summary["commits"] == 5
+    monkeypatch.undo()
+    monkeypatch.setattr(models, "DigitsCNN", Tiny)
+    _, summary, _ = run(cut, folder)
+    assert summary["commits"] == 17
+    assert summary["test_loss"] == json.loads(whole.summary.read_text())["test_loss"]
+
+
 def test_records_beyond_the_checkpoint_are_cut_off(tiny, small, monkeypatch):
     monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
     config = dataclasses.replace(small, engine="simulate")
