@@ -1,0 +1,36 @@
+"""Models of how long workers compute: where the traces of simulated runs come from.
+
+Unless a model says otherwise, a worker starts its next gradient the moment it has committed, commits take no time, and
+workers do not wait for each other. So every worker's finishing times are a running sum of its own durations, and a trace
+is their merge: no parameter enters, which is why the trace can be made before the run.
+
+Every worker draws from a random stream of its own, keyed by (seed, worker): a longer trace begins with the shorter one,
+and adding workers changes nobody's speed.
+
+Models compose: ``Incidents(Delayed(Scaled(Gamma(4), [1, 1, 1, 3]), up=0.1, down=0.1), [Leaves(worker=2, at=40.0)])``.
+"""
+
+from gemjax.arrivals.base import Arrivals
+from gemjax.arrivals.central import Delayed, Queue
+from gemjax.arrivals.incidents import Incidents, Joins, Leaves, Slows
+from gemjax.arrivals.meetings import Barrier, SemiSynchronous
+from gemjax.arrivals.models import ConstantSpeeds, Exponential, Gamma, LogNormal, Pareto, RoundRobin, Scaled
+
+__all__ = [
+    "Arrivals",
+    "Barrier",
+    "ConstantSpeeds",
+    "Delayed",
+    "Exponential",
+    "Gamma",
+    "Incidents",
+    "Joins",
+    "Leaves",
+    "LogNormal",
+    "Pareto",
+    "Queue",
+    "RoundRobin",
+    "Scaled",
+    "SemiSynchronous",
+    "Slows",
+]

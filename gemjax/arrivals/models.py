@@ -1,0 +1,211 @@
+"""Distributions of one worker's durations."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from gemjax.arrivals.base import Arrivals, per_worker
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRobin(Arrivals):
+    """Workers commit in turn, 0, 1, …, N - 1, 0, …; every gradient takes one unit of time.
+
+    The staleness is exactly N - 1 after the first round.
+
+    Args:
+      num_workers: number of workers N, positive.
+
+    >>> RoundRobin(3).trace(5).worker
+    array([0, 1, 2, 0, 1], dtype=int32)
+    """
+
+    def durations(self, worker, rng, count):
+        del worker, rng
+        return np.ones(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantSpeeds(Arrivals):
+    """Each worker has a speed of its own, and keeps it.
+
+    Args:
+      speeds: gradients a unit of time for each worker, all positive. Commits at the same moment go by worker number.
+
+    >>> ConstantSpeeds([2.0, 1.0]).trace(6).worker
+    array([0, 0, 1, 0, 0, 1], dtype=int32)
+    """
+
+    num_workers: int = dataclasses.field(init=False, default=0)  # As many as there are speeds.
+    speeds: Sequence[float] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "speeds", tuple(float(speed) for speed in self.speeds))
+        object.__setattr__(self, "num_workers", len(self.speeds))
+        super().__post_init__()
+        if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
+            raise ValueError(f"speeds must be positive and finite, got {self.speeds}")
+
+    def durations(self, worker, rng, count):
+        del rng
+        return np.full(count, 1.0 / self.speeds[worker])
+
+    def finishes(self, worker, rng, count):
+        del rng  # Exact where a running sum would drift off a tie.
+        return np.arange(1, count + 1) / self.speeds[worker], np.full(count, np.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gamma(Arrivals):
+    r"""Gamma-distributed durations, as DANA simulates clusters.
+
+    A gradient of worker w takes :math:`T \sim \Gamma(1/V_b^2,\; \mu_w V_b^2)`: mean :math:`\mu_w`, coefficient of variation
+    :math:`V_b`. On a homogeneous cluster every :math:`\mu_w` is ``mean``; on a heterogeneous one it is drawn once a worker from
+    :math:`\Gamma(1/V_m^2,\; \mathrm{mean} \cdot V_m^2)`.
+
+    Args:
+      num_workers: number of workers N, positive.
+      batch_variation: :math:`V_b > 0`, default 0.1.
+      machine_variation: :math:`V_m \ge 0`; 0 (default) is homogeneous, DANA's heterogeneous cluster has 0.6.
+      mean: mean duration, positive, in any unit of time; default 1.
+
+    >>> trace = Gamma(8).trace(10_000)
+    >>> float(trace.staleness[8:].mean().round(1))  # N - 1 on any cluster in a steady state.
+    7.0
+
+    References:
+      Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
+      <https://arxiv.org/abs/1907.11612>`_, 2019; Ali et al., Representing Task and Machine Heterogeneities for
+      Heterogeneous Computing Systems, 2000
+    """
+
+    batch_variation: float = 0.1
+    machine_variation: float = 0.0
+    mean: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not (self.batch_variation > 0 and self.machine_variation >= 0 and self.mean > 0):
+            raise ValueError(f"batch_variation and mean must be positive, machine_variation not negative: got {self}")
+
+    def durations(self, worker, rng, count):
+        del worker
+        mean = self.mean
+        if self.machine_variation:
+            mean = rng.gamma(self.machine_variation**-2, mean * self.machine_variation**2)
+        return rng.gamma(self.batch_variation**-2, mean * self.batch_variation**2, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential(Arrivals):
+    """Exponential durations: arrivals without memory, the model of queueing theory and of most proofs.
+
+    Args:
+      num_workers: number of workers N, positive.
+      mean: mean duration, positive, in any unit of time; default 1.
+
+    >>> round(float(Exponential(8).trace(20_000).staleness.std()))  # Geometric: as wide as its mean.
+    7
+    """
+
+    mean: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_positive(self, mean=self.mean)
+
+    def durations(self, worker, rng, count):
+        del worker
+        return rng.exponential(self.mean, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogNormal(Arrivals):
+    """Log-normal durations: mostly alike, now and then long.
+
+    Args:
+      num_workers: number of workers N, positive.
+      variation: coefficient of variation, positive; default 0.5.
+      mean: mean duration, positive, in any unit of time; default 1.
+
+    >>> bool(LogNormal(4, variation=1.0).trace(1000).staleness.max() > LogNormal(4, variation=0.1).trace(1000).staleness.max())
+    True
+    """
+
+    variation: float = 0.5
+    mean: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_positive(self, variation=self.variation, mean=self.mean)
+
+    def durations(self, worker, rng, count):
+        del worker
+        spread = np.log1p(self.variation**2)
+        return rng.lognormal(np.log(self.mean) - spread / 2, np.sqrt(spread), count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pareto(Arrivals):
+    r"""Pareto durations: stragglers of any length, with a power law.
+
+    No gradient takes less than :math:`\mathrm{mean} \cdot (a - 1)/a`; the share that takes more than x falls as
+    :math:`x^{-a}`.
+
+    Args:
+      num_workers: number of workers N, positive.
+      shape: :math:`a > 1`, the smaller the worse the stragglers; default 2.5. Below 2 the variance is infinite.
+      mean: mean duration, positive, in any unit of time; default 1.
+
+    >>> int(Pareto(8, shape=1.5).trace(2000).staleness.max()) > 50
+    True
+    """
+
+    shape: float = 2.5
+    mean: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_positive(self, shape=self.shape, mean=self.mean)
+        if self.shape <= 1:
+            raise ValueError(f"shape must be above 1, or there is no mean duration; got {self.shape}")
+
+    def durations(self, worker, rng, count):
+        del worker
+        return self.mean * (self.shape - 1) / self.shape * (1 + rng.pareto(self.shape, count))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Arrivals):
+    """Another model with workers of unequal speeds.
+
+    Args:
+      model: how long gradients take on a worker of speed 1.
+      speeds: speed of each worker, positive; its durations are divided by it.
+
+    >>> trace = Scaled(Gamma(3), speeds=[1.0, 1.0, 4.0]).trace(600)
+    >>> int((trace.worker == 2).sum().round(-2))
+    400
+    """
+
+    num_workers: int = dataclasses.field(init=False, default=0)
+    model: Arrivals = dataclasses.field(default_factory=lambda: RoundRobin(1))
+    speeds: Sequence[float] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "num_workers", self.model.num_workers)
+        speeds = per_worker("speeds", self.speeds, self.num_workers, lowest=0.0)
+        object.__setattr__(self, "speeds", speeds)
+        if not all(speeds):
+            raise ValueError(f"speeds must be positive, got {speeds}; a worker that stands still is one that Leaves")
+        super().__post_init__()
+
+    def durations(self, worker, rng, count):
+        return self.model.durations(worker, rng, count) / self.speeds[worker]
+
+
+def _check_positive(model: Arrivals, **values: float) -> None:
+    for name, value in values.items():
+        if not (np.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be positive and finite, got {value} in {model}")
