@@ -151,7 +151,7 @@ def test_the_base_class_says_what_to_use():
     class Nothing(arrivals.Arrivals):
         pass
 
-    with pytest.raises(TypeError, match="Nothing does not say how long single gradients take, .* around RoundRobin"):
+    with pytest.raises(TypeError, match=r"Nothing does not say how long single gradients take, .* around RoundRobin"):
         Nothing(2).trace(3)
 
 

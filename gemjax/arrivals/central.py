@@ -28,15 +28,16 @@ class Delayed(Arrivals):
     model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
     up: float | Sequence[float] = 0.0
     down: float | Sequence[float] = 0.0
+    way: tuple[float, ...] = dataclasses.field(init=False, repr=False, default=())  # Both, of each worker.
 
     def __post_init__(self):
         object.__setattr__(self, "num_workers", self.model.num_workers)
-        for name in ("up", "down"):
-            object.__setattr__(self, name, per_worker(name, getattr(self, name), self.num_workers, lowest=0.0))
         super().__post_init__()
+        up, down = (per_worker(name, getattr(self, name), self.num_workers, lowest=0.0) for name in ("up", "down"))
+        object.__setattr__(self, "way", tuple(there + back for there, back in zip(down, up, strict=True)))
 
     def durations(self, worker, rng, count):
-        return self.down[worker] + self.model.durations(worker, rng, count) + self.up[worker]
+        return self.way[worker] + self.model.durations(worker, rng, count)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,242 @@
+"""Arrival models around arrival models: speeds, ways, queues, incidents, barriers."""
+
+import numpy as np
+import pytest
+
+import gemjax
+import gemjax.testing
+from gemjax import arrivals
+from gemjax.arrivals import (
+    Barrier,
+    ConstantSpeeds,
+    Delayed,
+    Gamma,
+    Incidents,
+    Joins,
+    Leaves,
+    Queue,
+    RoundRobin,
+    Scaled,
+    Slows,
+)
+
+WRAPPED = {
+    "Exponential": arrivals.Exponential(4),
+    "LogNormal": arrivals.LogNormal(4),
+    "Pareto": arrivals.Pareto(4),
+    "Scaled": Scaled(Gamma(4), [1.0, 2.0, 3.0, 4.0]),
+    "Delayed": Delayed(Gamma(4), up=0.2, down=[0.1, 0.2, 0.3, 0.4]),
+    "Queue": Queue(Gamma(4), service=0.2),
+    "Incidents": Incidents(
+        Gamma(4), [Slows(0, 2.0, 3.0), Leaves(1, 3.0), Joins(1, 7.5), Joins(2, 4.0), Leaves(3, 9.0)]
+    ),
+    "Barrier": Barrier(Gamma(4)),
+    "all": Incidents(Delayed(Scaled(Gamma(4), [1.0, 1.0, 1.0, 0.5]), up=0.1), [Leaves(0, 5.0)]),
+}
+every_model = pytest.mark.parametrize("model", WRAPPED.values(), ids=WRAPPED.keys())
+
+
+@every_model
+def test_the_same_seed_gives_the_same_trace_and_a_longer_one_begins_with_it(model):
+    trace = model.trace(400, seed=3)
+    assert trace == model.trace(400, seed=3)
+    assert trace != model.trace(400, seed=4)
+    assert model.trace(1500, seed=3).first(400) == trace
+    assert len(model.trace(0)) == 0
+
+
+@every_model
+def test_time_is_real(model):
+    trace = model.trace(500)
+    assert (np.diff(trace.time) >= 0).all()
+    assert trace.time[0] > 0
+    assert (trace.staleness >= 0).all()
+
+
+# --- Distributions
+
+
+@pytest.mark.parametrize("mean", [1.0, 8.0])
+@pytest.mark.parametrize("kind", [arrivals.Exponential, arrivals.LogNormal, arrivals.Pareto])
+def test_means_are_what_they_are_said_to_be(kind, mean):
+    drawn = kind(1, mean=mean).trace(60_000)
+    assert drawn.time[-1] / 60_000 == pytest.approx(mean, rel=0.02)
+
+
+def test_exponential_arrivals_have_no_memory():
+    """Whoever is next has nothing to do with who was: the staleness is geometric with mean N - 1."""
+    lag = arrivals.Exponential(8).trace(60_000).staleness[100:]
+    assert lag.mean() == pytest.approx(7, rel=0.01)
+    np.testing.assert_allclose(np.bincount(lag, minlength=20)[:6] / len(lag), (7 / 8) ** np.arange(6) / 8, rtol=0.05)
+
+
+def test_log_normal_has_its_variation():
+    taken = arrivals.LogNormal(1, variation=0.7).durations(0, np.random.default_rng(0), 200_000)
+    assert taken.std() / taken.mean() == pytest.approx(0.7, rel=0.02)
+
+
+def test_pareto_follows_its_power_law():
+    taken = arrivals.Pareto(1, shape=2.5, mean=2.0).durations(0, np.random.default_rng(0), 200_000)
+    least = 2.0 * 1.5 / 2.5
+    assert taken.min() == pytest.approx(least, rel=1e-3)
+    assert (taken > 4 * least).mean() == pytest.approx(4**-2.5, rel=0.1)
+
+
+# --- Speeds and ways
+
+
+def test_scaled_round_robin_is_constant_speeds():
+    scaled, constant = Scaled(RoundRobin(3), [2.0, 1.0, 0.5]).trace(60), ConstantSpeeds([2.0, 1.0, 0.5]).trace(60)
+    np.testing.assert_array_equal(scaled.worker, constant.worker)
+    np.testing.assert_allclose(scaled.time, constant.time)
+
+
+def test_a_way_makes_every_round_longer_and_nothing_else():
+    near, far = Gamma(4).trace(200), Delayed(Gamma(4), up=1.0, down=2.0).trace(200)
+    for worker in range(4):
+        mine, other = near.time[near.worker == worker], far.time[far.worker == worker]
+        count = min(len(mine), len(other))
+        np.testing.assert_allclose(other[:count], mine[:count] + 3.0 * np.arange(1, count + 1))
+
+
+# --- The queue
+
+
+def test_a_centre_that_takes_no_time_is_no_queue():
+    queued, free = Queue(Gamma(5), service=0.0).trace(300), Gamma(5).trace(300)
+    np.testing.assert_array_equal(queued.worker, free.worker)
+    np.testing.assert_allclose(queued.time, free.time)
+
+
+def test_a_busy_centre_serves_one_at_a_time_in_the_order_of_arrival():
+    """64 workers of one gradient a unit, 0.05 each: 20 commits a unit of time, and everyone in turn."""
+    trace = Queue(Gamma(64), service=0.05).trace(4000, seed=1)
+    assert (np.diff(trace.time) >= 0.05 - 1e-9).all()
+    assert 4000 / trace.time[-1] == pytest.approx(20, rel=0.01)
+    assert trace.staleness[200:].mean() == pytest.approx(63, rel=0.01)
+    counts = np.bincount(trace.worker)
+    assert counts.max() - counts.min() <= 2
+
+
+def test_an_idle_centre_delays_only_by_its_service():
+    trace = Queue(ConstantSpeeds([1.0]), service=0.25).trace(3)
+    np.testing.assert_allclose(trace.time, [1.25, 2.5, 3.75])
+
+
+# --- Incidents
+
+
+def test_a_slow_worker_by_hand():
+    """The gradient at hand at 1.5 is half done: its other half takes 2 instead of 0.5."""
+    trace = Incidents(RoundRobin(1), [Slows(0, at=1.5, factor=4.0), Slows(0, at=9.5, factor=1.0)]).trace(5)
+    np.testing.assert_allclose(trace.time, [1.0, 3.5, 7.5, 10.0, 11.0])
+
+
+def test_a_worker_that_leaves_loses_its_gradient_and_comes_back_with_a_fresh_view():
+    trace = Incidents(RoundRobin(2), [Leaves(1, at=2.5), Joins(1, at=6.25)]).trace(14)
+    mine = trace.worker == 1
+    np.testing.assert_allclose(trace.time[mine], [1, 2, 7.25, 8.25, 9.25])
+    np.testing.assert_array_equal(trace.step[mine], [0, 1, 2, 3, 4])
+    back = np.flatnonzero(mine)[2]
+    assert trace.pulled_at[back] == (trace.time <= 6.25).sum()
+    assert trace.pulled_at[np.flatnonzero(mine)[3]] == back + 1
+    assert (~trace.events().commits).sum() == 1
+
+
+def test_a_worker_that_joins_later_pulls_what_is_there():
+    trace = Incidents(RoundRobin(2), [Joins(1, at=3.5)]).trace(9)
+    np.testing.assert_array_equal(trace.worker, [0, 0, 0, 0, 1, 0, 1, 0, 1])
+    assert trace.pulled_at[4] == 3
+
+
+def test_slowness_outlasts_an_absence():
+    trace = Incidents(RoundRobin(1), [Slows(0, 0.0, 2.0), Leaves(0, 5.0), Joins(0, 10.0)]).trace(4)
+    np.testing.assert_allclose(trace.time, [2.0, 4.0, 12.0, 14.0])
+
+
+def test_all_others_go_on_as_if_nothing_happened():
+    incidents = [Slows(1, 2.0, 3.0), Leaves(2, 5.0), Joins(2, 9.0)]
+    with_, without = Incidents(Gamma(4), incidents).trace(300), Gamma(4).trace(300)
+    for worker in (0, 3):
+        mine, other = with_.time[with_.worker == worker], without.time[without.worker == worker]
+        count = min(len(mine), len(other))
+        np.testing.assert_array_equal(mine[:count], other[:count])
+
+
+def test_a_run_with_incidents_obeys_the_law():
+    loss_fn, params, batches = gemjax.testing.quadratic()
+    trace = WRAPPED["Incidents"].trace(60)
+    assert (~trace.events().commits).any()
+    tx = gemjax.gem(0.05, num_workers=4)
+    result = gemjax.simulate(tx, loss_fn, params, batches, trace)
+    np.testing.assert_array_equal(result.history["pulled_at"], trace.pulled_at)
+
+
+def test_when_all_have_left_there_are_no_more_commits():
+    with pytest.raises(ValueError, match="only 2 of 5 commits happen before the last worker has left for good"):
+        Incidents(RoundRobin(1), [Leaves(0, 2.5)]).trace(5)
+    assert len(Incidents(RoundRobin(1), [Leaves(0, 2.5)]).trace(2)) == 2
+
+
+# --- Barriers
+
+# N, then commits a unit of time over those behind a barrier, on a homogeneous cluster (DANA's simulation).
+SPEED_UPS = [(4, 1.10), (8, 1.15), (16, 1.19), (32, 1.22), (64, 1.25)]
+
+
+@pytest.mark.parametrize(("num_workers", "speed_up"), SPEED_UPS)
+def test_the_speed_up_over_synchronous_training_is_the_published_one(num_workers, speed_up):
+    commits = 400 * num_workers
+    behind, free = (model.trace(commits).time[-1] for model in (Barrier(Gamma(num_workers)), Gamma(num_workers)))
+    assert behind / free == pytest.approx(speed_up, rel=0.01)
+
+
+def test_behind_a_barrier_views_are_those_of_the_last_meeting():
+    trace = Barrier(Gamma(3, machine_variation=0.6)).trace(8)
+    np.testing.assert_array_equal(trace.pulled_at, [0, 0, 0, 3, 3, 3, 6, 6])
+    assert [sorted(trace.worker[k : k + 3]) for k in (0, 3)] == [[0, 1, 2]] * 2
+
+
+def test_behind_a_barrier_asgd_is_synchronous_sgd():
+    """N gradients at one point, each at a share of 1/N: one step on their mean."""
+    loss_fn, params, batches = gemjax.testing.quadratic(noise=0.0)
+    result = gemjax.simulate(gemjax.asgd(0.3 / 4, 4), loss_fn, params, batches, Barrier(Gamma(4)).trace(40))
+    alone = gemjax.simulate(gemjax.asgd(0.3), loss_fn, params, batches, RoundRobin(1).trace(10))
+    np.testing.assert_allclose(result.params["x"], alone.params["x"], rtol=1e-5)
+
+
+# --- Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: arrivals.Exponential(2, mean=0.0), "mean must be positive and finite, got 0.0"),
+        (lambda: arrivals.LogNormal(2, variation=-1.0), "variation must be positive and finite, got -1.0"),
+        (lambda: arrivals.Pareto(2, shape=1.0), "shape must be above 1, or there is no mean duration; got 1.0"),
+        (lambda: Scaled(Gamma(2), [1.0]), "speeds must be a number or one for each of the 2 workers, got 1"),
+        (lambda: Scaled(Gamma(2), [1.0, 0.0]), "speeds must be positive"),
+        (lambda: Delayed(Gamma(2), up=-1.0), "up must be finite and at least 0, got -1.0"),
+        (
+            lambda: Delayed(Gamma(2), down=[1.0, 2.0, 3.0]),
+            "down must be a number or one for each of the 2 workers, got 3",
+        ),
+        (lambda: Queue(Gamma(2), service=float("inf")), "service must be finite and not negative, got inf"),
+        (
+            lambda: Incidents(Gamma(2), [Leaves(2, 1.0)]),
+            r"Leaves\(worker=2, at=1.0\) is of a worker that is not in range\(2\)",
+        ),
+        (lambda: Incidents(Gamma(2), [Leaves(0, -1.0)]), "the time must be finite and not negative"),
+        (lambda: Incidents(Gamma(2), [Slows(0, 1.0, 0.0)]), "the factor must be positive"),
+        (lambda: Incidents(Gamma(2), [Leaves(0, 1.0), Leaves(0, 2.0)]), "worker 0 leaves or joins twice in a row"),
+        (lambda: Queue(Gamma(2), service=0.1).trace(-1), "num_commits must not be negative, got -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_couples_workers_stands_outermost():
+    with pytest.raises(TypeError, match=r"Queue does not say how long single gradients take, .* use it outermost"):
+        Delayed(Queue(Gamma(2), service=0.1), up=1.0).trace(3)
