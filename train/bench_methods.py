@@ -69,8 +69,8 @@ def measure(name: Any) -> Measured:
     compiled = jax.jit(commit, donate_argnums=(0, 1)).lower(shared, mine[0], gradient, np.int32(0)).compile()
     memory: Any = compiled.memory_analysis()  # Arguments that are not used are not in the program any more.
     traffic = memory.argument_size_in_bytes + memory.output_size_in_bytes - _untouched(state)
-    accessed = compiled.cost_analysis()["bytes accessed"]
-    return Measured(name, compiled, shared, mine, gradient, traffic, accessed, _bytes(state))
+    cost: Any = compiled.cost_analysis()
+    return Measured(name, compiled, shared, mine, gradient, traffic, cost["bytes accessed"], _bytes(state))
 
 
 def _untouched(state: RunState) -> int:

@@ -86,7 +86,8 @@ def simulate(
     transition, initial = transition.init(params, model_state)
     if state is not None:
         check_state(state, initial)
-    state = _owned(initial if state is None else state)
+    state = initial if state is None else state
+    state = _owned(state)
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     data = jax.device_put(batches.data)
     events, done = trace.events(), int(state.arrivals)
@@ -122,8 +123,8 @@ def _same(state: RunState) -> RunState:
     return state
 
 
-def _owned(tree: PyTree) -> PyTree:
-    """A copy that may be donated."""
+def _owned(tree: RunState) -> RunState:
+    """A copy that may be donated; no array stands in it twice."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
