@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
-from gemjax import slots
 from gemjax.batches import as_batches
+from gemjax.engines.loops import compiled, inputs
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
-from gemjax.engines.transition import RunState, Transition, check_state, view_of
+from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.trace import Events, Trace
 
@@ -35,6 +34,7 @@ def simulate(
     state: RunState | None = None,
     callback: Callback | None = None,
     chunk_size: int | None = None,
+    window: int | None = None,
 ) -> Result:
     r"""Runs an asynchronous training as its trace says, compiled, on one device.
 
@@ -61,6 +61,10 @@ def simulate(
         then not used. The run goes on bit for bit as if it had not stopped.
       callback: called every ``chunk_size`` commits; may end the run by returning true.
       chunk_size: arrivals a compiled call, default 1,024 (all results are the same, bit for bit, whatever it is).
+      window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
+        once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
+        follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``
+        (default) is that on a CPU, and up to 32 elsewhere.
 
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
@@ -80,8 +84,9 @@ def simulate(
     >>> int(result.history["staleness"].max()) > 6
     True
     """
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be positive, got {chunk_size}")
+    for name, value in (("chunk_size", chunk_size), ("window", window)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be positive, got {value}")
     transition = Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state, local)
     transition, initial = transition.init(params, model_state)
     if state is not None:
@@ -92,13 +97,14 @@ def simulate(
     data = jax.device_put(batches.data)
     events, done = trace.events(), int(state.arrivals)
     chunk_size = chunk_size or min(1024, max(1, len(events.worker)))
-    run_chunk = _compiled(transition, batches, chunk_size, with_pulls=not events.commits.all())
+    window = min(window or _default_window(), trace.num_workers)
+    run_chunk = compiled(transition, batches, chunk_size, window, with_pulls=not events.commits.all())
 
     parts: list[History] = []
     stopped, commits = False, int(events.commits[:done].sum())
     for begin in range(done, len(events.worker), chunk_size):
         chunk = Events(*(column[begin : begin + chunk_size] for column in events))
-        state, reports = run_chunk(state, data, *_inputs(chunk, batches, chunk_size))
+        state, reports = run_chunk(state, data, *inputs(chunk, batches, chunk_size, window))
         parts.append(_history(chunk, reports, trace))
         commits += int(chunk.commits.sum())
         check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
@@ -128,15 +134,8 @@ def _owned(tree: RunState) -> RunState:
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
-def _inputs(chunk: Events, batches: Any, chunk_size: int) -> tuple:
-    """The chunk's columns and batch selections, padded to the compiled size."""
-
-    def pad(column):
-        column = np.asarray(column)
-        return np.concatenate([column, np.repeat(column[-1:], chunk_size - len(column), axis=0)])
-
-    columns = (chunk.worker, chunk.step, chunk.commits, batches.select(chunk.worker, chunk.step))
-    return np.int32(len(chunk.worker)), *jax.tree.map(pad, columns)
+def _default_window() -> int:
+    return 1 if jax.default_backend() == "cpu" else 32
 
 
 def _history(chunk: Events, reports: Any, trace: Trace) -> History:
@@ -153,41 +152,3 @@ def _history(chunk: Events, reports: Any, trace: Trace) -> History:
         "dropped": reports.dropped,
     } | reports.metrics
     return {name: column[chunk.commits] for name, column in columns.items()}
-
-
-@functools.lru_cache(maxsize=8)
-def _compiled(transition: Transition, batches: Any, chunk_size: int, with_pulls: bool) -> Callable:
-    """``run_chunk(state, data, length, worker, step, commits, selection) -> (state, reports)``, jitted, state donated."""
-
-    def arrive(state: RunState, data: PyTree, worker, step, commits, selection):
-        view = view_of(state)
-        gradient = transition.gradient(view, batches.batch(data, selection), worker, step)
-        state, _, report = transition.commit_and_pull(
-            state, view.params, gradient, worker, step, commits if with_pulls else True
-        )
-        return state, report
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def run_chunk(state, data, length, worker, step, commits, selection):
-        # The slot of the worker at hand is carried beside the stacks and the next one read right after the write: a loop
-        # that reads and writes a stack in one iteration the other way round copies all of it (XLA:CPU).
-        store, join, shared = slots.split(state)
-
-        def body(i, carry):
-            store, shared, mine, reports = carry
-            xs = jax.tree.map(lambda column: column[i], (worker, step, commits, selection))
-            arrived, report = arrive(join(mine, shared), data, *xs)
-            mine, _, shared = slots.split(arrived)
-            store = slots.put(store, mine, worker[i])
-            mine = slots.take(store, worker[jnp.minimum(i + 1, length - 1)])
-            reports = jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, i, 0), reports, report)
-            return store, shared, mine, reports
-
-        mine = slots.take(store, worker[0])
-        first = jax.tree.map(lambda column: column[0], (worker, step, commits, selection))
-        shapes = jax.eval_shape(arrive, join(mine, shared), data, *first)[1]
-        reports = jax.tree.map(lambda s: jnp.zeros((chunk_size, *s.shape), s.dtype), shapes)
-        store, shared, _, reports = lax.fori_loop(0, length, body, (store, shared, mine, reports))
-        return join(store, shared), reports
-
-    return run_chunk

@@ -24,7 +24,7 @@ from engines.problems import (
 
 import gemjax
 from gemjax import testing
-from gemjax.engines import simulate as simulate_module
+from gemjax.engines import loops
 from gemjax.engines.transition import Transition
 from gemjax.local_steps import LocalBatches
 from gemjax.testing import run_in_python
@@ -438,8 +438,8 @@ def stacked_copies(hlo: str) -> list[str]:
 
 
 @every_method("gem", "adam-per-worker", "lsgd-groups")
-@pytest.mark.parametrize("with_pulls", [False, True])
-def test_the_compiled_loop_copies_no_stack(make, with_pulls):
+@pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, False), (5, True)])
+def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     """A commit costs the same at 4 workers and at 1,024."""
     params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}
 
@@ -451,10 +451,8 @@ def test_the_compiled_loop_copies_no_stack(make, with_pulls):
         batches = LocalBatches(batches, make.local)
     transition, state = Transition(make(STACK), loss_fn, STACK, local=make.local).init(params)
     trace = gemjax.arrivals.RoundRobin(STACK).trace(16)
-    inputs = simulate_module._inputs(trace.events(), batches, 16)
-    compiled = (
-        simulate_module._compiled(transition, batches, 16, with_pulls).lower(state, (), *inputs).compile().as_text()
-    )
+    inputs = loops.inputs(trace.events(), batches, 16, window)
+    compiled = loops.compiled(transition, batches, 16, window, with_pulls).lower(state, (), *inputs).compile().as_text()
     assert "while(" in compiled
     assert re.search(rf"\[{STACK}[,\]]", compiled)
     assert stacked_copies(compiled) == []

@@ -1,0 +1,141 @@
+"""The compiled loops of the simulator: arrivals one by one, or their gradients in windows."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from gemjax import slots
+from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.trace import Events
+
+PyTree = Any
+
+
+def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
+    """What a compiled loop is given of a chunk: its columns and batch selections, padded, and how many there are."""
+
+    def pad(column):
+        column = np.asarray(column)
+        return np.concatenate([column, np.repeat(column[-1:], chunk_size - len(column), axis=0)])
+
+    columns = (chunk.worker, chunk.step, chunk.commits, batches.select(chunk.worker, chunk.step))
+    columns = jax.tree.map(pad, columns)
+    if window == 1:
+        return np.int32(len(chunk.worker)), *columns
+    begins = windows(chunk.worker, window)
+    padded = np.full(chunk_size + 1, len(chunk.worker), np.int32)
+    padded[: len(begins)] = begins
+    return np.int32(len(begins)), padded, *columns
+
+
+def windows(worker: np.ndarray, width: int) -> np.ndarray:
+    """Where the windows of at most ``width`` arrivals of distinct workers begin, as long as they can be.
+
+    >>> windows(np.array([0, 1, 2, 1, 0, 2, 2]), width=3)
+    array([0, 3, 6], dtype=int32)
+    """
+    order = np.argsort(worker, kind="stable")
+    previous = np.full(len(worker), -1)
+    same = worker[order][1:] == worker[order][:-1]
+    previous[order[1:]] = np.where(same, order[:-1], -1)
+    begins, begin = [], 0
+    while begin < len(worker):
+        begins.append(begin)
+        again = previous[begin : begin + width] >= begin
+        begin += int(np.argmax(again)) if again.any() else len(again)
+    return np.array(begins, np.int32)
+
+
+@functools.lru_cache(maxsize=8)
+def compiled(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Callable:
+    """``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated."""
+    make = _one_by_one if window == 1 else functools.partial(_in_windows, window=window)
+    return jax.jit(make(transition, batches, chunk_size, with_pulls=with_pulls), donate_argnums=0)
+
+
+def _one_by_one(transition: Transition, batches: Any, chunk_size: int, *, with_pulls: bool) -> Callable:
+    def arrive(state: RunState, data: PyTree, worker, step, commits, selection):
+        view = view_of(state)
+        gradient = transition.gradient(view, batches.batch(data, selection), worker, step)
+        state, _, report = transition.commit_and_pull(
+            state, view.params, gradient, worker, step, commits if with_pulls else True
+        )
+        return state, report
+
+    def run_chunk(state, data, length, worker, step, commits, selection):
+        # The slot of the worker at hand is carried beside the stacks and the next one read right after the write: a loop
+        # that reads and writes a stack in one iteration the other way round copies all of it (XLA:CPU).
+        store, join, shared = slots.split(state)
+
+        def body(i, carry):
+            store, shared, mine, reports = carry
+            xs = jax.tree.map(lambda column: column[i], (worker, step, commits, selection))
+            arrived, report = arrive(join(mine, shared), data, *xs)
+            mine, _, shared = slots.split(arrived)
+            store = slots.put(store, mine, worker[i])
+            mine = slots.take(store, worker[jnp.minimum(i + 1, length - 1)])
+            return store, shared, mine, _noted(reports, report, i)
+
+        mine = slots.take(store, worker[0])
+        first = jax.tree.map(lambda column: column[0], (worker, step, commits, selection))
+        reports = _no_reports(jax.eval_shape(arrive, join(mine, shared), data, *first)[1], chunk_size)
+        store, shared, _, reports = lax.fori_loop(0, length, body, (store, shared, mine, reports))
+        return join(store, shared), reports
+
+    return run_chunk
+
+
+def _in_windows(transition: Transition, batches: Any, chunk_size: int, *, window: int, with_pulls: bool) -> Callable:
+    def run_chunk(state, data, count, begins, worker, step, commits, selection):
+        store, join, shared = slots.split(state)
+        columns = (worker, step, commits, selection)
+
+        def compute(mine, shared, worker, step, selection):
+            return transition.gradient(view_of(join(mine, shared)), batches.batch(data, selection), worker, step)
+
+        def arrive(mine, shared, gradient, worker, step, commits):
+            state = join(mine, shared)
+            state, _, report = transition.commit_and_pull(
+                state, view_of(state).params, gradient, worker, step, commits if with_pulls else True
+            )
+            mine, _, shared = slots.split(state)
+            return mine, shared, report
+
+        def body(j, carry):
+            store, shared, reports = carry
+            begin, size = begins[j], begins[j + 1] - begins[j]
+            # A window that is not full computes its last gradient again.
+            rows = begin + jnp.minimum(jnp.arange(window), size - 1)
+            workers, steps, commits, selections = jax.tree.map(lambda column: column[rows], columns)
+            mine = jax.vmap(slots.take, (None, 0))(store, workers)
+            gradients = jax.vmap(compute, (0, None, 0, 0, 0))(mine, shared, workers, steps, selections)
+
+            def commit(i, carry):
+                store, shared, reports = carry
+                one, gradient = jax.tree.map(lambda all_: all_[i], (mine, gradients))
+                one, shared, report = arrive(one, shared, gradient, workers[i], steps[i], commits[i])
+                return slots.put(store, one, workers[i]), shared, _noted(reports, report, begin + i)
+
+            return lax.fori_loop(0, size, commit, (store, shared, reports))
+
+        first = jax.tree.map(lambda column: column[0], columns)
+        mine = slots.take(store, first[0])
+        gradient = jax.eval_shape(compute, mine, shared, first[0], first[1], first[3])
+        reports = _no_reports(jax.eval_shape(arrive, mine, shared, gradient, *first[:3])[2], chunk_size)
+        store, shared, reports = lax.fori_loop(0, count, body, (store, shared, reports))
+        return join(store, shared), reports
+
+    return run_chunk
+
+
+def _no_reports(shapes: PyTree, chunk_size: int) -> PyTree:
+    return jax.tree.map(lambda s: jnp.zeros((chunk_size, *s.shape), s.dtype), shapes)
+
+
+def _noted(reports: PyTree, report: PyTree, row: jax.Array) -> PyTree:
+    return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, row, 0), reports, report)
