@@ -6,6 +6,7 @@ from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
+from gemjax.engines.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.local_steps import LocalSteps, pull_to_anchors
@@ -51,6 +52,7 @@ __all__ = [
     "Slots",
     "StalenessSchedule",
     "StalenessState",
+    "SweepResult",
     "Trace",
     "agn",
     "align_with_momentum",
@@ -108,6 +110,7 @@ __all__ = [
     "scale_by_staleness",
     "simulate",
     "staleness_aware",
+    "sweep",
     "tune_momentum",
     "yellowfin",
 ]

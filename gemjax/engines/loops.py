@@ -54,8 +54,13 @@ def windows(worker: np.ndarray, width: int) -> np.ndarray:
 @functools.lru_cache(maxsize=8)
 def compiled(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Callable:
     """``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated."""
+    return jax.jit(loop(transition, batches, chunk_size, window, with_pulls=with_pulls), donate_argnums=0)
+
+
+def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool) -> Callable:
+    """``run_chunk(state, data, *inputs(…)) -> (state, reports)``, to be compiled."""
     make = _one_by_one if window == 1 else functools.partial(_in_windows, window=window)
-    return jax.jit(make(transition, batches, chunk_size, with_pulls=with_pulls), donate_argnums=0)
+    return make(transition, batches, chunk_size, with_pulls=with_pulls)
 
 
 def _one_by_one(transition: Transition, batches: Any, chunk_size: int, *, with_pulls: bool) -> Callable:
