@@ -82,6 +82,7 @@ def test_in_step_it_is_the_collective_exchange(x64, groups):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_at_pull_zero_workers_are_alone(x64):
     """The central variable shows the best of them; each is plain SGD."""
     found, result = run_locally(lsgd(pull=0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
