@@ -187,16 +187,16 @@ class Transition:
             return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
 
         shapes = jax.eval_shape(self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first)
-        losses = jnp.zeros(longest, shapes[0].dtype)
+        losses = jnp.zeros(longest, jnp.promote_types(shapes[0].dtype, jnp.float32))  # In which any period is exact.
         sums = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.result_type(m.dtype, losses.dtype)), shapes[3])
         carry = (view.params, view.model_state, view.local, losses, sums)
         params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)
         displacement = jax.tree.map(jnp.subtract, view.params, params)
         steps = batch.count.astype(losses.dtype)
-        loss = jnp.sum(losses) / steps
-        finite = all_finite((loss, displacement, model_state, state)).astype(losses.dtype)
+        loss = (jnp.sum(losses) / steps).astype(shapes[0].dtype)
+        finite = all_finite((loss, displacement, model_state)) & _stayed_finite(state, view.local)
         metrics = jax.tree.map(lambda total: total / steps, sums)
-        return Gradient(loss, displacement, model_state, metrics, finite, losses, steps, state)
+        return Gradient(loss, displacement, model_state, metrics, finite.astype(losses.dtype), losses, steps, state)
 
     def commit_and_pull(
         self, state: RunState, view: PyTree, gradient: Gradient, worker: jax.Array, step: jax.Array, commits: Any = True
@@ -245,11 +245,9 @@ class Transition:
         # A gradient that does not get through uses its step up, a pull alone does not.
         used, lost = (jnp.asarray(flag, jnp.int32) for flag in (commits, jnp.logical_and(commits, ~taken)))
         left = state._replace(rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost)
-        if refused is not None:  # Then the method has taken everything back itself, but for the count of refusals.
-            left = left._replace(
-                opt_state=jax.tree.map(lambda new, old: jnp.where(dropped, new, old), opt_state, left.opt_state),
-                dropped=state.dropped + dropped,
-            )
+        if refused is not None:
+            counted = staleness.counting_refusals(state.opt_state, opt_state)
+            left = left._replace(opt_state=_select(dropped, counted, left.opt_state), dropped=state.dropped + dropped)
         state = _select(applied, committed, left)
         params, opt_state = pull(state.opt_state, state.params, worker=worker)
         state = state._replace(opt_state=opt_state, step=Slots(step + used), arrivals=state.arrivals + 1)
@@ -355,6 +353,13 @@ def all_finite(tree: PyTree) -> jax.Array:
     """Whether every float in ``tree`` is finite, a bool scalar."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
+
+
+def _stayed_finite(new: PyTree, old: PyTree) -> jax.Array:
+    """Whether no float became infinite or not a number that was neither (a best value so far begins infinite)."""
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+    floats = [(n, o) for n, o in pairs if jnp.issubdtype(n.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([True, *(jnp.all(jnp.isfinite(n) | ~jnp.isfinite(o)) for n, o in floats)]))
 
 
 def check_state(state: RunState, initial: RunState) -> None:

@@ -29,9 +29,9 @@ def positions(result):
 @pytest.mark.parametrize(
     ("keywords", "names"),
     [
-        ({"pull": 0.3, "window": 6}, {"c1": 0.3, "avg_size": 6}),
+        ({"strength": 0.3, "window": 6}, {"c1": 0.3, "avg_size": 6}),
         (
-            {"pull": 0.2, "groups": 2, "global_pull": 0.4, "global_period": 3},
+            {"strength": 0.2, "groups": 2, "global_strength": 0.4, "global_period": 3},
             {"c1": 0.2, "n": 2, "c2": 0.4, "period": 3},
         ),
     ],
@@ -70,11 +70,11 @@ def test_in_step_it_is_the_collective_exchange(x64, groups):
     model = gemjax.arrivals.Gamma(WORKERS, machine_variation=0.6)
     trace, taken = gemjax.arrivals.SemiSynchronous(model, period=5).trace(12, seed=1)
     assert len({sum(row) for row in taken}) > 1
-    keywords = {} if groups == 1 else {"groups": 2, "global_pull": 0.3, "global_period": 2}
+    keywords = {} if groups == 1 else {"groups": 2, "global_strength": 0.3, "global_period": 2}
     names = {} if groups == 1 else {"n": 2, "c2": 0.3, "period": 2}
     expected, leader = reference.lsgd_in_step(THETA_0, grad, loss, taken, eta=0.03, c1=0.2, **names)
     local = gemjax.LocalSteps(optax.sgd(0.03), taken)
-    _, result = run_locally(lsgd(pull=0.2, **keywords), local, trace, diagnostics=["leader"])
+    _, result = run_locally(lsgd(strength=0.2, **keywords), local, trace, diagnostics=["leader"])
     assert result.history["leader"][-1] == leader
     # What all of them pull at the last meeting, too.
     views = [gemjax.pull(result.opt_state, result.params, worker)[0] for worker in range(WORKERS)]
@@ -83,9 +83,9 @@ def test_in_step_it_is_the_collective_exchange(x64, groups):
 
 
 @pytest.mark.slow
-def test_at_pull_zero_workers_are_alone(x64):
+def test_at_strength_zero_workers_are_alone(x64):
     """The central variable shows the best of them; each is plain SGD."""
-    found, result = run_locally(lsgd(pull=0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
+    found, result = run_locally(lsgd(strength=0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
     alone = []
     for worker in range(WORKERS):
         x = THETA_0
@@ -97,7 +97,7 @@ def test_at_pull_zero_workers_are_alone(x64):
 
 
 def test_the_leader_feels_no_pull(x64):
-    params, tx = jnp.zeros(2), lsgd(pull=0.7)
+    params, tx = jnp.zeros(2), lsgd(strength=0.7)
     state = tx.init(params)
     for worker, value in ((0, 0.5), (1, 0.2), (2, 0.9)):
         updates, state = tx.update(-jnp.ones(2) * (worker + 1), state, params, worker=worker, value=jnp.array(value))
@@ -109,8 +109,8 @@ def test_the_leader_feels_no_pull(x64):
     np.testing.assert_allclose(view, 3.0 - 0.7 * (3.0 - jnp.full(2, 2.0)))
 
 
-def test_at_pull_one_workers_go_on_from_the_leader(x64):
-    found, result = run_locally(lsgd(pull=1.0), gemjax.LocalSteps(optax.sgd(0.03), 2), TRACE)
+def test_at_strength_one_workers_go_on_from_the_leader(x64):
+    found, result = run_locally(lsgd(strength=1.0), gemjax.LocalSteps(optax.sgd(0.03), 2), TRACE)
     np.testing.assert_allclose(positions(result)[ORDER[-1]], found[-1], rtol=0, atol=1e-12)
 
 
@@ -137,12 +137,12 @@ def test_copies_of_the_parameters():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"pull": -0.1}, "pull must be between 0 and 1, got -0.1"),
-        ({"pull": 1.1}, "pull must be between 0 and 1, got 1.1"),
+        ({"strength": -0.1}, "strength must be between 0 and 1, got -0.1"),
+        ({"strength": 1.1}, "strength must be between 0 and 1, got 1.1"),
         ({"groups": 3}, "groups must divide the workers: got 3 groups for 4 workers"),
         ({"groups": 0}, "groups must be a positive int, got 0"),
-        ({"groups": 2, "global_pull": 2.0}, "global_pull must be between 0 and 1, got 2.0"),
-        ({"global_pull": 0.1}, "global_pull=0.1 needs several groups"),
+        ({"groups": 2, "global_strength": 2.0}, "global_strength must be between 0 and 1, got 2.0"),
+        ({"global_strength": 0.1}, "global_strength=0.1 needs several groups"),
         ({"groups": 2, "global_period": 0}, "global_period must be a positive int, got 0"),
         ({"window": 0}, "window must be a positive int, got 0"),
         ({"window": 2.5}, "window must be a positive int, got 2.5"),
