@@ -149,9 +149,9 @@ class _Interrupt(threading.Event):
 
 def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
     """Writes simulated commits to the event log, as a run on devices does."""
-    names = [name for name in history if name not in ("time", "applied")]
+    names = [name for name in history if name not in ("time", "applied", "dropped")]
     for row in range(len(history["worker"])):
-        event = "commit" if history["applied"][row] else "reject"
+        event = "commit" if history["applied"][row] else "drop" if history["dropped"][row] else "reject"
         log.write(event, history["time"][row], **{name: history[name][row] for name in names})
 
 
