@@ -161,3 +161,15 @@ def test_a_commit_without_a_loss_is_refused():
 def test_average_position_of_another_method_is_refused():
     with pytest.raises(ValueError, match=r"needs the optimizer state of gemjax.lsgd; found 0 boards"):
         gemjax.average_position(gemjax.asgd(0.1).init(jnp.zeros(1)))
+
+
+@pytest.mark.parametrize("pull", [0.0, 0.25])
+def test_a_worker_that_pulls_again_before_its_first_commit_is_itself(pull):
+    """It goes on from its own position and is drawn to the leader of its own group."""
+    params, tx = jnp.zeros(1), lsgd(pull=pull, groups=2, global_pull=0.0)
+    state = tx.init(params)
+    for worker, moved in ((0, -1.0), (2, -8.0)):  # Group 0's leader stands at 1, group 1's at 8.
+        updates, state = tx.update(jnp.array([moved]), state, params, worker=worker, value=jnp.array(0.1))
+        params = params + updates
+    view, _ = gemjax.pull(state, params, worker=3)
+    np.testing.assert_allclose(view, [8.0 * pull])
