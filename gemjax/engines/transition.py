@@ -188,14 +188,17 @@ class Transition:
 
         shapes = jax.eval_shape(self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first)
         losses = jnp.zeros(longest, shapes[0].dtype)
-        sums = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.result_type(m.dtype, losses.dtype)), shapes[3])
+        kinds = jax.tree.map(lambda m: jnp.result_type(m.dtype, losses.dtype), shapes[3])
+        # Counts and sums would not come out in a half precision.
+        sums = jax.tree.map(lambda m, kind: jnp.zeros(m.shape, _at_least_single(kind)), shapes[3], kinds)
         carry = (view.params, view.model_state, view.local, losses, sums)
         params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)
         displacement = jax.tree.map(jnp.subtract, view.params, params)
-        steps = batch.count.astype(losses.dtype)
-        loss = jnp.sum(losses) / steps
-        finite = all_finite((loss, displacement, model_state, state)).astype(losses.dtype)
-        metrics = jax.tree.map(lambda total: total / steps, sums)
+        steps = batch.count.astype(_at_least_single(losses.dtype))
+        loss = (jnp.sum(losses.astype(steps.dtype)) / steps).astype(losses.dtype)
+        finite = all_finite((loss, displacement, model_state)) & _stays_finite(view.local, state)
+        finite = finite.astype(losses.dtype)
+        metrics = jax.tree.map(lambda total, kind: (total / steps).astype(kind), sums, kinds)
         return Gradient(loss, displacement, model_state, metrics, finite, losses, steps, state)
 
     def commit_and_pull(
@@ -355,6 +358,17 @@ def all_finite(tree: PyTree) -> jax.Array:
     """Whether every float in ``tree`` is finite, a bool scalar."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
+
+
+def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
+    """Whether nothing became NaN or infinite; what was infinite may stay so, because some optimizers begin like that."""
+    floats = lambda tree: [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    pairs = zip(floats(before), floats(after), strict=True)
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(new) | (new == old)) for old, new in pairs], bool))
+
+
+def _at_least_single(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def check_state(state: RunState, initial: RunState) -> None:
