@@ -131,6 +131,7 @@ def test_a_method_that_needs_local_steps_says_so(enter, tx):
         enter(None, tx=tx)
 
 
+@pytest.mark.slow
 def test_a_method_that_needs_none_may_have_them():
     """A method for gradients takes the displacement for one."""
     asgd = gemjax.asgd(0.05, num_workers=4)
@@ -152,8 +153,17 @@ def test_a_table_that_ends_too_early_ends_a_run_on_devices():
 # --- Batches and keys
 
 
-PERIODS = [3, (1, 4, 2), ((2, 1, 3, 1, 1, 2, 1), (4, 4, 4, 4, 4, 4, 4), (1, 2, 3, 1, 2, 3, 1))]
-periods = pytest.mark.parametrize("period", PERIODS, ids=["same", "worker", "table"])
+PERIODS = {
+    "same": 3,
+    "worker": (1, 4, 2),
+    "table": ((2, 1, 3, 1, 1, 2, 1), (4, 4, 4, 4, 4, 4, 4), (1, 2, 3, 1, 2, 3, 1)),
+}
+every_kind = pytest.mark.parametrize("period", PERIODS.values(), ids=PERIODS.keys())
+# A table shows whatever the simpler kinds can.
+periods = pytest.mark.parametrize(
+    "period",
+    [pytest.param(p, id=name, marks=() if name == "table" else pytest.mark.slow) for name, p in PERIODS.items()],
+)
 TURNS = gemjax.Trace([0, 1, 2] * 7)
 
 
@@ -208,7 +218,7 @@ def test_epochs_go_on_from_commit_to_commit(period):
     np.testing.assert_array_equal(counts_of_batches(Rows(data, 2, seed=5), 7, period), expected)
 
 
-@periods
+@every_kind
 def test_selections_hold_the_batches_in_order(period):
     """Also where one commit is asked for at a time; what is beyond the count repeats the last."""
     local, fn = LocalSteps(SGD, period), lambda worker, step: 100 * worker + step
@@ -408,6 +418,7 @@ def test_without_parameters_nothing_can_be_pulled():
         tx.update(one, tx.init(one), anchors=(one,))
 
 
+@pytest.mark.slow
 def test_a_method_without_anchors_is_refused_when_it_runs():
     local = LocalSteps(optax.chain(optax.sgd(0.1), gemjax.pull_to_anchors(0.1)))
     with pytest.raises(ValueError, match="has 1 strengths, but the method sends 0 anchors"):
