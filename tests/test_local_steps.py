@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Problem, assert_close, assert_same_bits, late, mlp, quadratic
+from engines.problems import Problem, assert_close, assert_same_bits, late, quadratic, quadratic_with_dropout
 
 import gemjax
 from gemjax import LocalSteps
@@ -17,7 +17,6 @@ from gemjax.local_steps import LocalBatches, displacements
 
 SGD = optax.sgd(0.1)
 QUADRATIC = quadratic()
-MLP = mlp()
 LATE = late()
 TABLE = ((2, 1, 4), (3,), (1, 1, 1, 5))
 
@@ -250,8 +249,8 @@ def test_keys_are_those_of_seed_worker_and_local_step(period):
 
 def test_with_a_period_of_one_downpour_is_asgd():
     """With keys and model state, pulls that come late and steps that are missing."""
-    local, rate = LocalSteps(optax.sgd(0.05)), gemjax.asgd(0.05, num_workers=4)
-    found, expected = run(local, MLP, seed=3), run(None, MLP, tx=rate, seed=3)
+    given, local, rate = quadratic_with_dropout(), LocalSteps(optax.sgd(0.05)), gemjax.asgd(0.05, num_workers=4)
+    found, expected = run(local, given, seed=3), run(None, given, tx=rate, seed=3)
     assert_close(found.params, expected.params, rtol=1e-5)
     assert_close(found.model_state, expected.model_state, rtol=1e-5)
     assert found.history.keys() == expected.history.keys()
