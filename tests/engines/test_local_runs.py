@@ -168,7 +168,6 @@ def test_a_dropped_commit_never_happened(x64):
     assert_close(locals_of(result), locals_of(missing), rtol=1e-10)
 
 
-@pytest.mark.slow
 def test_what_is_neither_finite_nor_welcome_is_rejected_only():
     """A commit counts once, and the method's own count of refusals is that of the engine."""
     trace = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60)
