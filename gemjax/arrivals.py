@@ -32,9 +32,10 @@ class Arrivals:
             f"{type(self).__name__} does not say how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
         )
 
-    def finishes(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
-        """float64 [count]; when ``worker`` finishes its first ``count`` gradients."""
-        return np.cumsum(self.durations(worker, rng, count))
+    def finishes(self, worker: int, durations: np.ndarray) -> np.ndarray:
+        """float64 [count]; when ``worker`` finishes gradients that take so long, one after the other from time 0."""
+        del worker
+        return np.cumsum(durations)
 
     def trace(self, num_commits: int, seed: int = 0) -> Trace:
         """The first ``num_commits`` commits.
@@ -95,9 +96,9 @@ class ConstantSpeeds(Arrivals):
         del rng
         return np.full(count, 1.0 / self.speeds[worker])
 
-    def finishes(self, worker, rng, count):
-        del rng
-        return np.arange(1, count + 1) / self.speeds[worker]  # Exact where a running sum would drift off a tie.
+    def finishes(self, worker, durations):
+        # Exact where a running sum would drift off a tie.
+        return np.arange(1, len(durations) + 1) / self.speeds[worker]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,9 +219,9 @@ def _finishes(model: Arrivals, seed: int) -> Callable[[int, int, int], np.ndarra
 
     def finishes(worker: int, done: int, count: int) -> np.ndarray:
         if worker not in known or len(known[worker]) < done + count:
-            known[worker] = model.finishes(worker, _stream(seed, worker), 2 * (done + count))
-        times = known[worker]
-        return times[done : done + count] - (times[done - 1] if done else 0.0)
+            known[worker] = model.durations(worker, _stream(seed, worker), 2 * (done + count))
+        # Summed from that moment on: a difference of two times would round what is a tie in another way each time.
+        return model.finishes(worker, known[worker][done : done + count])
 
     return finishes
 
@@ -231,7 +232,7 @@ def _merge(arrivals: Arrivals, num_commits: int, seed: int) -> tuple[np.ndarray,
 
     def finishes(worker: int, count: int) -> np.ndarray:
         # Drawn anew from the start when more are needed: the stream, and so the beginning, is the same.
-        return arrivals.finishes(worker, _stream(seed, worker), count)
+        return arrivals.finishes(worker, arrivals.durations(worker, _stream(seed, worker), count))
 
     counts = [int(1.1 * num_commits / num_workers) + 8] * num_workers
     times = [finishes(worker, count) for worker, count in enumerate(counts)]

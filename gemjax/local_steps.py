@@ -190,15 +190,15 @@ def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
-def _checked(period: Any, depth: int = 0) -> Any:
+def _checked(period: Any, depth: int = 2) -> Any:
     """``period`` as an int, a tuple of ints, or a tuple of tuples of ints."""
-    if isinstance(period, (Sequence, np.ndarray)) and not isinstance(period, str) and len(period) and depth < 2:
-        checked = tuple(_checked(one, depth + 1) for one in period)
-        if len({type(one) for one in checked}) > 1:
-            raise ValueError(
-                f"the periods of LocalSteps must be ints, or sequences of ints, but not both: got {period!r}"
-            )
-        return checked
+    if isinstance(period, np.ndarray):
+        period = period.tolist()
+    if depth and isinstance(period, Sequence) and not isinstance(period, (str, bytes)) and len(period):
+        found = tuple(_checked(one, depth - 1) for one in period)
+        if len(set(map(type, found))) > 1:
+            raise ValueError(f"the periods of LocalSteps must be all ints or all sequences of ints, got {period!r}")
+        return found
     if isinstance(period, (bool, str)) or not isinstance(period, (int, np.integer)) or period < 1:
         raise ValueError(f"the period of LocalSteps must be an int of at least 1, got {period!r}")
     return int(period)

@@ -187,16 +187,19 @@ class Transition:
             return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
 
         shapes = jax.eval_shape(self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first)
-        losses = jnp.zeros(longest, jnp.promote_types(shapes[0].dtype, jnp.float32))  # In which any period is exact.
-        sums = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.result_type(m.dtype, losses.dtype)), shapes[3])
+        losses = jnp.zeros(longest, shapes[0].dtype)
+        kinds = jax.tree.map(lambda m: jnp.result_type(m.dtype, losses.dtype), shapes[3])
+        # Counts and sums would not come out in a half precision.
+        sums = jax.tree.map(lambda m, kind: jnp.zeros(m.shape, _at_least_single(kind)), shapes[3], kinds)
         carry = (view.params, view.model_state, view.local, losses, sums)
         params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)
         displacement = jax.tree.map(jnp.subtract, view.params, params)
-        steps = batch.count.astype(losses.dtype)
-        loss = (jnp.sum(losses) / steps).astype(shapes[0].dtype)
-        finite = all_finite((loss, displacement, model_state)) & _stayed_finite(state, view.local)
-        metrics = jax.tree.map(lambda total: total / steps, sums)
-        return Gradient(loss, displacement, model_state, metrics, finite.astype(losses.dtype), losses, steps, state)
+        steps = batch.count.astype(_at_least_single(losses.dtype))
+        loss = (jnp.sum(losses.astype(steps.dtype)) / steps).astype(losses.dtype)
+        finite = all_finite((loss, displacement, model_state)) & _stays_finite(view.local, state)
+        finite = finite.astype(losses.dtype)
+        metrics = jax.tree.map(lambda total, kind: (total / steps).astype(kind), sums, kinds)
+        return Gradient(loss, displacement, model_state, metrics, finite, losses, steps, state)
 
     def commit_and_pull(
         self, state: RunState, view: PyTree, gradient: Gradient, worker: jax.Array, step: jax.Array, commits: Any = True
@@ -355,11 +358,15 @@ def all_finite(tree: PyTree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
 
 
-def _stayed_finite(new: PyTree, old: PyTree) -> jax.Array:
-    """Whether no float became infinite or not a number that was neither (a best value so far begins infinite)."""
-    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
-    floats = [(n, o) for n, o in pairs if jnp.issubdtype(n.dtype, jnp.inexact)]
-    return jnp.all(jnp.array([True, *(jnp.all(jnp.isfinite(n) | ~jnp.isfinite(o)) for n, o in floats)]))
+def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
+    """Whether nothing became NaN or infinite; what was infinite may stay so, because some optimizers begin like that."""
+    floats = lambda tree: [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    pairs = zip(floats(before), floats(after), strict=True)
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(new) | (new == old)) for old, new in pairs], bool))
+
+
+def _at_least_single(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def check_state(state: RunState, initial: RunState) -> None:

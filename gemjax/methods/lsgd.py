@@ -116,8 +116,9 @@ def follow_leader(
     def init_fn(params) -> Any:
         nothing, losses = jnp.zeros([], jnp.int32), jnp.full(num_workers, jnp.inf)
         board = Board.of(params, num_workers)
-        everyone = Slots(jnp.arange(num_workers, dtype=jnp.int32), num_workers)
-        following = kind(board, losses, everyone, Slots(nothing), nothing, losses[0], losses[0], nothing)
+        # Known from the start, because a worker may pull again before its first commit.
+        workers = Slots(jnp.arange(num_workers, dtype=jnp.int32), num_workers)
+        following = kind(board, losses, workers, Slots(nothing), nothing, losses[0], losses[0], nothing)
         recent = Slots(jnp.zeros(window))
         return FollowLeaderState(settings(following), recent, Slots(nothing), ReadsStaleParams(), NeedsLocalSteps())
 

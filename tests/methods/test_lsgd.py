@@ -122,11 +122,41 @@ def test_with_one_worker_it_is_its_local_optimizer(x64):
     np.testing.assert_allclose(found[-1], x, rtol=0, atol=1e-12)
 
 
-def test_a_rejected_displacement_leaves_board_and_losses_alone(x64):
-    state = (tx := lsgd()).init(params := jnp.ones(2))
-    args = {"worker": 1, "value": jnp.array(0.1)}
-    _, after = tx.update(jnp.full(2, jnp.nan), state, params, applied=jnp.array(False), **args)
-    np.testing.assert_array_equal(gemjax.average_position(after), jnp.ones(2))
+def test_a_rejected_displacement_leaves_no_trace(x64):
+    """The first of a worker, and one in the middle: leaders, positions and losses are those of a run without them."""
+    local = gemjax.LocalSteps(optax.sgd(0.05))
+    full = gemjax.Trace([0, 1, 3, 2, 1, 0, 3, 3, 2, 0], num_workers=WORKERS)
+    late = gemjax.Trace(
+        [0, 1, 2, 0, 3, 3, 2, 0], [0, 0, 0, 1, 2, 5, 3, 4], [0, 0, 0, 1, 1, 2, 1, 2], num_workers=WORKERS
+    )
+
+    def loss_fn(params, batch):
+        bad, batch = batch
+        return jnp.where(bad, jnp.nan, 1.0) * jnp.sum((params - batch) ** 2)
+
+    def batches(worker, step, spoilt=((3, 0), (1, 1))):
+        bad = sum((worker == w) & (step == s) for w, s in spoilt) > 0
+        return bad, jnp.sin(worker + 3.0 * step)
+
+    runs = [
+        gemjax.simulate(lsgd(strength=0.5), loss_fn, jnp.ones(2), batches, trace, local=local, diagnostics=["leader"])
+        for trace in (full, late)
+    ]
+    applied = runs[0].history["applied"]
+    assert (~applied).sum() == 2
+    np.testing.assert_array_equal(runs[0].history["leader"][applied], runs[1].history["leader"])
+    following = [optax.tree.get(run.opt_state, "following") for run in runs]
+    np.testing.assert_allclose(following[0].losses, following[1].losses, rtol=1e-12)
+    np.testing.assert_allclose(following[0].positions.rows, following[1].positions.rows, rtol=1e-12)
+    returned = [0, 2, 3]  # Worker 1 pulled once more and did not come again.
+    np.testing.assert_allclose(positions(runs[0])[returned], positions(runs[1])[returned], rtol=1e-12)
+
+
+def test_the_leader_of_a_group_nobody_has_come_from_is_where_it_began(x64):
+    params, tx = jnp.zeros(1), lsgd(strength=0.5, groups=2, global_strength=0.0)
+    updates, state = tx.update(jnp.array([-8.0]), tx.init(params), params, worker=0, value=jnp.array(0.1))
+    view, _ = gemjax.pull(state, params + updates, worker=2)
+    np.testing.assert_array_equal(view, [0.0])
 
 
 def test_copies_of_the_parameters():
@@ -162,3 +192,15 @@ def test_a_commit_without_a_loss_is_refused():
 def test_average_position_of_another_method_is_refused():
     with pytest.raises(ValueError, match=r"needs the optimizer state of gemjax.lsgd; found 0 boards"):
         gemjax.average_position(gemjax.asgd(0.1).init(jnp.zeros(1)))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.25])
+def test_a_worker_that_pulls_again_before_its_first_commit_is_itself(strength):
+    """It goes on from its own position and is drawn to the leader of its own group."""
+    params, tx = jnp.zeros(1), lsgd(strength=strength, groups=2, global_strength=0.0)
+    state = tx.init(params)
+    for worker, moved in ((0, -1.0), (2, -8.0)):  # Group 0's leader stands at 1, group 1's at 8.
+        updates, state = tx.update(jnp.array([moved]), state, params, worker=worker, value=jnp.array(0.1))
+        params = params + updates
+    view, _ = gemjax.pull(state, params, worker=3)
+    np.testing.assert_allclose(view, [8.0 * strength])
