@@ -9,7 +9,7 @@ from gemjax.engines.simulate import simulate
 from gemjax.engines.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
-from gemjax.local_steps import LocalSteps, pull_to_anchors
+from gemjax.local_steps import LocalSteps, displacements, pull_to_anchors
 from gemjax.methods.asgd import asgd
 from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
@@ -75,6 +75,7 @@ __all__ = [
     "delayed_nesterov",
     "diloco",
     "discount_momentum",
+    "displacements",
     "downpour",
     "drop_stale",
     "dynamic_periods",

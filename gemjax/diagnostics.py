@@ -39,8 +39,8 @@ class Observer:
         if missing:
             raise ValueError(
                 f"no member of this method reports {', '.join(missing)}; every method has 'gap' and 'update_norm', GEM adds "
-                "'pi_median' and 'energy_ratio', delay compensation 'compensation', and YellowFin 'momentum', "
-                "'target_momentum' and 'total_momentum'"
+                "'pi_median' and 'energy_ratio', delay compensation 'compensation', LSGD 'leader' and 'group_leader', "
+                "and YellowFin 'momentum', 'target_momentum' and 'total_momentum'"
             )
         return self.seen
 

@@ -17,8 +17,9 @@ class EventLog:
     """Appends events to a JSONL file.
 
     Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time).
-    ``dispatch`` adds worker and step; ``ready`` too; ``commit`` and ``reject`` add worker, step, ``pulled_at`` (the version
-    that was read), staleness, ``loss`` (``null`` if not finite) and what diagnostics were asked for.
+    ``dispatch`` adds worker and step; ``ready`` too; ``commit``, ``reject`` (it was not finite) and ``drop`` (the method
+    refused it) add worker, step, ``pulled_at`` (the version that was read), staleness, ``loss`` (``null`` if not finite) and
+    what diagnostics were asked for.
 
     Args:
       path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is

@@ -1,6 +1,7 @@
 """Local steps: a worker trains by itself for a while and commits how far it came."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,10 @@ import optax
 from gemjax.staleness import NeedsLocalSteps
 
 PyTree = Any
+
+
+class PeriodsEndError(ValueError):
+    """A worker has made all the commits that its periods were given for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +68,7 @@ class LocalSteps:
         """For vectors of (worker, that worker's commit): its first local step, counted from the run's begin, and how many.
 
         Raises:
-          ValueError: if a table of periods ends before ``step``.
+          PeriodsEndError: if a table of periods ends before ``step``.
         """
         worker, step = np.asarray(worker), np.asarray(step)
         if isinstance(self.period, int):
@@ -71,14 +76,22 @@ class LocalSteps:
         if isinstance(self.period[0], int):
             count = np.array(self.period)[worker]
             return step * count, count
-        rows = [np.array(row) for row in self.period]
-        missing = [(w, s) for w, s in zip(worker.tolist(), step.tolist(), strict=True) if s >= len(rows[w])]
-        if missing:
-            w, s = missing[0]
-            raise ValueError(f"LocalSteps has {len(rows[w])} periods for worker {w}, but its commit {s} is asked for")
-        first = [np.concatenate([[0], np.cumsum(row)]) for row in rows]
-        pairs = list(zip(worker.tolist(), step.tolist(), strict=True))
-        return np.array([first[w][s] for w, s in pairs], int), np.array([rows[w][s] for w, s in pairs], int)
+        begins = self._begins
+        for w, s in zip(worker.tolist(), step.tolist(), strict=True):
+            if s + 1 >= len(begins[w]):
+                raise PeriodsEndError(
+                    f"LocalSteps has {len(begins[w]) - 1} periods for worker {w}, but its commit {s} is asked for"
+                )
+        first, last = (
+            np.array([begins[w][s + k] for w, s in zip(worker.tolist(), step.tolist(), strict=True)], int)
+            for k in (0, 1)
+        )
+        return first, last - first
+
+    @functools.cached_property
+    def _begins(self) -> list[np.ndarray]:
+        """Of a table of periods: the local step with which each commit begins, and the last one ends."""
+        return [np.concatenate([[0], np.cumsum(row)]) for row in self.period]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,10 +190,15 @@ def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
-def _checked(period: Any) -> Any:
-    """``period`` as an int, or nested tuples of ints."""
-    if isinstance(period, (Sequence, np.ndarray)) and not isinstance(period, str) and len(period):
-        return tuple(_checked(one) for one in period)
+def _checked(period: Any, depth: int = 2) -> Any:
+    """``period`` as an int, a tuple of ints, or a tuple of tuples of ints."""
+    if isinstance(period, np.ndarray):
+        period = period.tolist()
+    if depth and isinstance(period, Sequence) and not isinstance(period, (str, bytes)) and len(period):
+        found = tuple(_checked(one, depth - 1) for one in period)
+        if len(set(map(type, found))) > 1:
+            raise ValueError(f"the periods of LocalSteps must be all ints or all sequences of ints, got {period!r}")
+        return found
     if isinstance(period, (bool, str)) or not isinstance(period, (int, np.integer)) or period < 1:
         raise ValueError(f"the period of LocalSteps must be an int of at least 1, got {period!r}")
     return int(period)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax import slots
+from gemjax.board import Board
 from gemjax.slots import Slots
 
 PyTree = Any
@@ -142,9 +143,11 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         mine, index = _checked_out(state, worker)
         staleness, stale_params = _staleness(mine, params, implicit=worker is None)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
+        no = _refuses(inner, updates, mine.inner_state, params, extra_args)
+        if no is not None:
+            extra_args["applied"] = jnp.logical_and(extra_args.get("applied", True), ~no)
         updates, inner_state = inner.update(updates, mine.inner_state, params, **extra_args)
         new = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
-        no = refused(mine, new)
         if no is not None:
             updates = jax.tree.map(lambda u: jnp.where(no, jnp.zeros_like(u), u), updates)
             new = _take_back(no, new, mine)
@@ -289,13 +292,34 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
     return staleness, stale_params
 
 
+def counting_refusals(old: PyTree, new: PyTree) -> PyTree:
+    """``old`` with the refusals that ``new`` counts: an optimizer state after a commit that was refused."""
+    return jax.tree.map(lambda o, n: n if isinstance(n, Refusals) else o, old, new, is_leaf=_is_refusals)
+
+
+def _refuses(inner: Any, updates: PyTree, state: PyTree, params: PyTree, extra_args: dict) -> jax.Array | None:
+    """Whether ``inner`` is going to refuse this commit; ``None`` if it never does.
+
+    Asked before the commit, so that members which write where nothing is taken back can be told; compiled, nothing but
+    the answer is computed twice.
+    """
+    if not _nodes(state, Refusals):
+        return None
+    _, after = inner.update(updates, state, params, **(extra_args | {"observe": None}))
+    return refused(state, after)
+
+
 def _take_back(no: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """``old`` where ``no`` is true, but for the counts of refusals."""
+    """``old`` where ``no`` is true, but for the counts of refusals, and boards, on which nothing was written then."""
 
     def choose(n, o):
-        return n if isinstance(n, Refusals) else jnp.where(no, o, n)
+        return n if isinstance(n, (Refusals, Board)) else jnp.where(no, o, n)
 
-    return jax.tree.map(choose, new, old, is_leaf=lambda node: isinstance(node, Refusals))
+    return jax.tree.map(choose, new, old, is_leaf=lambda node: isinstance(node, (Refusals, Board)))
+
+
+def _is_refusals(node: Any) -> bool:
+    return isinstance(node, Refusals)
 
 
 def _map_mine(state: PyTree, worker: Any, fn: Callable) -> PyTree:

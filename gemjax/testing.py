@@ -12,7 +12,7 @@ from gemjax import slots
 from gemjax.batches import as_batches
 from gemjax.engines.transition import Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
-from gemjax.staleness import anchors_of, pull, refused
+from gemjax.staleness import anchors_of, counting_refusals, pull, refused
 from gemjax.trace import Trace
 
 PyTree = Any
@@ -101,7 +101,9 @@ def run_in_python(
                 told |= {"local_losses": sent.losses, "local_steps": jnp.int32(sent.steps)}
             before = opt_state
             updates, opt_state = transition.tx.update(sent.grads, opt_state, params, worker=worker, **told)
-            if not refused(before, opt_state):
+            if refused(before, opt_state):
+                opt_state = counting_refusals(before, opt_state)
+            else:
                 params, model_state = optax.apply_updates(params, updates), sent.model_state
                 view = view._replace(local=sent.local)
         pulled, opt_state = pull(opt_state, params, worker=worker)

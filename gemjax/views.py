@@ -33,6 +33,15 @@ class OwnPosition(BeforeCommit):
         return where_present(lambda own, _: own, self.params, view)
 
 
+class Position(NamedTuple):
+    """The worker's own place, which nothing but its commits moves."""
+
+    params: PyTree  # Like the parameters that the rule sees.
+
+    def shift_view(self, view: PyTree) -> PyTree:
+        return where_present(lambda own, _: own, self.params, view)
+
+
 class LookAhead(NamedTuple):
     """The worker computes where a velocity will have carried the central variable: at the view less a piece of it."""
 

@@ -237,6 +237,10 @@ def test_what_cannot_be_is_refused(make, message):
         make()
 
 
-def test_what_couples_workers_stands_outermost():
-    with pytest.raises(TypeError, match=r"Queue does not say how long single gradients take, .* use it outermost"):
-        Delayed(Queue(Gamma(2), service=0.1), up=1.0).trace(3)
+@pytest.mark.parametrize("model", [Queue(Gamma(2)), Barrier(Gamma(2)), Incidents(Gamma(2), [Leaves(0, 1.0)])], ids=type)
+@pytest.mark.parametrize(
+    "outer", [Delayed, Queue, Barrier, Incidents, arrivals.SemiSynchronous, lambda model: Scaled(model, [1.0, 2.0])]
+)
+def test_what_is_more_than_durations_stands_outermost(outer, model):
+    with pytest.raises(TypeError, match=rf"got {type(model).__name__}; put that one outermost"):
+        outer(model)

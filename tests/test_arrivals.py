@@ -151,7 +151,7 @@ def test_the_base_class_says_what_to_use():
     class Nothing(arrivals.Arrivals):
         pass
 
-    with pytest.raises(TypeError, match=r"Nothing does not say how long single gradients take, .* around RoundRobin"):
+    with pytest.raises(TypeError, match="Nothing does not say how long gradients take; use RoundRobin"):
         Nothing(2).trace(3)
 
 
@@ -162,3 +162,138 @@ def test_a_model_of_ones_own_is_a_method():
 
     np.testing.assert_array_equal(Doubling(2).trace(6).worker, [0, 0, 1, 0, 0, 1])
     assert isinstance(Doubling(2).trace(6), gemjax.Trace)
+
+
+# --- Meetings
+
+CONSTANT = arrivals.ConstantSpeeds([4.0, 2.0, 1.0])
+MEETING = [
+    (arrivals.RoundRobin(4), 3),
+    (CONSTANT, 5),
+    (arrivals.Gamma(4), 1),
+    (arrivals.Gamma(6, machine_variation=0.8), 4),
+]
+meeting = pytest.mark.parametrize(("model", "period"), MEETING)
+
+
+@meeting
+def test_between_meetings_workers_take_their_steps_together(model, period):
+    """N times the period, of which everybody takes at least one."""
+    trace, periods = arrivals.SemiSynchronous(model, period).trace(20, seed=3)
+    taken = np.array(periods)
+    assert taken.shape == (model.num_workers, 20)
+    np.testing.assert_array_equal(taken.sum(0), np.full(20, model.num_workers * period))
+    assert taken.min() >= 1
+    assert len(trace) == 20 * model.num_workers
+    assert all(type(count) is int for row in periods for count in row)
+
+
+@meeting
+def test_all_commit_at_a_meeting_and_pull_after_it(model, period):
+    trace, _ = arrivals.SemiSynchronous(model, period).trace(20, seed=3)
+    who, n = trace.worker.reshape(20, -1), model.num_workers
+    np.testing.assert_array_equal(np.sort(who), np.tile(np.arange(n), (20, 1)))
+    np.testing.assert_array_equal(trace.pulled_at, np.repeat(n * np.arange(20), n))
+    np.testing.assert_array_equal(trace.step, np.repeat(np.arange(20), n))
+    time = trace.time.reshape(20, -1)
+    np.testing.assert_array_equal(time, np.tile(time[:, :1], (1, n)))
+    assert (np.diff(time[:, 0], prepend=0.0) > 0).all()
+
+
+def test_a_meeting_by_hand():
+    """Speeds 4, 2, 1, 9 steps: at 0.25, 0.5, 0.5, 0.75, 1, 1 the next is given out, by worker number where times are equal."""
+    trace, periods = arrivals.SemiSynchronous(CONSTANT, period=3).trace(3)
+    # Given out at 0 to all; then to 0, 0, 1, 0, 0, 1 (worker 2 is ready at 1, too, but comes last): 5, 3, 1 steps.
+    assert periods == ((5, 5, 5), (3, 3, 3), (1, 1, 1))
+    # They join at 5/4, 3/2 and 1.
+    np.testing.assert_array_equal(trace.worker, [2, 0, 1] * 3)
+    np.testing.assert_array_equal(trace.time, np.repeat([1.5, 3.0, 4.5], 3))
+
+
+def test_those_who_join_at_once_commit_by_worker_number():
+    trace, periods = arrivals.SemiSynchronous(arrivals.RoundRobin(3), period=2).trace(2)
+    assert periods == ((2, 2),) * 3
+    np.testing.assert_array_equal(trace.worker, [0, 1, 2, 0, 1, 2])
+    np.testing.assert_array_equal(trace.time, [2, 2, 2, 4, 4, 4])
+
+
+@pytest.mark.parametrize(
+    ("speeds", "period"),
+    [((9.0, 9.0, 1.0), 4), ((11.0, 6.0, 7.0, 11.0), 6), ((10.0, 6.0, 5.0, 4.0), 3), ((3.0, 1.0), 2)],
+)
+def test_constant_speeds_make_every_meeting_like_the_first(speeds, period):
+    """Ties do not drift apart as time goes on."""
+    trace, periods = arrivals.SemiSynchronous(arrivals.ConstantSpeeds(speeds), period).trace(60)
+    assert periods == tuple((row[0],) * 60 for row in periods)
+    who = trace.worker.reshape(60, -1)
+    np.testing.assert_array_equal(who, np.tile(who[0], (60, 1)))
+    np.testing.assert_allclose(trace.time[:: len(speeds)], trace.time[0] * np.arange(1, 61), rtol=1e-12)
+
+
+class Written(arrivals.Arrivals):
+    """Durations as they are written down, then 100 for ever."""
+
+    rows = ((1.0, 1.0, 4.0, 1.0, 7.0), (3.0, 2.0, 1.0, 1.0, 1.0))
+
+    def durations(self, worker, rng, count):
+        return np.concatenate([self.rows[worker], np.full(count, 100.0)])[:count]
+
+
+def test_durations_go_on_from_meeting_to_meeting():
+    trace, periods = arrivals.SemiSynchronous(Written(2), period=2).trace(2)
+    # From 0: worker 0 is done at 1 and 2 and takes both further steps, the last of them to 6; worker 1 joins at 3.
+    # From 6, with what is left, (1, 7) and (2, 1, 1, 1): worker 0 is done at 1, worker 1 at 2; each takes one further
+    # step, and they join at 8 and 3.
+    assert periods == ((3, 2), (1, 2))
+    np.testing.assert_array_equal(trace.worker, [1, 0, 1, 0])
+    np.testing.assert_array_equal(trace.time, [6.0, 6.0, 14.0, 14.0])
+
+
+@meeting
+def test_more_meetings_begin_with_the_fewer(model, period):
+    semi = arrivals.SemiSynchronous(model, period)
+    assert semi.trace(9, seed=4)[0] == semi.trace(9, seed=4)[0]
+    longer, taken = semi.trace(50, seed=4)
+    for num_meetings in (1, 2, 17):
+        shorter, first = semi.trace(num_meetings, seed=4)
+        assert shorter == longer.first(num_meetings * model.num_workers)
+        assert first == tuple(row[:num_meetings] for row in taken)
+
+
+def test_the_seed_decides_meetings():
+    semi = arrivals.SemiSynchronous(arrivals.Gamma(3), 4)
+    assert semi.trace(10, seed=5)[1] == semi.trace(10, seed=5)[1]
+    assert semi.trace(10, seed=5)[0] != semi.trace(10, seed=6)[0]
+
+
+def test_with_a_period_of_one_it_is_a_barrier():
+    """One step each, and everybody waits for the slowest."""
+    model = arrivals.Gamma(5, machine_variation=0.6)
+    trace, periods = arrivals.SemiSynchronous(model).trace(30, seed=7)
+    assert periods == ((1,) * 30,) * 5
+    free = model.trace(5000, seed=7)  # The same durations, without a barrier.
+    durations = np.stack([np.diff(free.time[free.worker == w], prepend=0.0)[:30] for w in range(5)])
+    np.testing.assert_allclose(trace.time, np.repeat(np.cumsum(durations.max(0)), 5), rtol=1e-9)
+    np.testing.assert_array_equal(trace.worker, np.argsort(durations, axis=0).T.ravel())
+
+
+def test_the_periods_fit_the_trace():
+    """The two go to a simulation together."""
+    trace, periods = arrivals.SemiSynchronous(arrivals.Gamma(3), 4).trace(6, seed=2)
+    first, count = gemjax.LocalSteps(None, periods).span(trace.worker, trace.step)
+    assert count.sum() == 6 * 3 * 4
+    for worker in range(3):
+        mine = trace.worker == worker
+        np.testing.assert_array_equal(first[mine][1:], np.cumsum(count[mine])[:-1])
+
+
+@pytest.mark.parametrize("period", [0, -1, 1.0, True, "2", None])
+def test_a_period_that_is_none_is_refused(period):
+    with pytest.raises(ValueError, match="period must be a positive int, got"):
+        arrivals.SemiSynchronous(arrivals.RoundRobin(2), period)
+
+
+@pytest.mark.parametrize("num_meetings", [0, -2])
+def test_there_is_at_least_one_meeting(num_meetings):
+    with pytest.raises(ValueError, match=f"num_meetings must be positive, got {num_meetings}"):
+        arrivals.SemiSynchronous(arrivals.RoundRobin(2), 2).trace(num_meetings)

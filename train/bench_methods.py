@@ -74,9 +74,9 @@ def measure(name: Any) -> Measured:
 
 
 def _untouched(state: RunState) -> int:
-    """Of a board a commit writes one row and reads one (a leader's); the others pass through."""
+    """Of a board a commit writes one row and reads two (its own again, and a leader's); the others pass through."""
     boards = [node for node in jax.tree.leaves(state, is_leaf=_is_board) if _is_board(node)]
-    return sum(2 * _bytes(board) * (WORKERS - 1) // WORKERS for board in boards)
+    return sum(_bytes(board) * (2 * WORKERS - 3) // WORKERS for board in boards)
 
 
 def _is_board(node: Any) -> bool:

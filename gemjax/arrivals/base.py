@@ -1,6 +1,7 @@
 """What every arrival model is, and the merge of independent workers into a trace."""
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ class Arrivals:
     """Base of the arrival models: members say how long one worker's gradients take."""
 
     num_workers: int
+    # Whether it is no more than durations, which another model can be put around.
+    composes: ClassVar[bool] = True
 
     def __post_init__(self):
         check_num_workers(self.num_workers)
@@ -20,18 +23,23 @@ class Arrivals:
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
         """float64 [count]; the next ``count`` durations of ``worker``, all positive."""
         raise TypeError(
-            f"{type(self).__name__} does not say how long single gradients take, so nothing can be put around it; use it "
-            "outermost, around RoundRobin, ConstantSpeeds, Gamma, …"
+            f"{type(self).__name__} does not say how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
         )
 
-    def finishes(self, worker: int, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """When ``worker`` finishes its first ``count`` gradients, and when it pulled for each.
+    def finishes(self, worker: int, durations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """When ``worker`` finishes gradients that take so long one after the other, and when it pulled for each.
 
         Returns:
-          ``(finished, pulled)``, float64 [count] each. ``pulled`` is not a number where it pulled right after its last
-          commit, which is the rule.
+          ``(finished, pulled)``, float64 vectors. ``pulled`` is not a number where it pulled right after its last commit,
+          which is the rule. There may be fewer than durations; a worker that is gone for good finishes its last at infinity.
         """
-        return np.cumsum(self.durations(worker, rng, count)), np.full(count, np.nan)
+        del worker
+        return np.cumsum(durations), np.full(len(durations), np.nan)
+
+    @property
+    def losses(self) -> int:
+        """Gradients that a worker may begin and not finish, at most."""
+        return 0
 
     def trace(self, num_commits: int, seed: int = 0) -> Trace:
         """The first ``num_commits`` commits.
@@ -48,6 +56,15 @@ class Arrivals:
         """
         check_num_commits(num_commits)
         return _merge(self, num_commits, seed)
+
+
+def check_inner(outer: object, model: Arrivals) -> None:
+    """Raises ``TypeError`` unless ``model`` can stand inside ``outer``."""
+    if not isinstance(model, Arrivals) or not model.composes:
+        raise TypeError(
+            f"{type(outer).__name__} goes around a model that is no more than durations (Gamma, Scaled, Delayed, …), got "
+            f"{type(model).__name__}; put that one outermost"
+        )
 
 
 def check_num_commits(num_commits: int) -> None:
@@ -81,26 +98,28 @@ def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[fl
 
 def _merge(model: Arrivals, num_commits: int, seed: int) -> Trace:
     """The first ``num_commits`` finishes of all workers, ties by worker number."""
-    num_workers = model.num_workers
-    counts = [int(1.1 * num_commits / num_workers) + 8] * num_workers
-    drawn = [model.finishes(worker, stream(seed, worker), count) for worker, count in enumerate(counts)]
+    num_workers, enough = model.num_workers, num_commits + model.losses
+
+    def finishes(worker: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        # Drawn anew from the start when more are needed: the stream, and so the beginning, is the same.
+        return model.finishes(worker, model.durations(worker, stream(seed, worker), count))
+
+    counts = [int(1.1 * num_commits / num_workers) + 8 + model.losses] * num_workers
+    drawn = [finishes(worker, count) for worker, count in enumerate(counts)]
     while True:
         merged = np.concatenate([finished for finished, _ in drawn])
         horizon = np.partition(merged, num_commits - 1)[num_commits - 1] if 0 < num_commits <= len(merged) else np.inf
-        short = [w for w in range(num_workers) if drawn[w][0][-1] < horizon and counts[w] < num_commits]
+        short = [w for w in range(num_workers) if drawn[w][0][-1] < horizon and counts[w] < enough]
         if not short:
             break
         for worker in short:
-            # Drawn anew from the start when more are needed: the stream, and so the beginning, is the same.
-            counts[worker] = min(num_commits, 2 * counts[worker])
-            drawn[worker] = model.finishes(worker, stream(seed, worker), counts[worker])
+            counts[worker] = min(enough, 2 * counts[worker])
+            drawn[worker] = finishes(worker, counts[worker])
     owner = np.repeat(np.arange(num_workers, dtype=np.int32), [len(finished) for finished, _ in drawn])
     order = np.lexsort((owner, merged))[:num_commits]
     time, worker = merged[order], owner[order]
-    if not np.isfinite(time).all():
-        raise ValueError(
-            f"only {np.isfinite(time).sum()} of {num_commits} commits happen before the last worker has left for good"
-        )
+    if (happen := int(np.isfinite(time).sum())) < num_commits:
+        raise ValueError(f"only {happen} of {num_commits} commits happen before the last worker has left for good")
     pulled = np.concatenate([pulled for _, pulled in drawn])[order]
     late = np.flatnonzero(~np.isnan(pulled))
     trace = Trace(worker, time=time, num_workers=num_workers)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals, check_num_commits, per_worker, stream
+from gemjax.arrivals.base import Arrivals, check_inner, check_num_commits, per_worker, stream
 from gemjax.trace import Trace
 
 
@@ -31,6 +31,7 @@ class Delayed(Arrivals):
     way: tuple[float, ...] = dataclasses.field(init=False, repr=False, default=())  # Both, of each worker.
 
     def __post_init__(self):
+        check_inner(self, self.model)
         object.__setattr__(self, "num_workers", self.model.num_workers)
         super().__post_init__()
         up, down = (per_worker(name, getattr(self, name), self.num_workers, lowest=0.0) for name in ("up", "down"))
@@ -56,11 +57,13 @@ class Queue(Arrivals):
     array([1.5, 2. , 2.5, 3. , 3.5, 4. ])
     """
 
+    composes = False
     num_workers: int = dataclasses.field(init=False, default=0)
     model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
     service: float = 0.0
 
     def __post_init__(self):
+        check_inner(self, self.model)
         object.__setattr__(self, "num_workers", self.model.num_workers)
         super().__post_init__()
         if not (np.isfinite(self.service) and self.service >= 0):

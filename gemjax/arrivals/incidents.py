@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals
+from gemjax.arrivals.base import Arrivals, check_inner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +54,13 @@ class Incidents(Arrivals):
     8
     """
 
+    composes = False
     num_workers: int = dataclasses.field(init=False, default=0)
     model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
     incidents: Sequence[Slows | Leaves | Joins] = ()
 
     def __post_init__(self):
+        check_inner(self, self.model)
         object.__setattr__(self, "num_workers", self.model.num_workers)
         object.__setattr__(self, "incidents", tuple(sorted(self.incidents, key=lambda incident: incident.at)))
         super().__post_init__()
@@ -79,11 +81,16 @@ class Incidents(Arrivals):
     def _of(self, worker: int) -> list[Slows | Leaves | Joins]:
         return [incident for incident in self.incidents if incident.worker == worker]
 
-    def finishes(self, worker, rng, count):
-        incidents = self._of(worker)
+    @property
+    def losses(self):
+        return sum(isinstance(incident, Leaves) for incident in self.incidents)
+
+    def durations(self, worker, rng, count):
+        return self.model.durations(worker, rng, count)
+
+    def finishes(self, worker, durations):
+        incidents, left = self._of(worker), durations
         moves = [incident for incident in incidents if not isinstance(incident, Slows)]
-        # One gradient more for each that may be lost.
-        left = self.model.durations(worker, rng, count + len(moves))
         here, factor, now = not moves or isinstance(moves[0], Leaves), 1.0, 0.0
         finished, pulled = [], []
         joined = np.nan  # When it pulled, if not right after its last commit.
@@ -107,6 +114,7 @@ class Incidents(Arrivals):
             elif isinstance(incident, Joins):
                 here, joined = True, incident.at
             now = until
-        times, pulls = np.concatenate(finished)[:count], np.concatenate(pulled)[:count]
-        missing = count - len(times)
-        return np.append(times, np.full(missing, np.inf)), np.append(pulls, np.full(missing, np.nan))
+        if not here:
+            finished.append(np.array([np.inf]))
+            pulled.append(np.array([np.nan]))
+        return np.concatenate(finished), np.concatenate(pulled)

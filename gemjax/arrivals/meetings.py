@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals, check_num_commits, stream
+from gemjax.arrivals.base import Arrivals, check_inner, check_num_commits, stream
 from gemjax.trace import Trace
 
 
@@ -25,10 +25,12 @@ class Barrier(Arrivals):
     (array([1., 1., 2., 2.]), array([0, 0, 2, 2], dtype=int32))
     """
 
+    composes = False
     num_workers: int = dataclasses.field(init=False, default=0)
     model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
 
     def __post_init__(self):
+        check_inner(self, self.model)
         object.__setattr__(self, "num_workers", self.model.num_workers)
         super().__post_init__()
 
@@ -73,6 +75,7 @@ class SemiSynchronous:
     period: int = 1
 
     def __post_init__(self):
+        check_inner(self, self.model)
         if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
             raise ValueError(f"period must be a positive int, got {self.period!r}")
 
@@ -95,14 +98,7 @@ class SemiSynchronous:
         finished = _resumable(self.model, seed)
         for meeting in range(num_meetings):
             # Each worker's durations go on where its last meeting broke off.
-            done = taken[:, :meeting].sum(1)
-            most = num_workers * (self.period - 1) + 1
-            times = np.stack([finished(w, done[w], most) for w in range(num_workers)])
-            # Everyone is given a step at once; of the rest, one to whoever finishes first.
-            finishes, owner = times.ravel(), np.repeat(np.arange(num_workers), most)
-            again = np.lexsort((owner, finishes))[: num_workers * (self.period - 1)]
-            taken[:, meeting] = 1 + np.bincount(owner[again], minlength=num_workers)
-            joins = times[np.arange(num_workers), taken[:, meeting] - 1]
+            taken[:, meeting], joins = self._meeting(finished, taken[:, :meeting].sum(1))
             order.append(np.lexsort((np.arange(num_workers), joins)))
             joined.append(np.full(num_workers, now := now + joins.max()))
         trace = Trace(
@@ -113,6 +109,25 @@ class SemiSynchronous:
         )
         return trace, tuple(tuple(row) for row in taken.tolist())
 
+    def _meeting(self, finished: Callable, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each worker: local steps until the next meeting, and when it joins."""
+        num_workers, more = len(done), self.model.num_workers * (self.period - 1)
+        # Everyone is given a step at once; of the rest, one to whoever finishes first.
+        counts = [min(2 * self.period, more + 1)] * num_workers
+        while True:
+            times = [finished(w, done[w], count) for w, count in enumerate(counts)]
+            finishes = np.concatenate(times)
+            owner = np.repeat(np.arange(num_workers), counts)
+            again = np.lexsort((owner, finishes))[:more]
+            horizon = finishes[again[-1]] if len(again) == more > 0 else -np.inf if not more else np.inf
+            short = [w for w in range(num_workers) if times[w][-1] <= horizon and counts[w] <= more]
+            if not short:
+                break
+            for worker in short:
+                counts[worker] = min(2 * counts[worker], more + 1)
+        taken = 1 + np.bincount(owner[again], minlength=num_workers)
+        return taken, np.array([one[count - 1] for one, count in zip(times, taken, strict=True)])
+
 
 def _resumable(model: Arrivals, seed: int) -> Callable[[int, int, int], np.ndarray]:
     """``finishes(worker, done, count)``: when the next steps are finished, from a moment at which ``done`` are."""
@@ -120,8 +135,8 @@ def _resumable(model: Arrivals, seed: int) -> Callable[[int, int, int], np.ndarr
 
     def finishes(worker: int, done: int, count: int) -> np.ndarray:
         if worker not in known or len(known[worker]) < done + count:
-            known[worker], _ = model.finishes(worker, stream(seed, worker), 2 * (done + count))
-        times = known[worker]
-        return times[done : done + count] - (times[done - 1] if done else 0.0)
+            known[worker] = model.durations(worker, stream(seed, worker), 2 * (done + count))
+        # Summed from that moment on: a difference of two times would round what is a tie in another way each time.
+        return model.finishes(worker, known[worker][done : done + count])[0]
 
     return finishes

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals, per_worker
+from gemjax.arrivals.base import Arrivals, check_inner, per_worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ConstantSpeeds(Arrivals):
         del rng
         return np.full(count, 1.0 / self.speeds[worker])
 
-    def finishes(self, worker, rng, count):
-        del rng  # Exact where a running sum would drift off a tie.
+    def finishes(self, worker, durations):
+        count = len(durations)  # Exact where a running sum would drift off a tie.
         return np.arange(1, count + 1) / self.speeds[worker], np.full(count, np.nan)
 
 
@@ -194,6 +194,7 @@ class Scaled(Arrivals):
     speeds: Sequence[float] = ()
 
     def __post_init__(self):
+        check_inner(self, self.model)
         object.__setattr__(self, "num_workers", self.model.num_workers)
         speeds = per_worker("speeds", self.speeds, self.num_workers, lowest=0.0)
         object.__setattr__(self, "speeds", speeds)

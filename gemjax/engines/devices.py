@@ -13,7 +13,7 @@ from gemjax.engines.result import Callback, Progress, Result, RunFailedError
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.engines.waiters import Arrival, Waiters
 from gemjax.eventlog import EventLog
-from gemjax.local_steps import LocalBatches, LocalSteps
+from gemjax.local_steps import LocalBatches, LocalSteps, PeriodsEndError
 from gemjax.placement import Placement, place
 from gemjax.trace import Trace
 
@@ -78,7 +78,8 @@ def run_on_devices(
 
     Raises:
       ValueError: if there are no workers, or the method is made for another number of them.
-      RunFailedError: if commits are rejected for not being finite and none gets through, or every worker keeps raising.
+      RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising, or all
+        have made the commits that ``local`` has periods for.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -126,6 +127,7 @@ class Scheduler:
         self.pending: collections.deque[Pending] = collections.deque()
         self.faults = [0] * programs.num_workers
         self.alive = set(range(programs.num_workers))
+        self.ended: PeriodsEndError | None = None
 
     def run(self, callback: Callback | None, callback_every: int) -> bool:
         """Commits until there are enough; returns whether the callback ended it before."""
@@ -136,6 +138,11 @@ class Scheduler:
         called_at = self.records.commits
         while self.records.commits < self.num_commits:
             if self.records.commits + len(self.pending) < self.num_commits:
+                if not self.alive:
+                    raise RunFailedError(
+                        f"every worker has made its commits, but only {self.records.commits + len(self.pending)} of "
+                        f"{self.num_commits} came of it: {self.ended}"
+                    )
                 self.arrive(self.waiters.next())
             self.drain(wait=self.records.commits + len(self.pending) >= self.num_commits)
             if callback is not None and self.records.commits >= called_at + callback_every:
@@ -149,8 +156,16 @@ class Scheduler:
 
     def dispatch(self, worker: int) -> None:
         step = self.programs.steps[worker]
-        selection = self.programs.select(worker)  # Data that cannot be read is no fault of one worker: it raises here.
         now = self.records.now()
+        try:
+            selection = self.programs.select(
+                worker
+            )  # Data that cannot be read is no fault of one worker: it raises here.
+        except PeriodsEndError as end:
+            self.alive.discard(worker)
+            self.ended = end
+            self.records.event("end", now, worker=worker, step=step)
+            return
         self.records.event("dispatch", now, worker=worker, step=step)
         try:
             gradient = self.programs.compute(worker, selection)

@@ -38,7 +38,7 @@ def simulate(
 ) -> Result:
     r"""Runs an asynchronous training as its trace says, compiled, on one device.
 
-    Row t of the trace is the commit of a worker on the view that it pulled ``staleness[t]`` commits before; what the
+    Row t of the trace is the commit of a worker on the view that it pulled ``staleness[t]`` rows before; what the
     worker computes and what the commit does are the functions that the other engines call too, so the same trace gives
     the same parameters. Views and per-worker state of all workers are stacked in memory, and a commit touches one
     worker's: its cost does not depend on their number.

@@ -134,7 +134,7 @@ def sweep(
     for begin in range(0, len(events.worker), chunk_size):
         chunk = Events(*(column[begin : begin + chunk_size] for column in events))
         state, reports = run_chunk(lanes, state, data, *inputs(chunk, batches, chunk_size, 1))
-        parts.append(jax.tree.map(lambda column, size=len(chunk.worker): np.asarray(column)[:, :size], reports))
+        parts.append(_first(reports, len(chunk.worker)))
         if callback is not None and callback(min(begin + chunk_size, len(events.worker)), len(events.worker)):
             break
     return SweepResult(points, state, _history(events, parts, trace))
@@ -149,6 +149,10 @@ def _grid(over: Mapping[str, Sequence[float]], seeds: Iterable[int]) -> dict[str
         raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
     rows = list(itertools.product(*columns.values()))
     return {name: np.array([row[k] for row in rows]) for k, name in enumerate(columns)}
+
+
+def _first(reports: Any, count: int) -> Any:
+    return jax.tree.map(lambda column: np.asarray(column)[:, :count], reports)
 
 
 def _history(events: Events, parts: list, trace: Trace) -> History:

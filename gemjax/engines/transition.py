@@ -188,14 +188,17 @@ class Transition:
 
         shapes = jax.eval_shape(self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first)
         losses = jnp.zeros(longest, shapes[0].dtype)
-        sums = jax.tree.map(lambda m: jnp.zeros(m.shape, jnp.result_type(m.dtype, losses.dtype)), shapes[3])
+        kinds = jax.tree.map(lambda m: jnp.result_type(m.dtype, losses.dtype), shapes[3])
+        # Counts and sums would not come out in a half precision.
+        sums = jax.tree.map(lambda m, kind: jnp.zeros(m.shape, _at_least_single(kind)), shapes[3], kinds)
         carry = (view.params, view.model_state, view.local, losses, sums)
         params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)
         displacement = jax.tree.map(jnp.subtract, view.params, params)
-        steps = batch.count.astype(losses.dtype)
-        loss = jnp.sum(losses) / steps
-        finite = all_finite((loss, displacement, model_state, state)).astype(losses.dtype)
-        metrics = jax.tree.map(lambda total: total / steps, sums)
+        steps = batch.count.astype(_at_least_single(losses.dtype))
+        loss = (jnp.sum(losses.astype(steps.dtype)) / steps).astype(losses.dtype)
+        finite = all_finite((loss, displacement, model_state)) & _stays_finite(view.local, state)
+        finite = finite.astype(losses.dtype)
+        metrics = jax.tree.map(lambda total, kind: (total / steps).astype(kind), sums, kinds)
         return Gradient(loss, displacement, model_state, metrics, finite, losses, steps, state)
 
     def commit_and_pull(
@@ -245,11 +248,9 @@ class Transition:
         # A gradient that does not get through uses its step up, a pull alone does not.
         used, lost = (jnp.asarray(flag, jnp.int32) for flag in (commits, jnp.logical_and(commits, ~taken)))
         left = state._replace(rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost)
-        if refused is not None:  # Then the method has taken everything back itself, but for the count of refusals.
-            left = left._replace(
-                opt_state=jax.tree.map(lambda new, old: jnp.where(dropped, new, old), opt_state, left.opt_state),
-                dropped=state.dropped + dropped,
-            )
+        if refused is not None:
+            counted = staleness.counting_refusals(state.opt_state, opt_state)
+            left = left._replace(opt_state=_select(dropped, counted, left.opt_state), dropped=state.dropped + dropped)
         state = _select(applied, committed, left)
         params, opt_state = pull(state.opt_state, state.params, worker=worker)
         state = state._replace(opt_state=opt_state, step=Slots(step + used), arrivals=state.arrivals + 1)
@@ -355,6 +356,17 @@ def all_finite(tree: PyTree) -> jax.Array:
     """Whether every float in ``tree`` is finite, a bool scalar."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
+
+
+def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
+    """Whether nothing became NaN or infinite; what was infinite may stay so, because some optimizers begin like that."""
+    floats = lambda tree: [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    pairs = zip(floats(before), floats(after), strict=True)
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(new) | (new == old)) for old, new in pairs], bool))
+
+
+def _at_least_single(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def check_state(state: RunState, initial: RunState) -> None:

@@ -11,13 +11,13 @@ from gemjax.methods.checks import check_between, check_learning_rate, check_mome
 from gemjax.per_worker import per_worker
 from gemjax.slots import Slots
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
-from gemjax.views import OwnPosition
+from gemjax.views import Position
 
 
 class ElasticState(NamedTuple):
     """State of :func:`average_elastically`."""
 
-    position: Slots  # x_w, an OwnPosition; where the worker goes on from.
+    position: Slots  # x_w, a Position; where the worker goes on from.
 
 
 def average_elastically(strength: float) -> optax.GradientTransformationExtraArgs:
@@ -39,14 +39,14 @@ def average_elastically(strength: float) -> optax.GradientTransformationExtraArg
     check_between("strength", strength, 0.0, 1.0)
 
     def init_fn(params) -> Any:
-        return ElasticState(Slots(OwnPosition(params, jnp.zeros([], bool))))
+        return ElasticState(Slots(Position(params)))
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
         del extra_args
         require_protocol("average_elastically", worker=worker, params=params)
         trained = jax.tree.map(jnp.subtract, state.position.value.params, updates)
         pulls = jax.tree.map(lambda x, centre: jnp.asarray(strength, x.dtype) * (x - centre), trained, params)
-        position = OwnPosition(jax.tree.map(jnp.subtract, trained, pulls), jnp.ones([], bool))
+        position = Position(jax.tree.map(jnp.subtract, trained, pulls))
         return pulls, ElasticState(Slots(position))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -80,8 +80,7 @@ def easgd(
       learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
         variable; default 1. The rate of the steps belongs to the local optimizer.
       num_workers: number of workers N, default 1.
-      strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`, the published :math:`\beta/p`. On a quadratic of
-        curvature 1 in turns it is stable up to :math:`(4 - 2\eta)/(4 - \eta)`, :math:`\eta` the local rate.
+      strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`, the published :math:`\beta/p`.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns
@@ -108,7 +107,7 @@ def easgd(
     Deviations from the paper:
       1. A worker exchanges first and computes its next gradient where the exchange left it. The paper's loop computes that
          gradient where the worker was before, to overlap it with the exchange; they differ by :math:`O(\eta\alpha)` a period.
-      2. A worker that was retried, or whose displacement was not finite, starts again from the centre.
+      2. Model state (BatchNorm statistics) is the engine's, one for all, and follows its policy.
     """
     check_learning_rate(learning_rate)
     pull = average_elastically(_default_strength(strength, num_workers))

@@ -8,10 +8,9 @@ import optax
 from jax import lax
 
 from gemjax.board import Board
-from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_between, check_learning_rate, check_positive_int
 from gemjax.slots import Slots, like
-from gemjax.staleness import ReadsStaleParams, asynchronous, check_num_workers, require_protocol
+from gemjax.staleness import NeedsLocalSteps, ReadsStaleParams, asynchronous, check_num_workers, require_protocol
 from gemjax.views import where_present
 
 PyTree = Any
@@ -25,21 +24,24 @@ class Following(NamedTuple):
     worker: Slots  # int32 []; itself.
     exchanges: Slots  # int32 []; how often it has arrived.
     group_size: jax.Array  # int32 []
-    pull: jax.Array  # float []; lambda.
-    global_pull: jax.Array  # float []; lambda_G.
+    strength: jax.Array  # float []; lambda.
+    global_strength: jax.Array  # float []; lambda_G.
     global_period: jax.Array  # int32 []; exchanges from one global pull to the next.
 
     def leaders(self) -> tuple[jax.Array, jax.Array]:
         """The worker that leads this one's group, and the one that leads all."""
         group = jnp.arange(self.losses.size) // self.group_size
         mine = group == group[self.worker.value]
-        return jnp.argmin(jnp.where(mine, self.losses, jnp.inf)), jnp.argmin(self.losses)
+        losses = jnp.minimum(
+            self.losses, jnp.finfo(self.losses.dtype).max
+        )  # The first of a group nobody has come from.
+        return jnp.argmin(jnp.where(mine, losses, jnp.inf)), jnp.argmin(losses)
 
     def shift_view(self, view: PyTree) -> PyTree:
         """Its own position, drawn to its group's leader and, when it is time, to the leader of all."""
         is_time = self.exchanges.value % self.global_period == 0
         position = self.positions.read(self.worker.value)
-        for leader, strength in zip(self.leaders(), (self.pull, self.global_pull * is_time), strict=True):
+        for leader, strength in zip(self.leaders(), (self.strength, self.global_strength * is_time), strict=True):
             point = self.positions.read(leader)
             position = jax.tree.map(lambda x, z, c=strength: x - jnp.asarray(c, x.dtype) * (x - z), position, point)
         return where_present(lambda own, _: own, position, view)
@@ -67,13 +69,14 @@ class FollowLeaderState(NamedTuple):
     recent: Slots  # float [window]; the worker's last mini-batch losses, the newest last.
     seen: Slots  # int32 []; how many of them are real.
     stale_params: ReadsStaleParams
+    local_steps: NeedsLocalSteps
 
 
 def follow_leader(
     num_workers: int,
-    pull: float = 0.1,
+    strength: float = 0.1,
     groups: int = 1,
-    global_pull: float | None = None,
+    global_strength: float | None = None,
     global_period: int = 1,
     window: int = 10,
     anchors: bool = False,
@@ -85,9 +88,9 @@ def follow_leader(
 
     Args:
       num_workers: number of workers N, as :func:`gemjax.asynchronous` has it.
-      pull: as in :func:`gemjax.lsgd`, like the rest.
+      strength: as in :func:`gemjax.lsgd`, like the rest.
       groups: likewise.
-      global_pull: likewise.
+      global_strength: likewise.
       global_period: likewise.
       window: likewise.
       anchors: likewise.
@@ -99,23 +102,25 @@ def follow_leader(
     Raises:
       ValueError: as :func:`gemjax.lsgd`.
     """
-    pull, global_pull = _checked(num_workers, pull, groups, global_pull, global_period, window)
+    strength, global_strength = _checked(num_workers, strength, groups, global_strength, global_period, window)
     kind = Following if not anchors else FollowingLeader if groups == 1 else FollowingLeaders
 
     def settings(following: Following) -> Following:
         return following._replace(
             group_size=jnp.int32(num_workers // groups),
-            pull=jnp.asarray(pull, jnp.result_type(float)),
-            global_pull=jnp.asarray(global_pull, jnp.result_type(float)),
+            strength=jnp.asarray(strength, jnp.result_type(float)),
+            global_strength=jnp.asarray(global_strength, jnp.result_type(float)),
             global_period=jnp.asarray(global_period, jnp.int32),
         )
 
     def init_fn(params) -> Any:
         nothing, losses = jnp.zeros([], jnp.int32), jnp.full(num_workers, jnp.inf)
         board = Board.of(params, num_workers)
-        following = kind(board, losses, Slots(nothing), Slots(nothing), nothing, losses[0], losses[0], nothing)
+        # Known from the start, because a worker may pull again before its first commit.
+        workers = Slots(jnp.arange(num_workers, dtype=jnp.int32), num_workers)
+        following = kind(board, losses, workers, Slots(nothing), nothing, losses[0], losses[0], nothing)
         recent = Slots(jnp.zeros(window))
-        return FollowLeaderState(settings(following), recent, Slots(nothing), ReadsStaleParams())
+        return FollowLeaderState(settings(following), recent, Slots(nothing), ReadsStaleParams(), NeedsLocalSteps())
 
     def update_fn(
         updates, state, params=None, *, worker=None, stale_params=None, value=None, local_losses=None, local_steps=1,
@@ -135,15 +140,15 @@ def follow_leader(
         following = settings(state.following)._replace(
             positions=state.following.positions.write(worker, position, applied),
             losses=state.following.losses.at[worker].set(mean),
-            worker=Slots(jnp.asarray(worker, jnp.int32)),
             exchanges=Slots(state.following.exchanges.value + 1),
         )
         of_group, of_all = following.leaders()
         if observe is not None:
-            observe("group_leader", lambda: of_group)
-            observe("leader", lambda: of_all)
+            before = state.following.leaders()
+            observe("group_leader", lambda: jnp.where(applied, of_group, before[0]))
+            observe("leader", lambda: jnp.where(applied, of_all, before[1]))
         updates = jax.tree.map(jnp.subtract, following.positions.read(of_all), params)
-        return updates, FollowLeaderState(following, Slots(recent), Slots(seen), state.stale_params)
+        return updates, state._replace(following=following, recent=Slots(recent), seen=Slots(seen))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -152,9 +157,9 @@ def lsgd(
     learning_rate: optax.ScalarOrSchedule = 1.0,
     num_workers: int = 1,
     *,
-    pull: float = 0.1,
+    strength: float = 0.1,
     groups: int = 1,
-    global_pull: float | None = None,
+    global_strength: float | None = None,
     global_period: int = 1,
     window: int = 10,
     anchors: bool = False,
@@ -179,23 +184,24 @@ def lsgd(
 
     **Asynchronous or in step.** The pull is a matter of when workers pull. If each pulls when it has arrived, as in every
     ordinary trace, it is drawn to the leaders of that moment: fully asynchronous. If all of them arrive before the first one
-    pulls, the exchange is the collective one of the authors' code; :class:`gemjax.arrivals.SemiSynchronous` makes such traces.
+    pulls, the exchange is the collective one of the authors' code; :class:`gemjax.arrivals.SemiSynchronous` makes
+    such traces for the simulator (on devices nobody waits).
 
     **Evaluation.** ``result.params`` is the leader; the paper evaluates the average of the workers,
     ``gemjax.average_position(result.opt_state)``. Ask an engine for the diagnostics ``leader`` and ``group_leader`` to know who
     led when.
 
-    Reductions: at ``pull=0`` (and ``global_pull=0``) each worker is its own local optimizer alone; with one worker, too. At
-    ``pull=1`` workers go on from the leader.
+    Reductions: at ``strength=0`` (and ``global_strength=0``) each worker is its own local optimizer alone; with one worker,
+    too. At ``strength=1`` workers go on from the leader.
 
     Args:
       learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
         variable; default 1. The rate of the steps belongs to the local optimizer.
       num_workers: number of workers N, default 1.
-      pull: :math:`\lambda` in [0, 1], default 0.1; not multiplied by a rate.
+      strength: :math:`\lambda` in [0, 1], default 0.1; not multiplied by a rate.
       groups: number of groups, a divisor of N, default 1; worker w belongs to group ``w // (N / groups)``. Put the workers of
         one host, or mesh slice, in one group.
-      global_pull: :math:`\lambda_G` in [0, 1], with several groups only; ``None`` (default) is ``pull``.
+      global_strength: :math:`\lambda_G` in [0, 1], with several groups only; ``None`` (default) is ``strength``.
       global_period: :math:`n \ge 1`, exchanges of a worker from one global pull to the next, default 1; the paper's
         :math:`\tau_G / \tau`.
       window: :math:`K \ge 1`, mini-batch losses that a worker is judged by, default 10.
@@ -208,11 +214,11 @@ def lsgd(
       returns the worker's own position. Keeps two copies of the parameters a worker (:math:`x_w`, :math:`s_w`).
 
     Raises:
-      ValueError: if ``learning_rate`` is negative, a pull outside [0, 1], a count below 1, ``groups`` no divisor of
-        ``num_workers``, or ``global_pull`` given for one group; in an engine, without ``local=``.
+      ValueError: if ``learning_rate`` is negative, a strength outside [0, 1], a count below 1, ``groups`` no divisor of
+        ``num_workers``, or ``global_strength`` given for one group; in an engine, without ``local=``.
 
     >>> import gemjax, jax.numpy as jnp, optax
-    >>> tx = gemjax.lsgd(num_workers=2, pull=0.5)
+    >>> tx = gemjax.lsgd(num_workers=2, strength=0.5)
     >>> params = jnp.zeros(1)
     >>> state = tx.init(params)
     >>> for worker, moved, loss in ((0, 1.0, 0.3), (1, 3.0, 0.9)):
@@ -233,12 +239,14 @@ def lsgd(
     Deviations from the paper and its code:
       1. In the asynchronous form leaders are those of a worker's arrival, at the positions in which they last arrived.
       2. Losses that have not been seen yet do not count as zero.
-      3. The leader of a group that has not arrived yet is where it began.
+      3. The leader of a group that nobody has arrived from yet is where it began.
+      4. Model state (BatchNorm statistics) is the engine's, one for all, and follows its policy; in the code it is each
+         worker's own. Recompute statistics for what you evaluate.
     """
     check_learning_rate(learning_rate)
     scale = optax.scale_by_learning_rate(learning_rate, flip_sign=False)
-    follow = follow_leader(num_workers, pull, groups, global_pull, global_period, window, anchors)
-    return asynchronous(optax.chain(displacements(), scale, follow), num_workers)
+    follow = follow_leader(num_workers, strength, groups, global_strength, global_period, window, anchors)
+    return asynchronous(optax.chain(scale, follow), num_workers)
 
 
 def average_position(opt_state: PyTree) -> PyTree:
@@ -261,7 +269,7 @@ def _is_board(node: Any) -> bool:
     return isinstance(node, Board)
 
 
-def _checked(num_workers, pull, groups, global_pull, global_period, window) -> tuple[float, float]:
+def _checked(num_workers, strength, groups, global_strength, global_period, window) -> tuple[float, float]:
     """The two pulls as they are applied, after all arguments were found to be possible."""
     check_num_workers(num_workers)
     for name, value in (("groups", groups), ("window", window), ("global_period", global_period)):
@@ -270,11 +278,11 @@ def _checked(num_workers, pull, groups, global_pull, global_period, window) -> t
             raise TypeError(f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args")
     if num_workers % groups:
         raise ValueError(f"groups must divide the workers: got {groups} groups for {num_workers} workers")
-    if groups == 1 and global_pull is not None:
+    if groups == 1 and global_strength is not None:
         raise ValueError(
-            f"global_pull={global_pull} needs several groups: with one its leader is the leader of all, see pull"
+            f"global_strength={global_strength} needs several groups: with one its leader is the leader of all, see strength"
         )
-    global_pull = (0.0 if groups == 1 else pull) if global_pull is None else global_pull
-    for name, value in (("pull", pull), ("global_pull", global_pull)):
+    global_strength = (0.0 if groups == 1 else strength) if global_strength is None else global_strength
+    for name, value in (("strength", strength), ("global_strength", global_strength)):
         check_between(name, value, 0.0, 1.0)
-    return pull, global_pull
+    return strength, global_strength

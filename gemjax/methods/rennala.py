@@ -63,7 +63,8 @@ def rennala(
     r"""Rennala SGD: mini-batch SGD whose mini-batch is whatever arrives first.
 
     All workers keep computing at the same :math:`\theta`. The first :math:`S` gradients at it, no matter whose, make one step;
-    those that come later are refused. There is no staleness at all, and nobody waits for the slowest.
+    those that come later are refused. No gradient is ever used at other parameters than it was computed at, and nobody waits
+    for the slowest. (A commit's ``staleness`` counts the gradients gathered since the pull, so it is not 0.)
 
     .. math::
 

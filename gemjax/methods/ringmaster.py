@@ -3,6 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -41,7 +42,7 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
     >>> print(updates, state.clock)
     [0.] 2
     """
-    if not (isinstance(threshold, float) and threshold == math.inf):
+    if isinstance(threshold, jax.core.Tracer) or float(threshold) != math.inf:
         check_at_least("threshold", threshold, 1.0)
 
     def init_fn(params) -> Any:

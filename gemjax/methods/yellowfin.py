@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum, check_positive_int
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
 
 PyTree = Any
@@ -68,6 +68,7 @@ def tune_momentum(
     check_momentum(decay, "decay")
     check_momentum(gain, "gain")
     for name, value, lowest in (("history", history, 2), ("window", window, 1), ("sample", sample, 1)):
+        check_positive_int(name, value)
         check_at_least(name, value, lowest)
 
     def init_fn(params) -> Any:

@@ -105,6 +105,24 @@ def quadratic(dimension: int = 4) -> Problem:
     return Problem(loss_fn, params, lambda worker, step: 0.1 * jnp.sin(jnp.arange(dimension) + 3.0 * worker + step))
 
 
+def quadratic_with_dropout(dtype="float32") -> Problem:
+    """As :func:`mlp`, keys and model state matter, but it compiles quickly."""
+    curvature = jnp.array([1.0, 0.6, 0.3], dtype)
+
+    def loss_fn(params, model_state, batch, key):
+        kept = (jax.random.bits(key, (3,), "uint8") < 200).astype(dtype)
+        x = params["x"] * kept - params["b"]
+        mean = jnp.asarray(0.9, dtype) * model_state["mean"] + jnp.asarray(0.1, dtype) * jax.lax.stop_gradient(x)
+        loss = 0.5 * jnp.sum(curvature * (x - 0.1 * mean) ** 2) + jnp.sum(batch * params["x"])
+        return loss, ({"mean": mean, "seen": model_state["seen"] + 1}, {"error": jnp.abs(x).max()})
+
+    def batches(worker, step):
+        return 0.1 * jnp.sin(jnp.arange(3, dtype=dtype) + 3 * worker.astype(dtype) + step.astype(dtype))
+
+    params = {"x": jnp.ones(3, dtype), "b": jnp.asarray(0.5, dtype)}
+    return Problem(loss_fn, params, batches, {"mean": jnp.zeros(3, dtype), "seen": jnp.int32(0)})
+
+
 def poisoned(problem: Problem, at, kind: str = "loss") -> Problem:
     """``problem``, but at the (worker, step) pairs ``at`` the loss, or only the gradient, is not finite."""
     with_state = bool(jax.tree.leaves(problem.model_state))

@@ -54,7 +54,7 @@ def assert_the_law(result, make, problem, rtol, *, retired=False, refused=False)
     assert_close(result.params, plain, rtol)
 
 
-@every_method("gem", "lsgd", only=lambda row: not row.refuses)
+@every_method("gem", only=lambda row: not row.refuses)
 def test_the_same_trace_gives_the_same_parameters(make, x64):
     problem = mlp(jnp.float64)
     commits = COMMITS if make.converges_stale else 16  # What climbs multiplies rounding, too.

@@ -69,6 +69,16 @@ def adam_per_worker(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1)
     return gemjax.per_worker(optax.adam(learning_rate), num_workers)
 
 
+def agn(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """AGN, where nothing is told of local steps, after two of them."""
+    tx = gemjax.agn(learning_rate, num_workers)
+
+    def update(updates, state, params=None, *, local_steps=2, **extra_args):
+        return tx.update(updates, state, params, local_steps=local_steps, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
 def _judged_by_length(tx: optax.GradientTransformationExtraArgs):
     """``tx``, where no loss is told, with the length of a displacement for one."""
 
@@ -89,7 +99,7 @@ def lsgd_in_groups(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
     groups = num_workers // 2 if num_workers % 2 == 0 else num_workers
     if groups == 1:
         return lsgd(learning_rate, num_workers)
-    tx = gemjax.lsgd(learning_rate, num_workers, groups=groups, global_period=2, global_pull=0.2)
+    tx = gemjax.lsgd(learning_rate, num_workers, groups=groups, global_period=2, global_strength=0.2)
     return _judged_by_length(tx)
 
 
@@ -118,12 +128,12 @@ METHODS = (
     Row("dana-ga", gemjax.dana_ga, 0.03, {"momentum": 0.5}, variant=True, measures_ahead=True),
     Row("lwp", gemjax.lwp, 0.005, {"momentum": 0.5}, variant=True),
     Row("downpour", gemjax.downpour, 0.02, variant=True, takes_displacements=True),
-    Row("agn", gemjax.agn, 0.02, variant=True, takes_displacements=True),
-    Row("easgd", gemjax.easgd, 0.1, {"strength": 0.3}, takes_displacements=True, moves_at_rest=True),
+    Row("agn", agn, 0.04, variant=True, takes_displacements=True),
+    Row("easgd", gemjax.easgd, 0.1, {"strength": 0.3}, variant=True, takes_displacements=True, moves_at_rest=True),
     Row("eamsgd", gemjax.eamsgd, 0.05, {"momentum": 0.5, "strength": 0.3}, variant=True, moves_at_rest=True),
-    Row("lsgd", lsgd, 0.1, takes_displacements=True, moves_at_rest=True),
+    Row("lsgd", lsgd, 0.1, variant=True, takes_displacements=True, moves_at_rest=True),
     Row("lsgd-groups", lsgd_in_groups, 0.1, variant=True, takes_displacements=True, moves_at_rest=True),
-    Row("ringmaster", gemjax.ringmaster, 0.02, {"threshold": 100}, variant=True),
+    Row("ringmaster", gemjax.ringmaster, 0.1, {"threshold": 2}, variant=True, refuses=True),
     Row("rennala", gemjax.rennala, 0.3, gathers=True, refuses=True, variant=True),
     Row("delayed-nesterov", gemjax.delayed_nesterov, 0.1, {"momentum": 0.5}, variant=True, takes_displacements=True),
     Row("diloco", gemjax.diloco, 0.1, {"momentum": 0.5}, variant=True, gathers=True, takes_displacements=True),

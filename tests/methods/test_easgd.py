@@ -81,14 +81,38 @@ def test_the_default_strength_is_the_published_one(x64):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_worker_that_lost_its_displacement_starts_from_the_centre():
+def test_a_pull_without_a_commit_moves_nobody(x64):
+    """After a retry, a rejected displacement or a refused commit the worker goes on from where it was."""
     tx, params = gemjax.easgd(num_workers=2, strength=0.25), jnp.zeros(1)
     updates, state = tx.update(jnp.array([-1.0]), tx.init(params), params, worker=0)
     params = params + updates
-    view, state = gemjax.pull(state, params, worker=0)
-    np.testing.assert_allclose(view, [0.75])
-    view, state = gemjax.pull(state, params, worker=0)
-    np.testing.assert_allclose(view, params)
+    for _ in range(3):
+        view, state = gemjax.pull(state, params, worker=0)
+        np.testing.assert_array_equal(view, [0.75])
+
+
+def test_in_step_workers_are_left_alone_too(x64):
+    """All meet before anyone pulls: at strength 0 each is still SGD by itself."""
+    trace, periods = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.RoundRobin(NUM_WORKERS), 2).trace(10)
+    _, result = run_locally(easgd(0.0), gemjax.LocalSteps(optax.sgd(0.05), periods), trace)
+    own = optax.tree.get(result.opt_state, "position").value.params
+    for worker in range(NUM_WORKERS):
+        x = THETA_0
+        for j in range(20):
+            x = x - 0.05 * grad(x, worker, j)
+        position = ravel_pytree(jax.tree.map(lambda leaf, w=worker: leaf[w], own))[0]
+        np.testing.assert_allclose(position, x, rtol=0, atol=1e-12)
+
+
+def test_a_refused_commit_leaves_the_position(x64):
+    chain = optax.chain(gemjax.drop_stale(2), gemjax.easgd(num_workers=2, strength=0.0))
+    tx, params = gemjax.asynchronous(chain, 2), jnp.zeros(1)
+    state, views = tx.init(params), []
+    for worker in (1, 0, 0, 1, 1):  # The fourth is two commits old.
+        _, state = tx.update(jnp.array([-9.0]), state, params, worker=worker)
+        view, state = gemjax.pull(state, params, worker)
+        views.append(view.item())
+    assert views == [9.0, 9.0, 18.0, 9.0, 18.0]
 
 
 def test_copies_of_the_parameters():

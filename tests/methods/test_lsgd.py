@@ -29,9 +29,9 @@ def positions(result):
 @pytest.mark.parametrize(
     ("keywords", "names"),
     [
-        ({"pull": 0.3, "window": 6}, {"c1": 0.3, "avg_size": 6}),
+        ({"strength": 0.3, "window": 6}, {"c1": 0.3, "avg_size": 6}),
         (
-            {"pull": 0.2, "groups": 2, "global_pull": 0.4, "global_period": 3},
+            {"strength": 0.2, "groups": 2, "global_strength": 0.4, "global_period": 3},
             {"c1": 0.2, "n": 2, "c2": 0.4, "period": 3},
         ),
     ],
@@ -70,11 +70,11 @@ def test_in_step_it_is_the_collective_exchange(x64, groups):
     model = gemjax.arrivals.Gamma(WORKERS, machine_variation=0.6)
     trace, taken = gemjax.arrivals.SemiSynchronous(model, period=5).trace(12, seed=1)
     assert len({sum(row) for row in taken}) > 1
-    keywords = {} if groups == 1 else {"groups": 2, "global_pull": 0.3, "global_period": 2}
+    keywords = {} if groups == 1 else {"groups": 2, "global_strength": 0.3, "global_period": 2}
     names = {} if groups == 1 else {"n": 2, "c2": 0.3, "period": 2}
     expected, leader = reference.lsgd_in_step(THETA_0, grad, loss, taken, eta=0.03, c1=0.2, **names)
     local = gemjax.LocalSteps(optax.sgd(0.03), taken)
-    _, result = run_locally(lsgd(pull=0.2, **keywords), local, trace, diagnostics=["leader"])
+    _, result = run_locally(lsgd(strength=0.2, **keywords), local, trace, diagnostics=["leader"])
     assert result.history["leader"][-1] == leader
     # What all of them pull at the last meeting, too.
     views = [gemjax.pull(result.opt_state, result.params, worker)[0] for worker in range(WORKERS)]
@@ -82,9 +82,10 @@ def test_in_step_it_is_the_collective_exchange(x64, groups):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_at_pull_zero_workers_are_alone(x64):
+@pytest.mark.slow
+def test_at_strength_zero_workers_are_alone(x64):
     """The central variable shows the best of them; each is plain SGD."""
-    found, result = run_locally(lsgd(pull=0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
+    found, result = run_locally(lsgd(strength=0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
     alone = []
     for worker in range(WORKERS):
         x = THETA_0
@@ -96,7 +97,7 @@ def test_at_pull_zero_workers_are_alone(x64):
 
 
 def test_the_leader_feels_no_pull(x64):
-    params, tx = jnp.zeros(2), lsgd(pull=0.7)
+    params, tx = jnp.zeros(2), lsgd(strength=0.7)
     state = tx.init(params)
     for worker, value in ((0, 0.5), (1, 0.2), (2, 0.9)):
         updates, state = tx.update(-jnp.ones(2) * (worker + 1), state, params, worker=worker, value=jnp.array(value))
@@ -108,8 +109,8 @@ def test_the_leader_feels_no_pull(x64):
     np.testing.assert_allclose(view, 3.0 - 0.7 * (3.0 - jnp.full(2, 2.0)))
 
 
-def test_at_pull_one_workers_go_on_from_the_leader(x64):
-    found, result = run_locally(lsgd(pull=1.0), gemjax.LocalSteps(optax.sgd(0.03), 2), TRACE)
+def test_at_strength_one_workers_go_on_from_the_leader(x64):
+    found, result = run_locally(lsgd(strength=1.0), gemjax.LocalSteps(optax.sgd(0.03), 2), TRACE)
     np.testing.assert_allclose(positions(result)[ORDER[-1]], found[-1], rtol=0, atol=1e-12)
 
 
@@ -121,11 +122,41 @@ def test_with_one_worker_it_is_its_local_optimizer(x64):
     np.testing.assert_allclose(found[-1], x, rtol=0, atol=1e-12)
 
 
-def test_a_rejected_displacement_leaves_board_and_losses_alone(x64):
-    state = (tx := lsgd()).init(params := jnp.ones(2))
-    args = {"worker": 1, "value": jnp.array(0.1)}
-    _, after = tx.update(jnp.full(2, jnp.nan), state, params, applied=jnp.array(False), **args)
-    np.testing.assert_array_equal(gemjax.average_position(after), jnp.ones(2))
+def test_a_rejected_displacement_leaves_no_trace(x64):
+    """The first of a worker, and one in the middle: leaders, positions and losses are those of a run without them."""
+    local = gemjax.LocalSteps(optax.sgd(0.05))
+    full = gemjax.Trace([0, 1, 3, 2, 1, 0, 3, 3, 2, 0], num_workers=WORKERS)
+    late = gemjax.Trace(
+        [0, 1, 2, 0, 3, 3, 2, 0], [0, 0, 0, 1, 2, 5, 3, 4], [0, 0, 0, 1, 1, 2, 1, 2], num_workers=WORKERS
+    )
+
+    def loss_fn(params, batch):
+        bad, batch = batch
+        return jnp.where(bad, jnp.nan, 1.0) * jnp.sum((params - batch) ** 2)
+
+    def batches(worker, step, spoilt=((3, 0), (1, 1))):
+        bad = sum((worker == w) & (step == s) for w, s in spoilt) > 0
+        return bad, jnp.sin(worker + 3.0 * step)
+
+    runs = [
+        gemjax.simulate(lsgd(strength=0.5), loss_fn, jnp.ones(2), batches, trace, local=local, diagnostics=["leader"])
+        for trace in (full, late)
+    ]
+    applied = runs[0].history["applied"]
+    assert (~applied).sum() == 2
+    np.testing.assert_array_equal(runs[0].history["leader"][applied], runs[1].history["leader"])
+    following = [optax.tree.get(run.opt_state, "following") for run in runs]
+    np.testing.assert_allclose(following[0].losses, following[1].losses, rtol=1e-12)
+    np.testing.assert_allclose(following[0].positions.rows, following[1].positions.rows, rtol=1e-12)
+    returned = [0, 2, 3]  # Worker 1 pulled once more and did not come again.
+    np.testing.assert_allclose(positions(runs[0])[returned], positions(runs[1])[returned], rtol=1e-12)
+
+
+def test_the_leader_of_a_group_nobody_has_come_from_is_where_it_began(x64):
+    params, tx = jnp.zeros(1), lsgd(strength=0.5, groups=2, global_strength=0.0)
+    updates, state = tx.update(jnp.array([-8.0]), tx.init(params), params, worker=0, value=jnp.array(0.1))
+    view, _ = gemjax.pull(state, params + updates, worker=2)
+    np.testing.assert_array_equal(view, [0.0])
 
 
 def test_copies_of_the_parameters():
@@ -136,12 +167,12 @@ def test_copies_of_the_parameters():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"pull": -0.1}, "pull must be between 0 and 1, got -0.1"),
-        ({"pull": 1.1}, "pull must be between 0 and 1, got 1.1"),
+        ({"strength": -0.1}, "strength must be between 0 and 1, got -0.1"),
+        ({"strength": 1.1}, "strength must be between 0 and 1, got 1.1"),
         ({"groups": 3}, "groups must divide the workers: got 3 groups for 4 workers"),
         ({"groups": 0}, "groups must be a positive int, got 0"),
-        ({"groups": 2, "global_pull": 2.0}, "global_pull must be between 0 and 1, got 2.0"),
-        ({"global_pull": 0.1}, "global_pull=0.1 needs several groups"),
+        ({"groups": 2, "global_strength": 2.0}, "global_strength must be between 0 and 1, got 2.0"),
+        ({"global_strength": 0.1}, "global_strength=0.1 needs several groups"),
         ({"groups": 2, "global_period": 0}, "global_period must be a positive int, got 0"),
         ({"window": 0}, "window must be a positive int, got 0"),
         ({"window": 2.5}, "window must be a positive int, got 2.5"),
@@ -161,3 +192,15 @@ def test_a_commit_without_a_loss_is_refused():
 def test_average_position_of_another_method_is_refused():
     with pytest.raises(ValueError, match=r"needs the optimizer state of gemjax.lsgd; found 0 boards"):
         gemjax.average_position(gemjax.asgd(0.1).init(jnp.zeros(1)))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.25])
+def test_a_worker_that_pulls_again_before_its_first_commit_is_itself(strength):
+    """It goes on from its own position and is drawn to the leader of its own group."""
+    params, tx = jnp.zeros(1), lsgd(strength=strength, groups=2, global_strength=0.0)
+    state = tx.init(params)
+    for worker, moved in ((0, -1.0), (2, -8.0)):  # Group 0's leader stands at 1, group 1's at 8.
+        updates, state = tx.update(jnp.array([moved]), state, params, worker=worker, value=jnp.array(0.1))
+        params = params + updates
+    view, _ = gemjax.pull(state, params, worker=3)
+    np.testing.assert_allclose(view, [8.0 * strength])

@@ -105,6 +105,18 @@ def test_a_refused_commit_changes_nobodys_memory(x64):
     assert bool(jnp.all(updates != 0))
 
 
+@pytest.mark.parametrize("thresholds", [(1, 9), (9, 1), (1, 1)])
+def test_one_member_that_refuses_is_enough(thresholds):
+    tx = gemjax.asynchronous(optax.chain(*map(gemjax.drop_stale, thresholds), optax.scale(-1.0)), 2)
+    state = tx.init(jnp.zeros(1))
+    for worker, moved in ((0, -1.0), (1, 0.0)):  # Worker 1 comes one commit late.
+        updates, state = tx.update(jnp.ones(1), state, worker=worker)
+        np.testing.assert_array_equal(updates, [moved])
+    assert int(state.clock) == 1
+    counts = [member.refusals.count for member in state.inner_state[:2]]
+    np.testing.assert_array_equal(counts, [threshold == 1 for threshold in thresholds])
+
+
 def test_multi_steps_around_a_refusal():
     """An arrival that is only accumulated is not taken for the refusal before it."""
     tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(1), optax.scale(-0.1)), 2)

@@ -155,6 +155,7 @@ def test_digits_cnn_has_the_documented_size():
     assert count(params) == 23_946
 
 
+@pytest.mark.slow
 def test_initial_values_are_pytorchs_defaults():
     params = gem_params()
     for layer in params.values():
@@ -166,6 +167,7 @@ def test_initial_values_are_pytorchs_defaults():
         assert jnp.abs(layer["bias"]).max() > 0.5 * bound
 
 
+@pytest.mark.slow
 def test_networks_are_the_same_in_both_implementations():
     batch, key = raw_batch(0, 2, (28, 28, 1)), jax.random.key(1)
 

@@ -97,6 +97,7 @@ def test_an_interrupted_simulation_goes_on_bit_for_bit(tiny, small, monkeypatch,
     assert list(eventlog.read(folder.events)) == list(eventlog.read(whole.events))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_on_devices_goes_on_without_gap_or_repeat(tiny, small, monkeypatch):
     monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
     folder = RunFolder.fresh(small)
@@ -113,6 +114,7 @@ def test_an_interrupted_run_on_devices_goes_on_without_gap_or_repeat(tiny, small
         np.testing.assert_array_equal(steps, np.arange(len(steps)))
 
 
+@pytest.mark.slow
 def test_local_steps_run_and_go_on_from_a_checkpoint(tiny, small, monkeypatch, tmp_path):
     """Two local steps a commit make half as many commits; the local momentum is in the checkpoint."""
     config = dataclasses.replace(small, engine="simulate", method="lsgd", period=2, local_momentum=0.5)
@@ -130,6 +132,7 @@ def test_local_steps_run_and_go_on_from_a_checkpoint(tiny, small, monkeypatch, t
     assert summary["test_loss"] == json.loads(whole.summary.read_text())["test_loss"]
 
 
+@pytest.mark.slow
 def test_records_beyond_the_checkpoint_are_cut_off(tiny, small, monkeypatch):
     monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
     config = dataclasses.replace(small, engine="simulate")
@@ -159,6 +162,7 @@ def test_a_second_run_does_not_overwrite_the_first(small):
         RunFolder.fresh(small)
 
 
+@pytest.mark.slow
 def test_a_wrong_checkpoint_is_refused_before_work_starts(tiny, small):
     config = dataclasses.replace(small, engine="simulate")
     folder, _, _ = run(config)

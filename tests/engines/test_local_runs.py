@@ -1,0 +1,372 @@
+"""Local optimizers in both engines: whose state they keep, where it lives, and what a lost commit does to it."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import (
+    Abreast,
+    Behind,
+    Problem,
+    assert_close,
+    assert_same_bits,
+    late,
+    poisoned,
+    quadratic_with_dropout,
+    without,
+)
+
+import gemjax
+from gemjax import LocalSteps, eventlog
+from gemjax.batches import as_batches
+from gemjax.engines.programs import Programs
+from gemjax.engines.transition import Transition
+from gemjax.local_steps import LocalBatches
+from gemjax.testing import Faults
+
+WORKERS = 4
+PERIODS = (2, 3, 1, 4)
+LATE = late()
+MOMENTUM = optax.sgd(0.05, momentum=0.9)
+LOCAL = LocalSteps(MOMENTUM, PERIODS)
+DOWNPOUR = gemjax.downpour(0.5, num_workers=WORKERS)
+DROPPING = gemjax.asynchronous(optax.chain(gemjax.drop_stale(6), gemjax.downpour(0.5, WORKERS)), WORKERS)
+
+
+@functools.cache
+def problem(dtype="float32"):
+    return quadratic_with_dropout(dtype)
+
+
+def simulated(trace=LATE, given=None, tx=DOWNPOUR, local=LOCAL, **options):
+    given = problem() if given is None else given
+    return gemjax.simulate(tx, *given[:3], trace, model_state=given.model_state, local=local, **options)
+
+
+def locals_of(result):
+    """The states of the local optimizers, a tree with a row a worker."""
+    return result.state.view.value.local
+
+
+# --- The simulator
+
+
+def test_each_worker_has_a_momentum_and_a_period_of_its_own(x64):
+    """Against a plain loop in NumPy."""
+    curvature, rate, decay = np.array([1.0, 0.6, 0.3]), 0.05, 0.9
+    noise = lambda worker, step: 0.1 * np.sin(np.arange(3.0) + 3 * worker + step)
+    given = Problem(
+        lambda x, batch: 0.5 * jnp.sum(jnp.asarray(curvature) * x**2) + jnp.sum(batch * x),
+        jnp.ones(3), lambda worker, step: 0.1 * jnp.sin(jnp.arange(3.0) + 3 * worker + step),
+    )  # fmt: skip
+    trace = gemjax.arrivals.Gamma(WORKERS, machine_variation=0.5).trace(40)
+    result = simulated(trace, given)
+    centre, views = np.ones(3), np.ones((WORKERS, 3))
+    momenta, done, losses = np.zeros((WORKERS, 3)), [0] * WORKERS, []
+    for w in trace.worker.tolist():
+        x, mine = views[w].copy(), []
+        for _ in range(PERIODS[w]):
+            batch = noise(w, done[w])
+            mine.append(0.5 * np.sum(curvature * x**2) + np.sum(batch * x))
+            momenta[w] = decay * momenta[w] + curvature * x + batch
+            x -= rate * momenta[w]
+            done[w] += 1
+        losses.append(np.mean(mine))
+        centre = centre - 0.5 * (views[w] - x)
+        views[w] = centre
+    np.testing.assert_allclose(result.params, centre, rtol=1e-12)
+    np.testing.assert_allclose(jax.tree.leaves(locals_of(result))[0], momenta, rtol=1e-12)
+    np.testing.assert_allclose(result.history["loss"], losses, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [1, 7])
+def test_the_chunk_size_changes_no_bit(chunk_size):
+    given = poisoned(problem(), [(1, 4), (3, 0)])
+    whole, chunked = (simulated(given=given, chunk_size=size) for size in (None, chunk_size))
+    assert int(whole.state.rejected) == 2
+    assert_same_bits(chunked.state, whole.state)
+    assert_same_bits(chunked.history, whole.history)
+
+
+def test_a_run_that_goes_on_is_the_run_that_did_not_stop():
+    """At every cut, between a late pull and its commit too, and after a rejection; the momenta come along."""
+    given = poisoned(problem(), [(1, 4), (3, 0)])
+    whole = simulated(given=given, chunk_size=1)
+    assert_same_bits(simulated(given=given, chunk_size=10).state, whole.state)
+    for cut in range(1, len(LATE.events().worker)):
+        calls = itertools.count(1)
+        first = simulated(given=given, chunk_size=1, callback=lambda _, calls=calls, cut=cut: next(calls) == cut)
+        assert first.stopped
+        assert int(first.state.arrivals) == cut
+        second = simulated(given=given, chunk_size=1, state=first.state)
+        assert_same_bits(second.state, whole.state)
+        joined = {name: np.concatenate([first.history[name], second.history[name]]) for name in whole.history}
+        assert_same_bits(joined, whole.history)
+
+
+def test_a_pull_alone_leaves_the_local_optimizer_alone():
+    calls, states = itertools.count(), []
+    simulated(chunk_size=1, callback=lambda progress: states.append(jax.device_get(progress.state())) and next(calls))
+    events = LATE.events()
+    pulls = np.flatnonzero(~events.commits[1:]) + 1
+    assert len(pulls)
+    for arrival in pulls.tolist():
+        assert_same_bits(states[arrival].view.value.local, states[arrival - 1].view.value.local)
+
+
+def rows_of(at, trace, periods=PERIODS):
+    """The rows of the commits in which these (worker, local step) pairs are."""
+    return [
+        row
+        for row, (w, s) in enumerate(zip(trace.worker.tolist(), trace.step.tolist(), strict=True))
+        if any(w == worker and s == step // periods[w] for worker, step in at)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
+def test_a_rejected_commit_never_happened(kind, x64):
+    """Whichever of its local steps was not finite: neither to the centre nor to the local optimizer."""
+    at = [(0, 1), (1, 5), (1, 6), (3, 6), (2, 2)]  # First, middle and last steps; two commits of worker 1 in a row.
+    trace, given = gemjax.arrivals.Gamma(WORKERS).trace(28, seed=2), problem("float64")
+    rows = rows_of(at, trace)
+    result = simulated(trace, poisoned(given, at, kind))
+    np.testing.assert_array_equal(np.flatnonzero(~result.history["applied"]), rows)
+    assert int(result.state.rejected) == len(rows) == 5
+    assert not result.history["dropped"].any()
+    missing = simulated(without(trace, rows), given)
+    for name in ("params", "model_state", "opt_state"):
+        assert_close(getattr(result, name), getattr(missing, name), rtol=1e-10)
+    assert_close(result.state.view, missing.state.view, rtol=1e-10)
+
+
+def test_a_dropped_commit_never_happened(x64):
+    trace, given = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60), problem("float64")
+    told = []
+
+    def callback(progress):
+        told.append((progress.dropped, progress.rejected, progress.history["dropped"].sum()))
+
+    result = simulated(trace, given, DROPPING, chunk_size=9, callback=callback)
+    dropped, rejected, parts = np.array(told).T
+    np.testing.assert_array_equal(dropped, np.cumsum(parts))
+    assert not rejected.any()
+    rows = np.flatnonzero(result.history["dropped"])
+    assert len(rows) == dropped[-1] > 2
+    assert (trace.worker[rows] == 3).all()
+    np.testing.assert_array_equal(result.history["applied"], ~result.history["dropped"])
+    assert int(result.state.dropped) == len(rows)
+    assert int(result.state.rejected) == 0
+    assert int(result.opt_state.clock) == int(result.state.commits) == len(trace) - len(rows)
+    missing = simulated(without(trace, rows), given)
+    assert_close(result.params, missing.params, rtol=1e-10)
+    assert_close(result.model_state, missing.model_state, rtol=1e-10)
+    assert_close(locals_of(result), locals_of(missing), rtol=1e-10)
+
+
+def test_what_is_neither_finite_nor_welcome_is_rejected_only():
+    """A commit counts once, and the method's own count of refusals is that of the engine."""
+    trace = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60)
+    plain = simulated(trace, tx=DROPPING)
+    row = int(np.flatnonzero(plain.history["dropped"])[1])
+    at = [(3, 4 * int(trace.step[row]))]
+    result = simulated(trace, poisoned(problem(), at), DROPPING)
+    assert int(result.state.rejected) == 1
+    assert result.history["dropped"].sum() == plain.history["dropped"].sum() - 1 == int(result.state.dropped)
+    assert int(optax.tree.get(result.opt_state, "refusals").count) == int(result.state.dropped)
+    assert_close(result.params, plain.params, rtol=1e-5)
+    assert_close(locals_of(result), locals_of(plain), rtol=1e-5)
+
+
+def test_another_local_optimizer_cannot_go_on():
+    state = simulated().state
+    for local in (LocalSteps(optax.sgd(0.05), PERIODS), LocalSteps(optax.adam(0.05), PERIODS)):
+        with pytest.raises(ValueError, match="state to continue from is of another method, model or number of workers"):
+            simulated(local=local, state=state)
+
+
+def test_a_checkpoint_holds_the_local_optimizers(tmp_path):
+    run = functools.partial(simulated, chunk_size=12)
+    whole = run()
+    half = run(callback=lambda progress: True)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(half.state, half.trace)
+    options = {"num_workers": WORKERS, "model_state": problem().model_state}
+    like = gemjax.initial_state(DOWNPOUR, problem().params, local=LOCAL, **options)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        state, recorded, _ = checkpoints.load(like)
+        others = (LocalSteps(optax.sgd(0.05), PERIODS), LocalSteps(optax.adam(0.05), PERIODS))
+        for other in others:
+            other = gemjax.initial_state(DOWNPOUR, problem().params, local=other, **options)
+            with pytest.raises(ValueError, match="another method, model or number of workers"):
+                checkpoints.load(other)
+    assert recorded == half.trace
+    assert_same_bits(state, half.state)
+    assert_same_bits(run(state=state).state, whole.state)
+
+
+# --- Devices
+
+
+def on_devices(num_commits, given, tx=DOWNPOUR, local=LOCAL, **options):
+    placement = gemjax.place(WORKERS)
+    options = {"placement": placement, "gate": Abreast(WORKERS)} | options
+    return gemjax.run_on_devices(
+        tx, *given[:3], num_commits, model_state=given.model_state, local=local, **options
+    )  # fmt: skip
+
+
+def assert_the_law(result, given, tx=DOWNPOUR, local=LOCAL, *, pulls=True):
+    """``pulls=False``: a worker pulled last what it never committed on, which leaves no trace."""
+    again = simulated(result.trace, given, tx, local)
+    found = jax.device_get(result.state)
+    assert_close(found.params, again.params, rtol=1e-10)
+    assert_close(found.model_state, again.model_state, rtol=1e-10)
+    assert_close(found.view.value.local, locals_of(again), rtol=1e-10)
+    assert found.view.num_workers == WORKERS
+    if pulls:
+        assert_close(found.view, again.state.view, rtol=1e-10)
+        assert_close(found.opt_state, jax.device_get(again.opt_state), rtol=1e-10)
+        assert_same_bits(found.step, jax.device_get(again.state.step))
+    applied = result.history["applied"]
+    for name in ("loss", "error"):
+        rows = slice(len(result.trace) - applied.sum(), None)
+        np.testing.assert_allclose(result.history[name][applied], again.history[name][rows], rtol=1e-8, err_msg=name)
+
+
+def test_local_optimizers_survive_faults_and_stops(x64):
+    """Retried workers, commits that are not finite at their first, middle or last step; stopped and continued."""
+    given = problem("float64")
+    bad = poisoned(given, [(0, 3), (1, 3), (3, 17), (1, 22)])
+    with Faults().fail(0, 0).fail(2, 1, times=2).fail(3, 2).fail(1, 6) as faults:
+        gate = Abreast(WORKERS, faults)
+        first = on_devices(12, bad, gate=gate)
+        second = on_devices(44, bad, gate=gate, state=first.state, recorded=first.trace)
+    assert len(faults.injected) == 5
+    assert int(second.state.rejected) == 4
+    assert second.trace.first(12) == first.trace
+    assert_the_law(second, given)
+
+
+@pytest.mark.slow
+def test_a_simulated_run_goes_on_on_devices(x64):
+    given, trace = problem("float64"), gemjax.arrivals.Gamma(WORKERS).trace(17)
+    first = simulated(trace, given)
+    second = on_devices(40, given, state=first.state, recorded=trace)
+    assert second.trace.first(17) == trace
+    assert_the_law(second, given)
+
+
+@pytest.mark.slow
+def test_a_retired_worker_keeps_what_it_had(x64):
+    given = problem("float64")
+    with Faults().fail(1, 2, times=9) as faults:
+        retired = lambda worker, step: worker == 1 and len(faults.injected) == 3
+        result = on_devices(30, given, gate=Abreast(WORKERS, faults, retired))
+    assert len(faults.injected) == 3
+    assert (result.trace.worker == 1).sum() == 2
+    assert_the_law(result, given, pulls=False)
+
+
+def test_what_is_dropped_on_devices_is_told_and_put_back(tmp_path, x64):
+    given, told = problem("float64"), []
+    bad = poisoned(given, [(0, 3)])
+    with gemjax.EventLog(tmp_path / "log") as log:
+        first = on_devices(
+            30, bad, DROPPING, log=log, gate=Behind(WORKERS, 3, by=4), callback_every=1,
+            callback=lambda progress: told.append((progress.dropped, progress.rejected, progress.history)),
+        )  # fmt: skip
+    dropped = first.history["dropped"]
+    assert dropped.sum() == int(first.state.dropped) > 0
+    assert int(first.state.rejected) == 1
+    np.testing.assert_array_equal([t[0] for t in told], np.cumsum([t[2]["dropped"].sum() for t in told]))
+    assert told[-1][:2] == (dropped.sum(), 1)
+    events = {name: [] for name in eventlog.EVENTS}
+    for event in eventlog.read(tmp_path / "log"):
+        events[event["event"]].append(event)
+    assert [(e["worker"], e["step"]) for e in events["drop"]] == list(
+        zip(first.history["worker"][dropped].tolist(), first.history["step"][dropped].tolist(), strict=True)
+    )
+    assert [e["staleness"] for e in events["drop"]] == first.history["staleness"][dropped].tolist()
+    assert [(e["worker"], e["step"]) for e in events["reject"]] == [(0, 1)]
+    assert "dropped" not in events["commit"][0]
+    assert eventlog.trace_of(tmp_path / "log", WORKERS) == first.trace
+    assert_the_law(first, given, DROPPING, pulls=False)
+
+
+@pytest.mark.slow
+def test_the_count_of_what_was_dropped_goes_on(x64):
+    given, calls = problem("float64"), []
+    first = on_devices(30, given, DROPPING, gate=Behind(WORKERS, 3, by=4))
+    dropped = int(first.state.dropped)
+    assert dropped > 0
+    second = on_devices(
+        40, given, DROPPING, state=first.state, recorded=first.trace, callback_every=1,
+        callback=lambda progress: calls.append(progress.dropped),
+    )  # fmt: skip
+    assert calls[0] >= dropped
+    assert calls[-1] == dropped + second.history["dropped"].sum() == int(second.state.dropped)
+    assert_the_law(second, given, DROPPING, pulls=False)
+
+
+def programs_for(tx, placement, given):
+    local = LocalSteps(tx, PERIODS)
+    batches = LocalBatches(as_batches(given.batches), local)
+    transition = Transition(DOWNPOUR, given.loss_fn, WORKERS, local=local)
+    transition, state = transition.init(given.params, given.model_state)
+    return Programs(transition, batches, placement, state)
+
+
+def numbers(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def test_local_optimizers_never_leave_their_workers():
+    """Neither the gradient nor the view nor the centre has anything of them; a worker is told one number more."""
+    placement = gemjax.place(WORKERS)
+    plain, momentum = (programs_for(tx, placement, problem()) for tx in (optax.sgd(0.05), MOMENTUM))
+    before = jax.device_get(momentum.gather())
+    momentum.warm_up()
+    assert_same_bits(jax.device_get(momentum.gather()), before)  # That was no step.
+    for worker in [0, 1, 2, 3, 2, 1]:
+        gradient = momentum.compute(worker, momentum.select(worker))
+        assert all(leaf.devices() == {placement.workers[worker]} for leaf in jax.tree.leaves(gradient))
+        momentum.commit(worker, gradient)
+    assert [numbers(programs._local) for programs in (plain, momentum)] == [0, 4 * WORKERS]
+    for worker, device in enumerate(placement.workers):
+        for kept in (momentum._local[worker], momentum._moved[worker]):
+            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(kept))
+    sizes = [numbers(programs.compute(0, programs.select(0))) for programs in (plain, momentum)]
+    # Displacement, running mean and count; loss, metric, whether finite, how many steps, and the losses of each.
+    assert sizes == [4 + 4 + 4 + 4] * 2
+    assert numbers(momentum._views[0]) == numbers(plain._views[0]) + 1
+    for part in ("_slots", "_shared"):
+        assert numbers(getattr(momentum, part)) == numbers(getattr(plain, part))
+    state = momentum.gather()
+    assert numbers(state.view.value.local) == 4 * WORKERS
+    assert all(leaf.devices() == {placement.central} for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.slow
+def test_anchors_reach_workers_on_devices(x64):
+    given = problem("float64")
+    tx = optax.chain(optax.adam(0.02), gemjax.pull_to_anchors(0.1, 0.2))
+    local, method = LocalSteps(tx, PERIODS), gemjax.lsgd(num_workers=WORKERS, groups=2, anchors=True)
+    assert_the_law(on_devices(30, given, method, local), given, method, local)
+
+
+@pytest.mark.slow
+def test_an_optimizer_in_half_precision_keeps_its_dtypes():
+    given = problem("bfloat16")
+    tx = optax.adam(0.02, mu_dtype=jnp.float32)
+    local = LocalSteps(tx, PERIODS)
+    kinds = lambda tree: [leaf.dtype for leaf in jax.tree.leaves(tree)]
+    result = on_devices(12, given, local=local)
+    again = simulated(result.trace, given, local=local)
+    assert kinds(result.state) == kinds(again.state)
+    assert kinds(locals_of(result)) == kinds(tx.init(given.params))
+    assert_close(jax.device_get(result.params), again.params, rtol=0.1)
