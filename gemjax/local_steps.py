@@ -115,6 +115,12 @@ class LocalBatches:
         chosen = jax.tree.map(lambda column: np.asarray(column).reshape(-1, longest, *np.shape(column)[1:]), chosen)
         return np.asarray(first, np.int32), np.asarray(count, np.int32), chosen
 
+    @staticmethod
+    def only(selection: PyTree, commits: np.ndarray) -> PyTree:
+        """``selection`` with no local steps where nothing is going to be committed."""
+        first, count, chosen = selection
+        return first, np.where(commits, count, 0).astype(np.int32), chosen
+
     def batch(self, data: PyTree, selection: PyTree) -> "Minibatches":
         first, count, chosen = selection
         return Minibatches(first, count, lambda j: self.batches.batch(data, jax.tree.map(lambda c: c[j], chosen)))

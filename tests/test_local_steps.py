@@ -12,7 +12,7 @@ from engines.problems import Problem, assert_close, assert_same_bits, late, quad
 import gemjax
 from gemjax import LocalSteps
 from gemjax.batches import as_batches
-from gemjax.engines import simulate as simulate_module
+from gemjax.engines import loops
 from gemjax.local_steps import LocalBatches, displacements
 
 SGD = optax.sgd(0.1)
@@ -464,10 +464,10 @@ def test_equal_local_steps_find_the_compiled_program():
 
     problem, tx, sgd = QUADRATIC._replace(loss_fn=loss_fn), gemjax.downpour(num_workers=4), optax.sgd(0.1)
     run(LocalSteps(sgd, [3, 2, 1, 3]), problem, tx=tx)
-    misses, before = simulate_module._compiled.cache_info().misses, len(traced)
+    misses, before = loops.compiled.cache_info().misses, len(traced)
     run(LocalSteps(sgd, np.array([3, 2, 1, 3])), problem, tx=tx)
-    assert simulate_module._compiled.cache_info().misses == misses
+    assert loops.compiled.cache_info().misses == misses
     assert len(traced) == before > 0
     for _ in range(2):  # Others compile, but once.
         run(LocalSteps(sgd, [1, 3, 3, 2]), problem, tx=tx)
-    assert simulate_module._compiled.cache_info().misses == misses + 1
+    assert loops.compiled.cache_info().misses == misses + 1

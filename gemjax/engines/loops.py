@@ -11,6 +11,7 @@ from jax import lax
 
 from gemjax import slots
 from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.local_steps import LocalBatches
 from gemjax.trace import Events
 
 PyTree = Any
@@ -23,7 +24,10 @@ def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
         column = np.asarray(column)
         return np.concatenate([column, np.repeat(column[-1:], chunk_size - len(column), axis=0)])
 
-    columns = (chunk.worker, chunk.step, chunk.commits, batches.select(chunk.worker, chunk.step))
+    selection = batches.select(chunk.worker, chunk.step)
+    if isinstance(batches, LocalBatches):
+        selection = batches.only(selection, chunk.commits)
+    columns = (chunk.worker, chunk.step, chunk.commits, selection)
     columns = jax.tree.map(pad, columns)
     if window == 1:
         return np.int32(len(chunk.worker)), *columns

@@ -194,7 +194,9 @@ class Transition:
         carry = (view.params, view.model_state, view.local, losses, sums)
         params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)
         displacement = jax.tree.map(jnp.subtract, view.params, params)
-        steps = batch.count.astype(_at_least_single(losses.dtype))
+        steps = jnp.maximum(batch.count, 1).astype(
+            _at_least_single(losses.dtype)
+        )  # None are made where only a pull is due.
         loss = (jnp.sum(losses.astype(steps.dtype)) / steps).astype(losses.dtype)
         finite = all_finite((loss, displacement, model_state)) & _stays_finite(view.local, state)
         finite = finite.astype(losses.dtype)

@@ -1,0 +1,108 @@
+"""Sweeps: every run of the batch is the run that the simulator makes alone."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import assert_close, late, mlp, poisoned, quadratic
+
+import gemjax
+
+LATE = late()
+RATES, KAPPAS, SEEDS = (0.02, 0.05), (1.0, 2.0), (3, 4)
+
+
+def gem(rate, kappa=1.0):
+    return gemjax.gem(rate, 0.9, 4, kappa=kappa)
+
+
+def sweep(problem, make, over, trace=LATE, **options):
+    return gemjax.sweep(make, *problem[:3], trace, over, model_state=problem.model_state, **options)
+
+
+@pytest.mark.slow
+def test_every_run_is_that_of_the_simulator(x64):
+    """A grid of two hyper-parameters and two seeds; late pulls, model state, keys, a rejected gradient, diagnostics."""
+    problem = poisoned(mlp(jnp.float64), [(1, 2)])
+    result = sweep(problem, gem, {"rate": RATES, "kappa": KAPPAS}, seeds=SEEDS, diagnostics=["gap"])
+    assert list(zip(*result.points.values(), strict=True)) == list(itertools.product(RATES, KAPPAS, SEEDS))
+    for run, (rate, kappa, seed) in enumerate(itertools.product(RATES, KAPPAS, SEEDS)):
+        alone = gemjax.simulate(
+            gem(rate, kappa), *problem[:3], LATE, model_state=problem.model_state, seed=seed, diagnostics=["gap"]
+        )
+        assert_close(jax.tree.map(lambda x, run=run: x[run], result.state), alone.state, rtol=1e-9)
+        assert result.history.keys() == alone.history.keys()
+        for name, column in alone.history.items():
+            found = result.history[name]
+            found = found if found.ndim == 1 else found[run]
+            np.testing.assert_allclose(found, column, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+def test_local_steps_are_swept(x64):
+    problem, local = quadratic(), gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 2)
+
+    def make(strength):
+        return gemjax.easgd(num_workers=4, strength=strength)
+
+    result = sweep(problem, make, {"strength": [0.1, 0.5]}, local=local)
+    alone = gemjax.simulate(make(0.5), *problem[:3], LATE, model_state=problem.model_state, local=local)
+    assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
+
+
+def test_the_chunk_size_does_not_matter(x64):
+    problem = quadratic()
+    one, other = (sweep(problem, gem, {"rate": RATES}, chunk_size=size) for size in (None, 5))
+    assert_close(one.state, other.state, rtol=1e-12)
+    for name in one.history:
+        np.testing.assert_allclose(one.history[name], other.history[name], rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.slow
+def test_seeds_alone_are_a_sweep():
+    result = sweep(mlp(), lambda: gem(0.05), {}, seeds=range(3))
+    finals = [np.asarray(result.params["in"]["w"][run]) for run in range(3)]
+    assert np.abs(finals[0] - finals[1]).max() > 1e-5  # Dropout masks differ.
+    assert [row["seed"] for row in result.table()] == [0, 1, 2]
+
+
+def test_the_callback_may_end_it():
+    calls = []
+    result = sweep(
+        quadratic(),
+        gem,
+        {"rate": RATES},
+        chunk_size=10,
+        callback=lambda done, total: calls.append((done, total)) or done >= 20,
+    )
+    arrivals = len(LATE.events().worker)
+    assert calls == [(10, arrivals), (20, arrivals)]
+    assert result.history["loss"].shape == (2, LATE.events().commits[:20].sum())
+    assert result.history["worker"].shape == (LATE.events().commits[:20].sum(),)
+
+
+def test_the_table_has_a_row_a_run():
+    rows = sweep(poisoned(quadratic(), [(0, 1)]), gem, {"rate": [0.02, 10.0]}).table(last=5)
+    assert [row["rate"] for row in rows] == [0.02, 10.0]
+    assert rows[0]["rejected"] == 1
+    assert rows[0]["loss"] < rows[1]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("over", "options", "message"),
+    [
+        ({"rate": []}, {}, "nothing to try of rate: give at least one value"),
+        ({"rate": [0.1]}, {"seeds": ()}, "nothing to try of seed: give at least one value"),
+        ({"seed": [0.1]}, {}, "give seeds= instead of 'seed'"),
+    ],
+)
+def test_nothing_to_try_is_refused(over, options, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(quadratic(), gem, over, **options)
+
+
+def test_a_method_for_another_number_of_workers_is_refused():
+    with pytest.raises(ValueError, match="num_workers=3, but the run has 4 workers"):
+        sweep(quadratic(), lambda rate: gemjax.gem(rate, num_workers=3), {"rate": RATES})
