@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.staleness import NeedsLocalSteps
+from gemjax.nodes import NeedsLocalSteps
 
 PyTree = Any
 

@@ -8,7 +8,7 @@ a pull. Both are pure functions of arrays: threads, devices and clocks are an en
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import optax
 
 from gemjax import slots
 from gemjax.board import Board
+from gemjax.nodes import NeedsLocalSteps, NoticesPull, ReadsStaleParams, Refusals, SendsAnchors, ShiftsView
 from gemjax.slots import Slots
 
 PyTree = Any
@@ -32,54 +33,6 @@ class StalenessState(NamedTuple):
     pulled_at: Slots  # int32 [] a worker; the clock when it pulled.
     stale_params: Slots | None  # Like params, a worker; the view it pulled. None where no member reads it.
     inner_state: optax.OptState  # What the members keep; their Slots hold a worker's, the rest is shared.
-
-
-class ReadsStaleParams(NamedTuple):
-    """An empty node; a rule puts it in its state to be given ``stale_params`` (which costs one copy a worker)."""
-
-
-class NeedsLocalSteps(NamedTuple):
-    """An empty node; a rule that takes the displacement of local steps for a gradient puts it in its state.
-
-    Engines then refuse to run it without ``local=``: what would arrive otherwise is a bare gradient.
-    """
-
-
-class Refusals(NamedTuple):
-    """How many commits a rule refused. A rule that raises the count refuses the commit at hand.
-
-    :func:`asynchronous` then leaves parameters, clock and everyone's memory as they were; the worker is to pull again.
-    """
-
-    count: jax.Array  # int32 []
-
-
-@runtime_checkable
-class NoticesPull(Protocol):
-    """A node of a method's state that changes when its worker pulls.
-
-    :func:`pull` calls it with the central variable, before any view is shifted, and keeps what it returns.
-    """
-
-    def pulled(self, params: PyTree) -> "NoticesPull": ...
-
-
-@runtime_checkable
-class SendsAnchors(Protocol):
-    """A node of a method's state that sends points along with the view, for local steps to be drawn to."""
-
-    def anchors(self) -> tuple[PyTree, ...]: ...
-
-
-@runtime_checkable
-class ShiftsView(Protocol):
-    """A node of a method's state that decides where a worker computes its gradient.
-
-    :func:`pull` calls it with the central variable (or the view so far) and hands out what it returns: a look-ahead, or
-    the worker's own position.
-    """
-
-    def shift_view(self, view: PyTree) -> PyTree: ...
 
 
 def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:

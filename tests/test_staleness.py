@@ -8,8 +8,9 @@ import pytest
 
 import gemjax
 from gemjax import slots
+from gemjax.nodes import ReadsStaleParams
 from gemjax.slots import Slots
-from gemjax.staleness import ReadsStaleParams, is_asynchronous, num_workers_of, recorded_view
+from gemjax.staleness import is_asynchronous, num_workers_of, recorded_view
 from gemjax.views import where_present
 
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([[3.0, 0.5, -1.0]])}

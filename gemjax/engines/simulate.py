@@ -60,7 +60,8 @@ def simulate(
       state: state to continue from, as an earlier result on the same trace holds it; ``params`` and ``model_state`` are
         then not used. The run goes on bit for bit as if it had not stopped.
       callback: called every ``chunk_size`` commits; may end the run by returning true.
-      chunk_size: arrivals a compiled call, default 1,024 (with ``window=1`` the results are the same, bit for bit, whatever it is).
+      chunk_size: arrivals a compiled call, default 1,024 (with ``window=1`` all results are the same, bit for bit, whatever
+        it is).
       window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
         once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
         follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``

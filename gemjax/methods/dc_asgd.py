@@ -8,8 +8,9 @@ import optax
 
 from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_choice, check_learning_rate, check_momentum
+from gemjax.nodes import ReadsStaleParams
 from gemjax.slots import Slots, like
-from gemjax.staleness import ReadsStaleParams, asynchronous, require_protocol
+from gemjax.staleness import asynchronous, require_protocol
 
 PyTree = Any
 VARIANTS = {"constant": 0.04, "adaptive": 2.0}  # With the strength that the authors used.

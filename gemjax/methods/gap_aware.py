@@ -9,8 +9,9 @@ import optax
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.methods.dana import dana_momentum
 from gemjax.methods.rates import rate_at
+from gemjax.nodes import ReadsStaleParams
 from gemjax.slots import like
-from gemjax.staleness import ReadsStaleParams, asynchronous, require_protocol
+from gemjax.staleness import asynchronous, require_protocol
 
 PyTree = Any
 

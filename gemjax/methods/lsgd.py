@@ -9,8 +9,9 @@ from jax import lax
 
 from gemjax.board import Board
 from gemjax.methods.checks import check_between, check_learning_rate, check_positive_int
+from gemjax.nodes import NeedsLocalSteps, ReadsStaleParams
 from gemjax.slots import Slots, like
-from gemjax.staleness import NeedsLocalSteps, ReadsStaleParams, asynchronous, check_num_workers, require_protocol
+from gemjax.staleness import asynchronous, check_num_workers, require_protocol
 from gemjax.views import where_present
 
 PyTree = Any

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.checks import check_learning_rate, check_positive_int
-from gemjax.staleness import Refusals, asynchronous, check_num_workers, require_protocol
+from gemjax.nodes import Refusals
+from gemjax.staleness import asynchronous, check_num_workers, require_protocol
 
 PyTree = Any
 

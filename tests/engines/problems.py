@@ -22,6 +22,11 @@ def every_method(*fast: str, only=lambda row: True):
     )
 
 
+def distinct(row) -> bool:
+    """Whether no other row tests the same code in an engine; for tests that take long with each."""
+    return not row.variant or row.name in ("easgd", "lsgd-groups", "dana-dc", "diloco")
+
+
 class Abreast:
     """A gate that holds a worker which is more than two steps ahead of another, so that short runs are mixed on any host.
 

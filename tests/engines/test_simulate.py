@@ -14,6 +14,7 @@ from engines.problems import (
     Problem,
     assert_close,
     assert_same_bits,
+    distinct,
     every_method,
     late,
     mlp,
@@ -196,7 +197,7 @@ def test_params_are_not_used_up():
 # --- Rejections
 
 
-@every_method("gem", only=lambda row: not row.refuses)
+@every_method("gem", only=lambda row: distinct(row) and not row.refuses)
 @pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_a_commit_that_is_not_finite_does_not_happen(make, kind, x64):
     problem, rows = mlp(jnp.float64), [3, 9, 10]
@@ -437,7 +438,7 @@ def stacked_copies(hlo: str) -> list[str]:
     return found
 
 
-@every_method("gem", "adam-per-worker", "lsgd-groups")
+@every_method("gem", "adam-per-worker", "lsgd-groups", only=distinct)
 @pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, False), (5, True)])
 def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     """A commit costs the same at 4 workers and at 1,024."""

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines.problems import assert_close, assert_same_bits, every_method, late, mlp, poisoned, quadratic
+from engines.problems import assert_close, assert_same_bits, distinct, every_method, late, mlp, poisoned, quadratic
 
 import gemjax
 from gemjax.engines.loops import windows
@@ -38,7 +38,7 @@ def test_no_arrivals_have_no_windows():
     assert len(windows(np.array([], int), 4)) == 0
 
 
-@every_method()
+@every_method(only=distinct)
 def test_the_result_is_that_of_one_by_one(make, x64):
     """With late pulls, rejected gradients, model state, keys and local steps; all workers in one window, and fewer."""
     problem = mlp(jnp.float64)

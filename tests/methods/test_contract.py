@@ -12,7 +12,7 @@ from methods.rows import METHODS, every_method
 
 import gemjax
 from gemjax import arrivals
-from gemjax.staleness import NeedsLocalSteps
+from gemjax.nodes import NeedsLocalSteps
 
 # --- Convergence -----------------------------------------------------------------------------------------------------
 
