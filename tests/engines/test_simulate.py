@@ -103,7 +103,7 @@ def test_plain_optax_optimizers_are_wrapped(tx):
 # --- Determinism
 
 
-@every_method("gem")
+@every_method("gem", only=distinct)
 def test_the_same_run_twice_is_the_same_to_the_bit(make):
     first, second = (run(MLP, make, LATE, diagnostics=["gap"]) for _ in range(2))
     assert_same_bits(first.state, second.state)
