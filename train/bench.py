@@ -12,20 +12,18 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 import gemjax
-from gemjax import arrivals
 from gemjax.engines.programs import Programs
 from gemjax.engines.transition import Transition
-from train import bench_methods, models
+from train import bench_methods, bench_simulate
+from train.config import Method
 from train.methods import METHODS
 
 PyTree = Any
-BATCH_SIZE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +39,10 @@ class Bench:
     """Commits timed at a stretch (`simulate`, `methods`)."""
     workers: tuple[int, ...] = (1, 8, 64, 512)
     """Numbers of simulated workers (`simulate`)."""
+    methods: tuple[Method, ...] = ("gem",)
+    """Methods simulated (`simulate`)."""
+    networks: tuple[Literal["cnn", "mlp"], ...] = ("cnn",)
+    """What they train (`simulate`): GEM's MNIST network, or one of three dense layers."""
     commits: int = 2000
     """Commits of the device scheduler that are timed (`devices`)."""
     out: str | None = None
@@ -54,7 +56,9 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
     measures = {
-        "simulate": lambda: simulate_ratios(bench, console),
+        "simulate": lambda: bench_simulate.ratios(
+            bench.networks, bench.methods, bench.workers, bench.rounds, bench.steps, console
+        ),
         "devices": lambda: device_overhead(bench, console),
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
     }
@@ -64,108 +68,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """GEM's MNIST network on noise: what is timed does not depend on what the images show."""
-
-    params: PyTree
-    loss_fn: Callable
-    batches: gemjax.Epochs
-
-
-def mnist_problem() -> Problem:
-    rng = np.random.default_rng(0)
-    data = {
-        "image": rng.integers(0, 256, (60_000, 28, 28, 1), dtype=np.uint8),
-        "label": rng.integers(0, 10, 60_000).astype(np.int32),
-    }
-    model = models.GemCNN()
-    params = models.init_params(model, jax.random.key(0), (28, 28, 1))
-    return Problem(params, models.make_loss(model, 0.1307, 0.3081, 255.0), gemjax.Epochs(data, BATCH_SIZE))
-
-
-def simulate_ratios(bench: Bench, console: Console) -> dict[str, Any]:
-    """Simulated commits of GEM beside the same number of sequential momentum SGD steps."""
-    problem = mnist_problem()
-    sequential = _sequential(problem, bench.steps)
-    simulated = {n: _simulated(problem, n, bench.steps) for n in bench.workers}
-    for run in (sequential, *simulated.values()):
-        run()  # Compiles.
-    base, times = [], {n: [] for n in simulated}
-    for _ in range(bench.rounds):
-        # Before and after everything else, so that a machine whose speed drifts does not decide the ratio.
-        before = sequential()
-        round_times = {n: run() for n, run in simulated.items()}
-        base.append((before + sequential()) / 2)
-        for n, seconds in round_times.items():
-            times[n].append(seconds)
-    table = Table(title=f"Simulator: GEM's MNIST network, batch {BATCH_SIZE}; ratio to a sequential momentum SGD step")
-    for column in ("workers", "ms a commit (median)", "ratio (median)", "ratio (range)"):
-        table.add_column(column, justify="right")
-    table.add_row("sequential", f"{1e3 * np.median(base):.2f}", "1", "")
-    figures: dict[str, Any] = {"sequential_ms": 1e3 * float(np.median(base)), "ratio": {}}
-    for n, seconds in times.items():
-        ratios = np.array(seconds) / np.array(base)
-        figures["ratio"][str(n)] = float(np.median(ratios))
-        table.add_row(str(n), f"{1e3 * np.median(seconds):.2f}", f"{np.median(ratios):.3f}",
-                      f"{ratios.min():.3f} – {ratios.max():.3f}")  # fmt: skip
-    console.print(table)
-    return figures
-
-
-def _sequential(problem: Problem, steps: int) -> Callable[[], float]:
-    """A plain compiled loop of momentum SGD; the returned function gives seconds a step."""
-    tx = optax.sgd(0.001, momentum=0.9)
-    batches = problem.batches
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def loop(params, opt_state, data, selection):
-        def step(i, carry):
-            params, opt_state, losses = carry
-            key = jax.random.fold_in(jax.random.key(0), i)
-            batch = batches.batch(data, selection[i])
-            (loss, _), grads = jax.value_and_grad(problem.loss_fn, has_aux=True)(params, (), batch, key)
-            updates, opt_state = tx.update(grads, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state, losses.at[i].set(loss)
-
-        return jax.lax.fori_loop(0, steps, step, (params, opt_state, jnp.zeros(steps)))
-
-    data = jax.device_put(batches.data)
-    selection = batches.select(np.zeros(steps, np.int32), np.arange(steps))
-
-    def run() -> float:
-        params = jax.tree.map(jnp.copy, problem.params)
-        opt_state = jax.block_until_ready(tx.init(params))
-        began = time.perf_counter()
-        jax.block_until_ready(loop(params, opt_state, data, selection))
-        return (time.perf_counter() - began) / steps
-
-    return run
-
-
-def _simulated(problem: Problem, num_workers: int, steps: int) -> Callable[[], float]:
-    """`gemjax.simulate` as a user calls it; timed from chunk to chunk, so without set-up and compilation."""
-    tx = gemjax.gem(0.001, 0.9, num_workers)
-    trace = arrivals.Gamma(num_workers).trace(2 * steps)
-
-    def run() -> float:
-        at: list[float] = []
-        gemjax.simulate(
-            tx, problem.loss_fn, problem.params, problem.batches, trace, chunk_size=steps,
-            callback=lambda progress: at.append(time.perf_counter()),
-        )  # fmt: skip
-        return (at[1] - at[0]) / steps
-
-    return run
-
-
 def device_overhead(bench: Bench, console: Console) -> dict[str, Any]:
     """What the scheduler adds to a commit, and where the time of a commit goes; the gradient is trivial.
 
     The overhead is the time of a commit in the engine with one worker (so that nothing overlaps) less that of a bare loop
     that calls the same programs and transfers, in the same run: queue, threads, bookkeeping and reading reports.
     """
-    params = mnist_problem().params
+    params = bench_simulate.PROBLEMS["cnn"]().params
 
     def loss_fn(params, batch):
         return 1e-6 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params))
