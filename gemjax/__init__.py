@@ -4,6 +4,7 @@ from gemjax import arrivals, eventlog
 from gemjax.batches import Computed, Epochs
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
+from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
 from gemjax.engines.sweep import SweepResult, sweep
@@ -94,6 +95,7 @@ __all__ = [
     "lsgd",
     "lwp",
     "match_energy",
+    "memory_of",
     "momentum_asgd",
     "momentum_lookahead",
     "multi_asgd",

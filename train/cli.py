@@ -44,8 +44,11 @@ def _train(argv: list[str]) -> int:
     config, resume = parse(argv)
     import gemjax  # After the flags are known to be right: this imports JAX.
     from train.runfolder import RunFolder
-    from train.story import train
+    from train.story import dry_run, train
 
+    if config.dry_run:
+        dry_run(config, Console())
+        return 0
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     try:
         summary = train(config, folder, Console())

@@ -106,6 +106,8 @@ class Config:
     """Folder with the original files of data sets that cannot be made here."""
     out: str | None = None
     """Run folder; `runs/<time>-<dataset>-<method>` if not given."""
+    dry_run: bool = False
+    """Say what the run is and what memory it keeps, and end."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run folder to continue; alone (`--resume`) it means the newest under `runs/`."""
 
@@ -141,7 +143,17 @@ class Config:
 
     def changed(self, before: "Config") -> list[str]:
         """Flags that a resumed run must keep and that differ from those it began with."""
-        free = ("epochs", "eval_every", "checkpoint_every", "data_dir", "manual_dir", "out", "resume", "learning_rate")
+        free = (
+            "epochs",
+            "eval_every",
+            "checkpoint_every",
+            "data_dir",
+            "manual_dir",
+            "out",
+            "dry_run",
+            "resume",
+            "learning_rate",
+        )
         names = [field.name for field in dataclasses.fields(self) if field.name not in free]
         return [flag(name) for name in names if getattr(self, name) != getattr(before, name)]
 

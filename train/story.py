@@ -35,12 +35,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     if folder.finished(task.num_commits):
         _say(console, f"{folder.path} has made all its {task.num_commits} commits; raise --epochs to go on")
         return json.loads(folder.summary.read_text())
-    count = sum(leaf.size for leaf in jax.tree.leaves(task.params))
-    _say(
-        console,
-        f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "
-        f"{task.num_commits:,} commits, engine {config.engine} ({jax.default_backend()}); run folder {folder.path}",
-    )
+    _say(console, f"{_what(config, task)}; run folder {folder.path}")
     _say(console, "compiling (once a device) …")
     with folder.checkpoints() as checkpoints, _Interrupt() as interrupt:
         state, recorded = _restore(config, task, folder, checkpoints)
@@ -53,6 +48,25 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
                 seconds = time.perf_counter() - began
             folder.save_checkpoint(checkpoints, result.state, result.trace, log)
     return _conclude(config, task, folder, result, watcher, seconds, console)
+
+
+def dry_run(config: Config, console: Console) -> None:
+    """Says what the run would be and what memory it would keep."""
+    task = make_task(config)
+    kept = gemjax.memory_of(
+        METHODS[config.method](config), task.params, num_workers=config.workers, local=local_steps(config)
+    )
+    _say(console, _what(config, task))
+    parts = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in kept.items() if size)
+    _say(console, f"it keeps {sum(kept.values()) / 2**20:.1f} MiB: {parts}; gradients and activations come on top")
+
+
+def _what(config: Config, task: Task) -> str:
+    count = sum(leaf.size for leaf in jax.tree.leaves(task.params))
+    return (
+        f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "
+        f"{task.num_commits:,} commits, engine {config.engine} ({jax.default_backend()})"
+    )
 
 
 def _run_engine(config: Config, task: Task, state, recorded: gemjax.Trace, log, watcher: "_Watcher") -> gemjax.Result:

@@ -11,6 +11,7 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.engines.loops import compiled, inputs
+from gemjax.engines.memory import check_fits, memory_of
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -72,6 +73,7 @@ def simulate(
 
     Raises:
       ValueError: if the method is made for another number of workers than the trace has, or ``state`` is of another run.
+      MemoryError: if the run would keep more than the device holds.
       RunFailedError: if commits are rejected for not being finite and none gets through.
 
     >>> import gemjax, jax.numpy as jnp
@@ -88,12 +90,14 @@ def simulate(
     for name, value in (("chunk_size", chunk_size), ("window", window)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be positive, got {value}")
+    check_fits(memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local), _device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state, local)
-    transition, initial = transition.init(params, model_state)
+    transition, begin = transition.init(params, model_state)
     if state is not None:
-        check_state(state, initial)
-    state = initial if state is None else state
-    state = _owned(state)
+        check_state(state, begin)
+        begin = state
+    state = _owned(begin)
+    del begin  # Or the run would keep two of it.
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     data = jax.device_put(batches.data)
     events, done = trace.events(), int(state.arrivals)
@@ -133,6 +137,11 @@ def _same(state: RunState) -> RunState:
 def _owned(tree: RunState) -> RunState:
     """A copy that may be donated; no array stands in it twice."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+def _device() -> jax.Device:
+    """Where JAX puts what nobody has placed."""
+    return next(iter(jnp.zeros(0).devices()))
 
 
 def _default_window() -> int:

@@ -1,6 +1,7 @@
 """The command line: what it understands, and one line for what it does not."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -87,3 +88,14 @@ def test_resuming_from_a_damaged_configuration_is_answered_in_one_line(tmp_path,
     error = capsys.readouterr().err
     assert "is not the configuration of a run" in error
     assert error.count("\n") == 1
+
+
+def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--engine", "simulate", "--method", "gem", "--workers", "100", "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "gem with 100 workers on digits" in said
+    size = float(re.search(r"it keeps ([\d.]+) MiB", said)[1])
+    parts = [float(part) for part in re.findall(r"(?:variable|views|method|optimizers) ([\d.]+) MiB", said)]
+    assert size == pytest.approx(sum(parts), abs=0.2)
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,92 @@
+"""What a run keeps in memory, told before it is spent."""
+
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.engines.transition import RunState, Transition
+from gemjax.local_steps import LocalSteps
+
+PyTree = Any
+
+
+def memory_of(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    *,
+    num_workers: int,
+    model_state: PyTree = (),
+    local: LocalSteps | None = None,
+) -> dict[str, int]:
+    """Bytes that a run keeps, by what they are for; nothing is allocated.
+
+    What a gradient and a commit need while they are computed comes on top: some copies of the parameters, and the
+    network's activations.
+
+    Args:
+      tx: the run's transformation.
+      params: its initial central variable; arrays or ``jax.ShapeDtypeStruct``.
+      num_workers: number of workers N.
+      model_state: its initial model state.
+      local: its local steps, if it has any.
+
+    Returns:
+      Bytes of the ``central variable``, of the ``views`` that workers hold, of the ``method``'s state, and of ``local
+      optimizers``.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> gemjax.memory_of(gemjax.multi_asgd(0.1, num_workers=100), jnp.zeros(1000), num_workers=100)
+    {'central variable': 4000, 'views': 400000, 'method': 400404, 'local optimizers': 0}
+    """
+
+    def begin(params, model_state):
+        return Transition(tx, lambda params, batch: 0.0, num_workers, local=local).init(params, model_state)[1]
+
+    return bytes_of(jax.eval_shape(begin, params, model_state))
+
+
+def bytes_of(state: RunState) -> dict[str, int]:
+    """Bytes of a run's state, arrays or shapes, by what they are for."""
+    view = state.view.value
+    # A view that the method compares with is kept there and nowhere else.
+    return {
+        "central variable": _bytes((state.params, state.model_state)),
+        "views": _bytes((view.params, view.model_state, view.anchors)),
+        "method": _bytes(state.opt_state),
+        "local optimizers": _bytes(view.local),
+    }
+
+
+def check_fits(needed: dict[str, int], device: jax.Device) -> None:
+    """Raises ``MemoryError`` with the mend if ``device`` cannot hold that many bytes; says nothing if that is not known."""
+    available, total = _capacity(device), sum(needed.values())
+    if available is not None and total > available:
+        parts = ", ".join(f"{name} {_readable(size)}" for name, size in needed.items() if size)
+        raise MemoryError(
+            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take fewer workers, a "
+            "method that keeps fewer copies of the parameters a worker, or narrower parameters"
+        )
+
+
+def _capacity(device: jax.Device) -> int | None:
+    if device.platform == "cpu":
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return None
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _bytes(tree: PyTree) -> int:
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
