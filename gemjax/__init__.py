@@ -1,7 +1,7 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
 from gemjax import arrivals, eventlog
-from gemjax.batches import Computed, Epochs
+from gemjax.batches import Computed, Epochs, Shards
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
@@ -50,6 +50,7 @@ __all__ = [
     "Result",
     "RunFailedError",
     "RunState",
+    "Shards",
     "Slots",
     "StalenessSchedule",
     "StalenessState",

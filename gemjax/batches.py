@@ -7,6 +7,9 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+
+from gemjax.staleness import check_num_workers
 
 PyTree = Any
 
@@ -69,10 +72,7 @@ class Epochs:
     """
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
-        rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(data)}
-        if len(rows) != 1 or None in rows:
-            raise ValueError(f"all arrays of the data must have the same number of rows, got {sorted(map(str, rows))}")
-        self.num_rows = int(next(iter(rows)) or 0)
+        self.num_rows = _num_rows(data)
         if not 1 <= batch_size <= self.num_rows:
             raise ValueError(f"batch_size must be in 1 … {self.num_rows} (the rows of the data), got {batch_size}")
         self.data = data
@@ -99,6 +99,106 @@ class Epochs:
 
     def batch(self, data, selection):
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
+
+
+class Shards:
+    """Every worker goes through rows of its own, in epochs of its own, each in another order.
+
+    The rows are dealt out once. Without ``labels`` each worker gets an equal share of all of them at random. With ``labels`` it
+    gets classes of its own: each class is dealt out in proportions drawn from a Dirichlet distribution, the customary model
+    of data that differ from worker to worker.
+
+    Args:
+      data: pytree of arrays with a common leading axis of n rows.
+      batch_size: rows a batch, positive; at most as many as any worker has.
+      num_workers: number of workers N.
+      seed: decides who has which rows and all orders; a non-negative int, default 0.
+      labels: int [n]; the class of each row. ``None`` (default): every worker's share is like the whole.
+      concentration: of the Dirichlet distribution, positive, default 1; at 100 all workers' shares are nearly alike, at 0.1
+        most of a class is with few of them. With ``labels`` only.
+
+    Raises:
+      ValueError: if the leading axes differ, or a worker would have fewer rows than a batch.
+
+    >>> shards = Shards({"x": np.arange(12)}, batch_size=2, num_workers=3)
+    >>> sorted(np.concatenate(shards.rows).tolist()) == list(range(12)), [len(rows) for rows in shards.rows]
+    (True, [4, 4, 4])
+    >>> shards.select(np.array([1]), np.array([5])).shape
+    (1, 2)
+    """
+
+    def __init__(
+        self,
+        data: PyTree,
+        batch_size: int,
+        num_workers: int,
+        seed: int = 0,
+        *,
+        labels: npt.ArrayLike | None = None,
+        concentration: float = 1.0,
+    ):
+        check_num_workers(num_workers)
+        num_rows = _num_rows(data)
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((int(seed), num_workers))))
+        if labels is None:
+            self.rows = [np.sort(rows) for rows in np.array_split(rng.permutation(num_rows), num_workers)]
+        else:
+            self.rows = _deal_by_class(np.asarray(labels), num_rows, num_workers, concentration, rng)
+        fewest = min(range(num_workers), key=lambda worker: len(self.rows[worker]))
+        if not 1 <= batch_size <= len(self.rows[fewest]):
+            raise ValueError(
+                f"batch_size must be in 1 … {len(self.rows[fewest])}, the rows of worker {fewest}, which has the fewest; got "
+                f"{batch_size}. Take smaller batches, fewer workers, another seed or a larger concentration"
+            )
+        self.data, self.batch_size, self.seed = data, int(batch_size), int(seed)
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
+
+    def steps_per_epoch(self, worker: int) -> int:
+        """Batches that ``worker`` makes of its rows; those beyond the last full one are left out of that epoch."""
+        return len(self.rows[worker]) // self.batch_size
+
+    def _batch(self, worker: int, step: int) -> np.ndarray:
+        steps = self.steps_per_epoch(worker)
+        epoch, row = divmod(step, steps)
+        known = self._orders.get(worker)
+        if known is None or known[0] != epoch:
+            sequence = np.random.SeedSequence((self.seed, worker, epoch))
+            order = np.random.Generator(np.random.Philox(sequence)).permutation(self.rows[worker])
+            known = self._orders[worker] = (epoch, order[: steps * self.batch_size].reshape(steps, self.batch_size))
+        return known[1][row]
+
+    def select(self, worker, step):
+        pairs = zip(np.asarray(worker).tolist(), np.asarray(step).tolist(), strict=True)
+        return np.array([self._batch(w, s) for w, s in pairs], np.int32).reshape(-1, self.batch_size)
+
+    def batch(self, data, selection):
+        return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
+
+
+def _num_rows(data: PyTree) -> int:
+    """The common leading axis.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(data)}
+    if len(rows) != 1 or None in rows:
+        raise ValueError(f"all arrays of the data must have the same number of rows, got {sorted(map(str, rows))}")
+    return int(next(iter(rows)) or 0)
+
+
+def _deal_by_class(labels: np.ndarray, num_rows: int, num_workers: int, concentration: float, rng) -> list[np.ndarray]:
+    if labels.shape != (num_rows,):
+        raise ValueError(f"labels must be one a row, {num_rows}, got the shape {list(labels.shape)}")
+    if not (np.isfinite(concentration) and concentration > 0):
+        raise ValueError(f"concentration must be positive and finite, got {concentration}")
+    shares: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
+    for one in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == one))
+        cuts = np.cumsum(rng.dirichlet([concentration] * num_workers))[:-1] * len(rows)
+        for share, part in zip(shares, np.split(rows, cuts.round().astype(int)), strict=True):
+            share.append(part)
+    return [np.sort(np.concatenate(share)) for share in shares]
 
 
 def as_batches(batches: Any) -> Any:
