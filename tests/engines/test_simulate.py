@@ -439,7 +439,7 @@ def stacked_copies(hlo: str) -> list[str]:
 
 
 @every_method("gem", "adam-per-worker", "lsgd-groups", only=distinct)
-@pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, False), (5, True)])
+@pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, True)])
 def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     """A commit costs the same at 4 workers and at 1,024."""
     params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}
