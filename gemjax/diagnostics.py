@@ -45,6 +45,11 @@ class Observer:
         return self.seen
 
 
+def names(diagnostics: str | Iterable[str]) -> tuple[str, ...]:
+    """The names asked for; one may stand alone."""
+    return (diagnostics,) if isinstance(diagnostics, str) else tuple(diagnostics)
+
+
 def gap(params: PyTree, stale_params: PyTree) -> jax.Array:
     r"""Root mean square distance :math:`\|\theta - s\|_2 / \sqrt{k}` between two trees of k numbers, a scalar.
 

@@ -27,7 +27,8 @@ class LocalSteps:
     own and commits the displacement :math:`s_w - x_w` in place of a gradient: a sum of gradients times their rates, for plain
     SGD. The optimizer's state stays with the worker and is not reset. Give it to an engine as ``local=``; the rules that
     are made for it (:func:`gemjax.downpour`, :func:`gemjax.easgd`, :func:`gemjax.lsgd`, …) have a learning rate of 1 then,
-    because the optimizer here has the real one.
+    because the optimizer here has the real one. Any other method takes the displacement for a gradient: its rate and that of
+    this optimizer multiply.
 
     Args:
       tx: the worker's optimizer, any optax transformation. Its updates are given the extra arguments ``value``, that step's

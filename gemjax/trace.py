@@ -159,6 +159,13 @@ class Trace:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
 
 
+def check_trace(trace: object) -> None:
+    """Raises ``TypeError`` unless ``trace`` is a :class:`Trace`."""
+    if not isinstance(trace, Trace):
+        mend = "call its .trace(num_commits)" if hasattr(trace, "trace") else "make one with gemjax.Trace(worker=…)"
+        raise TypeError(f"trace must be a gemjax.Trace, got {type(trace).__name__}; {mend}")
+
+
 class Events(NamedTuple):
     """Arrivals in the order of execution; ``row`` is the trace's row that an arrival belongs to."""
 

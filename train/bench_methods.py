@@ -113,18 +113,19 @@ def compare(names: Sequence[str], rounds: int, commits: int, console: Console) -
 def _table(figures: dict[str, Any]) -> Table:
     table = Table(
         title=f"A commit and its pull, {figures['workers']} workers, {figures['parameters']:,} parameters; ratios to asgd",
-        caption="Needed: what a commit is given, uses and returns, once. Compiled: what XLA's loops read and write; on CPUs "
-        "each output is a loop of its own that reads its inputs anew.",
+        caption="Traffic needed: what a commit is given, uses and returns, once. Compiled: what XLA's loops read and write; on "
+        "CPUs each output is a loop of its own that reads its inputs anew. State in copies of the parameters, and as a ratio. "
+        "Each method is timed between two stretches of asgd; one round is noise.",
     )
     table.add_column("method", no_wrap=True)
     for column in (
         "ms",
         "time",
-        "needed traffic",
-        "time / needed",
-        "compiled traffic",
-        "time / compiled",
-        "state, copies",
+        "needed",
+        "time/needed",
+        "compiled",
+        "time/compiled",
+        "copies",
         "state",
     ):
         table.add_column(column, justify="right")

@@ -178,7 +178,8 @@ def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
 
 def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[str, Any]:
     loss, accuracy = task.evaluate(result.params)
-    staleness = result.history["staleness"] if result.history else np.zeros(1)
+    history = result.history
+    staleness = history["staleness"][history["applied"]] if history and history["applied"].any() else np.zeros(1)
     p50, p95 = np.percentile(staleness, [50, 95])
     summary = {
         "commits": watcher.line.done,

@@ -7,6 +7,7 @@ from typing import Any
 import optax
 
 from gemjax.batches import as_batches
+from gemjax.diagnostics import names
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Pending, Records
 from gemjax.engines.result import Callback, Progress, Result, RunFailedError
@@ -100,7 +101,7 @@ def run_on_devices(
         raise ValueError(f"num_commits must not be negative, got {num_commits}")
     if callback_every < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
-    transition = Transition(tx, loss_fn, len(placement.workers), seed, tuple(diagnostics), average_model_state, local)
+    transition = Transition(tx, loss_fn, len(placement.workers), seed, names(diagnostics), average_model_state, local)
     transition, initial = transition.init(params, model_state)
     if state is not None and recorded is not None:
         check_state(state, initial)

@@ -10,12 +10,13 @@ import numpy as np
 import optax
 
 from gemjax.batches import as_batches
+from gemjax.diagnostics import names
 from gemjax.engines.loops import compiled, inputs
 from gemjax.engines.memory import check_fits, memory_of
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.local_steps import LocalBatches, LocalSteps
-from gemjax.trace import Events, Trace
+from gemjax.trace import Events, Trace, check_trace
 
 PyTree = Any
 
@@ -90,8 +91,9 @@ def simulate(
     for name, value in (("chunk_size", chunk_size), ("window", window)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be positive, got {value}")
+    check_trace(trace)
     check_fits(memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local), _device())
-    transition = Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state, local)
+    transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
     transition, begin = transition.init(params, model_state)
     if state is not None:
         check_state(state, begin)

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.batches import as_batches
+from gemjax.diagnostics import names as diagnostic_names
 from gemjax.engines.loops import inputs, loop
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
-from gemjax.trace import Events, Trace
+from gemjax.trace import Events, Trace, check_trace
 
 PyTree = Any
 
@@ -80,13 +81,15 @@ def sweep(
     run that :func:`gemjax.simulate` makes of the same arguments, up to rounding.
 
     Args:
-      make: makes the method: ``make(**point) -> transformation``, called with one traced number for each name of ``over``.
+      make: makes the method: ``make(**point) -> transformation``, called with one traced number for each name of ``over``, so
+        that ranges are not checked. What decides shapes, such as a number of workers, cannot be swept.
       loss_fn: as for :func:`gemjax.simulate`.
       params: initial central variable of all runs.
       batches: as for :func:`gemjax.simulate`; the same in all runs.
       trace: who commits when, in all runs.
       over: values to try of each hyper-parameter; the grid is their product.
-      seeds: decide, with (worker, step), the keys that ``loss_fn`` gets; the grid is run for each.
+      seeds: decide, with (worker, step), the keys that ``loss_fn`` gets (dropout and the like, not data or initial
+        parameters); the grid is run for each.
       model_state: initial model state, default none.
       average_model_state: as for :func:`gemjax.simulate`.
       local: as for :func:`gemjax.simulate`.
@@ -98,7 +101,8 @@ def sweep(
       A :class:`gemjax.SweepResult`, runs in the order of ``itertools.product(*over.values(), seeds)``.
 
     Raises:
-      ValueError: if there is nothing to try, or the method is made for another number of workers than the trace has.
+      ValueError: if there is nothing to try, or it is no number, or the method is made for another number of workers than
+        the trace has.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -108,13 +112,16 @@ def sweep(
     >>> [(row["rate"] > 0.01, row["loss"] < 0.1) for row in result.table()]
     [(False, False), (False, False), (True, True), (True, True)]
     """
+    check_trace(trace)
     points = _grid(over, seeds)
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     names = tuple(name for name in points if name != "seed")
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
         tx = make(**dict(zip(names, values, strict=True)))
-        return Transition(tx, loss_fn, trace.num_workers, seed, tuple(diagnostics), average_model_state, local)
+        return Transition(
+            tx, loss_fn, trace.num_workers, seed, diagnostic_names(diagnostics), average_model_state, local
+        )
 
     values = tuple(jnp.asarray(points[name]) for name in names)
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
@@ -144,7 +151,14 @@ def _grid(over: Mapping[str, Sequence[float]], seeds: Iterable[int]) -> dict[str
     """The product of all values, a column each."""
     if "seed" in over:
         raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
+    if single := [name for name, values in over.items() if np.ndim(values) != 1]:
+        raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
     columns = {name: list(values) for name, values in over.items()} | {"seed": list(seeds)}
+    wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
+    if wrong:
+        raise ValueError(
+            f"only numbers can be swept, but {', '.join(wrong)} has other values; run one sweep for each of them"
+        )
     if empty := [name for name, values in columns.items() if not values]:
         raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
     rows = list(itertools.product(*columns.values()))

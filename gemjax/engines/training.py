@@ -64,7 +64,7 @@ class Training:
 
     def _value_and_grad(self, params: PyTree, model_state: PyTree, batch: PyTree, worker, step) -> tuple:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), worker), step)
-        loss_fn = with_model_state(self.loss_fn)
+        loss_fn = _scalar(with_model_state(self.loss_fn))
         (loss, (new_model_state, metrics)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             params, model_state, batch, key
         )
@@ -111,6 +111,20 @@ class Training:
         types = [jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree) for tree in (returned, given)]
         if types[0] != types[1]:
             raise ValueError(f"loss_fn returned another model state than it was given: {types[0]}, expected {types[1]}")
+
+
+def _scalar(loss_fn: Callable) -> Callable:
+    """``loss_fn``, which is told what is wrong if its loss is no single number."""
+
+    def checked(*args):
+        loss, aux = loss_fn(*args)
+        if jnp.shape(loss):
+            raise ValueError(
+                f"loss_fn must return one number, got an array of shape {list(jnp.shape(loss))}; take its mean"
+            )
+        return loss, aux
+
+    return checked
 
 
 def with_model_state(loss_fn: Callable) -> Callable:

@@ -83,6 +83,8 @@ class Transition:
         """
         params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
         _check_params(params)
+        if self.local is not None and not isinstance(self.local, LocalSteps):
+            raise TypeError(f"local must be gemjax.LocalSteps(optimizer, period), got {type(self.local).__name__}")
         tx = _with_extra_args(self.tx)
         opt_state = tx.init(params)
         if not is_asynchronous(opt_state):

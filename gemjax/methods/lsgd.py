@@ -262,7 +262,7 @@ def average_position(opt_state: PyTree) -> PyTree:
     """
     boards = [node for node in jax.tree.leaves(opt_state, is_leaf=_is_board) if _is_board(node)]
     if len(boards) != 1:
-        raise ValueError(f"average_position needs the optimizer state of gemjax.lsgd; found {len(boards)} boards in it")
+        raise ValueError("average_position needs the optimizer state of gemjax.lsgd, and this is of another method")
     return jax.tree.map(lambda rows: rows.mean(0), boards[0].rows)
 
 

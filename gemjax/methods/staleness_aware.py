@@ -1,7 +1,7 @@
 """Learning rates that shrink with a gradient's staleness."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,16 +52,26 @@ def scale_by_staleness(
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
+class StalenessScheduleState(NamedTuple):
+    """State of :class:`StalenessSchedule`."""
+
+    count: jax.Array  # int32 []; commits so far.
+
+
 class StalenessSchedule:
     """A hyper-parameter that depends on a commit's staleness, for ``optax.inject_hyperparams``.
 
     A stateful schedule of optax, so that the learning rate of any optimizer, or its momentum, can be one. On a plain
-    learning rate it does what :func:`scale_by_staleness` does behind the optimizer.
+    learning rate it does what :func:`scale_by_staleness` does behind the optimizer. It cannot be an ordinary schedule:
+    those are told the count alone.
 
     Args:
       value: a float or a schedule over commits of the central variable.
       factor: maps the staleness (int32 scalar, commits since the pull) to a float scalar that ``value`` is multiplied by.
         Default: 1/max(1, staleness).
+
+    Raises:
+      TypeError: when it is used without ``optax.inject_hyperparams``.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> adam = optax.inject_hyperparams(optax.adam)(learning_rate=gemjax.StalenessSchedule(0.5))
@@ -78,20 +88,27 @@ class StalenessSchedule:
     def __init__(self, value: optax.ScalarOrSchedule, factor: Callable[[jax.Array], jax.Array] = inverse):
         self.value, self.factor = value, factor
 
-    def init(self) -> jax.Array:
-        """The number of commits so far."""
-        return jnp.zeros([], jnp.int32)
+    def init(self) -> StalenessScheduleState:
+        """Before the first commit."""
+        return StalenessScheduleState(jnp.zeros([], jnp.int32))
 
-    def update(self, state: jax.Array, *, staleness: Any = None, **extra_args: Any) -> jax.Array:
+    def update(
+        self, state: StalenessScheduleState, *, staleness: Any = None, **extra_args: Any
+    ) -> StalenessScheduleState:
         """One commit more."""
         del extra_args
         require_protocol("StalenessSchedule", staleness=staleness)
-        return jnp.asarray(optax.safe_increment(state))
+        return StalenessScheduleState(jnp.asarray(optax.safe_increment(state.count)))
 
-    def __call__(self, state: jax.Array, *, staleness: Any = 0, **extra_args: Any) -> jax.Array:
+    def __call__(self, state: StalenessScheduleState, *, staleness: Any = 0, **extra_args: Any) -> jax.Array:
         """The value at this commit; optax asks for one without a staleness when it makes its state."""
         del extra_args
-        return rate_at(self.value, state) * self.factor(jnp.asarray(staleness))
+        if not isinstance(state, StalenessScheduleState):
+            raise TypeError(
+                "a StalenessSchedule was used as an ordinary schedule, which is not told the staleness; give it through "
+                "optax.inject_hyperparams(optimizer)(learning_rate=StalenessSchedule(…)), or use gemjax.scale_by_staleness"
+            )
+        return rate_at(self.value, state.count) * self.factor(jnp.asarray(staleness))
 
 
 def staleness_aware(

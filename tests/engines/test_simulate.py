@@ -501,3 +501,32 @@ def test_a_loss_that_changes_the_type_of_its_model_state_is_refused():
         gemjax.simulate(
             gemjax.asgd(0.1), loss_fn, {"x": jnp.ones(2)}, lambda w, s: s, gemjax.Trace([0]), model_state=jnp.ones(1)
         )
+
+
+# --- Slips
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        (gemjax.arrivals.Gamma(4), r"trace must be a gemjax.Trace, got Gamma; call its .trace\(num_commits\)"),
+        ([0, 1, 2], r"trace must be a gemjax.Trace, got list; make one with gemjax.Trace\(worker=…\)"),
+    ],
+)
+def test_what_is_no_trace_is_refused(trace, message):
+    with pytest.raises(TypeError, match=message):
+        gemjax.simulate(gemjax.asgd(0.1, 4), *QUADRATIC[:3], trace)
+
+
+def test_an_optimizer_is_no_local_steps():
+    with pytest.raises(TypeError, match=r"local must be gemjax.LocalSteps\(optimizer, period\), got Gradient"):
+        gemjax.simulate(gemjax.downpour(num_workers=4), *QUADRATIC[:3], LATE, local=optax.sgd(0.1))
+
+
+def test_a_loss_of_several_numbers_is_refused():
+    with pytest.raises(ValueError, match=r"loss_fn must return one number, got an array of shape \[4\]; take its mean"):
+        gemjax.simulate(gemjax.asgd(0.1, 4), lambda p, b: p["x"] ** 2, *QUADRATIC[1:3], LATE)
+
+
+def test_one_diagnostic_may_stand_alone():
+    assert "gap" in run(QUADRATIC, asgd, LATE, diagnostics="gap").history

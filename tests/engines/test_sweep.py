@@ -95,6 +95,8 @@ def test_the_table_has_a_row_a_run():
     [
         ({"rate": []}, {}, "nothing to try of rate: give at least one value"),
         ({"rate": [0.1]}, {"seeds": ()}, "nothing to try of seed: give at least one value"),
+        ({"rate": 0.1}, {}, "the values of rate must be a list of numbers"),
+        ({"rate": ["fast"]}, {}, "only numbers can be swept, but rate has other values"),
         ({"seed": [0.1]}, {}, "give seeds= instead of 'seed'"),
     ],
 )

@@ -38,7 +38,7 @@ def test_no_arrivals_have_no_windows():
     assert len(windows(np.array([], int), 4)) == 0
 
 
-@every_method(only=distinct)
+@every_method(only=lambda row: distinct(row) and row.converges_stale)
 def test_the_result_is_that_of_one_by_one(make, x64):
     """With late pulls, rejected gradients, model state, keys and local steps."""
     problem = mlp(jnp.float64)

@@ -190,7 +190,7 @@ def test_a_commit_without_a_loss_is_refused():
 
 
 def test_average_position_of_another_method_is_refused():
-    with pytest.raises(ValueError, match=r"needs the optimizer state of gemjax.lsgd; found 0 boards"):
+    with pytest.raises(ValueError, match=r"needs the optimizer state of gemjax.lsgd, and this is of another method"):
         gemjax.average_position(gemjax.asgd(0.1).init(jnp.zeros(1)))
 
 
