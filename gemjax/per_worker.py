@@ -5,7 +5,7 @@ from typing import Any
 import optax
 
 from gemjax.slots import Slots
-from gemjax.staleness import asynchronous, require_protocol
+from gemjax.staleness import asynchronous
 
 
 def per_worker(
@@ -27,7 +27,6 @@ def per_worker(
 
     Raises:
       ValueError: if ``num_workers`` is given and not positive.
-      TypeError: at a commit, if neither ``num_workers`` is given nor :func:`gemjax.asynchronous` stands around it.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = optax.chain(gemjax.per_worker(optax.trace(0.5), num_workers=2), optax.scale(-1.0))
@@ -45,7 +44,6 @@ def per_worker(
         return Slots(inner.init(params))
 
     def update_fn(updates, state: Any, params=None, **extra_args: Any) -> Any:
-        require_protocol("per_worker", worker=extra_args.get("worker"))
         updates, value = inner.update(updates, state.value, params, **extra_args)
         return updates, Slots(value)
 

@@ -102,8 +102,9 @@ def _draw_timeline(axes: Axes, commits: dict[str, np.ndarray], count: int, *, vi
     kinds = [
         (~dropped, (start, ready), "tab:blue", "computing"),
         (dropped, (start, ready), "tab:gray", "computing what is dropped"),
-        (~dropped, (ready, commits["time"]), "tab:red", "ready, waiting for its commit"),
     ]
+    if not virtual:  # In virtual time nobody waits.
+        kinds.append((~dropped, (ready, commits["time"]), "tab:red", "ready, waiting for its commit"))
     low = np.nanmin(commits["time"][shown])
     for which, (begin, end), color, label in kinds:
         rows = np.flatnonzero(which & (workers < WORKERS_SHOWN))

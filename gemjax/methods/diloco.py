@@ -78,11 +78,20 @@ def diloco(
     check_learning_rate(learning_rate)
     check_momentum(momentum)
     check_num_workers(num_workers)
-    outer = optax.MultiSteps(
-        optax.trace(momentum, nesterov=nesterov),
-        every_k_schedule=lambda _: num_workers,
-        accumulator_dtype=jnp.result_type(float),
-    )
-    # Outside of MultiSteps the learning rate counts commits.
-    chain = optax.chain(displacements(), outer.gradient_transformation(), optax.scale_by_learning_rate(learning_rate))
-    return asynchronous(chain, num_workers)
+    # Outside of the rounds the learning rate counts commits.
+    outer = _in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
+    return asynchronous(optax.chain(displacements(), outer, optax.scale_by_learning_rate(learning_rate)), num_workers)
+
+
+def _in_rounds(inner: optax.GradientTransformation, count: int) -> optax.GradientTransformationExtraArgs:
+    """``inner`` on the mean of every ``count`` updates, kept in the float type that is the default when it is used."""
+
+    def rounds() -> optax.GradientTransformationExtraArgs:
+        kind = jnp.result_type(float)
+        steps = optax.MultiSteps(inner, every_k_schedule=lambda _: count, accumulator_dtype=kind)
+        return optax.with_extra_args_support(steps.gradient_transformation())
+
+    def update_fn(updates, state, params=None, **extra_args):
+        return rounds().update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(lambda params: rounds().init(params), update_fn)

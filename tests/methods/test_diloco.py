@@ -125,3 +125,14 @@ def test_copies_of_the_parameters():
 def test_hyper_parameters_out_of_range_are_refused(keywords, message):
     with pytest.raises(ValueError, match=message):
         gemjax.diloco(**keywords)
+
+
+def test_it_may_be_made_in_double_precision_and_used_in_single():
+    with jax.enable_x64(True):
+        tx = gemjax.diloco(num_workers=2)
+    state = tx.init(jnp.zeros(2))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state) if leaf.ndim and leaf.dtype.kind == "f"} == {
+        jnp.dtype("float32")
+    }
+    updates, _ = tx.update(jnp.ones(2), state, jnp.zeros(2), worker=0)
+    assert updates.dtype == jnp.float32

@@ -132,8 +132,8 @@ def test_copies_of_the_parameters():
         (lambda: gemjax.yellowfin(gain=-0.1), r"gain must be in \[0, 1\), got -0.1"),
         (lambda: gemjax.yellowfin(num_workers=0), "num_workers must be a positive int, got 0"),
         (lambda: gemjax.tune_momentum(1), "history must be finite and at least 2, got 1"),
-        (lambda: gemjax.tune_momentum(2, window=0), "window must be finite and at least 1, got 0"),
-        (lambda: gemjax.tune_momentum(2, sample=0), "sample must be finite and at least 1, got 0"),
+        (lambda: gemjax.tune_momentum(2, window=0), "window must be a positive int, got 0"),
+        (lambda: gemjax.tune_momentum(2, sample=0), "sample must be a positive int, got 0"),
     ],
 )
 def test_hyper_parameters_out_of_range_are_refused(make, message):
