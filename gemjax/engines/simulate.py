@@ -1,5 +1,6 @@
 """The simulator: a whole trace in one compiled program."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -92,7 +93,11 @@ def simulate(
         if value is not None and value < 1:
             raise ValueError(f"{name} must be positive, got {value}")
     check_trace(trace)
-    check_fits(memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local), _device())
+    with contextlib.suppress(
+        TypeError, ValueError
+    ):  # What is wrong with the arguments is said below, and more plainly.
+        needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
+        check_fits(needed, _device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
     transition, begin = transition.init(params, model_state)
     if state is not None:
