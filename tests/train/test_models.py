@@ -181,13 +181,13 @@ def test_networks_are_the_same_in_both_implementations():
 
 
 def test_dropout_takes_whole_channels_by_key():
-    model = GemCNN(implementation="lax")
+    model, params = GemCNN(implementation="lax"), gem_params()
     images = jnp.asarray(normal(0, 4, 28, 28, 1), jnp.float32)
 
     @jax.jit
     def dropped(key):
         _, seen = model.apply(
-            {"params": gem_params()},
+            {"params": params},
             images,
             train=True,
             rngs={"dropout": key},
