@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from gemjax.sharding import Place, devices_of
 from gemjax.staleness import check_num_workers
 
 CENTRAL = ("dedicated", "host", "colocated")
@@ -16,25 +17,50 @@ class Placement:
     """Devices of a run.
 
     Args:
-      workers: the device of each worker; several workers may share one.
-      central: the device of the central variable. A commit queues behind whatever that device is doing, so on a worker's
-        device every commit waits for that worker's running gradient: a hidden barrier.
+      workers: the device of each worker, several of which may share one; or a tuple of devices that share each batch of that
+        worker, so that it is faster and the result the same up to rounding.
+      central: the device of the central variable, or a tuple of devices over which it is sharded, and all method state with
+        it. A commit queues behind whatever those devices are doing, so on a worker's device every commit waits for that
+        worker's running gradient: a hidden barrier.
+
+    Raises:
+      ValueError: if there are no workers, a tuple is empty, or a device stands in it twice.
     """
 
-    workers: tuple[jax.Device, ...]
-    central: jax.Device
+    workers: tuple[Place, ...]
+    central: Place
 
     def __post_init__(self):
         if not self.workers:
             raise ValueError("a run on devices needs at least one worker, got none")
+        for name, place in (
+            *((f"worker {w}", place) for w, place in enumerate(self.workers)),
+            ("central", self.central),
+        ):
+            if not devices_of(place) or len(set(devices_of(place))) != len(devices_of(place)):
+                raise ValueError(f"{name} must have different devices, at least one, got {place}")
+        # One device is the same place whether or not it stands in a tuple.
+        object.__setattr__(self, "workers", tuple(_plain(place) for place in self.workers))
+        object.__setattr__(self, "central", _plain(self.central))
 
     @property
     def colocated(self) -> bool:
-        """Whether the central variable shares its device with a worker."""
-        return self.central in self.workers
+        """Whether the central variable shares a device with a worker."""
+        return bool(set(devices_of(self.central)) & {device for place in self.workers for device in devices_of(place)})
 
 
-def place(num_workers: int, central: str | None = None, devices: Sequence[jax.Device] | None = None) -> Placement:
+def _plain(place: Place) -> Place:
+    return place[0] if isinstance(place, tuple) and len(place) == 1 else place
+
+
+def place(
+    num_workers: int,
+    central: str | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    central_devices: int = 1,
+    worker_devices: int = 1,
+) -> Placement:
     """Spreads workers over this host's devices and finds a place for the central variable.
 
     Args:
@@ -44,9 +70,12 @@ def place(num_workers: int, central: str | None = None, devices: Sequence[jax.De
         accelerator and ``colocated`` on a CPU (there is no other); else ``dedicated`` on CPU devices, which are free, and
         ``host`` on up to 3 accelerators, where giving one up costs too much, ``dedicated`` beyond.
       devices: default ``jax.local_devices()``.
+      central_devices: over how many devices the central variable is sharded, positive, default 1; with ``"dedicated"`` the
+        last ones, with ``"colocated"`` the first.
+      worker_devices: how many devices a worker has, which share each of its batches; positive, default 1.
 
     Raises:
-      ValueError: if there are no workers, the choice is unknown, or a dedicated device is asked for and there is only one.
+      ValueError: if there are no workers, the choice is unknown, or there are not as many devices as are asked for.
     """
     devices = list(jax.local_devices() if devices is None else devices)
     check_num_workers(num_workers)
@@ -60,16 +89,30 @@ def place(num_workers: int, central: str | None = None, devices: Sequence[jax.De
             central = "host" if accelerated and len(devices) <= 3 else "dedicated"
     if central not in CENTRAL:
         raise ValueError(f"central must be one of {', '.join(map(repr, CENTRAL))}, got {central!r}")
-    if central == "dedicated":
-        if len(devices) == 1:
+    for name, count in (("central_devices", central_devices), ("worker_devices", worker_devices)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a positive int, got {count!r}")
+    needed = worker_devices + central_devices * (central == "dedicated")
+    if len(devices) < max(needed, central_devices * (central == "colocated")):
+        raise ValueError(
+            f"central={central!r} with central_devices={central_devices} and worker_devices={worker_devices} needs at least "
+            f"{max(needed, central_devices)} devices, but there are {len(devices)} in all; use fewer, 'host' or 'colocated', "
+            "or on CPU call gemjax.cpu_devices(n) first"
+        )
+    if central == "host":
+        home = tuple(jax.local_devices(backend="cpu")[:central_devices])
+        if len(home) < central_devices:
             raise ValueError(
-                "central='dedicated' needs a device besides the workers', but there is one in all; use 'host' or 'colocated', "
-                "or on CPU call gemjax.cpu_devices(n) first"
+                f"central_devices={central_devices}, but the host's CPU is {len(home)} JAX devices; see cpu_devices"
             )
-        devices, home = devices[:-1], devices[-1]
+    elif central == "colocated":
+        home = tuple(devices[:central_devices])
     else:
-        home = jax.local_devices(backend="cpu")[0] if central == "host" else devices[0]
-    return Placement(tuple(devices[w % len(devices)] for w in range(num_workers)), home)
+        devices, home = devices[:-central_devices], tuple(devices[-central_devices:])
+    slices = [
+        tuple(devices[i : i + worker_devices]) for i in range(0, len(devices) - worker_devices + 1, worker_devices)
+    ]
+    return Placement(tuple(slices[w % len(slices)] for w in range(num_workers)), home)
 
 
 def cpu_devices(count: int) -> list[jax.Device]:

@@ -68,12 +68,41 @@ def test_all_local_devices_are_the_default():
         ((0,), "num_workers must be a positive int, got 0"),
         ((2, "somewhere"), "central must be one of 'dedicated', 'host', 'colocated', got 'somewhere'"),
         ((2, None, []), "at least one device, got none"),
-        ((2, "dedicated", ACCELERATORS[:1]), r"needs a device besides the workers'.* gemjax\.cpu_devices\(n\)"),
+        ((2, "dedicated", ACCELERATORS[:1]), r"at least 2 devices, but there are 1 in all.* gemjax\.cpu_devices\(n\)"),
     ],
 )
 def test_what_cannot_be_placed_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         place(*arguments)
+
+
+def test_several_devices_for_the_central_variable_and_for_workers():
+    devices = ACCELERATORS
+    placed = place(3, "dedicated", devices, central_devices=2, worker_devices=3)
+    assert placed.workers == (tuple(devices[:3]), tuple(devices[3:6]), tuple(devices[:3]))
+    assert placed.central == tuple(devices[6:])
+    assert not placed.colocated
+    together = place(2, "colocated", devices, central_devices=8, worker_devices=4)
+    assert together.central == tuple(devices)
+    assert together.workers == (tuple(devices[:4]), tuple(devices[4:]))
+    assert together.colocated
+    with pytest.raises(ValueError, match="needs at least 9 devices, but there are 8"):
+        place(2, "dedicated", devices, central_devices=5, worker_devices=4)
+    with pytest.raises(ValueError, match="central_devices must be a positive int, got 0"):
+        place(2, central_devices=0)
+    with pytest.raises(ValueError, match="but the host's CPU is 9 JAX devices"):
+        place(2, "host", devices, central_devices=10)
+
+
+def test_one_device_in_a_tuple_is_that_device():
+    assert Placement(((ACCELERATORS[0],),), (ACCELERATORS[1],)) == Placement((ACCELERATORS[0],), ACCELERATORS[1])
+
+
+def test_a_placement_needs_different_devices():
+    with pytest.raises(ValueError, match="worker 1 must have different devices"):
+        Placement((ACCELERATORS[0], (ACCELERATORS[1],) * 2), ACCELERATORS[2])
+    with pytest.raises(ValueError, match="central must have different devices"):
+        Placement((ACCELERATORS[0],), ())
 
 
 def test_a_placement_needs_workers():

@@ -1,50 +1,65 @@
 """Trees as few vectors: a call or transfer of one array costs a fraction of that of fifty."""
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 PyTree = Any
+
+
+class Packed(NamedTuple):
+    """A tree on its way."""
+
+    vectors: dict[str, Any]  # By dtype.
+    apart: list[Any]
 
 
 class Packer:
     """Packs trees like ``example`` into one vector a dtype, and back, bit for bit (both traceable).
 
+    Args:
+      example: tree of arrays or of their shapes and dtypes.
+      apart: which shapes are left as they are, because they are cut over devices at one of the ends. Default none.
+
     >>> packer = Packer({"w": jnp.zeros((2, 2)), "b": jnp.zeros(3)})
     >>> packed = packer.pack({"w": jnp.ones((2, 2)), "b": jnp.zeros(3)})
-    >>> packed["float32"]
+    >>> packed.vectors["float32"]
     Array([0., 0., 0., 1., 1., 1., 1.], dtype=float32)
     >>> packer.unpack(packed)["b"]
     Array([0., 0., 0.], dtype=float32)
     """
 
-    def __init__(self, example: PyTree):
+    def __init__(self, example: PyTree, apart: Callable[[tuple[int, ...]], bool] = lambda shape: False):
         leaves, self._treedef = jax.tree.flatten(example)
         self._shapes = [(tuple(leaf.shape), jnp.dtype(leaf.dtype).name) for leaf in leaves]
+        self._apart = [apart(shape) for shape, _ in self._shapes]
 
-    def pack(self, tree: PyTree) -> dict[str, jax.Array]:
-        """One vector a dtype."""
+    def pack(self, tree: PyTree) -> Packed:
+        """One vector a dtype, and what travels apart."""
         leaves = jax.tree.leaves(tree)
         by_dtype: dict[str, list] = {}
-        for leaf, (_, dtype) in zip(leaves, self._shapes, strict=True):
-            by_dtype.setdefault(dtype, []).append(jnp.ravel(leaf))
-        return {dtype: jnp.concatenate(parts) for dtype, parts in by_dtype.items()}
+        for leaf, (_, dtype), apart in zip(leaves, self._shapes, self._apart, strict=True):
+            if not apart:
+                by_dtype.setdefault(dtype, []).append(jnp.ravel(leaf))
+        alone = [leaf for leaf, apart in zip(leaves, self._apart, strict=True) if apart]
+        return Packed({dtype: jnp.concatenate(parts) for dtype, parts in by_dtype.items()}, alone)
 
-    def zeros(self, device: jax.Device | None = None) -> dict[str, jax.Array]:
+    def zeros(self) -> Packed:
         """A packed tree of zeros."""
-        sizes: dict[str, int] = {}
-        for shape, dtype in self._shapes:
-            sizes[dtype] = sizes.get(dtype, 0) + int(np.prod(shape))
-        return {dtype: jnp.zeros(size, dtype, device=device) for dtype, size in sizes.items()}
+        return self.pack(jax.tree.unflatten(self._treedef, [jnp.zeros(shape, dtype) for shape, dtype in self._shapes]))
 
-    def unpack(self, packed: dict[str, jax.Array]) -> PyTree:
+    def unpack(self, packed: Packed) -> PyTree:
         """The tree that was packed."""
-        offsets = dict.fromkeys(packed, 0)
+        offsets, alone = dict.fromkeys(packed.vectors, 0), iter(packed.apart)
         leaves = []
-        for shape, dtype in self._shapes:
-            size = int(np.prod(shape))
-            leaves.append(packed[dtype][offsets[dtype] : offsets[dtype] + size].reshape(shape))
+        for (shape, dtype), apart in zip(self._shapes, self._apart, strict=True):
+            if apart:
+                leaves.append(next(alone))
+                continue
+            size = math.prod(shape)
+            leaves.append(packed.vectors[dtype][offsets[dtype] : offsets[dtype] + size].reshape(shape))
             offsets[dtype] += size
         return jax.tree.unflatten(self._treedef, leaves)

@@ -1,6 +1,8 @@
 """The compiled programs of a run on devices, and the arrays they pass around."""
 
 import concurrent.futures
+import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -9,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax import slots
-from gemjax.engines.packing import Packer
+from gemjax.engines.packing import Packed, Packer
 from gemjax.engines.transition import RunState, Transition, View, view_of
+from gemjax.local_steps import Minibatches
 from gemjax.placement import Placement
+from gemjax.sharding import Place, cut_along, devices_of, shardings, split_batch, whole
 from gemjax.slots import Slots
 
 PyTree = Any
@@ -21,28 +25,27 @@ class Programs:
     """Gradients on the workers' devices, commits on the central one.
 
     Per-worker state is kept as one slot a worker, never stacked: a commit is handed the slot it needs and donates it. What
-    crosses devices is packed into one vector a dtype, so that a transfer is one call.
+    crosses devices is packed into one vector a dtype, so that a transfer is one call; arrays that are cut over the devices
+    of the centre travel by themselves, each part to where it belongs.
     """
 
     def __init__(self, transition: Transition, batches: Any, placement: Placement, state: RunState):
         self.transition, self.batches, self.placement = transition, batches, placement
         self.num_workers = transition.num_workers
         locals_ = state.view.value.local
+        state = _without_local(state)
         # Copied, because commits donate what they replace and device_put to the same device would alias the caller's.
-        state = jax.device_put(
-            jax.tree.map(lambda x: jnp.array(x, copy=True), _without_local(state)), placement.central
-        )
-        _, self._join, self._shared = slots.split(state)
-        taken = [slots.take(state, worker) for worker in range(self.num_workers)]
+        taken = [self._to_centre(jax.tree.map(_copy, slots.take(state, worker))) for worker in range(self.num_workers)]
+        _, self._join, self._shared = slots.split(taken[0])
         self._slots = [slots.split(mine)[0] for mine in taken]
         self.steps = [int(mine.step.value) for mine in taken]
         self._local = [
-            jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, device)
-            for worker, device in enumerate(placement.workers)
+            jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, whole(place))
+            for worker, place in enumerate(placement.workers)
         ]
         self._moved = list(self._local)  # After the step at hand; kept if its commit is applied.
         self._keeps_local = bool(jax.tree.leaves(locals_))
-        self._data = {device: jax.device_put(batches.data, device) for device in dict.fromkeys(placement.workers)}
+        self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
         self._define(taken[0])
         pack_view = jax.jit(lambda mine: self._view.pack(self._with_outcome(view_of(mine), jnp.array(False))))
         self._views = [self._to_worker(worker, pack_view(mine)) for worker, mine in enumerate(taken)]
@@ -53,21 +56,23 @@ class Programs:
 
     def _define(self, mine: RunState) -> None:
         view_shapes = jax.eval_shape(lambda mine: self._with_outcome(view_of(mine), jnp.array(False)), mine)
-        self._view = Packer(view_shapes)
+        centre = self.placement.central
+        apart = functools.partial(cut_along, parts=len(devices_of(centre)))
+        self._view = Packer(view_shapes, lambda shape: apart(shape) is not None)
 
-        def gradient(view, local, data, selection, who):
+        def gradient(view, local, data, selection, who, place=None):
             worker, step = who[0], who[1]
-            batch = self.batches.batch(data, selection)
+            batch = _split(place, self.batches.batch(data, selection))
             return self.transition.gradient(view._replace(local=local), batch, worker, step)
 
         local = self._local[0]
         shapes = jax.eval_shape(
             gradient, view_shapes[0], local, self.batches.data, self._selection(0, 0), np.zeros(3, np.int32)
         )
-        self._gradient = Packer(shapes._replace(local=()))
+        self._gradient = Packer(shapes._replace(local=()), lambda shape: apart(shape) is not None)
 
-        def compute(packed, local, data, selection, who):
-            sent = gradient(self._view.unpack(packed)[0], local, data, selection, who)
+        def compute(packed, local, data, selection, who, place):
+            sent = gradient(self._view.unpack(packed)[0], local, data, selection, who, place)
             return self._gradient.pack(sent._replace(local=())), sent.local
 
         def settle(packed, local, moved):
@@ -90,8 +95,33 @@ class Programs:
             sent = self._view.pack(self._with_outcome(view, report.applied))
             return shared, mine, sent, jnp.stack([v.astype(dtype) for v in named.values()])
 
-        self._compute, self._settle = jax.jit(compute), jax.jit(settle)
-        self._commit = jax.jit(commit, donate_argnums=(0, 1))
+        # One device is like another to a program; workers of several have each their own.
+        self._compute = {
+            place: jax.jit(functools.partial(compute, place=place)) if isinstance(place, tuple) else alone
+            for alone in [jax.jit(functools.partial(compute, place=None))]
+            for place in self.placement.workers
+        }
+        self._settle = jax.jit(settle)
+        self._commit = jax.jit(commit, donate_argnums=(0, 1), out_shardings=self._out_shardings(mine))
+
+    def _out_shardings(self, mine: RunState) -> Any:
+        """Where a commit leaves what it computes: state and views as they lie, the report on every device of the centre."""
+        if not isinstance(self.placement.central, tuple):
+            return None
+        slots_, _, shared = slots.split(mine)
+        centre = self.placement.central
+        view = jax.eval_shape(self._view.zeros)
+        return (*(self._lie(tree) for tree in (shared, slots_, view)), whole(centre))
+
+    def _lie(self, tree: PyTree) -> PyTree:
+        """How ``tree`` lies at the centre."""
+        if isinstance(tree, Packed):
+            centre = self.placement.central
+            return Packed(dict.fromkeys(tree.vectors, whole(centre)), shardings(centre, tree.apart))
+        return shardings(self.placement.central, tree)
+
+    def _to_centre(self, tree: PyTree) -> PyTree:
+        return jax.device_put(tree, self._lie(tree))
 
     def warm_up(self) -> None:
         """Compiles everything: the workers' programs in parallel, one a device, and the commit."""
@@ -110,8 +140,7 @@ class Programs:
         with concurrent.futures.ThreadPoolExecutor(min(len(first), os.cpu_count() or 1)) as pool:
             gradients = list(pool.map(run_once, first.values()))
         scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
-        packed = jax.device_put(gradients[0], self.placement.central)
-        jax.block_until_ready(self._commit(*scratch, packed, _who(0, 0, commits=True)))
+        jax.block_until_ready(self._commit(*scratch, self._to_centre(gradients[0]), _who(0, 0, commits=True)))
 
     def select(self, worker: int) -> PyTree:
         """What singles out the batch of the worker's step."""
@@ -119,9 +148,11 @@ class Programs:
 
     def compute(self, worker: int, selection: PyTree) -> PyTree:
         """Dispatches the worker's gradient on the view it holds; returns at once."""
-        data = self._data[self.placement.workers[worker]]
-        who = _who(worker, self.steps[worker])
-        gradient, self._moved[worker] = self._compute(self._views[worker], self._local[worker], data, selection, who)
+        place = self.placement.workers[worker]
+        data, who = self._data[place], _who(worker, self.steps[worker])
+        gradient, self._moved[worker] = self._compute[place](
+            self._views[worker], self._local[worker], data, selection, who
+        )
         return gradient
 
     def _settled(self, worker: int) -> PyTree:
@@ -132,8 +163,7 @@ class Programs:
 
     def commit(self, worker: int, packed: PyTree) -> jax.Array:
         """Dispatches the commit of a packed gradient and the pull that follows; returns the report's array at once."""
-        packed = jax.device_put(packed, self.placement.central)
-        view, report = self.run_commit(worker, packed)
+        view, report = self.run_commit(worker, self._to_centre(packed))
         self._views[worker] = self._to_worker(worker, view)
         self._local[worker] = self._settled(worker)
         self.steps[worker] += 1
@@ -141,8 +171,7 @@ class Programs:
 
     def pull_again(self, worker: int) -> None:
         """Has the worker pull without a commit; it keeps its step."""
-        nothing = self._gradient.zeros(self.placement.central)
-        view, _ = self.run_commit(worker, nothing, commits=False)
+        view, _ = self.run_commit(worker, self._to_centre(self._gradient.zeros()), commits=False)
         self._views[worker] = self._to_worker(worker, view)
 
     def read(self, report: jax.Array) -> dict[str, Any]:
@@ -158,9 +187,7 @@ class Programs:
     def gather(self) -> RunState:
         """The whole state, per-worker slots stacked; valid until the next commit."""
         state = self._join(self._stacked([[s.value for s in mine] for mine in self._slots]), self._shared)
-        local = jax.tree.map(
-            lambda *leaves: jnp.stack(leaves), *[jax.device_put(one, self.placement.central) for one in self._local]
-        )
+        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[self._to_centre(one) for one in self._local])
         return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
 
     def _stacked(self, values: list[list[PyTree]]) -> list[Slots]:
@@ -174,8 +201,8 @@ class Programs:
         )
         return view, report
 
-    def _to_worker(self, worker: int, packed_view: PyTree) -> PyTree:
-        return jax.device_put(packed_view, self.placement.workers[worker])
+    def _to_worker(self, worker: int, packed_view: Packed) -> Packed:
+        return jax.device_put(packed_view, whole(self.placement.workers[worker]))
 
     def _selection(self, worker: int, step: int) -> PyTree:
         selected = self.batches.select(np.array([worker], np.int32), np.array([step], np.int32))
@@ -185,6 +212,17 @@ class Programs:
 def _without_local(state: RunState) -> RunState:
     """``state`` as the centre keeps it: local optimizers live with their workers."""
     return state._replace(view=Slots(state.view.value._replace(local=()), state.view.num_workers))
+
+
+def _split(place: Place | None, batch: PyTree) -> PyTree:
+    """``batch`` over the devices of its worker; of local steps, each of their batches."""
+    if isinstance(batch, Minibatches):
+        return dataclasses.replace(batch, at=lambda j: split_batch(place, batch.at(j)))
+    return split_batch(place, batch)
+
+
+def _copy(array: jax.Array) -> jax.Array:
+    return jnp.array(array, copy=True)
 
 
 def _who(worker: int, step: int, *, commits: bool = True) -> np.ndarray:

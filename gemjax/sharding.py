@@ -1,0 +1,72 @@
+"""How arrays lie on a place: one device, or several that share the work or the bytes."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+PyTree = Any
+Place = jax.Device | tuple[jax.Device, ...]
+AXIS = "shard"
+
+
+def devices_of(place: Place) -> tuple[jax.Device, ...]:
+    """The devices of a place."""
+    return place if isinstance(place, tuple) else (place,)
+
+
+def whole(place: Place) -> Sharding:
+    """The whole array on every device of ``place``."""
+    return NamedSharding(_mesh(place), PartitionSpec()) if isinstance(place, tuple) else SingleDeviceSharding(place)
+
+
+def in_parts(place: Place, shape: tuple[int, ...]) -> Sharding:
+    """An array of that shape in equal parts over the devices of ``place``, cut along its longest divisible axis.
+
+    What has no axis that can be divided, as scalars and short vectors, is kept whole on each.
+
+    >>> device = jax.devices()[0]
+    >>> in_parts(device, (64, 3)) == whole(device)
+    True
+    """
+    axis = cut_along(shape, len(devices_of(place)))
+    if axis is None or not isinstance(place, tuple):
+        return whole(place)
+    return NamedSharding(_mesh(place), PartitionSpec(*[AXIS if i == axis else None for i in range(len(shape))]))
+
+
+def cut_along(shape: tuple[int, ...], parts: int) -> int | None:
+    """The longest axis that divides into ``parts``, the first of several; ``None`` if there is none, or one part.
+
+    >>> cut_along((10, 64, 32), 8), cut_along((5, 5, 1, 10), 8), cut_along((4, 4), 1)
+    (1, None, None)
+    """
+    divisible = [axis for axis, size in enumerate(shape) if size and size % parts == 0]
+    return max(divisible, key=lambda axis: shape[axis], default=None) if parts > 1 else None
+
+
+def shardings(place: Place, tree: PyTree) -> PyTree:
+    """The sharding of each array of ``tree`` on ``place``, in parts where that can be."""
+    return jax.tree.map(lambda leaf: in_parts(place, tuple(leaf.shape)), tree)
+
+
+def split_batch(place: Place | None, batch: PyTree) -> PyTree:
+    """Traced: has the devices of ``place`` compute a part of the batch each, where its rows can be divided."""
+    if not isinstance(place, tuple):
+        return batch
+
+    def split(leaf):
+        rows = leaf.ndim and leaf.shape[0] and leaf.shape[0] % len(place) == 0
+        return jax.lax.with_sharding_constraint(
+            leaf, NamedSharding(_mesh(place), PartitionSpec(AXIS) if rows else PartitionSpec())
+        )
+
+    return jax.tree.map(split, batch)
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh(devices: tuple[jax.Device, ...]) -> Mesh:
+    # Automatic: programs are written for one device, and the compiler divides them.
+    return Mesh(np.array(devices, object), (AXIS,), axis_types=(AxisType.Auto,))
