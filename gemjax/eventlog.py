@@ -10,7 +10,9 @@ import numpy as np
 
 from gemjax.trace import Trace
 
-EVENTS = ("start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "end")
+EVENTS = (
+    "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "hang", "late", "join", "leave", "end",
+)  # fmt: skip
 
 
 class EventLog:

@@ -147,7 +147,7 @@ def test_a_table_that_ends_too_early_names_worker_and_commit():
 def test_a_table_that_ends_too_early_ends_a_run_on_devices():
     """Each worker makes the commits that it has periods for; then nobody is left."""
     message = (
-        r"every worker has made its commits, but only 6 of \d+ came of it: LocalSteps has \d periods for worker \d"
+        r"6 of \d+ commits are made, but every worker has made its commits: LocalSteps has \d periods for worker \d"
     )
     with pytest.raises(gemjax.RunFailedError, match=message):
         on_devices(LocalSteps(SGD, ((1, 2), (3,), (1, 1), (2,))))

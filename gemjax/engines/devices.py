@@ -1,6 +1,6 @@
 """The device engine: one host thread dispatches gradients to many devices and commits them as they finish."""
 
-import collections
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,17 +9,19 @@ import optax
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
 from gemjax.engines.programs import Programs
-from gemjax.engines.records import Pending, Records
-from gemjax.engines.result import Callback, Progress, Result, RunFailedError
+from gemjax.engines.records import Records
+from gemjax.engines.result import Callback, Result, RunFailedError
+from gemjax.engines.scheduler import Scheduler
 from gemjax.engines.transition import RunState, Transition, check_state
-from gemjax.engines.waiters import Arrival, Waiters
+from gemjax.engines.waiters import Waiters
 from gemjax.eventlog import EventLog
-from gemjax.local_steps import LocalBatches, LocalSteps, PeriodsEndError
+from gemjax.local_steps import LocalBatches, LocalSteps
+from gemjax.members import Members
 from gemjax.placement import Placement, place
+from gemjax.policies import Policy
 from gemjax.trace import Trace
 
 PyTree = Any
-RETRIES = 2  # Times that a worker which raises is given its step again before it is retired.
 
 
 def run_on_devices(
@@ -38,6 +40,8 @@ def run_on_devices(
     diagnostics: Iterable[str] = (),
     state: RunState | None = None,
     recorded: Trace | None = None,
+    policy: Policy | None = None,
+    members: Members | None = None,
     log: EventLog | None = None,
     callback: Callback | None = None,
     callback_every: int = 1024,
@@ -50,7 +54,7 @@ def run_on_devices(
     worker, so a slow or hung one delays nobody. A commit and the pull that follows are one compiled program on the
     device of the central variable. The first round starts when all programs are compiled. ``Ctrl-C`` during the run is
     raised to the caller as ``KeyboardInterrupt``; use ``callback`` to stop between commits with a result. A worker that
-    hangs costs its own commits only; if every worker hangs, so does the run.
+    hangs costs its own commits only; with a ``deadline`` in the policy it is given up, and the run ends when all are.
 
     Args:
       tx: a gemjax method, a chain that holds one, or any optax transformation.
@@ -67,6 +71,9 @@ def run_on_devices(
       diagnostics: what to report a commit besides the loss, as for :func:`gemjax.simulate`.
       state: state to continue from; every worker goes on with the step and the view it had. Needs ``recorded``.
       recorded: the trace of the run so far.
+      policy: when gradients are begun and committed, and when a worker is given up; default ``gemjax.Policy()``: whoever
+        finishes commits at once, and a worker that raises three times in a row is retired.
+      members: has workers join and leave while the run goes on; default: all take part from beginning to end.
       log: where events are written.
       callback: called every ``callback_every`` commits, in the dispatching thread; may end the run by returning true.
       callback_every: commits between two calls, positive.
@@ -79,8 +86,9 @@ def run_on_devices(
 
     Raises:
       ValueError: if there are no workers, or the method is made for another number of them.
-      RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising, or all
-        have made the commits that ``local`` has periods for.
+      RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising or is
+        silent beyond its deadline, or all have made the commits that ``local`` has periods for. Its ``result`` is what was
+        reached.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -113,122 +121,17 @@ def run_on_devices(
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     programs = Programs(transition, batches, placement, begin)
     records = Records(len(placement.workers), recorded, log, int(begin.rejected), int(begin.dropped))
+    policy, members = policy or Policy(), members or Members(len(placement.workers))
+    policy.check(len(placement.workers))
+    if members.num_workers != len(placement.workers):
+        raise ValueError(f"members are of {members.num_workers} workers, but the run has {len(placement.workers)}")
     with Waiters(len(placement.workers), gate) as waiters:
-        scheduler = Scheduler(programs, waiters, records, num_commits)
-        stopped = scheduler.run(callback, callback_every)
+        scheduler = Scheduler(programs, waiters, records, num_commits, policy, members)
+        try:
+            stopped = scheduler.run(callback, callback_every)
+        except RunFailedError as failure:
+            with contextlib.suppress(RunFailedError):  # One is enough.
+                scheduler.finish()
+            failure.result = Result(programs.gather(), records.history(), records.trace(), stopped=True)
+            raise
     return Result(programs.gather(), records.history(), records.trace(), stopped)
-
-
-class Scheduler:
-    """The event loop: the only thread that dispatches, and the only one that touches the central variable."""
-
-    def __init__(self, programs: Programs, waiters: Waiters, records: Records, num_commits: int):
-        self.programs, self.waiters, self.records = programs, waiters, records
-        self.num_commits = num_commits
-        self.pending: collections.deque[Pending] = collections.deque()
-        self.faults = [0] * programs.num_workers
-        self.alive = set(range(programs.num_workers))
-        self.ended: PeriodsEndError | None = None
-
-    def run(self, callback: Callback | None, callback_every: int) -> bool:
-        """Commits until there are enough; returns whether the callback ended it before."""
-        self.programs.warm_up()
-        self.records.begin()
-        for worker in sorted(self.alive):
-            self.dispatch(worker)
-        called_at = self.records.commits
-        while self.records.commits < self.num_commits:
-            if self.records.commits + len(self.pending) < self.num_commits:
-                if not self.alive:
-                    raise RunFailedError(
-                        f"every worker has made its commits, but only {self.records.commits + len(self.pending)} of "
-                        f"{self.num_commits} came of it: {self.ended}"
-                    )
-                self.arrive(self.waiters.next())
-            self.drain(wait=self.records.commits + len(self.pending) >= self.num_commits)
-            if callback is not None and self.records.commits >= called_at + callback_every:
-                if self.call(callback):
-                    return self.records.commits < self.num_commits
-                called_at = self.records.commits
-        self.drain(wait=True)
-        if callback is not None and self.records.commits > called_at:
-            self.call(callback)
-        return False
-
-    def dispatch(self, worker: int) -> None:
-        step = self.programs.steps[worker]
-        now = self.records.now()
-        try:
-            selection = self.programs.select(
-                worker
-            )  # Data that cannot be read is no fault of one worker: it raises here.
-        except PeriodsEndError as end:
-            self.alive.discard(worker)
-            self.ended = end
-            self.records.event("end", now, worker=worker, step=step)
-            return
-        self.records.event("dispatch", now, worker=worker, step=step)
-        try:
-            gradient = self.programs.compute(worker, selection)
-        except Exception as error:  # Small computations run at once on CPU devices, and raise here.
-            self.waiters.failed(worker, step, now, error)
-        else:
-            self.waiters.watch(worker, step, now, gradient)
-
-    def arrive(self, arrival: Arrival) -> None:
-        """Commits what arrived (or deals with the fault) and sends its worker on."""
-        worker = arrival.worker
-        if arrival.error is not None:
-            self.fault(arrival)
-            return
-        self.faults[worker] = 0
-        now = self.records.now()
-        self.pending.append(Pending(arrival, now, self.programs.commit(worker, arrival.gradient)))
-        self.dispatch(worker)
-
-    def fault(self, arrival: Arrival) -> None:
-        """A worker raised: it pulls afresh and tries its step again, and is retired if that does not help."""
-        worker = arrival.worker
-        self.faults[worker] += 1
-        now = self.records.now()
-        self.records.event("fault", now, worker=worker, step=arrival.step, error=repr(arrival.error)[:500])
-        if self.faults[worker] <= RETRIES:
-            self.programs.pull_again(worker)
-            self.dispatch(worker)
-            return
-        self.alive.discard(worker)
-        self.records.event("retire", now, worker=worker, step=arrival.step)
-        if not self.alive:
-            raise RunFailedError(
-                f"all {self.programs.num_workers} workers kept raising; the last was worker {worker} at its step "
-                f"{arrival.step}: {arrival.error!r}"
-            ) from arrival.error
-
-    def drain(self, *, wait: bool) -> None:
-        """Reads the reports of finished commits; of the oldest even if it has to wait for it."""
-        while self.pending and (wait or self.pending[0].report.is_ready()):
-            pending = self.pending.popleft()
-            self.records.commit(pending, self.programs.read(pending.report))
-            wait = wait and self.records.commits + len(self.pending) >= self.num_commits
-
-    def call(self, callback: Callback) -> bool:
-        self.drain_all()
-        records = self.records
-        if records.log is not None:
-            records.log.flush()
-        progress = Progress(
-            commits=records.commits,
-            total=self.num_commits,
-            rejected=records.rejected,
-            dropped=records.dropped,
-            params=self.programs.params,
-            state=self.programs.gather,
-            trace=records.trace,
-            history=records.history(new=True),
-        )
-        return bool(callback(progress))
-
-    def drain_all(self) -> None:
-        while self.pending:
-            pending = self.pending.popleft()
-            self.records.commit(pending, self.programs.read(pending.report))

@@ -39,6 +39,9 @@ class Programs:
         _, self._join, self._shared = slots.split(taken[0])
         self._slots = [slots.split(mine)[0] for mine in taken]
         self.steps = [int(mine.step.value) for mine in taken]
+        self.behind = [
+            int(mine.commits) - int(mine.pulled_at.value) for mine in taken
+        ]  # Commits since each one's pull.
         self._local = [
             jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, whole(place))
             for worker, place in enumerate(placement.workers)
@@ -161,9 +164,13 @@ class Programs:
             return self._local[worker]
         return self._settle(self._views[worker], self._local[worker], self._moved[worker])
 
-    def commit(self, worker: int, packed: PyTree) -> jax.Array:
-        """Dispatches the commit of a packed gradient and the pull that follows; returns the report's array at once."""
-        view, report = self.run_commit(worker, self._to_centre(packed))
+    def bring(self, packed: Packed) -> Packed:
+        """Sends a packed gradient to the centre; a failure here leaves the central variable untouched."""
+        return self._to_centre(packed)
+
+    def commit(self, worker: int, packed: Packed) -> jax.Array:
+        """Dispatches the commit of a gradient at the centre and the pull that follows; returns the report's array at once."""
+        view, report = self.run_commit(worker, packed)
         self._views[worker] = self._to_worker(worker, view)
         self._local[worker] = self._settled(worker)
         self.steps[worker] += 1

@@ -79,7 +79,13 @@ Callback = Callable[[Progress], bool | None]
 
 
 class RunFailedError(RuntimeError):
-    """No commit gets through any more. Carries the last events in its message."""
+    """No commit gets through any more. Carries the last events in its message.
+
+    Attributes:
+      result: of a run on devices, the :class:`Result` up to there, to be saved or continued; otherwise ``None``.
+    """
+
+    result: Result | None = None
 
 
 def check_rejections(in_a_row: int, num_workers: int, history: Callable[[], History]) -> None:

@@ -31,7 +31,7 @@ class Waiters:
 
     def __init__(self, num_workers: int, gate: Callable[[int, int], None] | None = None):
         self._gate = gate
-        self._ready: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads = [
             threading.Thread(target=self._wait, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
@@ -46,9 +46,19 @@ class Waiters:
         """Queues a worker whose computation could not even be started."""
         self._ready.put(Arrival(worker, step, dispatched, time.perf_counter(), None, error))
 
-    def next(self) -> Arrival:
-        """The worker that has been finished longest; waits for one if there is none."""
-        return self._ready.get()
+    def next(self, timeout: float | None = None) -> Arrival | None:
+        """The worker that has been finished longest; waits for one if there is none.
+
+        ``None`` after ``timeout`` seconds, or when woken.
+        """
+        try:
+            return self._ready.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def wake(self) -> None:
+        """Has :meth:`next` return though nobody has finished; from any thread."""
+        self._ready.put(None)
 
     def _wait(self, inbox: queue.SimpleQueue) -> None:
         while (item := inbox.get()) is not None:

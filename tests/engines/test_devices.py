@@ -221,7 +221,8 @@ def test_when_all_workers_keep_raising_the_run_fails():
         raise InjectedFaultError(f"no power at {worker}")
 
     with pytest.raises(
-        gemjax.RunFailedError, match=r"all 4 workers kept raising; the last was worker \d at its step 0: .*no power"
+        gemjax.RunFailedError,
+        match=r"0 of \d+ commits are made, but all 4 workers were given up; the last was worker \d at its step 0: .*no power",
     ):
         run(gate=broken)
 

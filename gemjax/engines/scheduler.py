@@ -1,0 +1,291 @@
+"""The event loop of a run on devices: the only thread that dispatches, and the only one that touches the central variable."""
+
+import collections
+import dataclasses
+import time
+
+from gemjax.engines.programs import Programs
+from gemjax.engines.records import Pending, Records
+from gemjax.engines.result import Callback, Progress, RunFailedError
+from gemjax.engines.waiters import Arrival, Waiters
+from gemjax.local_steps import PeriodsEndError
+from gemjax.members import Members
+from gemjax.policies import Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Out:
+    """A worker that computes."""
+
+    dispatched: float  # Seconds since the run began.
+    expires: float  # time.perf_counter().
+
+
+class Scheduler:
+    """Sends workers off, commits what they bring, as a :class:`gemjax.Policy` says.
+
+    A worker that takes part is in one of three places: ``out`` computing, ``held`` with a gradient that may not commit yet, or
+    ``waiting`` to be sent off.
+    """
+
+    def __init__(
+        self, programs: Programs, waiters: Waiters, records: Records, num_commits: int, policy: Policy, members: Members
+    ):
+        self.programs, self.waiters, self.records = programs, waiters, records
+        self.num_commits, self.policy, self.members = num_commits, policy, members
+        self.pending: collections.deque[Pending] = collections.deque()
+        self.out: dict[int, Out] = {}  # In the order of dispatch.
+        self.held: list[Arrival] = []
+        self.waiting: collections.deque[int] = collections.deque()
+        self.absent = set(members.absent)
+        self.silent: set[int] = set()
+        self.faults = [0] * programs.num_workers
+        # Commits dispatched so far; more than the clock at the centre if some were rejected, which only shortens staleness.
+        self.clock = max(programs.behind)
+        self.pulled_at = [self.clock - behind for behind in programs.behind]
+        self.quorum_at = float("inf")  # When the grace after the quorum is over.
+        self.last_words: tuple[str, BaseException | None] = ("", None)  # Of the last worker that was given up.
+
+    def run(self, callback: Callback | None, callback_every: int) -> bool:
+        """Commits until there are enough; returns whether the callback ended it before."""
+        self.programs.warm_up()
+        self.members.on_request(self.waiters.wake)
+        self.records.begin()
+        present = [worker for worker in range(self.programs.num_workers) if worker not in self.absent]
+        self.waiting.extend(sorted(present, key=lambda worker: self.pulled_at[worker]))
+        self.admit()
+        called_at = self.records.commits
+        while self.records.commits < self.num_commits:
+            if self.lacking:
+                self.step()
+            self.drain(wait=not self.lacking)
+            if callback is not None and self.records.commits >= called_at + callback_every:
+                if self.call(callback):
+                    return self.records.commits < self.num_commits
+                called_at = self.records.commits
+        if callback is not None and self.records.commits > called_at:
+            self.call(callback)
+        return False
+
+    @property
+    def lacking(self) -> bool:
+        """Whether more commits are needed than have been made or are being made."""
+        return self.records.commits + len(self.pending) < self.num_commits
+
+    def step(self) -> None:
+        """Waits until something happens and deals with it."""
+        self.move()
+        if not self.lacking:
+            return
+        self.check_somebody_is_there()
+        arrival = self.waiters.next(self.timeout())
+        for kind, worker in self.members.requests():
+            (self.join if kind == "join" else self.leave)(worker)
+        if arrival is not None:
+            self.arrive(arrival)
+        self.expire()
+        self.move()
+
+    def move(self) -> None:
+        """Has all that can happen now happen."""
+        self.release()
+        self.admit()
+
+    def timeout(self) -> float | None:
+        """Seconds until a deadline or a grace is over; ``None`` if there is neither."""
+        first = next(iter(self.out.values()), None)
+        until = min(self.quorum_at, float("inf") if first is None else first.expires)
+        return None if until == float("inf") else max(0.0, until - time.perf_counter())
+
+    def admit(self) -> None:
+        """Sends off those that wait, as many as may go."""
+        while self.waiting and self.lacking and self.policy.admits(len(self.out) + len(self.held)):
+            worker = self.waiting.popleft()
+            if self.pulled_at[worker] < self.clock and not self.policy.may_commit(
+                self.clock - 1, [*self.pulled_at_of_others(), self.pulled_at[worker]]
+            ):
+                self.pull_again(worker)
+            self.dispatch(worker)
+
+    def dispatch(self, worker: int) -> None:
+        step = self.programs.steps[worker]
+        now = self.records.now()
+        try:
+            # Data that cannot be read is no fault of one worker: it raises here.
+            selection = self.programs.select(worker)
+        except PeriodsEndError as end:
+            self.last_words = f"every worker has made its commits: {end}", end
+            self.records.event("end", now, worker=worker, step=step)
+            return
+        self.records.event("dispatch", now, worker=worker, step=step)
+        deadline = self.policy.deadline
+        expires = float("inf") if deadline is None else time.perf_counter() + deadline
+        self.out[worker] = Out(now, expires)
+        try:
+            gradient = self.programs.compute(worker, selection)
+        except Exception as error:  # Small computations run at once on CPU devices, and raise here.
+            self.waiters.failed(worker, step, now, error)
+        else:
+            self.waiters.watch(worker, step, now, gradient)
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Takes in what a worker brings: a gradient, or a fault."""
+        worker = arrival.worker
+        sent = self.out.get(worker)
+        if sent is None or sent.dispatched != arrival.dispatched:
+            self.late(arrival)
+            return
+        del self.out[worker]
+        if arrival.error is not None:
+            self.fault(arrival, arrival.error)
+            return
+        self.faults[worker] = 0
+        self.held.append(arrival)
+        if len(self.held) == self.policy.quorum > 1:
+            self.quorum_at = time.perf_counter() + self.policy.grace
+
+    def release(self) -> None:
+        """Commits what may be committed; its workers wait to be sent off again."""
+        if self.policy.quorum > 1:
+            if self.held and (not self.out or time.perf_counter() >= self.quorum_at):
+                self.quorum_at = float("inf")
+                self.commit_together()
+            return
+        while self.held and self.lacking:
+            ready = next((arrival for arrival in self.held if self.may_commit(arrival)), None)
+            if ready is None:
+                return
+            self.held.remove(ready)
+            if self.commit(ready):
+                self.waiting.append(ready.worker)
+
+    def may_commit(self, arrival: Arrival) -> bool:
+        if self.policy.max_staleness is None:
+            return True
+        return self.policy.may_commit(self.clock, self.pulled_at_of_others(arrival.worker))
+
+    def pulled_at_of_others(self, worker: int | None = None) -> list[int]:
+        """The clock at which the others that are out or held have pulled."""
+        others = {*self.out, *(arrival.worker for arrival in self.held)} - {worker}
+        return [self.pulled_at[other] for other in others]
+
+    def commit_together(self) -> None:
+        """Commits all that is held; only then do its workers pull."""
+        committed = []
+        while self.held and self.lacking:
+            arrival = self.held.pop(0)
+            if self.commit(arrival):
+                committed.append(arrival.worker)
+        for worker in committed[:-1]:  # The last one has pulled with its commit.
+            self.pull_again(worker)
+        self.waiting.extend(committed)
+
+    def commit(self, arrival: Arrival) -> bool:
+        """Commits a gradient and has its worker pull; whether it got to the centre."""
+        worker, now = arrival.worker, self.records.now()
+        try:
+            gradient = self.programs.bring(arrival.gradient)
+        except Exception as error:
+            self.fault(arrival, error)
+            return False
+        self.pending.append(Pending(arrival, now, self.programs.commit(worker, gradient)))
+        self.clock += 1
+        self.pulled_at[worker] = self.clock
+        return True
+
+    def pull_again(self, worker: int) -> None:
+        self.programs.pull_again(worker)
+        self.pulled_at[worker] = self.clock
+
+    def fault(self, arrival: Arrival, error: BaseException) -> None:
+        """A worker raised: it pulls afresh and tries its step again, and is retired if that does not help."""
+        worker = arrival.worker
+        self.faults[worker] += 1
+        now = self.records.now()
+        self.records.event("fault", now, worker=worker, step=arrival.step, error=repr(error)[:500])
+        if self.faults[worker] <= self.policy.retries:
+            self.pull_again(worker)
+            self.waiting.append(worker)
+            return
+        self.give_up(f"worker {worker} at its step {arrival.step}: {error!r}", error)
+        self.records.event("retire", now, worker=worker, step=arrival.step)
+
+    def expire(self) -> None:
+        """Retires workers whose deadline is over."""
+        while self.out and next(iter(self.out.values())).expires <= time.perf_counter():
+            worker = next(iter(self.out))
+            del self.out[worker]
+            self.silent.add(worker)
+            step = self.programs.steps[worker]
+            self.records.event("hang", self.records.now(), worker=worker, step=step)
+            self.give_up(f"worker {worker}, silent for more than {self.policy.deadline} s at its step {step}")
+
+    def give_up(self, last: str, error: BaseException | None = None) -> None:
+        """Notes what to say if nobody is left."""
+        self.last_words = f"all {self.programs.num_workers} workers were given up; the last was {last}", error
+
+    def late(self, arrival: Arrival) -> None:
+        """A worker that was given up, or had left, brings what nobody waits for any more."""
+        self.records.event("late", self.records.now(), worker=arrival.worker, step=arrival.step)
+        if arrival.worker in self.silent:
+            self.silent.discard(arrival.worker)
+            self.enter(arrival.worker)
+
+    def join(self, worker: int) -> None:
+        if worker in self.absent:
+            self.absent.discard(worker)
+            self.enter(worker)
+
+    def enter(self, worker: int) -> None:
+        self.faults[worker] = 0
+        self.records.event("join", self.records.now(), worker=worker, step=self.programs.steps[worker])
+        self.pull_again(worker)
+        self.waiting.append(worker)
+
+    def leave(self, worker: int) -> None:
+        if worker in self.absent:
+            return
+        self.absent.add(worker)
+        self.silent.discard(worker)
+        self.out.pop(worker, None)
+        self.held = [arrival for arrival in self.held if arrival.worker != worker]
+        self.waiting = collections.deque(one for one in self.waiting if one != worker)
+        self.records.event("leave", self.records.now(), worker=worker, step=self.programs.steps[worker])
+
+    def check_somebody_is_there(self) -> None:
+        """Raises :class:`RunFailedError` if nobody is left who could commit; one who has left may come again."""
+        if self.out or self.held or self.waiting or self.absent:
+            return
+        words, error = self.last_words
+        done = self.records.commits + len(self.pending)
+        raise RunFailedError(f"{done} of {self.num_commits} commits are made, but {words}") from error
+
+    def drain(self, *, wait: bool) -> None:
+        """Reads the reports of finished commits; of the oldest even if it has to wait for it."""
+        while self.pending and (wait or self.pending[0].report.is_ready()):
+            pending = self.pending.popleft()
+            self.records.commit(pending, self.programs.read(pending.report))
+            wait = wait and not self.lacking
+
+    def finish(self) -> None:
+        """Reads all reports that are still to come."""
+        while self.pending:
+            pending = self.pending.popleft()
+            self.records.commit(pending, self.programs.read(pending.report))
+
+    def call(self, callback: Callback) -> bool:
+        self.finish()
+        records = self.records
+        if records.log is not None:
+            records.log.flush()
+        progress = Progress(
+            commits=records.commits,
+            total=self.num_commits,
+            rejected=records.rejected,
+            dropped=records.dropped,
+            params=self.programs.params,
+            state=self.programs.gather,
+            trace=records.trace,
+            history=records.history(new=True),
+        )
+        return bool(callback(progress))

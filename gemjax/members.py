@@ -1,0 +1,51 @@
+"""Who takes part in a run: workers join and leave while it goes on."""
+
+import queue
+from collections.abc import Callable, Iterable
+
+from gemjax.slots import check_worker
+from gemjax.staleness import check_num_workers
+
+
+class Members:
+    """Lets workers join and leave a run on devices; its methods may be called from any thread, callbacks included.
+
+    A worker that leaves is not waited for, and what it is computing is thrown away. One that joins pulls and goes on with its
+    next step; what the method remembers of it is what it left behind. N is fixed: it is how many workers there can be at once.
+
+    Args:
+      num_workers: number of workers N, positive.
+      absent: those that are not there at the start.
+
+    >>> members = Members(4, absent=[3])
+    >>> members.leave(0)
+    >>> members.join(3)
+    """
+
+    def __init__(self, num_workers: int, absent: Iterable[int] = ()):
+        check_num_workers(num_workers)
+        self.num_workers = num_workers
+        self.absent = frozenset(int(check_worker(worker, num_workers)) for worker in absent)
+        self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._wake: Callable[[], None] = lambda: None
+
+    def join(self, worker: int) -> None:
+        """Has ``worker`` take part from now on; nothing happens if it does."""
+        self._request("join", worker)
+
+    def leave(self, worker: int) -> None:
+        """Has ``worker`` take part no longer; nothing happens if it does not."""
+        self._request("leave", worker)
+
+    def _request(self, kind: str, worker: int) -> None:
+        self._requests.put((kind, int(check_worker(worker, self.num_workers))))
+        self._wake()
+
+    def on_request(self, wake: Callable[[], None]) -> None:
+        """Has the scheduler woken at each request."""
+        self._wake = wake
+
+    def requests(self) -> Iterable[tuple[str, int]]:
+        """What has been asked for since the last time, in order."""
+        while not self._requests.empty():
+            yield self._requests.get()
