@@ -11,6 +11,7 @@ from gemjax.engines.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.local_steps import LocalSteps, displacements, pull_to_anchors
+from gemjax.members import Members
 from gemjax.methods.asgd import asgd
 from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
@@ -35,6 +36,7 @@ from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_s
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
+from gemjax.policies import Policy
 from gemjax.slots import Slots
 from gemjax.staleness import StalenessState, asynchronous, pull
 from gemjax.trace import Trace
@@ -45,7 +47,9 @@ __all__ = [
     "Epochs",
     "EventLog",
     "LocalSteps",
+    "Members",
     "Placement",
+    "Policy",
     "Progress",
     "Result",
     "RunFailedError",

@@ -1,0 +1,158 @@
+"""Policies and members in real runs; each is replayed."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from engines.problems import Abreast, assert_close, quadratic
+
+import gemjax
+from gemjax.testing import Faults
+
+QUADRATIC = quadratic()
+GEM = gemjax.gem(0.05, num_workers=4)
+ASGD = gemjax.asgd(0.05, num_workers=4)
+
+
+def run(num_commits=60, tx=GEM, num_workers=4, **options):
+    result = gemjax.run_on_devices(tx, *QUADRATIC[:3], num_commits, num_workers=num_workers, **options)
+    replay = gemjax.simulate(tx, *QUADRATIC[:3], result.trace)
+    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
+    assert len(result.trace) == num_commits
+    return result
+
+
+@pytest.mark.parametrize("bound", [0, 1, 5])
+def test_pacing_bounds_the_staleness(bound):
+    result = run(policy=gemjax.Policy(max_staleness=bound))
+    assert result.trace.staleness.max() <= bound
+    if bound < 3:  # Less than there are others: the bound is what limits.
+        assert result.trace.staleness.max() == bound
+    assert set(result.trace.worker) == set(range(4))
+
+
+def test_a_quorum_of_all_is_a_barrier():
+    result = run(policy=gemjax.Policy(quorum=4))
+    rounds = result.trace.worker.reshape(15, 4)
+    assert all(set(row) == set(range(4)) for row in rounds.tolist())
+    np.testing.assert_array_equal(result.trace.pulled_at, np.repeat(np.arange(15) * 4, 4))
+
+
+def test_a_quorum_goes_on_without_the_slow(tmp_path):
+    """Worker 3 never finishes its second step: rounds of the three others go on, and none waits for more than the quorum."""
+    with Faults().hang(worker=3, step=1) as faults:
+        result = run(policy=gemjax.Policy(quorum=3), gate=faults)
+    assert (result.trace.worker == 3).sum() == 1
+    pulled_at, sizes = np.unique(result.trace.pulled_at[9:57], return_counts=True)
+    assert set(sizes[1:-1]) == {3}
+    np.testing.assert_array_equal(np.diff(pulled_at), 3)
+
+
+def test_a_grace_lets_more_than_the_quorum_in():
+    gate = Abreast(4)
+    result = run(policy=gemjax.Policy(quorum=1 + 1, grace=30.0), gate=gate)
+    # All four arrive within the grace, which ends as soon as nobody is out.
+    np.testing.assert_array_equal(result.trace.pulled_at, np.repeat(np.arange(15) * 4, 4))
+
+
+def test_a_silent_worker_is_given_up_and_the_run_goes_on(tmp_path):
+    with gemjax.EventLog(tmp_path / "log") as log, Faults().hang(worker=2, step=3) as faults:
+        result = run(policy=gemjax.Policy(deadline=0.5, max_staleness=4), gate=faults, log=log)
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log")]
+    assert kinds.count("hang") == 1
+    assert result.trace.staleness.max() <= 4  # Pacing waited for it until then.
+    assert (result.trace.worker == 2).sum() == 3
+
+
+def test_a_worker_that_was_silent_comes_back(tmp_path):
+    """It is let go when the others have made enough commits without it; what it brings then is thrown away."""
+    back, gate_calls = threading.Event(), []
+
+    def gate(worker, step):
+        if (worker, step) == (2, 1):
+            gate_calls.append(step)
+            if len(gate_calls) == 1:
+                back.wait(60)
+
+    def callback(progress):
+        if any(event["event"] == "hang" for event in gemjax.eventlog.read(tmp_path / "log")):
+            back.set()
+        return back.is_set() and 2 in progress.history["worker"]
+
+    with gemjax.EventLog(tmp_path / "log") as log:
+        result = gemjax.run_on_devices(
+            ASGD, *QUADRATIC[:3], 100_000, num_workers=4, gate=gate, log=log, callback=callback, callback_every=20,
+            policy=gemjax.Policy(deadline=0.5),
+        )  # fmt: skip
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log")]
+    assert [kinds.count(kind) for kind in ("hang", "late", "join")] == [1, 1, 1]
+    steps = result.trace.step[result.trace.worker == 2]
+    np.testing.assert_array_equal(steps, np.arange(len(steps)))  # The step that was thrown away was made again.
+    replay = gemjax.simulate(ASGD, *QUADRATIC[:3], result.trace)
+    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-3)
+
+
+def test_when_all_are_silent_the_run_fails_and_keeps_what_it_has():
+    with Faults().hang(0, 5).hang(1, 5).hang(2, 5).hang(3, 5) as faults:
+        with pytest.raises(
+            gemjax.RunFailedError, match=r"20 of 60 commits are made.*silent for more than 0.5 s"
+        ) as failure:
+            run(policy=gemjax.Policy(deadline=0.5), gate=faults)
+        result = failure.value.result
+    assert len(result.trace) == 20
+    replay = gemjax.simulate(GEM, *QUADRATIC[:3], result.trace)
+    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
+
+
+def test_workers_join_and_leave(tmp_path):
+    members = gemjax.Members(4, absent=[3])
+    seen = []
+
+    def callback(progress):
+        seen.append(set(progress.history["worker"].tolist()))
+        if len(seen) == 2:
+            members.leave(0)
+            members.join(3)
+        if len(seen) == 6:
+            members.join(0)
+            members.join(0)  # Which changes nothing.
+
+    with gemjax.EventLog(tmp_path / "log") as log:
+        result = run(
+            200,
+            members=members,
+            callback=callback,
+            callback_every=20,
+            gate=Abreast(4, lost=lambda w, s: w in (0, 3)),
+            log=log,
+        )
+    assert seen[0] | seen[1] == {0, 1, 2}
+    assert set().union(*seen[3:6]) == {1, 2, 3}
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log")]
+    assert [kinds.count(kind) for kind in ("leave", "join")] == [1, 2]
+    assert gemjax.eventlog.trace_of(tmp_path / "log", 4) == result.trace
+
+
+def test_a_gradient_that_cannot_be_sent_leaves_the_centre_untouched(monkeypatch):
+    """It is its worker's fault, and its step is made again."""
+    from gemjax.engines.programs import Programs
+
+    bring, failures = Programs.bring, []
+
+    def sometimes(self, packed):
+        if len(failures) < 2:
+            failures.append(self)
+            raise OSError("the link is down")
+        return bring(self, packed)
+
+    monkeypatch.setattr(Programs, "bring", sometimes)
+    run()
+    assert len(failures) == 2
+
+
+def test_members_must_be_of_the_run():
+    with pytest.raises(ValueError, match="members are of 3 workers, but the run has 4"):
+        run(members=gemjax.Members(3))
+    with pytest.raises(ValueError, match="quorum=5"):
+        run(policy=gemjax.Policy(quorum=5))
