@@ -27,41 +27,75 @@ class Faults:
 
     Use it as a context manager: leaving it lets hung workers go.
 
-    >>> with Faults().hang(worker=2, step=5).fail(worker=0, step=3) as faults:
-    ...     faults(worker=1, step=0)  # Nothing planned: returns at once.
+    >>> with Faults().hang(worker=2, step=5).fail(worker=0, step=3).slow(worker=1, seconds=0.05) as faults:
+    ...     faults(worker=3, step=0)  # Nothing planned: returns at once.
+
+    Attributes:
+      injected: what was injected so far, (kind, worker, step) in order.
     """
 
     def __init__(self):
-        self._hangs: set[tuple[int, int]] = set()
+        self._hangs: dict[tuple[int, int], threading.Event] = {}
         self._failures: dict[tuple[int, int], int] = {}
-        self._released = threading.Event()
+        self._poisoned: set[tuple[int, int]] = set()
+        self._slow: dict[int, tuple[float, int, float]] = {}
+        self._ended = threading.Event()
         self.injected: list[tuple[str, int, int]] = []
 
     def hang(self, worker: int, step: int) -> "Faults":
-        """The worker never finishes that step."""
-        self._hangs.add((worker, step))
+        """The worker never finishes that step, unless :meth:`let_go` says so: it has vanished."""
+        self._hangs[worker, step] = threading.Event()
         return self
+
+    def let_go(self, worker: int, step: int) -> None:
+        """A worker that hangs in that step, or is to hang in it, finishes it: it is back. From any thread."""
+        self._hangs[worker, step].set()
 
     def fail(self, worker: int, step: int, times: int = 1) -> "Faults":
         """The worker raises at that step, the first ``times`` times it is tried."""
         self._failures[worker, step] = times
         return self
 
-    def __call__(self, worker: int, step: int) -> None:
+    def poison(self, worker: int, step: int) -> "Faults":
+        """What the worker sends at that step is not a number, the first time."""
+        self._poisoned.add((worker, step))
+        return self
+
+    def slow(self, worker: int, seconds: float, first: int = 0, last: float = float("inf")) -> "Faults":
+        """The worker takes ``seconds`` longer for each of its steps from ``first`` to ``last``."""
+        self._slow[worker] = seconds, first, last
+        return self
+
+    def __call__(self, worker: int, step: int) -> Any:
         at = (worker, step)
         if at in self._hangs:
             self.injected.append(("hang", *at))
-            self._released.wait()
+            self._hangs[at].wait()
+        seconds, first, last = self._slow.get(worker, (0.0, 0, -1))
+        if first <= step <= last:
+            self.injected.append(("slow", *at))
+            self._ended.wait(seconds)
         if self._failures.get(at, 0) > 0:
             self._failures[at] -= 1
             self.injected.append(("fail", *at))
             raise InjectedFaultError(f"injected at worker {worker}, step {step}")
+        if at in self._poisoned:
+            self._poisoned.discard(at)
+            self.injected.append(("poison", *at))
+            return _poison
+        return None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._released.set()
+        self._ended.set()
+        for hang in self._hangs.values():
+            hang.set()
+
+
+def _poison(gradient: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x * jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else x, gradient)
 
 
 def run_in_python(

@@ -113,3 +113,38 @@ def test_the_quadratic_is_what_it_says():
     np.testing.assert_allclose(noise.std(), 0.5, rtol=0.1)
     np.testing.assert_array_equal(batches(1, 2), quadratic(5, 100.0, 0.5, 3)[2](1, 2))
     assert not np.array_equal(batches(1, 2), batches(2, 1))
+
+
+def test_a_slow_worker_commits_less():
+    with Faults().slow(worker=1, seconds=0.05) as faults:
+        result = run_with(faults)
+    commits = np.bincount(result.trace.worker, minlength=3)
+    assert commits[1] < commits[[0, 2]].min() / 2
+    assert ("slow", 1, 0) in faults.injected
+
+
+def test_what_is_poisoned_is_rejected_once():
+    with Faults().poison(worker=0, step=2).poison(worker=2, step=0) as faults:
+        result = run_with(faults, policy=gemjax.Policy(max_staleness=4))  # Or one of them might run away.
+    assert int(result.state.rejected) == 2
+    assert sorted(faults.injected) == [("poison", 0, 2), ("poison", 2, 0)]
+    assert 2 not in result.trace.step[result.trace.worker == 0]
+    assert 3 in result.trace.step[result.trace.worker == 0]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(result.params)))
+
+
+def test_a_worker_that_hangs_may_be_let_go():
+    with Faults().hang(worker=1, step=1) as faults:
+        result = run_with(faults, callback=lambda progress: faults.let_go(1, 1), callback_every=20)
+    assert 1 in result.trace.step[result.trace.worker == 1]
+    late = np.flatnonzero(result.trace.worker == 1)[1]
+    assert result.trace.staleness[late] >= 15
+
+
+def run_with(faults, **options):
+    loss_fn, params, batches = quadratic()
+    tx = gemjax.asgd(0.05, num_workers=3)
+    result = gemjax.run_on_devices(tx, loss_fn, params, batches, 80, num_workers=3, gate=faults, **options)
+    replay = gemjax.simulate(tx, loss_fn, params, batches, result.trace)
+    np.testing.assert_allclose(jax.device_get(result.params)["x"], replay.params["x"], rtol=1e-3, atol=1e-5)
+    return result

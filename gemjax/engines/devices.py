@@ -45,7 +45,7 @@ def run_on_devices(
     log: EventLog | None = None,
     callback: Callback | None = None,
     callback_every: int = 1024,
-    gate: Callable[[int, int], None] | None = None,
+    gate: Callable[[int, int], Any] | None = None,
 ) -> Result:
     """Trains asynchronously on this host's devices, in the order in which they finish.
 
@@ -78,7 +78,8 @@ def run_on_devices(
       callback: called every ``callback_every`` commits, in the dispatching thread; may end the run by returning true.
       callback_every: commits between two calls, positive.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread when a gradient is finished and before it is
-        queued; may block or raise (:mod:`gemjax.testing` injects faults with it).
+        queued; may block, raise, or return a function that changes what the worker sends (:class:`gemjax.testing.Faults`
+        injects faults with it).
 
     Returns:
       A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start, ``dispatched`` and ``ready`` beside it, and

@@ -29,7 +29,7 @@ class Waiters:
     are daemons and never touch a device except to wait for it, which releases the interpreter.
     """
 
-    def __init__(self, num_workers: int, gate: Callable[[int, int], None] | None = None):
+    def __init__(self, num_workers: int, gate: Callable[[int, int], Any] | None = None):
         self._gate = gate
         self._ready: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
@@ -67,7 +67,8 @@ class Waiters:
             try:
                 jax.block_until_ready(gradient)
                 if self._gate is not None:
-                    self._gate(worker, step)
+                    change = self._gate(worker, step)
+                    gradient = gradient if change is None else change(gradient)
             except Exception as raised:  # Whatever a worker's computation raises is the scheduler's to handle.
                 error = raised
             self._ready.put(Arrival(worker, step, dispatched, time.perf_counter(), gradient, error))
