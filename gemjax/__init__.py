@@ -1,7 +1,7 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
 from gemjax import arrivals, eventlog
-from gemjax.batches import Computed, Epochs, Shards
+from gemjax.batches import Computed, Epochs, Shards, Stream
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
@@ -33,6 +33,7 @@ from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
+from gemjax.on_host import OnHost
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.slots import Slots
@@ -45,6 +46,7 @@ __all__ = [
     "Epochs",
     "EventLog",
     "LocalSteps",
+    "OnHost",
     "Placement",
     "Progress",
     "Result",
@@ -54,6 +56,7 @@ __all__ = [
     "Slots",
     "StalenessSchedule",
     "StalenessState",
+    "Stream",
     "SweepResult",
     "Trace",
     "agn",

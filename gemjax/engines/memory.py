@@ -5,10 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from gemjax.batches import Rows
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalSteps
+from gemjax.on_host import OnHost
 
 PyTree = Any
 
@@ -68,7 +71,22 @@ def check_fits(needed: dict[str, int], device: jax.Device) -> None:
         raise MemoryError(
             f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take fewer workers, a "
             "method that keeps fewer copies of the parameters a worker, or narrower parameters"
+            + ("; leave data in host memory with gemjax.OnHost" if needed.get("data") else "")
         )
+
+
+def that_fit(batches: Any, needed: dict[str, int], device: jax.Device, copies: int = 1) -> Any:
+    """``batches``, left in host memory if ``device`` can hold what the run keeps but not ``copies`` of their data beside it.
+
+    Raises:
+      MemoryError: if that does not help, or the batches are not :class:`gemjax.batches.Rows`.
+    """
+    kept, data = sum(needed.values()), copies * _bytes(batches.data)
+    available = _capacity(device)
+    if available is not None and kept <= available < kept + data and isinstance(batches, Rows):
+        return OnHost(batches)
+    check_fits(needed | {"data": data}, device)
+    return batches
 
 
 def _capacity(device: jax.Device) -> int | None:
@@ -81,7 +99,7 @@ def _capacity(device: jax.Device) -> int | None:
 
 
 def _bytes(tree: PyTree) -> int:
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    return sum(np.size(leaf) * jnp.result_type(leaf).itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _readable(size: float) -> str:

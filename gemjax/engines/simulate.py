@@ -12,8 +12,8 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
-from gemjax.engines.loops import compiled, inputs
-from gemjax.engines.memory import check_fits, memory_of
+from gemjax.engines.loops import chunk_size_for, compiled, in_chunks, width_of
+from gemjax.engines.memory import memory_of, that_fit
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -51,7 +51,8 @@ def simulate(
       loss_fn: ``loss_fn(params, batch) -> loss``, or ``loss_fn(params, model_state, batch, key) -> (loss, (model_state,
         metrics))`` with ``metrics`` a dict of scalars.
       params: initial central variable, a pytree of float arrays.
-      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`.
+      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`. Data that do not fit
+        the device beside the run's state stay on the host (:class:`gemjax.OnHost`).
       trace: who commits when; from :mod:`gemjax.arrivals`, from a run on devices, or made by hand.
       model_state: initial model state (BatchNorm statistics and the like), default none.
       average_model_state: how a commit changes the central model state: replaces it (default) or is averaged in with 1/N.
@@ -63,8 +64,8 @@ def simulate(
       state: state to continue from, as an earlier result on the same trace holds it; ``params`` and ``model_state`` are
         then not used. The run goes on bit for bit as if it had not stopped.
       callback: called every ``chunk_size`` commits; may end the run by returning true.
-      chunk_size: arrivals a compiled call, default 1,024 (with ``window=1`` all results are the same, bit for bit, whatever
-        it is).
+      chunk_size: arrivals a compiled call, default 1,024, or as many as 256 MiB of rows are for where data stay on the host
+        (with ``window=1`` all results are the same, bit for bit, whatever it is).
       window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
         once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
         follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``
@@ -97,7 +98,7 @@ def simulate(
         TypeError, ValueError
     ):  # What is wrong with the arguments is said below, and more plainly.
         needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
-        check_fits(needed, _device())
+        batches = that_fit(as_batches(batches), needed, _device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
     transition, begin = transition.init(params, model_state)
     if state is not None:
@@ -106,17 +107,15 @@ def simulate(
     state = _owned(begin)
     del begin  # Or the run would keep two of it.
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
-    data = jax.device_put(batches.data)
     events, done = trace.events(), int(state.arrivals)
-    chunk_size = chunk_size or min(1024, max(1, len(events.worker)))
+    chunk_size = chunk_size or chunk_size_for(events, batches)
     window = min(window or _default_window(), trace.num_workers)
-    run_chunk = compiled(transition, batches, chunk_size, window, with_pulls=not events.commits.all())
+    run_chunk = compiled(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 
     parts: list[History] = []
     stopped, commits = False, int(events.commits[:done].sum())
-    for begin in range(done, len(events.worker), chunk_size):
-        chunk = Events(*(column[begin : begin + chunk_size] for column in events))
-        state, reports = run_chunk(state, data, *inputs(chunk, batches, chunk_size, window))
+    running = in_chunks(run_chunk, state, batches, events, done, chunk_size, window)
+    for chunk, state, reports in running:
         parts.append(_history(chunk, reports, trace))
         commits += int(chunk.commits.sum())
         check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
@@ -165,6 +164,7 @@ def _history(chunk: Events, reports: Any, trace: Trace) -> History:
         "loss": reports.loss,
         "staleness": reports.staleness,
         "pulled_at": reports.pulled_at,
+        "draw": chunk.draw,
         "applied": reports.applied,
         "dropped": reports.dropped,
     } | reports.metrics

@@ -32,6 +32,7 @@ class RunState(NamedTuple):
     view: Slots  # View a worker; what it computes on.
     step: Slots  # int32 [] a worker; the step it computes.
     pulled_at: Slots  # int32 [] a worker; the engine's clock when it pulled.
+    draw: Slots  # int32 [] a worker; which batch of a shared stream it computes on.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: jax.Array  # int32 []; gradients that arrived so far, whatever became of them.
     dropped: jax.Array  # int32 []; commits that the method refused so far.
@@ -110,11 +111,8 @@ class Transition:
             view=Slots(View(None, model_state, () if self.local is None else self.local.tx.init(params))),
             step=Slots(jnp.zeros([], jnp.int32)),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
-            commits=jnp.zeros([], jnp.int32),
-            arrivals=jnp.zeros([], jnp.int32),
-            dropped=jnp.zeros([], jnp.int32),
-            rejected=jnp.zeros([], jnp.int32),
-            rejected_in_a_row=jnp.zeros([], jnp.int32),
+            draw=Slots(jnp.arange(self.num_workers, dtype=jnp.int32), self.num_workers),
+            **{name: jnp.zeros([], jnp.int32) for name in _COUNTERS},
         )
         if staleness.recorded_view(opt_state, params) is None:
             state = state._replace(view=Slots(state.view.value._replace(params=params)))
@@ -175,10 +173,13 @@ class Transition:
         if refused is not None:
             counted = staleness.counting_refusals(state.opt_state, opt_state)
             left = left._replace(opt_state=_select(dropped, counted, left.opt_state), dropped=state.dropped + dropped)
+        # Whatever becomes of a commit, its worker draws the next batch; one that only pulls again keeps what it has.
+        drawn = self.num_workers + state.commits + state.dropped + state.rejected
+        draw = Slots(jnp.where(commits, drawn, state.draw.value))
         state = _select(applied, committed, left)
         params, opt_state = pull(state.opt_state, state.params, worker=worker)
         state = state._replace(opt_state=opt_state, step=Slots(step + used), arrivals=state.arrivals + 1)
-        state = state._replace(pulled_at=Slots(state.commits))
+        state = state._replace(pulled_at=Slots(state.commits), draw=draw)
         anchors = staleness.anchors_of(state.opt_state) if state.view.value.anchors else ()
         view = View(params, state.model_state, state.view.value.local, anchors)
         return keep_view(state, view), view, report
@@ -233,6 +234,7 @@ def view_of(state: RunState) -> View:
     return view if recorded is None else view._replace(params=recorded)
 
 
+_COUNTERS = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
 _ALWAYS = {
     "gap": lambda params, view, updates: diagnostics.gap(params, view),
     "update_norm": lambda params, view, updates: diagnostics.rms(updates),

@@ -41,7 +41,7 @@ def test_local_optimizers_and_anchors_are_counted():
 def test_it_is_what_a_run_really_keeps():
     tx = gemjax.gem(0.1, num_workers=7)
     state = gemjax.initial_state(tx, PARAMS, num_workers=7)
-    counters = 4 * (5 + 2 * 7)
+    counters = 4 * (5 + 3 * 7)
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert sum(gemjax.memory_of(tx, PARAMS, num_workers=7).values()) == pytest.approx(kept, abs=counters + 64)
 

@@ -321,7 +321,7 @@ def test_diagnostics_are_what_they_say():
 
 def test_nothing_is_reported_that_was_not_asked_for():
     history = run(QUADRATIC, gem, LATE).history
-    assert set(history) == {"worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dropped"}
+    assert set(history) == {"worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped"}
 
 
 @pytest.mark.parametrize("name", ["pi_median", "temperature"])
