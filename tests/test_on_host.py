@@ -50,7 +50,15 @@ def test_the_run_is_that_of_data_on_the_device(batches):
     assert_same_run(run(OnHost(batches)), run(batches))
 
 
-@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"chunk_size": 7}, {"window": 4, "chunk_size": 8}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunk_size": 1},
+        {"chunk_size": 7},
+        pytest.param({"window": 4, "chunk_size": 9}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_in_other_pieces_too(options):
     """The last chunk is not full: 24 commits and some late pulls."""
     assert len(LATE.events().worker) % options["chunk_size"] or options["chunk_size"] == 1
@@ -60,7 +68,7 @@ def test_in_other_pieces_too(options):
         assert_same_run(run(OnHost(batches), **options), run(batches))
 
 
-@pytest.mark.parametrize("period", [2, (1, 3, 2, 1)])
+@pytest.mark.parametrize("period", [pytest.param(2, marks=pytest.mark.slow), (1, 3, 2, 1)])
 def test_local_steps(period):
     local, tx = gemjax.LocalSteps(optax.sgd(0.1), period), gemjax.downpour(num_workers=N)
     options = {"tx": tx, "local": local, "chunk_size": 5}
