@@ -58,8 +58,8 @@ def simulate(
       local: local steps of the workers between their commits; ``None`` (default): a commit is one gradient. With them
         ``batches`` and keys count a worker's local steps.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
-      diagnostics: what to report a commit besides the loss: ``gap``, ``update_norm``, and what the method offers
-        (``pi_median`` and ``energy_ratio`` of GEM, ``leader`` of LSGD, …). Each costs time.
+      diagnostics: what to report a commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and what the method
+        offers (``compensation``, ``look_ahead``, ``pi_median`` of GEM, …; README has a table). Each costs time.
       state: state to continue from, as an earlier result on the same trace holds it; ``params`` and ``model_state`` are
         then not used. The run goes on bit for bit as if it had not stopped.
       callback: called every ``chunk_size`` commits; may end the run by returning true.

@@ -295,11 +295,12 @@ def test_diagnostics_are_what_they_say():
     """Against the formulas, one commit at a time."""
     trace = gemjax.arrivals.Gamma(3).trace(12, seed=4)
     loss_fn, params, batches = QUADRATIC[:3]
-    result = run(QUADRATIC, gem, trace, diagnostics=["gap", "update_norm", "pi_median", "energy_ratio"])
+    names = [*gemjax.methods.gem.QUANTILES, "gap", "normalised_gap", "update_norm", "energy_ratio", "compensation"]
+    result = run(QUADRATIC, gem, trace, diagnostics=names)
     tx, rate = gem(3), 0.05
     opt_state, m = tx.init(params), [np.zeros(4) for _ in range(3)]
     views = [params] * 3
-    expected = {name: [] for name in ("gap", "update_norm", "pi_median", "energy_ratio")}
+    expected = {name: [] for name in names}
     for worker, step in zip(trace.worker.tolist(), trace.step.tolist(), strict=True):
         grads = jax.grad(loss_fn)(views[worker], batches(worker, step))
         delta, travelled = (
@@ -310,7 +311,10 @@ def test_diagnostics_are_what_they_say():
         pi = np.clip((np.abs(m[worker]) - travelled) / (np.abs(delta) + 1e-12), 0, 5)
         expected["gap"].append(np.sqrt(np.mean(travelled**2)))
         expected["update_norm"].append(np.sqrt(np.mean((pi * delta) ** 2)))
-        expected["pi_median"].append(np.median(pi))
+        expected["normalised_gap"].append(np.linalg.norm(travelled) / np.linalg.norm(delta / rate))
+        expected["compensation"].append(np.linalg.norm((pi - 1) * delta) / np.linalg.norm(delta))
+        for name, q in gemjax.methods.gem.QUANTILES.items():
+            expected[name].append(np.quantile(pi, q))
         expected["energy_ratio"].append(np.sum((travelled + np.abs(pi * delta)) ** 2) / np.sum(m[worker] ** 2))
         updates, opt_state = tx.update(grads, opt_state, params, worker=worker)
         params = optax.apply_updates(params, updates)
@@ -326,7 +330,7 @@ def test_nothing_is_reported_that_was_not_asked_for():
 
 @pytest.mark.parametrize("name", ["pi_median", "temperature"])
 def test_an_unknown_diagnostic_is_refused(name):
-    with pytest.raises(ValueError, match=f"no member of this method reports {name}; every method has 'gap'"):
+    with pytest.raises(ValueError, match=f"reports {name}; it offers gap, normalised_gap, update_norm\n"):
         run(QUADRATIC, asgd, LATE, diagnostics=["gap", name])
 
 
