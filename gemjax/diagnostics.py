@@ -113,3 +113,11 @@ def quantile(tree: PyTree, q: float) -> jax.Array:
 def flatten(tree: PyTree) -> jax.Array:
     """All numbers of ``tree`` in one vector."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+# What can be reported of any method's commit, from (params, view, gradient, updates).
+OF_ANY_COMMIT: dict[str, Callable[..., jax.Array]] = {
+    "gap": lambda params, view, gradient, updates: gap(params, view),
+    "normalised_gap": lambda params, view, gradient, updates: normalised_gap(params, view, gradient),
+    "update_norm": lambda params, view, gradient, updates: rms(updates),
+}

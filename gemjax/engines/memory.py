@@ -60,15 +60,23 @@ def bytes_of(state: RunState) -> dict[str, int]:
     }
 
 
-def check_fits(needed: dict[str, int], device: jax.Device) -> None:
+def check_fits(
+    needed: dict[str, int],
+    device: jax.Device,
+    mend: str = "fewer workers, a method that keeps fewer copies of the parameters a worker, or narrower parameters",
+) -> None:
     """Raises ``MemoryError`` with the mend if ``device`` cannot hold that many bytes; says nothing if that is not known."""
     available, total = _capacity(device), sum(needed.values())
     if available is not None and total > available:
         parts = ", ".join(f"{name} {_readable(size)}" for name, size in needed.items() if size)
         raise MemoryError(
-            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take fewer workers, a "
-            "method that keeps fewer copies of the parameters a worker, or narrower parameters"
+            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take {mend}"
         )
+
+
+def default_device() -> jax.Device:
+    """Where JAX puts what nobody has placed."""
+    return next(iter(jnp.zeros(0).devices()))
 
 
 def _capacity(device: jax.Device) -> int | None:

@@ -13,6 +13,7 @@ import numpy as np
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names as diagnostic_names
 from gemjax.engines.loops import inputs, loop
+from gemjax.engines.memory import bytes_of, check_fits, default_device
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -103,6 +104,7 @@ def sweep(
     Raises:
       ValueError: if there is nothing to try, or it is no number, or the method is made for another number of workers than
         the trace has.
+      MemoryError: if the runs together would keep more than the device holds.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -125,7 +127,10 @@ def sweep(
 
     values = tuple(jnp.asarray(points[name]) for name in names)
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
-    state = jax.jit(jax.vmap(lambda seed, values: transition(seed, values).init(params, model_state)[1]))(*lanes)
+    init = jax.vmap(lambda seed, values: transition(seed, values).init(params, model_state)[1])
+    mend = f"fewer of the {len(points['seed'])} runs at a time, fewer workers, or a method that keeps less a worker"
+    check_fits(bytes_of(jax.eval_shape(init, *lanes)), default_device(), mend)
+    state = jax.jit(init)(*lanes)
     events = trace.events()
     chunk_size = chunk_size or min(1024, max(1, len(events.worker)))
 

@@ -143,7 +143,7 @@ class Transition:
         Returns:
           The state after both, the worker's next view, and a report.
         """
-        observer = diagnostics.Observer(set(self.diagnostics) - _ALWAYS.keys())
+        observer = diagnostics.Observer(set(self.diagnostics) - diagnostics.OF_ANY_COMMIT.keys())
         taken = jnp.logical_and(commits, gradient.finite > 0)
         updates, opt_state = self.tx.update(
             gradient.grads, state.opt_state, state.params, worker=worker, observe=observer, applied=taken,
@@ -160,8 +160,8 @@ class Transition:
             applied=applied,
             dropped=dropped,
             metrics=gradient.metrics
-            | {name: fn(*parts) for name, fn in _ALWAYS.items() if name in self.diagnostics}
-            | observer.collected(besides=_ALWAYS),
+            | {name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics}
+            | observer.collected(besides=diagnostics.OF_ANY_COMMIT),
         )
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
@@ -233,13 +233,6 @@ def view_of(state: RunState) -> View:
     recorded = staleness.recorded_view(state.opt_state, state.params)
     view = state.view.value
     return view if recorded is None else view._replace(params=recorded)
-
-
-_ALWAYS = {
-    "gap": lambda params, view, gradient, updates: diagnostics.gap(params, view),
-    "normalised_gap": lambda params, view, gradient, updates: diagnostics.normalised_gap(params, view, gradient),
-    "update_norm": lambda params, view, gradient, updates: diagnostics.rms(updates),
-}
 
 
 def _check_params(params: PyTree) -> None:
