@@ -1,9 +1,12 @@
 """The simulator: deterministic to the bit, honest about rejections, equal to the plain loop."""
 
+import ast
 import functools
+import hashlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +137,53 @@ def test_another_process_computes_the_same_bits():
     result = run(Problem(*testing.quadratic(dimension=7)), gem, gemjax.arrivals.Gamma(5).trace(50, seed=1))
     here = [np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex()]
     assert done.stdout.split() == here
+
+
+def digests():
+    """Of whole results, state and history: an MLP with dropout and model state, and with local steps."""
+    trace = gemjax.arrivals.Gamma(5, machine_variation=0.3).trace(60, seed=1)
+    local = gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 3)
+    runs = {
+        "gem": (gemjax.gem(0.05, num_workers=5), None, ["gap", "energy_ratio", "pi_95", "compensation"]),
+        "easgd": (gemjax.easgd(num_workers=5), local, ["update_norm", "normalised_gap", "gap"]),
+    }
+    found = {}
+    for name, (tx, local, diagnostics) in runs.items():
+        result = gemjax.simulate(
+            tx, *MLP[:3], trace, model_state=MLP.model_state, local=local, seed=7, diagnostics=diagnostics
+        )
+        leaves = jax.tree.leaves((result.state, dict(sorted(result.history.items()))))
+        found[name] = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+        found[f"{name}'s columns"] = ",".join(result.history)
+    return found
+
+
+DIGESTS = """
+import sys
+sys.path[:0] = {paths}
+import gemjax
+gemjax.cpu_devices(9)
+from engines.test_simulate import digests
+print(digests())
+"""
+
+
+@pytest.mark.slow
+def test_other_processes_compute_the_same_bits():
+    """In whatever order their sets and hash tables are."""
+    tests = Path(__file__).parents[1]
+    script = DIGESTS.format(paths=[str(tests), str(tests.parent)])
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE, text=True, env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed},
+        )
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    here = digests()
+    assert len(set(here.values())) == 4
+    for other in others:
+        assert ast.literal_eval(other.communicate()[0]) == here
 
 
 def stop_after(arrivals):
