@@ -19,7 +19,7 @@ from rich.table import Table
 import gemjax
 from gemjax.engines.programs import Programs
 from gemjax.engines.transition import Transition
-from train import bench_methods, bench_network, bench_simulate
+from train import bench_arrivals, bench_methods, bench_network, bench_simulate
 from train.config import Method
 from train.methods import METHODS
 
@@ -29,9 +29,9 @@ PyTree = Any
 @dataclasses.dataclass(frozen=True)
 class Bench:
     """Measures the simulator against a plain sequential loop, the device scheduler's overhead, what methods cost, and
-    networks against PyTorch's, if that is installed."""
+    networks against PyTorch's, if that is installed, and how fast traces are made."""
 
-    what: tyro.conf.Positional[tuple[Literal["simulate", "devices", "methods", "network"], ...]] = (
+    what: tyro.conf.Positional[tuple[Literal["simulate", "devices", "methods", "network", "arrivals"], ...]] = (
         "simulate",
         "devices",
     )
@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
         ),
         "network": lambda: bench_network.compare(bench.networks, bench.batch_sizes, bench.rounds, bench.steps, console),
         "devices": lambda: device_overhead(bench, console),
+        "arrivals": lambda: bench_arrivals.rates(bench.rounds, 1_000_000, console),
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
     }
     figures = {name: measure() for name, measure in measures.items() if name in bench.what}

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from rich.console import Console
 
-from train import bench, bench_network
+from train import bench, bench_arrivals, bench_network
 from train.bench_simulate import make_problem
 
 
@@ -52,6 +53,12 @@ def test_a_network_is_measured_against_the_machine(monkeypatch, tmp_path, capsys
     for name in ("mlp, 8", "cnn, 8"):
         assert figures[name]["gflops"] == pytest.approx(figures[name]["of_peak"] * figures["peak_gflops"])
     assert "nothing is compared" in capsys.readouterr().out
+
+
+def test_every_arrival_model_is_timed():
+    figures = bench_arrivals.rates(1, 2000, Console())
+    assert len(figures) == 11
+    assert all(rate > 0 for rate in figures.values())
 
 
 def test_the_work_of_a_network_is_counted_as_the_mathematics_has_it():
