@@ -157,7 +157,7 @@ def test_the_next_chunk_is_gathered_before_reports_are_waited_for(monkeypatch):
 
 
 def test_the_callback_still_ends_the_run(monkeypatch):
-    notes, _ = noted_run(monkeypatch, stop_at=8)
+    notes, _ = noted_run(monkeypatch, stop_at=6)
     assert notes == ["select", "select", "read", "callback"]
 
 

@@ -35,15 +35,20 @@ def width_of(chunk_size: int) -> int:
 
 
 def in_chunks(
-    run_chunk: Callable, state: RunState, batches: Any, events: Events, begin: int, chunk_size: int, window: int
+    run_chunk: Callable,
+    state: RunState,
+    batches: Any,
+    events: Events,
+    cuts: list[tuple[int, int]],
+    chunk_size: int,
+    window: int,
 ) -> Iterator[tuple[Events, RunState, PyTree]]:
-    """Runs the arrivals from ``begin`` on; yields each chunk, the state behind it and its reports, both still under way.
+    """Runs arrivals ``(begin, end)`` by ``(begin, end)``; yields each chunk, the state behind it and its reports at once.
 
     What the next chunk needs is selected, and its transfer begins, while the device computes the present one.
     """
     data = jax.device_put(batches.data)
-    cuts = range(begin, len(events.worker), chunk_size)
-    chunks = [Events(*(column[cut : cut + chunk_size] for column in events)) for cut in cuts]
+    chunks = [Events(*(column[begin:end] for column in events)) for begin, end in cuts]
 
     def prepare(chunk: Events) -> tuple:
         *columns, selection = inputs(chunk, batches, width_of(chunk_size), window)

@@ -63,19 +63,22 @@ def bytes_of(state: RunState) -> dict[str, int]:
     }
 
 
-def check_fits(needed: dict[str, int], device: jax.Device) -> None:
+def check_fits(
+    needed: dict[str, int],
+    device: jax.Device,
+    mend: str = "fewer workers, a method that keeps fewer copies of the parameters a worker, or narrower parameters",
+) -> None:
     """Raises ``MemoryError`` with the mend if ``device`` cannot hold that many bytes; says nothing if that is not known."""
     available, total = _capacity(device), sum(needed.values())
     if available is not None and total > available:
         parts = ", ".join(f"{name} {_readable(size)}" for name, size in needed.items() if size)
         raise MemoryError(
-            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take fewer workers, a "
-            "method that keeps fewer copies of the parameters a worker, or narrower parameters"
+            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take {mend}"
             + ("; leave data in host memory with gemjax.OnHost" if needed.get("data") else "")
         )
 
 
-def that_fit(batches: Any, needed: dict[str, int], device: jax.Device, copies: int = 1) -> Any:
+def that_fit(batches: Any, needed: dict[str, int], device: jax.Device, copies: int = 1, **mend: str) -> Any:
     """``batches``, left in host memory if ``device`` can hold what the run keeps but not ``copies`` of their data beside it.
 
     Raises:
@@ -85,8 +88,13 @@ def that_fit(batches: Any, needed: dict[str, int], device: jax.Device, copies: i
     available = _capacity(device)
     if available is not None and kept <= available < kept + data and isinstance(batches, Rows):
         return OnHost(batches)
-    check_fits(needed | {"data": data}, device)
+    check_fits(needed | {"data": data}, device, **mend)
     return batches
+
+
+def default_device() -> jax.Device:
+    """Where JAX puts what nobody has placed."""
+    return next(iter(jnp.zeros(0).devices()))
 
 
 def _capacity(device: jax.Device) -> int | None:

@@ -12,8 +12,9 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
+from gemjax.engines.chunks import chunks
 from gemjax.engines.loops import chunk_size_for, compiled, in_chunks, width_of
-from gemjax.engines.memory import memory_of, that_fit
+from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -37,6 +38,7 @@ def simulate(
     state: RunState | None = None,
     callback: Callback | None = None,
     chunk_size: int | None = None,
+    stops: Iterable[int] = (),
     window: int | None = None,
 ) -> Result:
     r"""Runs an asynchronous training as its trace says, compiled, on one device.
@@ -59,13 +61,16 @@ def simulate(
       local: local steps of the workers between their commits; ``None`` (default): a commit is one gradient. With them
         ``batches`` and keys count a worker's local steps.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
-      diagnostics: what to report a commit besides the loss: ``gap``, ``update_norm``, and what the method offers
-        (``pi_median`` and ``energy_ratio`` of GEM, ``leader`` of LSGD, …). Each costs time.
+      diagnostics: what to report a commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and what the method
+        offers (``compensation``, ``look_ahead``, ``pi_median`` of GEM, …; README has a table). Each costs time.
       state: state to continue from, as an earlier result on the same trace holds it; ``params`` and ``model_state`` are
-        then not used. The run goes on bit for bit as if it had not stopped.
-      callback: called every ``chunk_size`` commits; may end the run by returning true.
-      chunk_size: arrivals a compiled call, default 1,024, or as many as 256 MiB of rows are for where data stay on the host
-        (with ``window=1`` all results are the same, bit for bit, whatever it is).
+        then not used. The run goes on bit for bit as if it had not stopped. It stays yours, which takes its room twice.
+      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; may end the run
+        by returning true.
+      chunk_size: arrivals a compiled call at most, default 1,024, or as many as 256 MiB of rows are for where data stay on
+        the host (with ``window=1`` all results are the same, bit for bit, whatever it is).
+      stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates; they change
+        no result either. All calls are of one compiled program.
       window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
         once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
         follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``
@@ -98,14 +103,10 @@ def simulate(
         TypeError, ValueError
     ):  # What is wrong with the arguments is said below, and more plainly.
         needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
-        batches = that_fit(as_batches(batches), needed, _device())
+        needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
+        batches = that_fit(as_batches(batches), needed, default_device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
-    transition, begin = transition.init(params, model_state)
-    if state is not None:
-        check_state(state, begin)
-        begin = state
-    state = _owned(begin)
-    del begin  # Or the run would keep two of it.
+    transition, state = _begin(transition, params, model_state, state)
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     events, done = trace.events(), int(state.arrivals)
     chunk_size = chunk_size or chunk_size_for(events, batches)
@@ -114,7 +115,7 @@ def simulate(
 
     parts: list[History] = []
     stopped, commits = False, int(events.commits[:done].sum())
-    running = in_chunks(run_chunk, state, batches, events, done, chunk_size, window)
+    running = in_chunks(run_chunk, state, batches, events, chunks(events, chunk_size, stops, done), chunk_size, window)
     for chunk, state, reports in running:
         parts.append(_history(chunk, reports, trace))
         commits += int(chunk.commits.sum())
@@ -140,14 +141,35 @@ def _same(state: RunState) -> RunState:
     return state
 
 
-def _owned(tree: RunState) -> RunState:
-    """A copy that may be donated; no array stands in it twice."""
-    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+def _begin(
+    transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None
+) -> tuple[Transition, RunState]:
+    """The transition made ready, and a copy of the state to begin with that may be donated; no array stands in it twice.
+
+    Whose an array is cannot be seen, as a rule may begin with one of its own, so all are copied; but one by one, or there
+    would be two of the state.
+    """
+    if state is None:
+        transition, begin = transition.init(params, model_state)
+        leaves, structure = jax.tree.flatten(begin)
+        del begin
+    else:
+        ready = []
+        check_state(state, jax.eval_shape(lambda *own: _noted(ready, transition.init(*own)), params, model_state))
+        transition, (leaves, structure) = ready[0], jax.tree.flatten(state)
+    for index in range(len(leaves)):
+        leaves[index] = _copy(leaves[index])
+    return transition, jax.tree.unflatten(structure, leaves)
 
 
-def _device() -> jax.Device:
-    """Where JAX puts what nobody has placed."""
-    return next(iter(jnp.zeros(0).devices()))
+def _noted(ready: list[Transition], made: tuple[Transition, RunState]) -> RunState:
+    """The state of a pair, the transition of which goes into ``ready``: it cannot leave ``eval_shape`` otherwise."""
+    ready.append(made[0])
+    return made[1]
+
+
+def _copy(leaf: jax.Array) -> jax.Array:
+    return jnp.array(leaf, copy=True)
 
 
 def _default_window() -> int:

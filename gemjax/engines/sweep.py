@@ -13,6 +13,7 @@ import numpy as np
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names as diagnostic_names
 from gemjax.engines.loops import chunk_size_for, in_chunks, loop, width_of
+from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -103,6 +104,7 @@ def sweep(
     Raises:
       ValueError: if there is nothing to try, or it is no number, or the method is made for another number of workers than
         the trace has.
+      MemoryError: if the runs together would keep more than the device holds.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -114,7 +116,6 @@ def sweep(
     """
     check_trace(trace)
     points = _grid(over, seeds)
-    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     names = tuple(name for name in points if name != "seed")
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
@@ -125,7 +126,11 @@ def sweep(
 
     values = tuple(jnp.asarray(points[name]) for name in names)
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
-    state = jax.jit(jax.vmap(lambda seed, values: transition(seed, values).init(params, model_state)[1]))(*lanes)
+    init = jax.vmap(lambda seed, values: transition(seed, values).init(params, model_state)[1])
+    mend = f"fewer of the {len(points['seed'])} runs at a time, fewer workers, or a method that keeps less a worker"
+    batches = that_fit(as_batches(batches), bytes_of(jax.eval_shape(init, *lanes)), default_device(), mend=mend)
+    batches = batches if local is None else LocalBatches(batches, local)
+    state = jax.jit(init)(*lanes)
     events = trace.events()
     chunk_size = chunk_size or chunk_size_for(events, batches)
 
@@ -140,7 +145,8 @@ def sweep(
         return jax.vmap(one)(lanes, state)
 
     parts, done = [], 0
-    running = in_chunks(functools.partial(run_chunk, lanes), state, batches, events, 0, chunk_size, 1)
+    cuts = [(cut, cut + chunk_size) for cut in range(0, len(events.worker), chunk_size)]
+    running = in_chunks(functools.partial(run_chunk, lanes), state, batches, events, cuts, chunk_size, 1)
     for chunk, state, reports in running:  # noqa: B007 (the last state is the result)
         parts.append(_first(reports, len(chunk.worker)))
         done += len(chunk.worker)

@@ -62,7 +62,8 @@ class Transition:
       num_workers: number of workers N; must be the number that ``tx`` was made for.
       seed: with (worker, step) it decides every key.
       diagnostics: names of the quantities to report a commit: ``gap`` (RMS distance between the central variable and the
-        view), ``update_norm`` (RMS of the update), and what the method offers.
+        view), ``normalised_gap`` (that over the RMS of the gradient), ``update_norm`` (RMS of the update), and what the
+        method offers.
       average_model_state: ``False`` (default): a commit's model state replaces the central one (policy *latest*); ``True``:
         it is averaged in with weight 1/N (policy *average*).
       local: what workers do between two commits; ``None``: they compute one gradient.
@@ -140,7 +141,7 @@ class Transition:
         Returns:
           The state after both, the worker's next view, and a report.
         """
-        observer = diagnostics.Observer(set(self.diagnostics) - _ALWAYS.keys())
+        observer = diagnostics.Observer(set(self.diagnostics) - diagnostics.OF_ANY_COMMIT.keys())
         taken = jnp.logical_and(commits, gradient.finite > 0)
         updates, opt_state = self.tx.update(
             gradient.grads, state.opt_state, state.params, worker=worker, observe=observer, applied=taken,
@@ -149,6 +150,7 @@ class Transition:
         refused = staleness.refused(state.opt_state, opt_state)
         dropped = jnp.zeros_like(taken) if refused is None else taken & refused
         applied = taken & ~dropped
+        parts = (state.params, view, gradient.grads, updates)
         report = Report(
             loss=gradient.loss,
             staleness=state.commits - state.pulled_at.value,
@@ -156,8 +158,8 @@ class Transition:
             applied=applied,
             dropped=dropped,
             metrics=gradient.metrics
-            | {name: fn(state.params, view, updates) for name, fn in _ALWAYS.items() if name in self.diagnostics}
-            | observer.collected(),
+            | {name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics}
+            | observer.collected(besides=diagnostics.OF_ANY_COMMIT),
         )
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
@@ -235,10 +237,6 @@ def view_of(state: RunState) -> View:
 
 
 _COUNTERS = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
-_ALWAYS = {
-    "gap": lambda params, view, updates: diagnostics.gap(params, view),
-    "update_norm": lambda params, view, updates: diagnostics.rms(updates),
-}
 
 
 def _check_params(params: PyTree) -> None:
