@@ -73,7 +73,7 @@ def _run_engine(config: Config, task: Task, state, recorded: gemjax.Trace, log, 
     """The one place where the two engines differ."""
     tx, local = METHODS[config.method](config), local_steps(config)
     if config.engine == "simulate":
-        trace = _cluster(config).trace(task.num_commits, config.seed)
+        trace = cluster(config).trace(task.num_commits, config.seed)
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
             local=local, seed=config.seed, diagnostics=("gap",), state=state, callback=watcher, chunk_size=CALLBACK_EVERY,
@@ -86,7 +86,8 @@ def _run_engine(config: Config, task: Task, state, recorded: gemjax.Trace, log, 
     )  # fmt: skip
 
 
-def _cluster(config: Config) -> arrivals.Arrivals:
+def cluster(config: Config) -> arrivals.Arrivals:
+    """How long the simulated workers of a run compute."""
     if config.cluster == "round_robin":
         return arrivals.RoundRobin(config.workers)
     # A commit of tau local steps takes tau times as long, and varies by 1/sqrt(tau).
