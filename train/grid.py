@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -38,9 +39,9 @@ class Grid:
     """What to learn. `digits` comes with scikit-learn; the others need `--manual-dir` the first time."""
     methods: tuple[Method, ...] = ("asgd", "dana_slim", "gem")
     """Methods to compare."""
-    workers: tuple[int, ...] = (4, 16, 64)
+    workers: tuple[int, ...] = (2, 8, 32)
     """Numbers of simulated workers."""
-    learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
+    learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1)
     """Learning rates of one worker's gradient (of its local steps, for methods that have them)."""
     momenta: tuple[float, ...] = (0.9,)
     """Momenta in [0, 1), for the methods that have one."""
@@ -170,7 +171,7 @@ class Grid:
             raise ValueError(f"{path} is not a sweep: {error}") from error
 
 
-def programs(lists: dict[str, tuple], fits) -> list[dict[str, tuple]]:
+def programs(lists: dict[str, tuple], fits: Callable[[int], bool]) -> list[dict[str, tuple]]:
     """Grids that together are the product of `lists`, each of so few runs that `fits(runs)`; one run is never cut.
 
     >>> programs({"learning_rate": (0.1, 0.2), "seed": (0, 1, 2)}, lambda runs: runs <= 3)

@@ -41,7 +41,7 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
 }
 
 
-def _strength(config: Config) -> dict[str, float]:
+def _strength(config: Config) -> dict[str, Any]:
     """The strength of a method that has one, if it is given."""
     return {} if config.strength is None else {"strength": config.strength}
 

@@ -64,9 +64,9 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     """
     argv, default = cli.start_from(list(argv))
     argv, resume = cli.take_resume(argv)
+    said = io.StringIO()
     try:
         grid = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
-        said = io.StringIO()
         with contextlib.redirect_stderr(said):
             grid = tyro.cli(Grid, args=argv, default=grid, prog="python -m train sweep", description=DESCRIPTION)
     except ValueError as error:
@@ -84,21 +84,21 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     task = make_task(grid.config(grid.cells[0]))
     for cell in grid.cells:
         check_fits(_memory(grid, cell, task), jax.devices()[0])  # Before the first one has cost anything.
-    known = {cell: folder.rows(cell) for cell in grid.cells}
-    missing = [cell for cell, rows in known.items() if rows is None]
+    known = {cell: rows for cell in grid.cells if (rows := folder.rows(cell)) is not None}
+    missing = [cell for cell in grid.cells if cell not in known]
     folder.begin(grid)
     _say(console, f"{_what(grid)}; folder {folder.path}")
-    if len(missing) < len(known):
-        _say(console, f"{len(known) - len(missing)} of {len(known)} cells are done already")
+    if known:
+        _say(console, f"{len(known)} of {len(grid.cells)} cells are done already")
     sizes = [_num_runs(grid, cell) * grid.commits(cell.method) for cell in missing]
-    with SweepProgress(console, sum(sizes), len(known), len(known) - len(missing)) as progress:
+    with SweepProgress(console, sum(sizes), len(grid.cells), len(known)) as progress:
         for cell in missing:
             progress.begin(f"{cell.method}, {cell.workers} workers")
             known[cell] = run_cell(grid, cell, task, progress)
             folder.save(cell, known[cell])
-            folder.write_table(row for rows in known.values() for row in rows or ())
+            folder.write_table(_in_order(grid, known))
             progress.end()
-    rows = [row for rows in known.values() for row in rows or ()]
+    rows = _in_order(grid, known)
     folder.write_table(rows)
     sweep_plots.draw(
         rows, folder.picture, f"{grid.dataset}, {grid.gradients:,} gradients a run, {grid.cluster} workers"
@@ -108,12 +108,18 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     return rows
 
 
+def _in_order(grid: Grid, known: dict[Cell, list[Row]]) -> list[Row]:
+    """The rows of all cells that are done, in the order of the grid, whichever came first."""
+    return [row for cell in grid.cells for row in known.get(cell, [])]
+
+
 def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> list[Row]:
     """All runs of one method with one number of workers, in one program if the device can hold that."""
     config, commits, over = grid.config(cell), grid.commits(cell.method), grid.over(knobs(cell.method))
     model = cluster(config)
     parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task)))
-    rows = []
+    local: Any = lambda **point: local_steps(_at(config, point))
+    rows: list[Row] = []
     for part in parts:
         seeds = part.pop("seed")
         result = gemjax.sweep(
@@ -124,7 +130,7 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
             gemjax.PerSeed(lambda seed: model.trace(commits, seed)),
             part,
             seeds=seeds,
-            local=(lambda **point: local_steps(_at(config, point))) if cell.method in LOCAL else None,
+            local=local if cell.method in LOCAL else None,
             diagnostics=("gap",),
             chunk_size=min(CHUNK, commits),
             callback=progress.of(len(seeds) * int(np.prod([len(values) for values in part.values()]))),
@@ -155,10 +161,11 @@ def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[in
             "strength": point.get("kappa", point.get("strength")),
             "seed": seed,
             "commits": len(applied),
+            "initial_loss": begins[seed],
             "train_loss": point["loss"],
             "test_loss": test_loss,
             "test_accuracy": accuracy,
-            # It ended worse than it began.
+            # On the test data it ended worse than it began.
             "diverged": not (np.isfinite(point["loss"]) and test_loss <= begins[seed]),
             "rejected": point["rejected"],
             "dropped": point["dropped"],

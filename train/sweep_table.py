@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from train.sweepfolder import Row
@@ -52,46 +53,40 @@ def best_of_cells(rows: Iterable[Row]) -> list[tuple[Point, list[Point]]]:
 
 def table(rows: Sequence[Row]) -> Table:
     """The best points as a table for the terminal."""
-    shown = [name for name in POINT if any(row[name] is not None for row in rows)]
+    shown = [name for name in POINT if len({row[name] for row in rows} - {None}) > (name != "learning_rate")]
     seeds = len({row["seed"] for row in rows})
-    over = f"mean (least to most) over {seeds} seeds" if seeds > 1 else "one seed"
-    found = Table(title=f"Best point by training loss; {over}")
-    for name in ("method", "workers", *(name.replace("_", " ") for name in shown), "training loss", "test error %"):
-        found.add_column(name, justify="left" if name == "method" else "right")
-    for name in ("staleness", "speed-up over 1 worker", "over synchronous", "diverged"):
-        found.add_column(name, justify="right")
-    method = None
+    over = f", mean over {seeds} seeds (test error: least–most)" if seeds > 1 else ""
+    found = Table(title=f"Best point by training loss{over}", box=SIMPLE, padding=0, collapse_padding=True)
+    heads = {"learning_rate": "rate", "momentum": "mom.", "strength": "str."}
+    found.add_column("method")
+    for head in ("work-\ners", *(heads[name] for name in shown), "train loss", "test error %", "stale", "over\none"):
+        found.add_column(head, justify="right")
+    found.add_column("over\nsync", justify="right")
+    found.add_column("diverged", justify="right")
     for point, cell in best_of_cells(rows):
-        if method not in (None, point["method"]):
-            found.add_section()
-        method = point["method"]
-        accuracy = point.spread("test_accuracy")
-        error = tuple(100 * (1 - value) for value in (accuracy[0], accuracy[2], accuracy[1]))
+        accuracy, staleness = point.spread("test_accuracy"), point.spread("staleness")[0]
+        error = (100 * (1 - accuracy[0]), 100 * (1 - accuracy[2]), 100 * (1 - accuracy[1]))
         diverged = sum(one.diverged for one in cell)
         found.add_row(
-            method,
+            point["method"],
             str(point["workers"]),
             *("" if point[name] is None else f"{point[name]:g}" for name in shown),
-            _spread(point.spread("train_loss"), "{:.3g}"),
-            _spread(error, "{:.1f}"),
-            f"{point.spread('staleness')[0]:.1f}",
+            _known(point.spread("train_loss")[0], "{:.2g}"),
+            _known(error[0], "{:.1f}") + (f" ({error[1]:.1f}–{error[2]:.1f})" if error[1] < error[2] else ""),
+            _known(staleness, "{:.1f}"),
             f"{point['speed_up']:.1f}",
             f"{point['speed_up_over_synchronous']:.2f}",
-            f"{diverged} of {sum(len(one.rows) for one in cell)}",
+            f"{diverged}/{sum(len(one.rows) for one in cell)}",
         )
     found.caption = (
-        "Speed-ups are in virtual time and count commits. A run that ended worse than it began has diverged."
+        "over one, over sync: speed-up in virtual time over one worker and over synchronous SGD, counting commits; "
+        "diverged: runs of all points that ended worse than they began"
     )
     return found
 
 
-def _spread(values: tuple[float, float, float], form: str) -> str:
-    mean, least, most = values
-    if math.isnan(mean):
-        return "diverged"
-    if least == most:
-        return form.format(mean)
-    return f"{form.format(mean)} ({form.format(least)} to {form.format(most)})"
+def _known(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else form.format(value)
 
 
 def _first_known(value: float) -> float:

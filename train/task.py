@@ -1,6 +1,7 @@
 """What is trained: data, network, loss and evaluation of a configuration."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ def make_task(config: Config) -> Task:
     model = models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
     normalisation = (dataset.mean, dataset.std, dataset.scale)
 
+    @functools.cache  # Flax compiles the initialisation anew each time.
     def params_of(seed: int) -> PyTree:
         return models.init_params(model, jax.random.key(seed), dataset.train["image"].shape[1:])
 

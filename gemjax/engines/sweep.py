@@ -134,10 +134,10 @@ def sweep(
     """
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
-    seeds = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
-    traces = _traces(trace, seeds)
+    each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
+    traces = _traces(trace, each)
     steps = local(**{name: points[name][0].item() for name in names}) if callable(local) else local
-    data = [as_batches(one) if steps is None else LocalBatches(as_batches(one), steps) for one in _each(batches, seeds)]
+    data = [as_batches(one) if steps is None else LocalBatches(as_batches(one), steps) for one in _each(batches, each)]
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
         point = dict(zip(names, values, strict=True))
@@ -150,7 +150,7 @@ def sweep(
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
     # What differs from seed to seed has an axis of runs, what does not is in memory once.
     own = isinstance(params, PerSeed)
-    params = _stacked(_each(params, seeds), len(points["seed"])) if own else params
+    params = _stacked(_each(params, each), len(points["seed"])) if own else params
     init = lambda seed, values, params: transition(seed, values).init(params, model_state)[1]
     state = jax.jit(jax.vmap(init, (0, 0, 0 if own else None)))(*lanes, params)
     events = [one.events() for one in traces]
@@ -170,7 +170,7 @@ def sweep(
     on_device, parts = jax.device_put(data[0].data), []
     for begin in range(0, arrivals, chunk_size):
         chunks = [Events(*(column[begin : begin + chunk_size] for column in one)) for one in events]
-        made = [inputs(*pair, chunk_size, 1) for pair in _paired(chunks, data)]
+        made = [inputs(chunk, one, chunk_size, 1) for chunk, one in _paired(chunks, data)]
         columns = made[0][1:] if apart is None else _stacked([one[1:] for one in made], len(points["seed"]))
         state, reports = run_chunk(lanes, state, on_device, made[0][0], columns)
         parts.append(_first(reports, len(chunks[0].worker)))
