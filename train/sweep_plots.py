@@ -113,7 +113,7 @@ def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
     lines = [line for axes in group for line in axes.lines]
     known = np.concatenate([np.asarray(line.get_ydata(), float) for line in lines if line.get_gid() != CROSS])
     known = known[np.isfinite(known)]
-    if (known > 0).all():
+    if len(known) and 0 < known.min() < known.max() / 5:
         group[0].set_yscale("log")
         group[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         group[0].yaxis.set_minor_formatter(NullFormatter())
@@ -127,9 +127,6 @@ def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
         axes.grid(alpha=0.3)
         if strip:
             axes.add_patch(Rectangle((0, 1 - strip), 1, strip, transform=axes.transAxes, color="0.93", zorder=0.5))
-            axes.text(
-                0.5, 1 - strip, "diverged", transform=axes.transAxes, color="0.5", fontsize=7, ha="center", va="bottom"
-            )
 
 
 def _row(looks: Looks) -> float:

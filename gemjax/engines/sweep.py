@@ -176,7 +176,9 @@ def sweep(
         parts.append(_first(reports, len(chunks[0].worker)))
         if callback is not None and callback(min(begin + chunk_size, arrivals), arrivals):
             break
-    return SweepResult(points, state, _history(events, parts, traces, len(points["seed"])))
+    return SweepResult(
+        points, state, _history(events, parts, traces, len(points["seed"]) if isinstance(trace, PerSeed) else 0)
+    )
 
 
 def _each(value: Any, seeds: Sequence[int]) -> list:
@@ -238,6 +240,7 @@ def _first(reports: Any, count: int) -> Any:
 
 
 def _history(events: list[Events], parts: list, traces: list[Trace], runs: int) -> History:
+    """Columns of all runs; ``runs`` is how many have a trace of their own, all or none."""
     if not parts:
         return {}
     reports = jax.tree.map(lambda *columns: np.concatenate(columns, axis=1), *parts)
@@ -248,6 +251,6 @@ def _history(events: list[Events], parts: list, traces: list[Trace], runs: int) 
     ]
     cut = [{name: column[: len(made)][made] for name, column in one.items()} for one in shared]
     own = {name: getattr(reports, name) for name in ("loss", "staleness", "pulled_at", "applied", "dropped")}
-    return (cut[0] if len(cut) == 1 else _stacked(cut, runs)) | {
+    return (_stacked(cut, runs) if runs else cut[0]) | {
         name: column[:, made] for name, column in (own | reports.metrics).items()
     }
