@@ -41,7 +41,7 @@ class Grid:
     """Methods to compare."""
     workers: tuple[int, ...] = (2, 8, 32)
     """Numbers of simulated workers."""
-    learning_rates: tuple[float, ...] = (0.01, 0.03, 0.1)
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
     """Learning rates of one worker's gradient (of its local steps, for methods that have them)."""
     momenta: tuple[float, ...] = (0.9,)
     """Momenta in [0, 1), for the methods that have one."""
@@ -51,8 +51,7 @@ class Grid:
     seeds: tuple[int, ...] = (0, 1, 2)
     """Repetitions. A seed decides initial parameters, shuffles, dropout masks and arrivals, the same for all methods."""
     gradients: int = 800
-    """Gradients (batches) of each run, by all its workers together; with local steps there is one commit in `--period` of
-    them."""
+    """Gradients (batches) of each run, by all its workers together; methods with local steps commit once in `--period`."""
     batch_size: int = 32
     """Rows a gradient, of one worker."""
     period: int = 1

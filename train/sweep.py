@@ -43,10 +43,7 @@ def main(argv: Sequence[str]) -> int:
         if grid.dry_run:
             dry_run(grid, console)
             return 0
-        folder.check(grid)
         run(grid, folder, console)
-    except (ValueError, MemoryError) as error:
-        raise cli.UsageError(str(error)) from error
     except KeyboardInterrupt:
         done = sum(folder.rows(cell) is not None for cell in grid.cells)
         _say(console, f"stopped with {done} of {len(grid.cells)} cells done")
@@ -80,13 +77,13 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
 
 
 def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
-    """Runs the cells of `grid` that `folder` lacks, and draws what came of all; returns all rows."""
-    task = make_task(grid.config(grid.cells[0]))
-    for cell in grid.cells:
-        check_fits(_memory(grid, cell, task), jax.devices()[0])  # Before the first one has cost anything.
-    known = {cell: rows for cell in grid.cells if (rows := folder.rows(cell)) is not None}
+    """Runs the cells of `grid` that `folder` lacks, and draws what came of all; returns all rows.
+
+    Raises:
+      UsageError: before anything is computed, if that cannot be.
+    """
+    task, known = _begin(grid, folder)
     missing = [cell for cell in grid.cells if cell not in known]
-    folder.begin(grid)
     _say(console, f"{_what(grid)}; folder {folder.path}")
     if known:
         _say(console, f"{len(known)} of {len(grid.cells)} cells are done already")
@@ -106,6 +103,24 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     console.print(sweep_table.table(rows))
     _say(console, f"table of all runs: {folder.table}, picture: {folder.picture}")
     return rows
+
+
+def _begin(grid: Grid, folder: SweepFolder) -> tuple[Task, dict[Cell, list[Row]]]:
+    """What is trained and which cells are done, once it is known that nothing stands in the way of the others.
+
+    Raises:
+      UsageError: if the folder is of another sweep or damaged, or a single run does not fit into memory.
+    """
+    try:
+        folder.check(grid)
+        known = {cell: rows for cell in grid.cells if (rows := folder.rows(cell)) is not None}
+        task = make_task(grid.config(grid.cells[0]))
+        for cell in grid.cells:
+            check_fits(_memory(grid, cell, task), jax.devices()[0])
+    except (ValueError, MemoryError) as error:
+        raise cli.UsageError(str(error)) from error
+    folder.begin(grid)
+    return task, known
 
 
 def _in_order(grid: Grid, known: dict[Cell, list[Row]]) -> list[Row]:
@@ -199,8 +214,8 @@ def dry_run(grid: Grid, console: Console) -> None:
 def _what(grid: Grid) -> str:
     runs = sum(_num_runs(grid, cell) for cell in grid.cells)
     return (
-        f"{len(grid.cells)} cells of {len(grid.methods)} methods x {len(grid.workers)} numbers of workers on {grid.dataset}, "
-        f"{runs} runs of {grid.gradients:,} gradients ({jax.default_backend()})"
+        f"{', '.join(grid.methods)} with {', '.join(map(str, grid.workers))} workers on {grid.dataset}: {len(grid.cells)} "
+        f"cells, {runs} runs of {grid.gradients:,} gradients ({jax.default_backend()})"
     )
 
 

@@ -65,7 +65,7 @@ def test_help_names_every_flag_with_its_default_and_the_configurations(capsys):
     ],
 )
 def test_resume_takes_a_folder_or_the_newest(argv, rest, resume):
-    assert cli._resume(argv) == (rest, resume)
+    assert cli.take_resume(argv) == (rest, resume)
 
 
 def test_resuming_starts_from_the_run_s_own_configuration(tmp_path):

@@ -85,7 +85,6 @@ def pretended(monkeypatch):
 
 def run(grid):
     folder, output = SweepFolder.of(grid), io.StringIO()
-    folder.check(grid)
     rows = sweep.run(grid, folder, Console(file=output, width=80))
     return folder, rows, output.getvalue()
 
