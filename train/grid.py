@@ -50,7 +50,7 @@ class Grid:
     published one if none is given, and of no meaning to other methods."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Repetitions. A seed decides initial parameters, shuffles, dropout masks and arrivals, the same for all methods."""
-    gradients: int = 800
+    gradients: int = 600
     """Gradients (batches) of each run, by all its workers together; methods with local steps commit once in `--period`."""
     batch_size: int = 32
     """Rows a gradient, of one worker."""
@@ -103,15 +103,15 @@ class Grid:
 
     def _check_values(self) -> None:
         """Lets `Config` judge every value of every list."""
-        for name, one in LISTS.items():
-            for value in getattr(self, name):
-                change = {one: value} if name != "strengths" else {one: value, "method": STRONG[0]}
-                try:
-                    dataclasses.replace(self.config(Cell(self.methods[0], 1)), **change)
-                except ValueError as error:
-                    raise ValueError(str(error).replace(flag(one), flag(name))) from None
         for method in self.methods:
             self.config(Cell(method, 1))
+        for name, one in list(LISTS.items())[1:]:
+            for value in getattr(self, name):
+                method = STRONG[0] if name == "strengths" else self.methods[0]
+                try:
+                    dataclasses.replace(self.config(Cell(method, 1)), **{one: value})
+                except ValueError as error:
+                    raise ValueError(str(error).replace(flag(one), flag(name))) from None
 
     @classmethod
     def of(cls, config: Config) -> "Grid":
