@@ -72,7 +72,7 @@ def table(rows: Sequence[Row]) -> Table:
             str(point["workers"]),
             *("" if point[name] is None else f"{point[name]:g}" for name in shown),
             _known(point.spread("train_loss")[0], "{:.2g}"),
-            _known(error[0], "{:.1f}") + (f" ({error[1]:.1f}–{error[2]:.1f})" if error[1] < error[2] else ""),
+            _known(error[0], "{:.1f}") + _behind(point, error[1:]),
             _known(staleness, "{:.1f}"),
             f"{point['speed_up']:.1f}",
             f"{point['speed_up_over_synchronous']:.2f}",
@@ -87,6 +87,14 @@ def table(rows: Sequence[Row]) -> Table:
 
 def _known(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
+
+
+def _behind(point: Point, extent: tuple[float, ...]) -> str:
+    """What stands behind a mean: the least and the most of it, or how few seeds it is of."""
+    left = len(point.rows) - point.diverged
+    if 0 < left < len(point.rows):
+        return f" ({left} of {len(point.rows)} seeds)"
+    return f" ({extent[0]:.1f}–{extent[1]:.1f})" if extent[0] < extent[1] else ""
 
 
 def _first_known(value: float) -> float:

@@ -196,6 +196,8 @@ def test_the_best_point_is_chosen_by_training_loss_and_diverges_least():
     assert best.spread("test_accuracy") == (pytest.approx(0.55), 0.5, 0.6)
     assert [point.diverged for point in cell] == [0, 0, 1]
     assert cell[2].spread("train_loss") == (0.1, 0.1, 0.1)
+    assert sweep_table._behind(cell[2], (10.0, 10.0)) == " (1 of 2 seeds)"
+    assert sweep_table._behind(best, (40.0, 50.0)) == " (40.0–50.0)"
 
 
 @pytest.mark.slow
