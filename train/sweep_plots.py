@@ -43,7 +43,9 @@ def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
     shown = [Line2D([], [], label=method, ms=5, lw=1.5, **look) for method, look in looks.items()]
     shown.append(Line2D([], [], label="before training", color="0.4", ls=":"))
     if any(row["diverged"] for row in rows):
-        shown.append(Line2D([], [], ls="", marker="x", color="0.2", mew=1.8, label="seeds diverged;\nlines: the others"))
+        shown.append(
+            Line2D([], [], ls="", marker="x", color="0.2", mew=1.8, label="seeds diverged;\nlines: the others")
+        )
     upper.legend(handles=shown, loc="outside right upper", frameon=False)
     if lines:
         columns = min(COLUMNS, len(workers))
