@@ -7,7 +7,7 @@ from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
-from gemjax.engines.sweep import SweepResult, sweep
+from gemjax.engines.sweep import PerSeed, SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.local_steps import LocalSteps, displacements, pull_to_anchors
@@ -47,6 +47,7 @@ __all__ = [
     "EventLog",
     "LocalSteps",
     "OnHost",
+    "PerSeed",
     "Placement",
     "Progress",
     "Result",

@@ -55,6 +55,8 @@ LOCAL = (
     "momentum_lookahead",
     "heloco",
 )
+# Methods with a number of their own that says how strongly they act.
+STRONG = ("dc_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
 
@@ -86,6 +88,9 @@ class Config:
     """Rate at the centre of methods with local steps; the published one if not given."""
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
+    strength: float | None = None
+    """λ of `dc_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of `one_step_delay`; the published
+    one if not given."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"
@@ -144,6 +149,11 @@ class Config:
                     )
         if self.eval_seconds is not None:
             self._check_eval_seconds(self.eval_seconds)
+        if self.strength is not None:
+            if self.method not in STRONG:
+                raise ValueError(f"--strength is for {', '.join(STRONG)}; --method is {self.method}")
+            if not 0 <= self.strength < math.inf:
+                raise ValueError(f"--strength must be finite and not negative; got {self.strength}")
         if not self.epochs > 0:
             raise ValueError(f"--epochs must be positive; got {self.epochs}")
 

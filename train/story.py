@@ -42,7 +42,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
         state, recorded = _restore(config, task, folder, checkpoints)
         folder.begin(config)  # After what it continues was found to fit.
         with gemjax.EventLog(folder.events) as log:
-            trace = _cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
+            trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
             watcher = _Watcher(
                 config, task, folder, checkpoints, log, interrupt, console, trace, state, done=len(recorded)
             )
@@ -98,7 +98,8 @@ def _run_engine(
     )  # fmt: skip
 
 
-def _cluster(config: Config) -> arrivals.Arrivals:
+def cluster(config: Config) -> arrivals.Arrivals:
+    """How long the simulated workers of a run compute."""
     if config.cluster == "round_robin":
         return arrivals.RoundRobin(config.workers)
     # A commit of tau local steps takes tau times as long, and varies by 1/sqrt(tau).

@@ -35,40 +35,35 @@ def width_of(chunk_size: int) -> int:
 
 
 def in_chunks(
-    run_chunk: Callable,
-    state: RunState,
-    batches: Any,
-    events: Events,
-    cuts: list[tuple[int, int]],
-    chunk_size: int,
-    window: int,
-) -> Iterator[tuple[Events, RunState, PyTree]]:
-    """Runs arrivals ``(begin, end)`` by ``(begin, end)``; yields each chunk, the state behind it and its reports at once.
+    run_chunk: Callable, state: RunState, data: PyTree, prepare: Callable, cuts: list[tuple[int, int]]
+) -> Iterator[tuple[tuple[int, int], RunState, PyTree]]:
+    """Runs arrivals ``(begin, end)`` by ``(begin, end)``; yields each cut, the state behind it and its reports at once.
 
-    What the next chunk needs is selected, and its transfer begins, while the device computes the present one.
+    What the next chunk needs is selected by ``prepare(cut)``, and its transfer begins, while the device computes the present
+    one. It is :func:`prepare` of this module, or several of them stacked.
     """
-    data = jax.device_put(batches.data)
-    chunks = [Events(*(column[begin:end] for column in events)) for begin, end in cuts]
-
-    def prepare(chunk: Events) -> tuple:
-        *columns, selection = inputs(chunk, batches, width_of(chunk_size), window)
-        own, selection = part(batches, selection)
-        return jax.device_put((own, *columns, selection))
-
-    prepared = [_attempt(prepare, chunk) for chunk in chunks[:1]]
-    for number, chunk in enumerate(chunks):
+    data = jax.device_put(data)
+    prepared = [_attempt(prepare, cut) for cut in cuts[:1]]
+    for number, cut in enumerate(cuts):
         own, *columns = prepared.pop().result()
         state, reports = run_chunk(state, data if own is None else own, *columns)
         del own, columns
-        prepared += [_attempt(prepare, following) for following in chunks[number + 1 : number + 2]]
-        yield chunk, state, reports
+        prepared += [_attempt(prepare, following) for following in cuts[number + 1 : number + 2]]
+        yield cut, state, reports
+
+
+def prepare(batches: Any, events: Events, chunk_size: int, window: int, cut: tuple[int, int]) -> tuple:
+    """What a compiled loop is given of some arrivals, ``None`` or rows of data that stay on the host before the rest."""
+    *columns, selection = inputs(Events(*(column[slice(*cut)] for column in events)), batches, chunk_size, window)
+    own, selection = part(batches, selection)
+    return own, *columns, selection
 
 
 def _attempt(fn: Callable, *args: Any) -> Future:
-    """``fn(*args)``, called now; what it raises is raised when the result is asked for: no chunk before it is lost."""
+    """``fn(*args)`` on the device, called now; what it raises is raised when asked for: no chunk before it is lost."""
     future = Future()
     try:
-        future.set_result(fn(*args))
+        future.set_result(jax.device_put(fn(*args)))
     except Exception as error:
         future.set_exception(error)
     return future

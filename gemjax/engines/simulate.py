@@ -13,7 +13,7 @@ import optax
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
 from gemjax.engines.chunks import chunks
-from gemjax.engines.loops import chunk_size_for, compiled, in_chunks, width_of
+from gemjax.engines.loops import chunk_size_for, compiled, in_chunks, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
@@ -115,8 +115,11 @@ def simulate(
 
     parts: list[History] = []
     stopped, commits = False, int(events.commits[:done].sum())
-    running = in_chunks(run_chunk, state, batches, events, chunks(events, chunk_size, stops, done), chunk_size, window)
-    for chunk, state, reports in running:
+    cuts = chunks(events, chunk_size, stops, done)
+    prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
+    running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
+    for cut, state, reports in running:
+        chunk = Events(*(column[slice(*cut)] for column in events))
         parts.append(_history(chunk, reports, trace))
         commits += int(chunk.commits.sum())
         check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
