@@ -1,13 +1,13 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
 from gemjax import arrivals, eventlog
-from gemjax.batches import Computed, Epochs, Shards
+from gemjax.batches import Computed, Epochs, Shards, Stream
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
-from gemjax.engines.sweep import SweepResult, sweep
+from gemjax.engines.sweep import PerSeed, SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.local_steps import LocalSteps, displacements, pull_to_anchors
@@ -34,6 +34,7 @@ from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
+from gemjax.on_host import OnHost
 from gemjax.per_worker import per_worker
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.policies import Policy
@@ -48,6 +49,8 @@ __all__ = [
     "EventLog",
     "LocalSteps",
     "Members",
+    "OnHost",
+    "PerSeed",
     "Placement",
     "Policy",
     "Progress",
@@ -58,6 +61,7 @@ __all__ = [
     "Slots",
     "StalenessSchedule",
     "StalenessState",
+    "Stream",
     "SweepResult",
     "Trace",
     "agn",

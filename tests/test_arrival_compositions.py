@@ -186,9 +186,26 @@ SPEED_UPS = [(4, 1.10), (8, 1.15), (16, 1.19), (32, 1.22), (64, 1.25)]
 
 @pytest.mark.parametrize(("num_workers", "speed_up"), SPEED_UPS)
 def test_the_speed_up_over_synchronous_training_is_the_published_one(num_workers, speed_up):
-    commits = 400 * num_workers
-    behind, free = (model.trace(commits).time[-1] for model in (Barrier(Gamma(num_workers)), Gamma(num_workers)))
-    assert behind / free == pytest.approx(speed_up, rel=0.01)
+    found = arrivals.speed_up(Gamma(num_workers), 400 * num_workers)
+    assert found.over_synchronous == pytest.approx(speed_up, rel=0.01)
+    assert found.over_one_worker == pytest.approx(num_workers, rel=0.01)
+
+
+def test_speed_up_by_hand():
+    """Six gradients: together at 2, by the fast worker alone at 3, by the slow one at 6, behind a barrier at 3."""
+    found = arrivals.speed_up(ConstantSpeeds([2.0, 1.0]), 6)
+    assert found == (pytest.approx((3 + 6) / 2 / 2), pytest.approx(3 / 2))
+
+
+def test_one_worker_alone_is_no_faster_than_itself():
+    assert arrivals.speed_up(Delayed(Gamma(1), up=0.5), 50, seed=3) == (1.0, 1.0)
+
+
+def test_a_speed_up_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="num_commits must be positive"):
+        arrivals.speed_up(Gamma(2), 0)
+    with pytest.raises(TypeError, match="put that one outermost"):
+        arrivals.speed_up(Queue(Gamma(2)), 10)
 
 
 def test_behind_a_barrier_views_are_those_of_the_last_meeting():

@@ -1,4 +1,4 @@
-"""The command line: `python -m train [CONFIGURATION | bench] [flags]`."""
+"""The command line: `python -m train [CONFIGURATION | sweep | bench] [flags]`."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,8 @@ from train.config import Config
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
 Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
-`python -m train bench --help` measures instead of training. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
+`python -m train sweep` compares methods and numbers of workers, `python -m train bench` measures what the engines cost;
+`--help` behind either tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
@@ -32,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from train import bench  # Compiles nothing and imports no plotting unless asked for.
 
             return bench.main(argv[1:])
+        if argv[:1] == ["sweep"]:
+            from train import sweep
+
+            return sweep.main(argv[1:])
         return _train(argv)
     except KeyboardInterrupt:
         return 130
@@ -63,15 +68,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     Raises:
       UsageError: if it is wrong.
     """
-    argv = list(argv)
-    name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
-    try:
-        default = configs.load(name)
-    except ValueError:
-        raise UsageError(
-            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)} or bench"
-        ) from None
-    argv, resume = _resume(argv)
+    argv, default = start_from(list(argv))
+    argv, resume = take_resume(argv)
     if resume:
         from train.runfolder import RunFolder
 
@@ -92,7 +90,22 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     return dataclasses.replace(config, resume=None), resume
 
 
-def _resume(argv: list[str]) -> tuple[list[str], str | None]:
+def start_from(argv: list[str]) -> tuple[list[str], Config]:
+    """Takes the configuration out of the command line, which may name one first; the default is `digits`.
+
+    Raises:
+      UsageError: if there is none of that name.
+    """
+    name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
+    try:
+        return argv, configs.load(name)
+    except ValueError:
+        raise UsageError(
+            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, sweep or bench"
+        ) from None
+
+
+def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
     """Takes `--resume [RUN]` out of the command line; alone it means the newest run."""
     for index, word in enumerate(argv):
         if word.startswith("--resume="):
@@ -115,7 +128,7 @@ def one_line(box: str) -> str:
         else:
             parts[-1] += f" {line}"
     message = next(part for part in parts if part and part.strip() not in TITLES)
-    message = message.strip().removeprefix("Error parsing Config: ")
+    message = message.strip().removeprefix("Error parsing Config: ").removeprefix("Error parsing Grid: ")
     meant = (
         [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}]
         if "Perhaps you meant:" in lines

@@ -1,11 +1,12 @@
 """The methods by the names that the command line knows."""
 
 from collections.abc import Callable
+from typing import Any
 
 import optax
 
 import gemjax
-from train.config import LOCAL, Config
+from train.config import LOCAL, Config, Method
 
 METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "gem": lambda c: gemjax.gem(c.learning_rate, c.momentum, c.workers, kappa=c.kappa, reading=c.reading),
@@ -18,26 +19,31 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "delay_adaptive": lambda c: gemjax.delay_adaptive(c.learning_rate, c.workers),
     "dana_slim": lambda c: gemjax.dana_slim(c.learning_rate, c.momentum, c.workers),
     "dana_zero": lambda c: gemjax.dana_zero(c.learning_rate, c.momentum, c.workers),
-    "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers),
-    "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers, variant=c.variant),
+    "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers, **_strength(c)),
+    "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers, variant=c.variant, **_strength(c)),
     "gap_aware": lambda c: gemjax.gap_aware(c.learning_rate, c.momentum, c.workers),
     "gap_aware_adam": lambda c: gemjax.gap_aware_adam(c.learning_rate, c.workers),
     "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
     "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
-    "one_step_delay": lambda c: gemjax.one_step_delay(c.learning_rate, c.momentum, c.workers),
+    "one_step_delay": lambda c: gemjax.one_step_delay(c.learning_rate, c.momentum, c.workers, **_strength(c)),
     "yellowfin": lambda c: gemjax.yellowfin(c.learning_rate, c.workers),
-    "eamsgd": lambda c: gemjax.eamsgd(c.learning_rate, c.momentum, c.workers),
+    "eamsgd": lambda c: gemjax.eamsgd(c.learning_rate, c.momentum, c.workers, **_strength(c)),
     "ringmaster": lambda c: gemjax.ringmaster(c.learning_rate, c.workers),
     "rennala": lambda c: gemjax.rennala(c.learning_rate, c.workers),
     "downpour": lambda c: gemjax.downpour(_outer(c, 1.0), c.workers),
     "agn": lambda c: gemjax.agn(_outer(c, 1.0), c.workers),
-    "easgd": lambda c: gemjax.easgd(_outer(c, 1.0), c.workers),
-    "lsgd": lambda c: gemjax.lsgd(_outer(c, 1.0), c.workers),
+    "easgd": lambda c: gemjax.easgd(_outer(c, 1.0), c.workers, **_strength(c)),
+    "lsgd": lambda c: gemjax.lsgd(_outer(c, 1.0), c.workers, **_strength(c)),
     "delayed_nesterov": lambda c: gemjax.delayed_nesterov(_outer(c, 0.07), c.momentum, c.workers),
     "diloco": lambda c: gemjax.diloco(_outer(c, 0.7), c.momentum, c.workers),
     "momentum_lookahead": lambda c: gemjax.momentum_lookahead(_outer(c, 0.7), c.momentum, c.workers),
     "heloco": lambda c: gemjax.heloco(_outer(c, 0.7), c.momentum, c.workers),
 }
+
+
+def _strength(config: Config) -> dict[str, Any]:
+    """The strength of a method that has one, if it is given."""
+    return {} if config.strength is None else {"strength": config.strength}
 
 
 def _outer(config: Config, published: float) -> float:
@@ -51,3 +57,19 @@ def local_steps(config: Config) -> gemjax.LocalSteps | None:
         return None
     momentum = config.local_momentum or None
     return gemjax.LocalSteps(optax.sgd(config.learning_rate, momentum, nesterov=bool(momentum)), config.period)
+
+
+def knobs(method: Method) -> frozenset[str]:
+    """Which hyper-parameters a method reads: of `learning_rate`, `momentum`, `kappa` and `strength`."""
+    seen = set()
+
+    class Seen:
+        def __getattr__(self, name: str) -> Any:
+            seen.add(name)
+            return getattr(config, name)
+
+    config: Any = Config(method=method)
+    METHODS[method](Seen())  # pyrefly: ignore
+    if method in LOCAL:
+        seen.add("learning_rate")  # Of the local steps.
+    return frozenset(seen & {"learning_rate", "momentum", "kappa", "strength"})

@@ -1,6 +1,7 @@
 """The progress line: a live bar on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -77,3 +78,78 @@ class ProgressLine:
                 f"{done}/{self.total} commits  {self.rate_text}  left {left}  {text}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
+
+
+class SweepProgress:
+    """Shows how many cells of a sweep are done, how many arrivals of the rest, and the time left."""
+
+    def __init__(self, console: Console, total: int, cells: int, done: int = 0):
+        self.console, self.total, self.arrivals = console, total, 0
+        self.cells, self.done = cells, done
+        self._began = self._seen = time.perf_counter()
+        self._line_at, self._what = 0, ""
+        self._live = None
+        if console.is_terminal:
+            self._live = Progress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:.0f} %"),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("left {task.fields[left]}"),
+                console=console,
+            )
+            self._task = self._live.add_task("", total=total, left="…")
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    @property
+    def left(self) -> str:
+        """Time left, compilation of the cells to come included."""
+        if not self.arrivals:
+            return "…"
+        seconds = round((self._seen - self._began) * (self.total - self.arrivals) / self.arrivals)
+        return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
+
+    def begin(self, what: str) -> None:
+        """Shows that a cell begins."""
+        self._what = what
+        if self._live is not None:
+            self._live.update(self._task, description=self._text, left=self.left)
+
+    def of(self, runs: int) -> Callable[[int, int], None]:
+        """What a sweep of so many runs is to call as it goes on."""
+        before = self.arrivals
+
+        def update(done: int, total: int) -> None:
+            del total
+            self.arrivals, self._seen = before + runs * done, time.perf_counter()
+            if self._live is not None:
+                self._live.update(self._task, completed=self.arrivals, left=self.left)
+            elif self.arrivals - self._line_at >= self.total / LINES:
+                self._line_at = self.arrivals
+                self._print()
+
+        return update
+
+    def end(self) -> None:
+        """Shows that the cell is done."""
+        self.done += 1
+        self._line_at = self.arrivals
+        if self._live is None:
+            self._print()
+
+    @property
+    def _text(self) -> str:
+        return f"cell {min(self.done + 1, self.cells)} of {self.cells}: {self._what}"
+
+    def _print(self) -> None:
+        percent = 100 * self.arrivals / max(1, self.total)
+        text = f"{self.done}/{self.cells} cells done  {percent:.0f} %  left {self.left}  {self._what}"
+        self.console.print(text, highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """What is trained: data, network, loss and evaluation of a configuration."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,15 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A learning problem, ready for any engine."""
+    """A learning problem, ready for any engine; another seed has other initial parameters and shuffles."""
 
     params: PyTree
     loss_fn: Callable
     batches: gemjax.Epochs
     evaluate: Callable[[PyTree], tuple[float, float]]  # params -> (test loss, test accuracy)
     num_commits: int
+    params_of: Callable[[int], PyTree]  # seed -> params
+    batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
 
 
 def make_task(config: Config) -> Task:
@@ -30,7 +33,14 @@ def make_task(config: Config) -> Task:
     dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir)
     model = models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
     normalisation = (dataset.mean, dataset.std, dataset.scale)
-    params = models.init_params(model, jax.random.key(config.seed), dataset.train["image"].shape[1:])
+
+    @functools.cache  # Flax compiles the initialisation anew each time.
+    def params_of(seed: int) -> PyTree:
+        return models.init_params(model, jax.random.key(seed), dataset.train["image"].shape[1:])
+
+    def batches_of(seed: int) -> gemjax.Epochs:
+        return gemjax.Epochs(dataset.train, min(config.batch_size, len(dataset.train["label"])), seed)
+
     evaluate = models.make_evaluate(model, *normalisation)
     images, labels = jax.device_put((dataset.test["image"], dataset.test["label"]))
 
@@ -38,11 +48,13 @@ def make_task(config: Config) -> Task:
         loss, accuracy = evaluate(jax.device_put(params, images.sharding), images, labels)
         return float(loss), float(accuracy)
 
-    batches = gemjax.Epochs(dataset.train, min(config.batch_size, len(dataset.train["label"])), config.seed)
+    batches = batches_of(config.seed)
     return Task(
-        params=params,
+        params=params_of(config.seed),
         loss_fn=models.make_loss(model, *normalisation),
         batches=batches,
         evaluate=evaluate_now,
         num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / config.period))),
+        params_of=params_of,
+        batches_of=batches_of,
     )

@@ -15,6 +15,7 @@ from gemjax.arrivals.central import Delayed, Queue
 from gemjax.arrivals.incidents import Incidents, Joins, Leaves, Slows
 from gemjax.arrivals.meetings import Barrier, SemiSynchronous
 from gemjax.arrivals.models import ConstantSpeeds, Exponential, Gamma, LogNormal, Pareto, RoundRobin, Scaled
+from gemjax.arrivals.speed_up import SpeedUp, speed_up
 
 __all__ = [
     "Arrivals",
@@ -33,4 +34,6 @@ __all__ = [
     "Scaled",
     "SemiSynchronous",
     "Slows",
+    "SpeedUp",
+    "speed_up",
 ]

@@ -8,6 +8,7 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
+from gemjax.engines.memory import bytes_of, that_fit
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Records
 from gemjax.engines.result import Callback, Result, RunFailedError
@@ -19,6 +20,7 @@ from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.members import Members
 from gemjax.placement import Placement, place
 from gemjax.policies import Policy
+from gemjax.sharding import devices_of
 from gemjax.trace import Trace
 
 PyTree = Any
@@ -60,7 +62,8 @@ def run_on_devices(
       tx: a gemjax method, a chain that holds one, or any optax transformation.
       loss_fn: as for :func:`gemjax.simulate`.
       params: initial central variable, a pytree of float arrays.
-      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`.
+      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`. Data that do not fit
+        the workers' devices stay on the host (:class:`gemjax.OnHost`).
       num_commits: applied commits to reach, those of ``recorded`` included.
       num_workers: number of workers N, when ``placement`` is not given: they are then placed by :func:`gemjax.place`.
       placement: which device each worker computes on, and where the central variable lives.
@@ -119,7 +122,8 @@ def run_on_devices(
                 f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
             )
     begin = initial if state is None else state
-    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
+    batches = _on_workers(as_batches(batches), placement, begin)
+    batches = batches if local is None else LocalBatches(batches, local)
     programs = Programs(transition, batches, placement, begin)
     records = Records(len(placement.workers), recorded, log, int(begin.rejected), int(begin.dropped))
     policy, members = policy or Policy(), members or Members(len(placement.workers))
@@ -136,3 +140,12 @@ def run_on_devices(
             failure.result = Result(programs.gather(), records.history(), records.trace(), stopped=True)
             raise
     return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+def _on_workers(batches: Any, placement: Placement, state: RunState) -> Any:
+    """``batches`` whose data fit every worker's device; CPU devices are one memory."""
+    device = devices_of(placement.workers[0])[0]
+    cpu = device.platform == "cpu"
+    needed = bytes_of(state) if cpu or placement.colocated else {}
+    copies = len({one for place in placement.workers for one in devices_of(place)}) if cpu else 1
+    return that_fit(batches, needed, device, copies=copies)

@@ -188,7 +188,8 @@ class Scheduler:
         except Exception as error:
             self.fault(arrival, error)
             return False
-        self.pending.append(Pending(arrival, now, self.programs.commit(worker, gradient)))
+        draw = self.programs.draws[worker]
+        self.pending.append(Pending(arrival, now, draw, self.programs.commit(worker, gradient)))
         self.clock += 1
         self.pulled_at[worker] = self.clock
         return True

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +13,29 @@ import numpy as np
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names as diagnostic_names
-from gemjax.engines.loops import inputs, loop
+from gemjax.engines.loops import chunk_size_for, in_chunks, loop, prepare, width_of
+from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.trace import Events, Trace, check_trace
 
 PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PerSeed:
+    """What a :func:`sweep` is to make anew for each seed, in place of one value for all of them.
+
+    Args:
+      make: ``make(seed)`` is the value for one of the sweep's seeds; called on the host, once a seed.
+
+    >>> from gemjax import arrivals
+    >>> PerSeed(lambda seed: arrivals.Gamma(4).trace(100, seed)).make(3) == arrivals.Gamma(4).trace(100, seed=3)
+    True
+    """
+
+    make: Callable[[int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +46,7 @@ class SweepResult:
       points: what was varied: for each name, and ``seed``, an array [runs].
       state: the whole state of every run.
       history: columns as those of :class:`gemjax.Result`, ``[runs, commits]`` where they depend on the run and
-        ``[commits]`` where the trace decides them (``worker``, ``step``, ``time``).
+        ``[commits]`` where one trace for all decides them (``worker``, ``step``, ``time``, ``draw``).
     """
 
     points: dict[str, np.ndarray]
@@ -63,13 +80,13 @@ def sweep(
     loss_fn: Callable,
     params: PyTree,
     batches: Any,
-    trace: Trace,
+    trace: Trace | PerSeed,
     over: Mapping[str, Sequence[float]],
     *,
     seeds: Iterable[int] = (0,),
     model_state: PyTree = (),
     average_model_state: bool = False,
-    local: LocalSteps | None = None,
+    local: LocalSteps | Callable[..., LocalSteps] | None = None,
     diagnostics: Iterable[str] = (),
     chunk_size: int | None = None,
     callback: Callable[[int, int], bool | None] | None = None,
@@ -77,24 +94,28 @@ def sweep(
     """Simulates one trace at every point of a grid of hyper-parameters, for several seeds, in one compiled program.
 
     The runs are a batch: one compilation, and on an accelerator one large computation in place of many small ones. All of
-    them follow the same trace from the same parameters, so that what differs between them is what was varied. Each is the
-    run that :func:`gemjax.simulate` makes of the same arguments, up to rounding.
+    them follow the same trace from the same parameters, so that what differs between them is what was varied; with
+    :class:`gemjax.PerSeed` each seed has parameters, an order of data or a trace of its own, so that the spread over seeds is
+    that of independent repetitions. Each run is that which :func:`gemjax.simulate` makes of the same arguments, up to
+    rounding. One that diverges is a result like any other: its gradients that are not finite are rejected and counted.
 
     Args:
       make: makes the method: ``make(**point) -> transformation``, called with one traced number for each name of ``over``, so
         that ranges are not checked. What decides shapes, such as a number of workers, cannot be swept.
       loss_fn: as for :func:`gemjax.simulate`.
-      params: initial central variable of all runs.
-      batches: as for :func:`gemjax.simulate`; the same in all runs.
-      trace: who commits when, in all runs.
+      params: initial central variable of all runs, or :class:`gemjax.PerSeed` of it.
+      batches: as for :func:`gemjax.simulate`, the same in all runs; or :class:`gemjax.PerSeed` of objects that select from the
+        same ``data`` (as :class:`gemjax.Epochs` with another seed does).
+      trace: who commits when, in all runs; or :class:`gemjax.PerSeed` of traces of one length and one number of workers.
       over: values to try of each hyper-parameter; the grid is their product.
-      seeds: decide, with (worker, step), the keys that ``loss_fn`` gets (dropout and the like, not data or initial
-        parameters); the grid is run for each.
+      seeds: decide, with (worker, step), the keys that ``loss_fn`` gets (dropout and the like), and what is
+        given as :class:`gemjax.PerSeed`; the grid is run for each.
       model_state: initial model state, default none.
       average_model_state: as for :func:`gemjax.simulate`.
-      local: as for :func:`gemjax.simulate`.
+      local: as for :func:`gemjax.simulate`; or a function that makes it of a point as ``make`` does the method, with the same
+        periods at every point.
       diagnostics: as for :func:`gemjax.simulate`.
-      chunk_size: arrivals a compiled call, default 1,024.
+      chunk_size: as for :func:`gemjax.simulate`.
       callback: called as ``callback(arrivals done, arrivals in all)`` after each chunk; may end the sweep by returning true.
 
     Returns:
@@ -102,7 +123,8 @@ def sweep(
 
     Raises:
       ValueError: if there is nothing to try, or it is no number, or the method is made for another number of workers than
-        the trace has.
+        the trace has, or the traces of the seeds do not go together.
+      MemoryError: if the runs together would keep more than the device holds.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -112,39 +134,102 @@ def sweep(
     >>> [(row["rate"] > 0.01, row["loss"] < 0.1) for row in result.table()]
     [(False, False), (False, False), (True, True), (True, True)]
     """
-    check_trace(trace)
     points = _grid(over, seeds)
-    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     names = tuple(name for name in points if name != "seed")
+    each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
+    traces = _traces(trace, each)
+    steps = local(**{name: points[name][0].item() for name in names}) if callable(local) else local
+    data = [as_batches(one) if steps is None else LocalBatches(as_batches(one), steps) for one in _each(batches, each)]
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
-        tx = make(**dict(zip(names, values, strict=True)))
+        point = dict(zip(names, values, strict=True))
         return Transition(
-            tx, loss_fn, trace.num_workers, seed, diagnostic_names(diagnostics), average_model_state, local
-        )
+            make(**point), loss_fn, traces[0].num_workers, seed, diagnostic_names(diagnostics), average_model_state,
+            local(**point) if callable(local) else local,
+        )  # fmt: skip
 
     values = tuple(jnp.asarray(points[name]) for name in names)
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
-    state = jax.jit(jax.vmap(lambda seed, values: transition(seed, values).init(params, model_state)[1]))(*lanes)
-    events = trace.events()
-    chunk_size = chunk_size or min(1024, max(1, len(events.worker)))
+    # What differs from seed to seed has an axis of runs, what does not is in memory once.
+    runs, own = len(points["seed"]), isinstance(params, PerSeed)
+    params = _stacked(_each(params, each), runs) if own else params
+    init = lambda seed, values, params: transition(seed, values).init(params, model_state)[1]
+    mapped = jax.vmap(init, (0, 0, 0 if own else None))
+    mend = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less a worker"
+    needed = bytes_of(jax.eval_shape(mapped, *lanes, params))
+    data = [that_fit(as_batches(one), needed, default_device(), mend=mend) for one in _each(batches, each)]
+    data = data if steps is None else [LocalBatches(one, steps) for one in data]
+    state = jax.jit(mapped)(*lanes, params)
+    events = [one.events() for one in traces]
+    arrivals = len(events[0].worker)
+    chunk_size = chunk_size or chunk_size_for(events[0], data[0])
+    apart = 0 if max(len(data), len(traces)) > 1 else None
+    rows_apart = None if jax.tree.leaves(data[0].data) else apart  # Rows that come with a chunk are each run's own.
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def run_chunk(lanes, state, data, *columns):
-        def one(lane, state):
-            begun, _ = transition(*lane).init(params, model_state)
-            return loop(begun, batches, chunk_size, 1, with_pulls=not events.commits.all())(state, data, *columns)
+    def run_chunk(lanes, state, data_of_all, length, *columns):
+        def one(lane, state, data_of_one, columns):
+            begun, _ = transition(*lane).init(state.params, state.model_state)
+            run = loop(begun, data[0], width_of(chunk_size), 1, with_pulls=not events[0].commits.all())
+            return run(state, data_of_one, length, *columns)
 
-        return jax.vmap(one)(lanes, state)
+        return jax.vmap(one, (0, 0, rows_apart, apart))(lanes, state, data_of_all, columns)
 
-    data, parts = jax.device_put(batches.data), []
-    for begin in range(0, len(events.worker), chunk_size):
-        chunk = Events(*(column[begin : begin + chunk_size] for column in events))
-        state, reports = run_chunk(lanes, state, data, *inputs(chunk, batches, chunk_size, 1))
-        parts.append(_first(reports, len(chunk.worker)))
-        if callback is not None and callback(min(begin + chunk_size, len(events.worker)), len(events.worker)):
+    def prepared(cut: tuple[int, int]) -> tuple:
+        made = [prepare(one, of, width_of(chunk_size), 1, cut) for of, one in _paired(events, data)]
+        if apart is None:
+            return made[0]
+        rows, length, *columns = zip(*made, strict=True)
+        rows, columns = (
+            None if rows[0] is None else _stacked([*rows], runs),
+            [_stacked([*one], runs) for one in columns],
+        )
+        return rows, length[0], *columns
+
+    parts: list[Any] = []
+    cuts = [(begin, min(begin + chunk_size, arrivals)) for begin in range(0, arrivals, chunk_size)]
+    running = in_chunks(functools.partial(run_chunk, lanes), state, data[0].data, prepared, cuts)
+    for (begin, end), state, reports in running:  # noqa: B007 (the last state is the result)
+        parts.append(_first(reports, end - begin))
+        if callback is not None and callback(end, arrivals):
             break
-    return SweepResult(points, state, _history(events, parts, trace))
+    return SweepResult(points, state, _history(events, parts, traces, runs if isinstance(trace, PerSeed) else 0))
+
+
+def _each(value: Any, seeds: Sequence[int]) -> list:
+    """One value a seed, or one for all."""
+    return [value.make(seed) for seed in seeds] if isinstance(value, PerSeed) else [value]
+
+
+def _paired(ones: list, others: list) -> list[tuple]:
+    """Pairs of what may be one for all seeds."""
+    count = max(len(ones), len(others))
+    return [(ones[k % len(ones)], others[k % len(others)]) for k in range(count)]
+
+
+def _stacked(values: list, runs: int) -> PyTree:
+    """One tree a seed as one tree with an axis of runs; seeds vary fastest."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves)[np.arange(runs) % len(leaves)], *values)
+
+
+def _traces(trace: Trace | PerSeed, seeds: Sequence[int]) -> list[Trace]:
+    """The trace of each seed, or the one of all.
+
+    Raises:
+      ValueError: if they cannot be run side by side.
+    """
+    traces = _each(trace, seeds)
+    for one in traces:
+        check_trace(one)
+    for seed, one in zip(seeds, traces, strict=False):
+        alike = one.num_workers == traces[0].num_workers and len(one) == len(traces[0])
+        if not alike or not np.array_equal(one.events().commits, traces[0].events().commits):
+            raise ValueError(
+                f"the traces of seeds {seeds[0]} and {seed} do not go together: {len(traces[0])} commits of "
+                f"{traces[0].num_workers} workers, {len(one)} of {one.num_workers}; they must be equally long, of as many "
+                "workers, with late pulls in the same places; sweep what is not in calls of its own, one a seed"
+            )
+    return traces
 
 
 def _grid(over: Mapping[str, Sequence[float]], seeds: Iterable[int]) -> dict[str, np.ndarray]:
@@ -169,13 +254,18 @@ def _first(reports: Any, count: int) -> Any:
     return jax.tree.map(lambda column: np.asarray(column)[:, :count], reports)
 
 
-def _history(events: Events, parts: list, trace: Trace) -> History:
+def _history(events: list[Events], parts: list, traces: list[Trace], runs: int) -> History:
+    """Columns of all runs; ``runs`` is how many have a trace of their own, all or none."""
     if not parts:
         return {}
     reports = jax.tree.map(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    made = events.commits[: reports.loss.shape[1]]
-    shared = {"worker": events.worker, "step": events.step, "time": trace.time[events.row]}
+    made = events[0].commits[: reports.loss.shape[1]]
+    shared = [
+        {"worker": one.worker, "step": one.step, "time": trace.time[one.row], "draw": one.draw}
+        for one, trace in zip(events, traces, strict=True)
+    ]
+    cut = [{name: column[: len(made)][made] for name, column in one.items()} for one in shared]
     own = {name: getattr(reports, name) for name in ("loss", "staleness", "pulled_at", "applied", "dropped")}
-    return {name: column[: len(made)][made] for name, column in shared.items()} | {
+    return (_stacked(cut, runs) if runs else cut[0]) | {
         name: column[:, made] for name, column in (own | reports.metrics).items()
     }

@@ -52,6 +52,54 @@ def test_local_steps_are_swept(x64):
     assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
 
 
+def test_local_steps_of_a_point_are_swept(x64):
+    """The learning rate of the workers' own optimizer is one of the hyper-parameters."""
+    problem = quadratic()
+    local = lambda rate: gemjax.LocalSteps(optax.sgd(rate), 2)
+    make = lambda rate: gemjax.easgd(num_workers=4)
+    result = sweep(problem, make, {"rate": RATES}, local=local)
+    alone = gemjax.simulate(make(0.0), *problem[:3], LATE, model_state=problem.model_state, local=local(RATES[1]))
+    assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
+
+
+def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64):
+    """Each run is that of the simulator with what its seed makes."""
+    loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
+    rows = np.random.default_rng(0).normal(size=(12, 3))
+    params, epochs = lambda seed: jnp.full(3, float(seed)), lambda seed: gemjax.Epochs(rows, 4, seed)
+    trace = lambda seed: gemjax.arrivals.Gamma(4).trace(30, seed)
+    own = [gemjax.PerSeed(make) for make in (params, epochs, trace)]
+    result = gemjax.sweep(gem, loss_fn, *own, {"rate": RATES}, seeds=SEEDS, diagnostics=["gap"], chunk_size=7)
+    for run, rate, seed in ((0, RATES[0], SEEDS[0]), (3, RATES[1], SEEDS[1])):
+        alone = gemjax.simulate(
+            gem(rate), loss_fn, params(seed), epochs(seed), trace(seed), seed=seed, diagnostics=["gap"]
+        )
+        assert_close(jax.tree.map(lambda x, run=run: x[run], result.state), alone.state, rtol=1e-9)
+        for name, column in alone.history.items():
+            np.testing.assert_allclose(result.history[name][run], column, rtol=1e-9, err_msg=name)
+    one = gemjax.sweep(gem, loss_fn, *own, {"rate": RATES}, seeds=SEEDS[:1])
+    assert one.history["time"].shape == one.history["loss"].shape == (2, 30)
+
+
+def test_traces_that_do_not_go_together_are_refused():
+    loss_fn, params, batches = quadratic()[:3]
+    trace = gemjax.PerSeed(lambda seed: gemjax.arrivals.Gamma(4).trace(20 + seed))
+    with pytest.raises(
+        ValueError, match="traces of seeds 0 and 1 do not go together: 20 commits of 4 workers, 21 of 4"
+    ):
+        gemjax.sweep(gem, loss_fn, params, batches, trace, {"rate": RATES}, seeds=(0, 1))
+
+
+def test_a_run_that_diverges_is_a_result():
+    """Beside one that does not; its gradients are rejected from some commit on, for being infinite."""
+    trace = gemjax.arrivals.Gamma(4).trace(100)
+    result = sweep(quadratic(), lambda rate: gemjax.asgd(rate, 4), {"rate": [0.02, 1e6]}, trace=trace)
+    good, bad = result.table()
+    assert good["rejected"] == 0
+    assert bad["rejected"] > 20
+    assert not bad["loss"] < 1e6 * good["loss"]
+
+
 def test_the_chunk_size_does_not_matter(x64):
     problem = quadratic()
     one, other = (sweep(problem, gem, {"rate": RATES}, chunk_size=size) for size in (None, 5))

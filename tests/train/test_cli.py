@@ -28,7 +28,7 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--engine=tpu"], "invalid choice 'tpu' for argument '--engine'. Expected one of ('devices', 'simulate')."),
         (["--methd", "gem"], "Unrecognized options: --methd, gem; did you mean --method?"),
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
-        (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist or bench"),
+        (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist, sweep or bench"),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
         (["--momentum", "1.5"], "--momentum must be in [0, 1); got 1.5"),
         (["--resume", "nowhere"], "nowhere is not a run folder: it has no config.json"),
@@ -65,7 +65,7 @@ def test_help_names_every_flag_with_its_default_and_the_configurations(capsys):
     ],
 )
 def test_resume_takes_a_folder_or_the_newest(argv, rest, resume):
-    assert cli._resume(argv) == (rest, resume)
+    assert cli.take_resume(argv) == (rest, resume)
 
 
 def test_resuming_starts_from_the_run_s_own_configuration(tmp_path):
@@ -98,4 +98,5 @@ def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeyp
     size = float(re.search(r"it keeps ([\d.]+) MiB", said)[1])
     parts = [float(part) for part in re.findall(r"(?:variable|views|method|optimizers) ([\d.]+) MiB", said)]
     assert size == pytest.approx(sum(parts), abs=0.2)
+    assert 0.05 < float(re.search(r"the data take ([\d.]+) MiB", said)[1]) < 1.0  # 1,437 pictures of 64 bytes.
     assert not (tmp_path / "runs").exists()

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from train import configs
-from train.config import Config, Method
-from train.methods import METHODS, local_steps
+from train.config import STRONG, Config, Method
+from train.methods import METHODS, knobs, local_steps
 
 
 @pytest.mark.parametrize("name", configs.NAMES)
@@ -54,6 +54,9 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("learning_rate", -1.0, "--learning-rate must not be negative"),
         ("method", "adam", "--method must be one of gem, asgd"),
         ("variant", "a", "--variant must be one of constant, adaptive"),
+        ("eval_seconds", 0.0, "--eval-seconds must be positive and finite; got 0.0"),
+        ("eval_seconds", float("nan"), "--eval-seconds must be positive and finite"),
+        ("eval_seconds", 1.0, "--eval-seconds counts virtual time, which only --engine simulate has; on devices use"),
         ("engine", "cluster", "--engine must be one of devices, simulate"),
     ],
 )
@@ -113,6 +116,8 @@ def test_local_steps_are_what_the_flags_say():
         ({"method": "gem", "period": 4}, r"--period is for methods with local steps \(downpour, .*\); --method is gem"),
         ({"method": "gem", "local_momentum": 0.9}, "--local-momentum is for methods with local steps"),
         ({"method": "asgd", "outer_learning_rate": 0.7}, "--outer-learning-rate is for methods with local steps"),
+        ({"method": "gem", "strength": 1.0}, "--strength is for dc_asgd, .*; --method is gem"),
+        ({"method": "lsgd", "strength": -1.0}, "--strength must be finite and not negative; got -1.0"),
         ({"method": "easgd", "period": 0}, "--period must be at least 1; got 0"),
         ({"method": "easgd", "local_momentum": 1.0}, r"--local-momentum must be in \[0, 1\); got 1.0"),
         ({"method": "easgd", "outer_learning_rate": -0.1}, "--outer-learning-rate must be finite and not negative"),
@@ -123,5 +128,16 @@ def test_flags_of_local_steps_are_checked(fields, message):
         Config(**fields)
 
 
+def test_evaluations_are_counted_in_one_way():
+    with pytest.raises(ValueError, match="give --eval-seconds or --eval-every, not both; --eval-every is 7"):
+        Config(engine="simulate", eval_seconds=2.0, eval_every=7)
+
+
 def test_a_configuration_is_plain_data():
     assert json.loads(json.dumps(dataclasses.asdict(Config()))) == dataclasses.asdict(Config())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_methods_with_a_strength_read_it(method):
+    assert ("strength" in knobs(method)) == (method in STRONG)
+    assert "learning_rate" in knobs(method)

@@ -1,0 +1,190 @@
+"""What a sweep is: one frozen value, on the command line and in its folder."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import tyro
+
+from train.config import LOCAL, STRONG, Cluster, Config, DatasetName, Method, flag
+
+# What one cell tries all combinations of, by the name that one value has in `Config`.
+LISTS = {
+    "methods": "method",
+    "workers": "workers",
+    "learning_rates": "learning_rate",
+    "momenta": "momentum",
+    "strengths": "strength",
+    "seeds": "seed",
+}
+FREE = ("data_dir", "manual_dir", "out", "dry_run", "resume")  # What may change when a sweep goes on.
+
+
+class Cell(NamedTuple):
+    """One method with one number of workers; all its runs are one program."""
+
+    method: Method
+    workers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A sweep: every method with every number of workers at every learning rate, momentum and strength, for every seed."""
+
+    dataset: DatasetName = "digits"
+    """What to learn. `digits` comes with scikit-learn; the others need `--manual-dir` the first time."""
+    methods: tuple[Method, ...] = ("asgd", "dana_slim", "gem")
+    """Methods to compare."""
+    workers: tuple[int, ...] = (2, 8, 32)
+    """Numbers of simulated workers."""
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
+    """Learning rates of one worker's gradient (of its local steps, for methods that have them)."""
+    momenta: tuple[float, ...] = (0.9,)
+    """Momenta in [0, 1), for the methods that have one."""
+    strengths: tuple[float, ...] = ()
+    """κ of `gem`, λ of `dc_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of `one_step_delay`; the
+    published one if none is given, and of no meaning to other methods."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Repetitions. A seed decides initial parameters, shuffles, dropout masks and arrivals, the same for all methods."""
+    gradients: int = 600
+    """Gradients (batches) of each run, by all its workers together; methods with local steps commit once in `--period`."""
+    batch_size: int = 32
+    """Rows a gradient, of one worker."""
+    period: int = 1
+    """Local steps of a worker from one commit to the next, for the methods that have them (`downpour`, `easgd`, `lsgd`, …)."""
+    local_momentum: float = 0.0
+    """Nesterov momentum of local steps, in [0, 1); the worker's own."""
+    outer_learning_rate: float | None = None
+    """Rate at the centre of methods with local steps; the published one if not given."""
+    reading: Literal["equations", "code", "algorithm"] = "equations"
+    """Which reading of GEM's paper (`gem` only); see `gemjax.gem`."""
+    variant: Literal["constant", "adaptive"] = "constant"
+    """Which delay compensation (`dc_asgd` only); see `gemjax.dc_asgd`."""
+    dropout: float = 0.5
+    """Dropout rate of the MNIST network, in [0, 1)."""
+    cluster: Cluster = "homogeneous"
+    """Simulated speeds: gamma-distributed with equal or unequal means (of 1 a gradient), or in turn."""
+    data_dir: str | None = None
+    """Folder of prepared data sets; TFDS's own default if not given."""
+    manual_dir: str | None = None
+    """Folder with the original files of data sets that cannot be made here."""
+    out: str | None = None
+    """The sweep's folder; `runs/<time>-<dataset>-sweep` if not given. A sweep of the same grid that is there goes on."""
+    dry_run: bool = False
+    """Say what the sweep is and what memory its programs keep, and end."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder of a sweep to continue; alone (`--resume`) it means the newest under `runs/`."""
+
+    def __post_init__(self):
+        for name in LISTS:
+            values = getattr(self, name)
+            object.__setattr__(self, name, tuple(values))  # JSON has lists.
+            if not values and name != "strengths":
+                raise ValueError(f"{flag(name)} needs at least one value")
+            if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
+                raise ValueError(f"{flag(name)} has {', '.join(map(str, twice))} twice")
+        if self.gradients < max(1, self.period):
+            raise ValueError(f"--gradients must be at least --period, {max(1, self.period)}; got {self.gradients}")
+        self._check_values()
+        for name in ("period", "local_momentum", "outer_learning_rate"):
+            if (
+                not set(self.methods) & set(LOCAL)
+                and getattr(self, name) != type(self).__dataclass_fields__[name].default
+            ):
+                raise ValueError(
+                    f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --methods has none"
+                )
+        if self.strengths and not set(self.methods) & {"gem", *STRONG}:
+            raise ValueError(f"--strengths is for gem, {', '.join(STRONG)}; --methods has none of them")
+
+    def _check_values(self) -> None:
+        """Lets `Config` judge every value of every list."""
+        for method in self.methods:
+            self.config(Cell(method, 1))
+        for name, one in list(LISTS.items())[1:]:
+            for value in getattr(self, name):
+                method = STRONG[0] if name == "strengths" else self.methods[0]
+                try:
+                    dataclasses.replace(self.config(Cell(method, 1)), **{one: value})
+                except ValueError as error:
+                    raise ValueError(str(error).replace(flag(one), flag(name))) from None
+
+    @classmethod
+    def of(cls, config: Config) -> "Grid":
+        """The default sweep of what a configuration trains."""
+        names = {field.name for field in dataclasses.fields(cls)} - set(LISTS)
+        shared = {
+            field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names
+        }
+        return cls(**shared, momenta=(config.momentum,))
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [Cell(method, workers) for method in self.methods for workers in self.workers]
+
+    def config(self, cell: Cell) -> Config:
+        """The configuration of a run in `cell`, with the learning rate, momentum, strength and seed left as they are."""
+        names = ["dataset", "batch_size", "reading", "variant", "dropout", "cluster", "data_dir", "manual_dir"]
+        if cell.method in LOCAL:
+            names += ["period", "local_momentum", "outer_learning_rate"]
+        shared = {name: getattr(self, name) for name in names}
+        return Config(engine="simulate", method=cell.method, workers=cell.workers, **shared)
+
+    def commits(self, method: Method) -> int:
+        """Commits of a run."""
+        return self.gradients // self.period if method in LOCAL else self.gradients
+
+    def over(self, knobs: frozenset[str]) -> dict[str, tuple[float, ...]]:
+        """What a cell tries, for a method that reads `knobs`."""
+        over: dict[str, tuple[float, ...]] = {"learning_rate": self.learning_rates}
+        if "momentum" in knobs:
+            over["momentum"] = self.momenta
+        if self.strengths and (own := knobs & {"kappa", "strength"}):
+            over[min(own)] = self.strengths
+        return over
+
+    def differences(self, other: "Grid") -> list[str]:
+        """What makes `other` another sweep, flag by flag."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in FREE]
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [f"{flag(name)} {_words(mine)} (not {_words(theirs)})" for name, mine, theirs in pairs if mine != theirs]
+
+    def text(self) -> str:
+        """The sweep as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Grid":
+        """Reads what :meth:`text` gave.
+
+        Raises:
+          ValueError: if the file is not that, with its name.
+        """
+        try:
+            return cls(**json.loads(Path(path).read_text()))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a sweep: {error}") from error
+
+
+def programs(lists: dict[str, tuple], fits: Callable[[int], bool]) -> list[dict[str, tuple]]:
+    """Grids that together are the product of `lists`, each of so few runs that `fits(runs)`; one run is never cut.
+
+    >>> programs({"learning_rate": (0.1, 0.2), "seed": (0, 1, 2)}, lambda runs: runs <= 3)
+    [{'learning_rate': (0.1, 0.2), 'seed': (0,)}, {'learning_rate': (0.1,), 'seed': (1, 2)},
+     {'learning_rate': (0.2,), 'seed': (1, 2)}]
+    """
+    runs = math.prod(map(len, lists.values()))
+    if runs == 1 or fits(runs):
+        return [lists]
+    longest = max(lists, key=lambda name: len(lists[name]))
+    half = len(lists[longest]) // 2
+    parts = (lists[longest][:half], lists[longest][half:])
+    return [program for part in parts for program in programs(lists | {longest: part}, fits)]
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,248 @@
+"""`python -m train sweep`: methods and numbers of workers side by side, in the simulator."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+
+import gemjax
+from gemjax import arrivals
+from gemjax.engines.memory import check_fits
+from train import cli, configs, sweep_plots, sweep_table
+from train.config import LOCAL, Config
+from train.grid import Cell, Grid, programs
+from train.methods import METHODS, knobs, local_steps
+from train.progress import SweepProgress
+from train.story import cluster
+from train.sweepfolder import Row, SweepFolder
+from train.task import Task, make_task
+
+CHUNK = 100  # Arrivals between two looks at a program.
+
+DESCRIPTION = f"""Sweeps in gemjax's simulator: a grid over methods, numbers of workers, learning rates, momenta and seeds.
+
+Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
+The runs of one method with one number of workers (a cell) are one compiled program. A seed has initial parameters,
+shuffles and arrivals of its own. The folder gets sweep.csv (one line a run, for pandas.read_csv), sweep.png and every
+finished cell at once: a sweep that was interrupted goes on with `--resume`, or with the same command and its `--out`."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the sweep that the command line asks for; returns the exit status."""
+    grid, folder = parse(argv)
+    console = Console()
+    try:
+        if grid.dry_run:
+            dry_run(grid, console)
+            return 0
+        run(grid, folder, console)
+    except KeyboardInterrupt:
+        done = sum(folder.rows(cell) is not None for cell in grid.cells)
+        _say(console, f"stopped with {done} of {len(grid.cells)} cells done")
+        if folder.grid.exists():
+            _say(console, f"go on with: python -m train sweep --resume {folder.path}")
+        return 130
+    return 0
+
+
+def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
+    """The sweep that `argv` asks for, and its folder.
+
+    Raises:
+      UsageError: if it is wrong.
+    """
+    argv, default = cli.start_from(list(argv))
+    argv, resume = cli.take_resume(argv)
+    said = io.StringIO()
+    try:
+        grid = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
+        with contextlib.redirect_stderr(said):
+            grid = tyro.cli(Grid, args=argv, default=grid, prog="python -m train sweep", description=DESCRIPTION)
+    except ValueError as error:
+        raise cli.UsageError(str(error)) from None
+    except SystemExit as stop:
+        if stop.code == 0:  # --help.
+            raise
+        raise cli.UsageError(f"{cli.one_line(said.getvalue())} (python -m train sweep --help)") from None
+    grid = dataclasses.replace(grid, resume=None)
+    return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
+
+
+def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
+    """Runs the cells of `grid` that `folder` lacks, and draws what came of all; returns all rows.
+
+    Raises:
+      UsageError: before anything is computed, if that cannot be.
+    """
+    task, known = _begin(grid, folder)
+    missing = [cell for cell in grid.cells if cell not in known]
+    _say(console, f"{_what(grid)}; folder {folder.path}")
+    if known:
+        _say(console, f"{len(known)} of {len(grid.cells)} cells are done already")
+    sizes = [_num_runs(grid, cell) * grid.commits(cell.method) for cell in missing]
+    with SweepProgress(console, sum(sizes), len(grid.cells), len(known)) as progress:
+        for cell in missing:
+            progress.begin(f"{cell.method}, {cell.workers} workers")
+            known[cell] = run_cell(grid, cell, task, progress)
+            folder.save(cell, known[cell])
+            folder.write_table(_in_order(grid, known))
+            progress.end()
+    rows = _in_order(grid, known)
+    folder.write_table(rows)
+    sweep_plots.draw(
+        rows, folder.picture, f"{grid.dataset}, {grid.gradients:,} gradients a run, {grid.cluster} workers"
+    )
+    console.print(sweep_table.table(rows))
+    _say(console, f"table of all runs: {folder.table}, picture: {folder.picture}")
+    return rows
+
+
+def _begin(grid: Grid, folder: SweepFolder) -> tuple[Task, dict[Cell, list[Row]]]:
+    """What is trained and which cells are done, once it is known that nothing stands in the way of the others.
+
+    Raises:
+      UsageError: if the folder is of another sweep or damaged, or a single run does not fit into memory.
+    """
+    try:
+        folder.check(grid)
+        known = {cell: rows for cell in grid.cells if (rows := folder.rows(cell)) is not None}
+        task = make_task(grid.config(grid.cells[0]))
+        for cell in grid.cells:
+            check_fits(_memory(grid, cell, task), jax.devices()[0])
+    except (ValueError, MemoryError) as error:
+        raise cli.UsageError(str(error)) from error
+    folder.begin(grid)
+    return task, known
+
+
+def _in_order(grid: Grid, known: dict[Cell, list[Row]]) -> list[Row]:
+    """The rows of all cells that are done, in the order of the grid, whichever came first."""
+    return [row for cell in grid.cells for row in known.get(cell, [])]
+
+
+def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> list[Row]:
+    """All runs of one method with one number of workers, in one program if the device can hold that."""
+    config, commits, over = grid.config(cell), grid.commits(cell.method), grid.over(knobs(cell.method))
+    model = cluster(config)
+    parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task)))
+    local: Any = lambda **point: local_steps(_at(config, point))
+    rows: list[Row] = []
+    for part in parts:
+        seeds = part.pop("seed")
+        result = gemjax.sweep(
+            lambda **point: METHODS[cell.method](_at(config, point)),
+            task.loss_fn,
+            gemjax.PerSeed(task.params_of),
+            gemjax.PerSeed(task.batches_of),
+            gemjax.PerSeed(lambda seed: model.trace(commits, seed)),
+            part,
+            seeds=seeds,
+            local=local if cell.method in LOCAL else None,
+            diagnostics=("gap",),
+            chunk_size=min(CHUNK, commits),
+            callback=progress.of(len(seeds) * int(np.prod([len(values) for values in part.values()]))),
+        )
+        rows += _rows(cell, task, result, {seed: arrivals.speed_up(model, commits, seed) for seed in seeds})
+    order = [*over.items(), ("seed", grid.seeds)]
+    rows.sort(key=lambda row: [values.index(row["strength" if name == "kappa" else name]) for name, values in order])
+    return rows
+
+
+def _at(config: Config, point: dict[str, Any]) -> Any:
+    """A configuration with numbers that are traced, which a `Config` could not check."""
+    return types.SimpleNamespace(**dataclasses.asdict(config) | point)
+
+
+def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[int, arrivals.SpeedUp]) -> list[Row]:
+    """One row a run: what it was, and what came of it."""
+    history, rows = result.history, []
+    begins = {seed: task.evaluate(task.params_of(seed))[0] for seed in speed_ups}
+    for index, point in enumerate(result.table(last=max(1, history["loss"].shape[1] // 10))):
+        applied, seed = history["applied"][index], point["seed"]
+        test_loss, accuracy = task.evaluate(jax.tree.map(lambda leaf, index=index: leaf[index], result.params))
+        row = {
+            "method": cell.method,
+            "workers": cell.workers,
+            "learning_rate": point["learning_rate"],
+            "momentum": point.get("momentum"),
+            "strength": point.get("kappa", point.get("strength")),
+            "seed": seed,
+            "commits": len(applied),
+            "initial_loss": begins[seed],
+            "train_loss": point["loss"],
+            "test_loss": test_loss,
+            "test_accuracy": accuracy,
+            # On the test data it ended worse than it began.
+            "diverged": not (np.isfinite(point["loss"]) and test_loss <= begins[seed]),
+            "rejected": point["rejected"],
+            "dropped": point["dropped"],
+            "staleness": _mean(history["staleness"][index][applied]),
+            "gap": _mean(history["gap"][index][applied]),
+            "time": float(history["time"][index][-1]),
+            "speed_up": speed_ups[seed].over_one_worker,
+            "speed_up_over_synchronous": speed_ups[seed].over_synchronous,
+        }
+        finite = {
+            name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in row.items()
+        }
+        rows.append(finite)
+    return rows
+
+
+def dry_run(grid: Grid, console: Console) -> None:
+    """Says what the sweep would be and what memory its programs would keep."""
+    task = make_task(grid.config(grid.cells[0]))
+    _say(console, _what(grid))
+    for cell in grid.cells:
+        needed = _memory(grid, cell, task)
+        lists = grid.over(knobs(cell.method)) | {"seed": grid.seeds}
+        count = len(programs(lists, functools.partial(_fit, needed)))
+        runs, size = _num_runs(grid, cell), sum(needed.values()) / 2**20
+        split = f" in {count} programs" if count > 1 else ""
+        _say(console, f"{cell.method} with {cell.workers} workers: {runs} runs{split} of {size:.1f} MiB each")
+    _say(console, "gradients and activations come on top")
+
+
+def _what(grid: Grid) -> str:
+    runs = sum(_num_runs(grid, cell) for cell in grid.cells)
+    return (
+        f"{', '.join(grid.methods)} with {', '.join(map(str, grid.workers))} workers on {grid.dataset}: {len(grid.cells)} "
+        f"cells, {runs} runs of {grid.gradients:,} gradients ({jax.default_backend()})"
+    )
+
+
+def _num_runs(grid: Grid, cell: Cell) -> int:
+    return len(grid.seeds) * int(np.prod([len(values) for values in grid.over(knobs(cell.method)).values()]))
+
+
+def _memory(grid: Grid, cell: Cell, task: Task) -> dict[str, int]:
+    """Bytes that one run of a cell keeps."""
+    config = grid.config(cell)
+    return gemjax.memory_of(
+        METHODS[cell.method](config), task.params, num_workers=cell.workers, local=local_steps(config)
+    )
+
+
+def _fit(needed: dict[str, int], runs: int) -> bool:
+    """Whether so many runs fit side by side, with as much again for gradients, activations and what is being copied."""
+    try:
+        check_fits({name: 2 * runs * size for name, size in needed.items()}, jax.devices()[0])
+    except MemoryError:
+        return False
+    return True
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
