@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -32,6 +33,11 @@ class Placement:
     def colocated(self) -> bool:
         """Whether the central variable shares its device with a worker."""
         return self.central in self.workers
+
+    def names(self) -> dict[str, Any]:
+        """The devices by name, as an event log notes them."""
+        named = [f"{device.platform}:{device.id}" for device in (*self.workers, self.central)]
+        return {"devices": named[:-1], "central": named[-1]}
 
 
 def place(num_workers: int, central: str | None = None, devices: Sequence[jax.Device] | None = None) -> Placement:

@@ -74,8 +74,8 @@ def run_on_devices(
         queued; may block or raise (:mod:`gemjax.testing` injects faults with it).
 
     Returns:
-      A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start, ``dispatched`` and ``ready`` beside it, and
-      ``result.trace`` replays the run in :func:`gemjax.simulate`.
+      A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start; ``dispatched``, ``began`` (the worker had its
+      view) and ``ready`` stand beside it. ``result.trace`` replays the run in :func:`gemjax.simulate`.
 
     Raises:
       ValueError: if there are no workers, or the method is made for another number of them.
@@ -133,7 +133,7 @@ class Scheduler:
     def run(self, callback: Callback | None, callback_every: int) -> bool:
         """Commits until there are enough; returns whether the callback ended it before."""
         self.programs.warm_up()
-        self.records.begin()
+        self.records.begin(**self.programs.placement.names())
         for worker in sorted(self.alive):
             self.dispatch(worker)
         called_at = self.records.commits
@@ -173,7 +173,7 @@ class Scheduler:
         except Exception as error:  # Small computations run at once on CPU devices, and raise here.
             self.waiters.failed(worker, step, now, error)
         else:
-            self.waiters.watch(worker, step, now, gradient)
+            self.waiters.watch(worker, step, now, self.programs.view(worker), gradient)
 
     def arrive(self, arrival: Arrival) -> None:
         """Commits what arrived (or deals with the fault) and sends its worker on."""
@@ -216,6 +216,7 @@ class Scheduler:
         records = self.records
         if records.log is not None:
             records.log.flush()
+        began = records.now()
         progress = Progress(
             commits=records.commits,
             total=self.num_commits,
@@ -226,7 +227,9 @@ class Scheduler:
             trace=records.trace,
             history=records.history(new=True),
         )
-        return bool(callback(progress))
+        stop = bool(callback(progress))
+        records.event("pause", began, seconds=round(records.now() - began, 6))
+        return stop
 
     def drain_all(self) -> None:
         while self.pending:

@@ -117,6 +117,10 @@ class Programs:
         """What singles out the batch of the worker's step."""
         return self._selection(worker, self.steps[worker])
 
+    def view(self, worker: int) -> PyTree:
+        """What the worker computes on, packed; it may still be on its way."""
+        return self._views[worker]
+
     def compute(self, worker: int, selection: PyTree) -> PyTree:
         """Dispatches the worker's gradient on the view it holds; returns at once."""
         data = self._data[self.placement.workers[worker]]

@@ -36,7 +36,8 @@ def assert_consistent(result, num_commits, num_workers=4):
     assert result.trace.num_workers == num_workers
     for name in ("worker", "pulled_at", "step", "time", "staleness"):
         np.testing.assert_array_equal(history[name][applied], getattr(result.trace, name), err_msg=name)
-    assert (history["dispatched"] <= history["ready"]).all()
+    assert (history["dispatched"] <= history["began"]).all()
+    assert (history["began"] <= history["ready"]).all()
     assert (history["ready"] <= history["time"] + 1e-6).all()
     assert history["dispatched"].min() >= 0
     assert int(result.state.arrivals) >= len(applied)
