@@ -1,6 +1,7 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
-from gemjax import arrivals, eventlog
+from gemjax import arrivals, eventlog, telemetry
+from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Shards
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
@@ -34,9 +35,12 @@ from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.per_worker import per_worker
+from gemjax.perfetto import chrome_trace
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.slots import Slots
 from gemjax.staleness import StalenessState, asynchronous, pull
+from gemjax.summary import Summary, summarise
+from gemjax.telemetry import Timeline, timeline
 from gemjax.trace import Trace
 
 __all__ = [
@@ -54,8 +58,11 @@ __all__ = [
     "Slots",
     "StalenessSchedule",
     "StalenessState",
+    "Summary",
     "SweepResult",
+    "Timeline",
     "Trace",
+    "Verdict",
     "agn",
     "align_with_momentum",
     "arrivals",
@@ -63,6 +70,7 @@ __all__ = [
     "asynchronous",
     "average_elastically",
     "average_position",
+    "chrome_trace",
     "compensate_delay",
     "correct_one_step_delay",
     "cpu_devices",
@@ -114,7 +122,11 @@ __all__ = [
     "scale_by_staleness",
     "simulate",
     "staleness_aware",
+    "summarise",
     "sweep",
+    "telemetry",
+    "timeline",
     "tune_momentum",
+    "verdict",
     "yellowfin",
 ]
