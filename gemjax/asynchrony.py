@@ -106,8 +106,8 @@ def _lock_step(s: Summary) -> Finding:
     passed = s.versions > 1.5 / s.num_workers
     return Finding(
         passed,
-        f"{s.versions:.2f} versions of the central variable were read a commit (1: everybody pulls on his own; "
-        f"{1 / s.num_workers:.2f}: all pull together and wait for the slowest).",
+        f"Workers pulled {'each on its own' if passed else 'together'}: {s.versions:.2f} versions of the central variable were "
+        f"read a commit (it is {1 / s.num_workers:.2f} in lock step, where all wait for the slowest).",
         "remove the barrier: dispatch a worker as soon as its own commit is made.",
         decisive=True,
     )
@@ -125,7 +125,7 @@ def _order(s: Summary) -> Finding:
 
 
 def _overlap(s: Summary) -> Finding:
-    text = f"While anybody computed, {s.at_once:.1f} of {s.num_workers} workers did so at once."
+    text = f"Of {s.num_workers} workers, {s.at_once:.1f} computed at the same time, in the mean over the time in which any did."
     if s.num_devices == 1 and s.measured:
         return Finding(
             False,
@@ -133,7 +133,10 @@ def _overlap(s: Summary) -> Finding:
             "give the workers devices of their own; on a CPU call gemjax.cpu_devices(n) first.",
             decisive=True,
         )
-    advice = "give each commit more work (a larger batch, or local steps), or use fewer workers."
+    # If workers wait for the centre, the advice is what to do about that.
+    advice = (
+        "give each commit more work (a larger batch, or local steps), or use fewer workers." if _wait(s).passed else ""
+    )
     return Finding(s.at_once >= OVERLAP, text, advice, decisive=_take_turns(s))
 
 

@@ -27,7 +27,9 @@ NEEDED = {
     "end": ("worker",),
     "pause": ("seconds",),
 }
-KINDS = {"event": "text", "time": "time", "staleness": "count"} | dict.fromkeys(NEEDED["commit"], "count")
+KINDS = {"event": "text", "time": "time", "staleness": "count", "draw": "count"} | dict.fromkeys(
+    NEEDED["commit"], "count"
+)
 KINDS_OF = {
     "start": KINDS | {"num_workers": "count", "commits": "count", "devices": "list of names", "central": "text"},
     "ready": KINDS | {"began": "time"},

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def timeline(
     ['commit', 0.0, 0.8, 1.0]
     """
     if isinstance(source, Mapping):
-        rows, incidents, start = _of_history(source), [], {}
+        rows, incidents, start = _of_history(cast("Mapping[str, np.ndarray]", source)), [], {}
     else:
         rows, incidents, start = _of_events(source)
     cycles = _columns(rows)

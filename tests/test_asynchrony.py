@@ -20,7 +20,7 @@ def test_free_workers_are_truly_asynchronous():
     assert verdict.headline == "Truly asynchronous."
     assert not failed(verdict)
     assert verdict.advice == ()
-    assert "4 workers did so at once" in str(verdict)
+    assert "Of 4 workers, 3.9 computed at the same time" in str(verdict)
 
 
 @pytest.mark.parametrize(

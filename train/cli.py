@@ -1,4 +1,4 @@
-"""The command line: `python -m train [CONFIGURATION | bench] [flags]`."""
+"""The command line: `python -m train [CONFIGURATION | report | bench] [flags]`."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,8 @@ from train.config import Config
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
 Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
-`python -m train bench --help` measures instead of training. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
+`python -m train report [RUN]` tells whether a run was truly asynchronous, `python -m train bench --help` measures instead of
+training. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
@@ -32,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from train import bench  # Compiles nothing and imports no plotting unless asked for.
 
             return bench.main(argv[1:])
+        if argv[:1] == ["report"]:
+            from train import report
+
+            return report.main(argv[1:])
         return _train(argv)
     except KeyboardInterrupt:
         return 130
@@ -69,7 +74,7 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         default = configs.load(name)
     except ValueError:
         raise UsageError(
-            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)} or bench"
+            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, report or bench"
         ) from None
     argv, resume = _resume(argv)
     if resume:

@@ -171,7 +171,7 @@ class Config:
         try:
             fields = json.loads(Path(path).read_text())
             return cls(**fields)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not the configuration of a run: {error}") from error
 
 

@@ -204,7 +204,7 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
         f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate_text} commits, "
         f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}, dropped {summary['dropped']}",
     )
-    _say(console, f"picture: {folder.picture}")
+    _say(console, f"picture: {folder.picture}; was it asynchronous? python -m train report {folder.path}")
     return summary
 
 
