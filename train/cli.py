@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tyro
 from rich.console import Console
 
-from train import configs
+from train import configs, scalars
 from train.config import Config
 
 DESCRIPTION = f"""Asynchronous training with gemjax.
@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(argv: list[str]) -> int:
     config, resume = parse(argv)
+    if config.tensorboard and not scalars.available():
+        raise UsageError(scalars.INSTALL)
     import gemjax  # After the flags are known to be right: this imports JAX.
     from train.runfolder import RunFolder
     from train.story import dry_run, train

@@ -24,7 +24,7 @@ def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metric
     arrivals = run.only("commit") if run.measured else run.only("commit", "drop")
     loss, dropped = arrivals["loss"], int((arrivals["event"] == "drop").sum())
     at = np.arange(1, len(loss) + 1) if by == "commits" else arrivals["time"]
-    axes.plot(*_thinned(at, loss), color="tab:blue", alpha=0.25, lw=0.6, label="each commit")
+    axes.plot(*_thinned(at, loss), color="tab:blue", alpha=0.35, lw=0.7, label="each commit")
     window = max(1, len(loss) // 50)
     mean = np.convolve(loss, np.ones(window) / window, "valid")
     axes.plot(*_thinned(at[window - 1 :], mean), color="tab:blue", lw=1.8, label=f"mean of {window}")
@@ -115,7 +115,7 @@ def draw_shares(axes: Axes, run: Timeline, summary: Summary) -> None:
     low, high = 100 * summary.share.min(), 100 * summary.share.max()
     axes.set(xlabel="worker", ylabel="share of the commits (%)", title=f"Commits: {low:.1f} to {high:.1f} % a worker")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower right")
+    axes.legend()
 
 
 def draw_incidents(axes: Axes, run: Timeline) -> None:

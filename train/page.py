@@ -23,7 +23,7 @@ h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.25rem; margin: 2rem 0 .6r
 .passed .mark { color: var(--yes); } .failed .mark { color: var(--no); font-weight: bold; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: .6rem; margin: 0; }
 dl div { background: var(--card); border-radius: .3rem; padding: .5rem .8rem; } dt { color: var(--soft); font-size: .85rem; }
-dd { margin: 0; font-size: 1.15rem; font-weight: 600; } 
+dd { margin: 0; font-size: 1.15rem; font-weight: 600; }
 dd small { display: block; font-size: .8rem; font-weight: 400; color: var(--soft); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1.2rem; }
 figure { margin: 0; break-inside: avoid; } figure.wide { grid-column: 1 / -1; }
@@ -36,7 +36,7 @@ code { font-size: .9em; overflow-wrap: anywhere; } summary { cursor: pointer; }
 footer { margin-top: 2rem; border-top: 1px solid var(--line); font-size: .85rem; color: var(--soft); }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa7b6; --paper: #15181d; --card: #1e232b;
   --line: #343c48; --yes: #4ac26b; --partly: #d4a72c; --no: #ff7b72; --unknown: #9aa7b6; }
-  img { filter: invert(.91) hue-rotate(180deg); } }
+  img { border-color: #d8dee6; filter: invert(.91) hue-rotate(180deg); } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } .figures { grid-template-columns: 1fr 1fr; }
   .verdict, dl div { break-inside: avoid; border: 1px solid var(--line); } }
 """

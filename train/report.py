@@ -152,7 +152,7 @@ def _numbers(run: Timeline, summary: Summary, metrics: figures.Metrics) -> list[
     loss = run.only("commit")["loss"]
     window = max(1, len(loss) // 50)
     span = duration(summary.span) if run.measured else f"{summary.span:.4g}"
-    unit = "s" if run.measured else "unit"
+    unit = "second" if run.measured else "unit of time"
     found = [
         ("commits", f"{summary.commits:,}", f"{summary.commits / max(summary.span, 1e-12):.4g} a {unit}"),
         ("time", span, f"{duration(summary.paused)} of it in evaluations" if summary.paused else ""),

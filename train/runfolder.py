@@ -31,6 +31,7 @@ class RunFolder:
         self.picture = self.path / "run.png"
         self.report = self.path / "report.html"
         self.timeline = self.path / "timeline.json"
+        self.tensorboard = self.path / "tensorboard"
         self.checkpoints_path = self.path / "checkpoints"
 
     @classmethod

@@ -18,6 +18,7 @@ from train.config import Config
 from train.methods import METHODS, local_steps
 from train.progress import ProgressLine, mean_loss
 from train.runfolder import RunFolder
+from train.scalars import Scalars
 from train.task import Task, make_task
 
 CALLBACK_EVERY = 100  # Commits between two looks at the run.
@@ -42,7 +43,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
         folder.begin(config)  # After what it continues was found to fit.
         with gemjax.EventLog(folder.events) as log:
             watcher = _Watcher(config, task, folder, checkpoints, log, interrupt, console, done=len(recorded))
-            with watcher.line:
+            with watcher.line, watcher.scalars:
                 began = time.perf_counter()
                 result = _run_engine(config, task, state, recorded, log, watcher)
                 seconds = time.perf_counter() - began
@@ -116,6 +117,7 @@ class _Watcher:
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt = log, interrupt
         self.line = ProgressLine(console, task.num_commits, done)
+        self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.eval_every = config.eval_every or max(1, task.num_commits // EVALUATIONS)
         self._evaluated = done // self.eval_every
         self._saved = done
@@ -128,6 +130,7 @@ class _Watcher:
             self._evaluated = done // self.eval_every
             self.evaluate(progress)
         self.line.update(done, progress.rejected, progress.history)
+        self.scalars.progress(done, progress.history, self.line.rate)
         if self.config.checkpoint_every and done - self._saved >= self.config.checkpoint_every:
             self._saved = done
             self.folder.save_checkpoint(self.checkpoints, progress.state(), progress.trace(), self.log)
@@ -136,6 +139,7 @@ class _Watcher:
     def evaluate(self, progress: gemjax.Progress) -> None:
         loss, accuracy = self.task.evaluate(progress.params)
         self.line.accuracy = accuracy
+        self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
         recent = progress.history
         self.folder.add_metrics(
             commits=progress.commits,
