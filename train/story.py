@@ -116,7 +116,7 @@ class _Watcher:
     def __init__(self, config, task, folder, checkpoints, log, interrupt, console, done: int):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt = log, interrupt
-        self.line = ProgressLine(console, task.num_commits, done)
+        self.line = ProgressLine(console, task.num_commits, done, config.workers)
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.eval_every = config.eval_every or max(1, task.num_commits // EVALUATIONS)
         self._evaluated = done // self.eval_every
