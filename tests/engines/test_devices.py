@@ -268,6 +268,21 @@ def test_a_commit_that_is_not_finite_does_not_happen(kind, tmp_path):
     assert_close(result.params, replay(result, QUADRATIC).params, rtol=1e-5)
 
 
+def test_the_log_tells_devices_views_and_pauses(tmp_path):
+    """Who computes where; when each worker had its view; how long the callback kept everybody waiting."""
+    path = tmp_path / "log"
+    with gemjax.EventLog(path) as log:
+        result = run(log=log, callback=lambda progress: False, callback_every=20)
+    (start,) = events(path, "start")
+    assert start["devices"] == [f"cpu:{worker}" for worker in range(4)]
+    assert start["central"] == "cpu:8"
+    pauses = events(path, "pause")
+    assert len(pauses) == 2
+    assert all(pause["seconds"] >= 0 for pause in pauses)
+    began = [event["began"] for event in events(path, "ready")]
+    np.testing.assert_allclose(began, result.history["began"], atol=1e-6)
+
+
 def test_when_nothing_gets_through_the_run_fails_with_a_story():
     problem = QUADRATIC._replace(batches=lambda worker, step: jnp.full(4, jnp.nan))
     with pytest.raises(gemjax.RunFailedError, match=r"all rejected .*worker \d step \d+: loss nan.*learning rate"):
