@@ -95,7 +95,6 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[list[dict], list[di
             if commits < len(applied):
                 del rows[applied[commits] :], applied[commits:]
                 incidents = [incident for incident in incidents if incident["time"] <= event["time"]]
-            running.clear()
         elif kind == "dispatch":
             running[cycle] = {"dispatch": event["time"]}
         elif kind == "ready":

@@ -84,6 +84,9 @@ def test_incidents_are_instants_on_the_track_of_their_worker(events):
 def test_counters_follow_commits(events):
     for name in ("loss", "staleness"):
         assert sum(event["ph"] == "C" and event["name"] == name for event in events) == 15
+    counts = [event["args"]["staleness"] for event in events if event["name"] == "staleness"]
+    assert {type(count) for count in counts} == {int}
+    assert max(counts) > 1
 
 
 def test_tracks_are_named_after_worker_and_device(events):
