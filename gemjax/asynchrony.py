@@ -185,11 +185,11 @@ def _staleness(s: Summary) -> Finding:
 
 def _participation(s: Summary) -> Finding:
     idle = np.flatnonzero(s.share < TRIFLING / s.num_workers)
-    lost = f"; {s.retired} of them retired after {s.faults} faults" if s.retired else ""
+    lost = f"; retired: {s.retired}, after {s.faults} faults" if s.retired else ""
     named = ", ".join(map(str, idle[:5])) + (", …" if len(idle) > 5 else "")
     return Finding(
         len(idle) == 0,
-        f"{len(idle)} workers made less than a tenth of an equal share ({named}){lost}." if len(idle) else
+        f"Workers with less than a tenth of an equal share of the commits: {len(idle)} ({named}){lost}." if len(idle) else
         "Every worker made at least a tenth of an equal share of the commits.",
         "look at the faults and at the speed of these workers' devices.",
     )  # fmt: skip

@@ -95,6 +95,7 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[list[dict], list[di
             if commits < len(applied):
                 del rows[applied[commits] :], applied[commits:]
                 incidents = [incident for incident in incidents if incident["time"] <= event["time"]]
+            _end_at(event["time"], rows, incidents)
         elif kind == "dispatch":
             running[cycle] = {"dispatch": event["time"]}
         elif kind == "ready":
@@ -110,6 +111,18 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[list[dict], list[di
         if kind not in ("start", "dispatch", "ready", "commit", "drop", "reject"):
             incidents.append(dict(event))
     return rows, incidents, start
+
+
+def _end_at(time: float, rows: list[dict[str, Any]], incidents: list[dict[str, Any]]) -> None:
+    """A continued run goes on from the time of its last commit: what came after that in the run before ends there."""
+    for row in rows:
+        for name in ("dispatch", "began", "ready", "time"):
+            if row.get(name, time) > time:
+                row[name] = time
+    for incident in incidents:
+        if incident["event"] == "pause":
+            incident["seconds"] = min(incident["seconds"], max(0.0, time - incident["time"]))
+        incident["time"] = min(incident["time"], time)
 
 
 def _of_history(history: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:

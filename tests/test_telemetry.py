@@ -44,11 +44,28 @@ def test_commits_made_again_after_a_crash_replace_the_first_ones():
     events = free(3, rounds=4)
     commits = [number for number, event in enumerate(events) if event["event"] == "commit"]
     kept = events[: commits[4] + 1]
-    again = gemjax.timeline([*events[: commits[8] + 1], start(3, commits=5), *events[commits[4] + 1 :]])
+    begin = start(3, commits=5, time=events[commits[4]]["time"])
+    again = gemjax.timeline([*events[: commits[8] + 1], begin, *events[commits[4] + 1 :]])
     once = gemjax.timeline(events)
     assert len(kept) < commits[8]
     for name, column in once.cycles.items():
         np.testing.assert_array_equal(again.cycles[name], column, err_msg=name)
+
+
+def test_what_came_after_the_last_commit_of_an_interrupted_run_ends_where_it_goes_on():
+    events = [
+        start(2),
+        *cycle(0, 0, dispatch=0.0, began=0.0, ready=1.0, time=1.0, pulled_at=0, staleness=0),
+        *cycle(1, 0, dispatch=0.0, began=0.0, ready=1.5, time=1.75, pulled_at=0, staleness=1, kind="reject", loss=None),
+        {"event": "pause", "time": 0.75, "seconds": 2.0},
+        start(2, commits=1, time=1.0),
+        *cycle(1, 1, dispatch=1.0, began=1.0, ready=2.0, time=2.0, pulled_at=1, staleness=0),
+    ]
+    run = gemjax.timeline(events)
+    assert run.cycles["event"].tolist() == ["commit", "reject", "commit"]
+    np.testing.assert_array_equal(run.cycles["time"], [1.0, 1.0, 2.0])
+    np.testing.assert_array_equal(run.cycles["dispatch"], [0.0, 0.0, 1.0])
+    assert run.incidents[0]["seconds"] == 0.25
 
 
 def test_a_history_is_as_good_as_a_log(tmp_path):

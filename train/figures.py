@@ -180,6 +180,6 @@ def _thinned(x: Any, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return x, y
     whole = len(y) // size * size
     bins = np.where(np.isfinite(y[:whole]), y[:whole], np.nan).reshape(-1, size)
-    filled = np.where(np.isnan(bins), np.nanmean(y), bins)
-    ends = np.stack([filled.min(1), filled.max(1)], 1).ravel()
+    lowest, highest = np.where(np.isnan(bins), np.inf, bins).min(1), np.where(np.isnan(bins), -np.inf, bins).max(1)
+    ends = np.where(np.isinf(lowest), np.nan, np.stack([lowest, highest])).T.ravel()
     return np.append(np.repeat(x[:whole:size], 2), x[-1]), np.append(ends, y[-1])

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -23,6 +23,7 @@ from train.runfolder import RunFolder
 
 SIZE = (6.6, 4.0)
 WORKERS_LISTED, INCIDENTS_LISTED = 128, 50
+CYCLES_TRACED = 200_000  # In timeline.json: the newest.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,45 +66,60 @@ def write_report(folder: RunFolder) -> Verdict:
         raise ValueError(f"{folder.events}: {error}") from error
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
     pictures = draw(run, summary, metrics, folder.path / "figures")
-    folder.timeline.write_text(json.dumps(gemjax.chrome_trace(run), allow_nan=False) + "\n", encoding="utf-8")
+    with open(folder.timeline, "w", encoding="utf-8") as file:
+        json.dump(gemjax.chrome_trace(_newest(run)), file, allow_nan=False)
     folder.report.write_text(compose(folder, config, run, summary, verdict, metrics, pictures), encoding="utf-8")
     return verdict
 
 
+def _newest(run: Timeline) -> Timeline:
+    """As much of the end of a run as a viewer takes in."""
+    if len(run.cycles["time"]) <= CYCLES_TRACED:
+        return run
+    cycles = {name: column[-CYCLES_TRACED:] for name, column in run.cycles.items()}
+    incidents = tuple(i for i in run.incidents if i["time"] >= cycles["dispatch"].min())
+    return dataclasses.replace(run, cycles=cycles, incidents=incidents)
+
+
 def draw(run: Timeline, summary: Summary, metrics: figures.Metrics, pngs: Path) -> list[page.Picture]:
     """All figures that the records have data for, each also as a PNG in `pngs`."""
-    expected = summary.num_workers - 1
-    drawings: list[tuple[str, str, Callable[[Axes], None]]] = [
-        ("loss", "Training loss against commits, and the loss on the test set.",
-         lambda axes: figures.draw_loss(axes, run, metrics=metrics)),
-        ("loss-time", "The same against time.", lambda axes: figures.draw_loss(axes, run, by="time", metrics=metrics)),
-        ("staleness", f"Staleness: commits of others between a worker's pull and its commit; N − 1 = {expected} if all are "
-         "equally fast.", lambda axes: figures.draw_staleness(axes, run, expected=expected)),
-    ]  # fmt: skip
-    if metrics:
-        drawings.insert(2, ("accuracy", "Accuracy on the test set.", lambda axes: figures.draw_accuracy(axes, metrics)))
-    if "gap" in run.cycles and np.isfinite(run.only("commit")["gap"]).any():
-        drawings.append(("gap", "Gap: what staleness did to the parameters that a gradient was computed on.",
-                         lambda axes: figures.draw_gap(axes, run)))  # fmt: skip
-    if run.measured:
-        drawings += [
-            ("utilisation", "What each worker did from its first dispatch to the end.",
-             lambda axes: figures.draw_account(axes, run, summary)),
-            ("waits", "Commit wait: a finished gradient waits to be committed. View wait: a worker waits for its next view. "
-             "Both are short beside the gradient in a run that is truly asynchronous.",
-             lambda axes: figures.draw_waits(axes, run)),
-        ]  # fmt: skip
-    drawings.append(("shares", "Share of the commits that each worker made.",
-                     lambda axes: figures.draw_shares(axes, run, summary)))  # fmt: skip
-    if summary.dropped or summary.rejected or summary.faults:
-        drawings.append(("incidents", "What was dropped, rejected or failed, by worker and time.",
-                         lambda axes: figures.draw_incidents(axes, run)))  # fmt: skip
-    drawings.append(("timeline", "Who computed when, and who waited; the whole of it is in timeline.json.",
-                     lambda axes: figures.draw_timeline(axes, run)))  # fmt: skip
     pngs.mkdir(exist_ok=True)
-    for old in pngs.glob("*.png"):
-        old.unlink()
-    return [_render(name, caption, drawing, pngs) for name, caption, drawing in drawings]
+    return [_render(*drawing, pngs) for drawing in _drawings(run, summary, metrics)]
+
+
+def _drawings(
+    run: Timeline, summary: Summary, metrics: figures.Metrics
+) -> Iterator[tuple[str, str, Callable[[Axes], None]]]:
+    """Of each figure its name, its caption, and what draws it."""
+    commits, expected = run.only("commit"), summary.num_workers - 1
+    caption = "Training loss against commits, and the loss on the test set." if metrics else "Training loss."
+    yield "loss", caption, lambda axes: figures.draw_loss(axes, run, metrics=metrics)
+    yield "loss-time", "The same against time.", lambda axes: figures.draw_loss(axes, run, by="time", metrics=metrics)
+    if metrics:
+        yield "accuracy", "Accuracy on the test set.", lambda axes: figures.draw_accuracy(axes, metrics)
+    if np.isfinite(commits["staleness"]).any():
+        caption = (
+            "Staleness: commits of others between a worker's pull and its commit; "
+            f"N − 1 = {expected} if all are equally fast."
+        )
+        yield "staleness", caption, lambda axes: figures.draw_staleness(axes, run, expected=expected)
+    if "gap" in commits and np.isfinite(commits["gap"]).any():
+        caption = "Gap: what staleness did to the parameters that a gradient was computed on."
+        yield "gap", caption, lambda axes: figures.draw_gap(axes, run)
+    if run.measured:
+        caption = "What each worker did from its first dispatch to the end."
+        yield "utilisation", caption, lambda axes: figures.draw_account(axes, run, summary)
+        caption = (
+            "Commit wait: a finished gradient waits to be committed. View wait: a worker waits for its next view. Both are "
+            "short beside the gradient in a run that is truly asynchronous."
+        )
+        yield "waits", caption, lambda axes: figures.draw_waits(axes, run)
+    yield "shares", "Share of the commits that each worker made.", lambda axes: figures.draw_shares(axes, run, summary)
+    if summary.dropped or summary.rejected or summary.faults:
+        caption = "What was dropped, rejected or failed, by worker and time."
+        yield "incidents", caption, lambda axes: figures.draw_incidents(axes, run)
+    caption = "Who computed when, and who waited; timeline.json has the rest."
+    yield "timeline", caption, lambda axes: figures.draw_timeline(axes, run)
 
 
 def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path) -> page.Picture:
@@ -156,7 +172,7 @@ def _numbers(run: Timeline, summary: Summary, metrics: figures.Metrics) -> list[
     found = [
         ("commits", f"{summary.commits:,}", f"{summary.commits / max(summary.span, 1e-12):.4g} a {unit}"),
         ("time", span, f"{duration(summary.paused)} of it in evaluations" if summary.paused else ""),
-        ("training loss", f"{np.nanmean(loss[-window:]):.4g}", f"mean of the last {window}"),
+        ("training loss", f"{loss[-window:].mean():.4g}", f"mean of the last {window}"),
     ]
     if metrics:
         found.append(("test accuracy", f"{100 * metrics['test_accuracy'][-1]:.2f} %", "at the last evaluation"))

@@ -13,6 +13,7 @@ from gemjax import Checkpoints, RunState, Trace, eventlog
 from train.config import Config
 
 RUNS = Path("runs")
+METRICS = ("commits", "time", "test_loss", "test_accuracy")  # What a line of metrics has at least.
 
 
 class RunFolder:
@@ -114,6 +115,8 @@ def _metrics(line: bytes, where: str) -> dict[str, float]:
         row = json.loads(line)
         if not isinstance(row, dict) or any(isinstance(value, (str, list, dict)) for value in row.values()):
             raise ValueError("expected an object of numbers")
+        if lacking := [name for name in METRICS if name not in row]:
+            raise ValueError(f"it has no {', '.join(lacking)}")
         return {name: math.nan if value is None else float(value) for name, value in row.items()}
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{where}: not metrics of a run: {error}; the line is {line[:80]!r}") from error
