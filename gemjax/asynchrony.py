@@ -163,7 +163,7 @@ def _wait(s: Summary) -> Finding:
         "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
         "barrier: give it a device of its own (--central dedicated, or gemjax.place(n, 'dedicated'))."
         if s.colocated
-        else "the centre is the bottleneck: give each commit more work (a larger batch, or local steps with --period), or use "
+        else "the centre is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
         "fewer workers; CPU devices share the host's cores."
     )
     return Finding(
