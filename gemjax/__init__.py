@@ -2,7 +2,7 @@
 
 from gemjax import arrivals, eventlog, telemetry
 from gemjax.asynchrony import Verdict, verdict
-from gemjax.batches import Computed, Epochs, Shards
+from gemjax.batches import Computed, Epochs, Shards, Stream
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
@@ -34,6 +34,7 @@ from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
+from gemjax.on_host import OnHost
 from gemjax.per_worker import per_worker
 from gemjax.perfetto import chrome_trace
 from gemjax.placement import Placement, cpu_devices, place
@@ -49,6 +50,7 @@ __all__ = [
     "Epochs",
     "EventLog",
     "LocalSteps",
+    "OnHost",
     "Placement",
     "Progress",
     "Result",
@@ -58,6 +60,7 @@ __all__ = [
     "Slots",
     "StalenessSchedule",
     "StalenessState",
+    "Stream",
     "Summary",
     "SweepResult",
     "Timeline",

@@ -1,4 +1,4 @@
-"""Which batch a worker computes on: a pure function of (worker, that worker's step)."""
+"""Which batch a worker computes on: a pure function of (worker, that worker's step), or of the order of commits."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,6 +16,10 @@ PyTree = Any
 
 class Batches(Protocol):
     """What an engine needs to know about data.
+
+    One whose batches depend on the order of commits has an attribute ``shared = True`` besides; its ``select`` is given
+    ``draw`` too, the column of :class:`gemjax.Trace`. Data of one that derives from :class:`Rows` can be left in host memory
+    (:class:`gemjax.OnHost`).
 
     Attributes:
       data: arrays put once on every device that computes gradients.
@@ -49,7 +53,16 @@ class Computed:
         return self.fn(*selection)
 
 
-class Epochs:
+class Rows:
+    """Batches that are rows of ``data``, arrays [n, …]: a subclass selects their numbers, int32 [batches, rows a batch]."""
+
+    data: PyTree
+
+    def batch(self, data, selection):
+        return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
+
+
+class Epochs(Rows):
     """Every worker goes through all the data in epochs of its own, each in its own shuffled order (as GEM's workers do).
 
     The order of an epoch depends on (seed, worker, epoch) alone, so any batch can be recomputed. Rows beyond the last full
@@ -72,24 +85,18 @@ class Epochs:
     """
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
-        self.num_rows = _num_rows(data)
-        if not 1 <= batch_size <= self.num_rows:
-            raise ValueError(f"batch_size must be in 1 … {self.num_rows} (the rows of the data), got {batch_size}")
+        self.num_rows = _num_rows(data, batch_size)
         self.data = data
         self.batch_size = int(batch_size)
         self.seed = int(seed)
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
 
-    def _shuffle(self, worker: int, epoch: int) -> np.ndarray:
-        sequence = np.random.SeedSequence((self.seed, worker, epoch))
-        order = np.random.Generator(np.random.Philox(sequence)).permutation(self.num_rows).astype(np.int32)
-        return order[: self.steps_per_epoch * self.batch_size].reshape(self.steps_per_epoch, self.batch_size)
-
     def _order(self, worker: int, epoch: int) -> np.ndarray:
         known = self._orders.get(worker)
         if known is None or known[0] != epoch:
-            known = self._orders[worker] = (epoch, self._shuffle(worker, epoch))
+            order = _shuffled(self.num_rows, self.batch_size, self.seed, worker, epoch)
+            known = self._orders[worker] = (epoch, order)
         return known[1]
 
     def select(self, worker, step):
@@ -97,11 +104,8 @@ class Epochs:
         chosen = zip(np.asarray(worker).tolist(), epochs.tolist(), rows.tolist(), strict=True)
         return np.array([self._order(w, epoch)[row] for w, epoch, row in chosen], np.int32).reshape(-1, self.batch_size)
 
-    def batch(self, data, selection):
-        return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
 
-
-class Shards:
+class Shards(Rows):
     """Every worker goes through rows of its own, in epochs of its own, each in another order.
 
     The rows are dealt out once. Without ``labels`` each worker gets an equal share of all of them at random. With ``labels`` it
@@ -162,29 +166,80 @@ class Shards:
         epoch, row = divmod(step, steps)
         known = self._orders.get(worker)
         if known is None or known[0] != epoch:
-            sequence = np.random.SeedSequence((self.seed, worker, epoch))
-            order = np.random.Generator(np.random.Philox(sequence)).permutation(self.rows[worker])
-            known = self._orders[worker] = (epoch, order[: steps * self.batch_size].reshape(steps, self.batch_size))
+            order = _shuffled(self.rows[worker], self.batch_size, self.seed, worker, epoch)
+            known = self._orders[worker] = (epoch, order)
         return known[1][row]
 
     def select(self, worker, step):
         pairs = zip(np.asarray(worker).tolist(), np.asarray(step).tolist(), strict=True)
         return np.array([self._batch(w, s) for w, s in pairs], np.int32).reshape(-1, self.batch_size)
 
-    def batch(self, data, selection):
-        return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
+
+class Stream(Rows):
+    """One sequence of batches for all workers: the next one goes to whoever is next (as in DANA's simulations).
+
+    All workers together go through the data in epochs, each in another order, which depends on (seed, epoch) alone. At the
+    begin of a run each worker draws a batch, in their order; from then on a worker draws the next one as soon as it has
+    committed, whatever became of the commit. A worker that pulls again without a commit keeps the batch it has. With
+    :class:`gemjax.LocalSteps` a draw is as many consecutive batches as the period, which must be the same for all workers.
+    So the stream follows from the trace, whose column ``draw`` counts it: by an arrival model, or as it was on devices.
+
+    Args:
+      data: pytree of arrays with a common leading axis of n rows.
+      batch_size: rows a batch, in 1 … n. Rows beyond the last full batch of an epoch are left out of that epoch.
+      seed: decides all orders; a non-negative int, default 0.
+
+    Raises:
+      ValueError: if the leading axes differ, or the batch is larger than the data.
+
+    >>> import gemjax
+    >>> stream, trace = Stream({"x": np.arange(6)}, batch_size=1), gemjax.Trace(worker=[0, 1, 1, 1, 0, 1])
+    >>> trace.draw                     # Worker 0 began with batch 0 and went on with batch 2, when it had committed.
+    array([0, 1, 3, 4, 2, 5], dtype=int32)
+    >>> rows = stream.select(trace.worker, trace.step, trace.draw)
+    >>> sorted(rows.ravel().tolist())  # One epoch.
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    shared = True
+
+    def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
+        self.num_rows = _num_rows(data, batch_size)
+        self.data, self.batch_size, self.seed = data, int(batch_size), int(seed)
+        self.steps_per_epoch = self.num_rows // self.batch_size
+        self._orders: dict[int, np.ndarray] = {}  # Of the epochs asked for last.
+
+    def select(self, worker, step, draw):
+        del worker, step
+        epochs, rows = np.divmod(np.asarray(draw), self.steps_per_epoch)
+        known = self._orders
+        self._orders = {
+            epoch: known[epoch] if epoch in known else _shuffled(self.num_rows, self.batch_size, self.seed, epoch)
+            for epoch in np.unique(epochs).tolist()
+        }
+        chosen = [self._orders[epoch][row] for epoch, row in zip(epochs.tolist(), rows.tolist(), strict=True)]
+        return np.array(chosen, np.int32).reshape(-1, self.batch_size)
 
 
-def _num_rows(data: PyTree) -> int:
+def _shuffled(rows: int | np.ndarray, batch_size: int, *entropy: int) -> np.ndarray:
+    """int32 [batches, batch_size]; ``rows`` in an order that ``entropy`` decides, less those beyond the last full batch."""
+    order = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy))).permutation(rows)
+    return order[: len(order) // batch_size * batch_size].reshape(-1, batch_size).astype(np.int32)
+
+
+def _num_rows(data: PyTree, batch_size: int = 1) -> int:
     """The common leading axis.
 
     Raises:
-      ValueError: if there is none.
+      ValueError: if there is none, or fewer rows than a batch.
     """
     rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(data)}
     if len(rows) != 1 or None in rows:
         raise ValueError(f"all arrays of the data must have the same number of rows, got {sorted(map(str, rows))}")
-    return int(next(iter(rows)) or 0)
+    num_rows = int(next(iter(rows)) or 0)
+    if not 1 <= batch_size <= num_rows:
+        raise ValueError(f"batch_size must be in 1 … {num_rows} (the rows of the data), got {batch_size}")
+    return num_rows
 
 
 def _deal_by_class(labels: np.ndarray, num_rows: int, num_workers: int, concentration: float, rng) -> list[np.ndarray]:
@@ -199,6 +254,21 @@ def _deal_by_class(labels: np.ndarray, num_rows: int, num_workers: int, concentr
         for share, part in zip(shares, np.split(rows, cuts.round().astype(int)), strict=True):
             share.append(part)
     return [np.sort(np.concatenate(share)) for share in shares]
+
+
+def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: np.ndarray) -> PyTree:
+    """What ``batches`` select for vectors of (worker, that worker's step, draw of the trace)."""
+    return batches.select(worker, step, draw) if is_shared(batches) else batches.select(worker, step)
+
+
+def part(batches: Any, selection: PyTree) -> tuple[PyTree, PyTree]:
+    """Data that stay on the host: what a selection needs of them, and the selection in that; otherwise ``None`` and itself."""
+    return batches.part(selection) if hasattr(batches, "part") else (None, selection)
+
+
+def is_shared(batches: Any) -> bool:
+    """Whether the workers draw from one sequence of ``batches``, so that the order of commits matters."""
+    return getattr(batches, "shared", False)
 
 
 def as_batches(batches: Any) -> Any:

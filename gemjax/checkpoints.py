@@ -10,10 +10,9 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from gemjax.engines.transition import RunState
-from gemjax.trace import Trace
+from gemjax.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.1"
-COLUMNS = ("worker", "pulled_at", "step", "time")
 
 
 class Checkpoints:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from gemjax.trace import Trace
+from gemjax.trace import COLUMNS, Trace
 
 EVENTS = ("start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "end", "pause")
 
@@ -46,9 +46,10 @@ class EventLog:
     Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time).
     ``start`` adds the number of workers, the commits made before, and the devices. ``dispatch`` adds worker and step;
     ``ready`` too, and ``began``, the time when the worker had its view. ``commit``, ``reject`` (it was not finite) and
-    ``drop`` (the method refused it) add worker, step, ``pulled_at`` (the version that was read), staleness, ``loss`` (``null``
-    if not finite) and what diagnostics were asked for. ``fault`` adds worker, step and ``error``; ``retire`` (it kept
-    raising) and ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` that a callback took.
+    ``drop`` (the method refused it) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
+    :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and what diagnostics were asked for. ``fault`` adds
+    worker, step and ``error``; ``retire`` (it kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the
+    ``seconds`` that a callback took.
 
     Args:
       path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is
@@ -122,7 +123,10 @@ def trace_of(path: str | os.PathLike, num_workers: int) -> Trace:
             del commits[event.get("commits", 0) :]
         elif event["event"] == "commit":
             commits.append(event)
-    columns = {name: np.array([event[name] for event in commits]) for name in ("worker", "pulled_at", "step", "time")}
+    names = [
+        name for name in COLUMNS if name != "draw" or all("draw" in event for event in commits)
+    ]  # Older logs: none.
+    columns = {name: np.array([event[name] for event in commits]) for name in names}
     try:
         return Trace(**columns, num_workers=num_workers)
     except ValueError as error:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.batches import is_shared, part, select
 from gemjax.nodes import NeedsLocalSteps
 
 PyTree = Any
@@ -102,19 +103,36 @@ class LocalBatches:
     batches: Any
     local: LocalSteps
 
+    def __post_init__(self):
+        if self.shared and not isinstance(self.local.period, int):
+            raise ValueError(
+                "a shared stream hands out as many batches at a time as the period of LocalSteps, but here periods differ; "
+                "give one int for all workers, or data that they do not share (gemjax.Epochs, gemjax.Shards)"
+            )
+
     @property
     def data(self) -> PyTree:
         return self.batches.data
 
-    def select(self, worker: np.ndarray, step: np.ndarray) -> PyTree:
+    @property
+    def shared(self) -> bool:
+        return is_shared(self.batches)
+
+    def select(self, worker: np.ndarray, step: np.ndarray, draw: Any = None) -> PyTree:
         """Of each commit: its first local step, their number, and the selections of ``longest`` batches."""
         longest = self.local.longest
         first, count = self.local.span(worker, step)
         ahead = np.minimum(np.arange(longest)[None], count[:, None] - 1)  # Beyond the last: that one again, unused.
         steps = (first[:, None] + ahead).ravel()
-        chosen = self.batches.select(np.repeat(np.asarray(worker), longest), steps)
+        draws = (np.asarray(draw)[:, None] * longest + ahead).ravel() if self.shared else steps
+        chosen = select(self.batches, np.repeat(np.asarray(worker), longest), steps, draws)
         chosen = jax.tree.map(lambda column: np.asarray(column).reshape(-1, longest, *np.shape(column)[1:]), chosen)
         return np.asarray(first, np.int32), np.asarray(count, np.int32), chosen
+
+    def part(self, selection: PyTree) -> tuple[PyTree, PyTree]:
+        first, count, chosen = selection
+        data, chosen = part(self.batches, chosen)
+        return data, (first, count, chosen)
 
     @staticmethod
     def only(selection: PyTree, commits: np.ndarray) -> PyTree:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from gemjax import slots
-from gemjax.batches import as_batches
+from gemjax.batches import as_batches, part, select
 from gemjax.engines.transition import Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.staleness import anchors_of, counting_refusals, pull, refused
@@ -86,16 +86,17 @@ def run_in_python(
     batches, opt_state = as_batches(batches), initial.opt_state
     batches = batches if local is None else LocalBatches(batches, local)
     # A function of arrays: the closure that a batch of local steps is cannot pass through jit.
-    gradient = jax.jit(lambda view, chosen, worker, step: transition.gradient(
-        view, batches.batch(batches.data, chosen), worker, step
+    gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(
+        view, batches.batch(batches.data if data is None else data, chosen), worker, step
     ))  # fmt: skip
     views = [slots.take(initial.view, worker).value._replace(params=params) for worker in range(trace.num_workers)]
-    for worker, step, commits, _ in zip(*trace.events(), strict=True):
+    for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
         view = views[worker]
         if commits:
-            selection = jax.tree.map(lambda column: column[0], batches.select(np.array([worker]), np.array([step])))
-            sent = gradient(view, selection, worker, step)
+            chosen = select(batches, np.array([worker]), np.array([step]), np.array([draw]))
+            data, selection = part(batches, jax.tree.map(lambda column: column[0], chosen))
+            sent = gradient(view, data, selection, worker, step)
             told = {"value": sent.loss}
             if local is not None:
                 told |= {"local_losses": sent.losses, "local_steps": jnp.int32(sent.steps)}

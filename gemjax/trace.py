@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 FORMAT = "gemjax.trace.1"
+COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
@@ -25,10 +26,14 @@ class Trace:
         step may be missing: a rejected gradient uses one up). Default: 0, 1, 2, … for each worker.
       time: float64 [T]; when the commit happens, in units of the model's or seconds; not decreasing. Default: t + 1.
       num_workers: number of workers N. Default: the largest worker plus one.
+      draw: int32 [T]; which batch of a stream that all workers share the commit was computed on (:class:`gemjax.Stream`):
+        each worker has drawn one before the first commit, in their order, and draws the next right after each of its
+        commits; so no two rows are equal. Default: counted like that. A run on devices records it, because there a commit
+        that is rejected or dropped draws as well and has no row.
 
     Raises:
       ValueError: if the arrays differ in length, a worker is out of range, a commit pulls the future or what was not
-        there any more, a worker's step repeats, or time runs backwards. The message names the first bad row.
+        there any more, a worker's step or a draw repeats, or time runs backwards. The message names the first bad row.
 
     >>> import gemjax
     >>> trace = gemjax.Trace(worker=[0, 1, 1, 0])
@@ -41,6 +46,7 @@ class Trace:
     step: np.ndarray
     time: np.ndarray
     num_workers: int
+    draw: np.ndarray
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class Trace:
         step: npt.ArrayLike | None = None,
         time: npt.ArrayLike | None = None,
         num_workers: int | None = None,
+        draw: npt.ArrayLike | None = None,
     ):
         worker = _integers("worker", worker)
         if num_workers is None:
@@ -63,13 +70,14 @@ class Trace:
             "step": _integers("step", count if step is None else step),
             "time": np.asarray(np.arange(1.0, len(worker) + 1) if time is None else time, np.float64),
             "num_workers": int(num_workers),
+            "draw": _integers("draw", np.where(previous < 0, worker, num_workers + previous) if draw is None else draw),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._validate(previous)
 
     def _validate(self, previous: np.ndarray) -> None:
-        lengths = {name: len(getattr(self, name)) for name in ("worker", "pulled_at", "step", "time")}
+        lengths = {name: len(getattr(self, name)) for name in COLUMNS}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of a trace must be equally long, got {lengths}")
         now = np.arange(len(self))
@@ -87,6 +95,10 @@ class Trace:
         _check_rows(
             self.step, self.step > last, "it repeats a commit: step {} of a worker whose last step was {}", last
         )
+        drawn = np.where(previous >= 0, self.draw[previous], -1)
+        _check_rows(self.draw, self.draw > drawn, "draw {} of a worker whose last draw was {}", drawn)
+        first = np.unique(self.draw, return_index=True)[1]
+        _check_rows(self.draw, np.isin(now, first), "draw {} is another row's already", 0)
         before = np.concatenate([self.time[:1], self.time[:-1]])
         ordered = np.isfinite(self.time) & (self.time >= before)
         _check_rows(self.time, ordered, "time {} is not finite, or earlier than the row before ({})", before)
@@ -98,8 +110,7 @@ class Trace:
         if not isinstance(other, Trace):
             return NotImplemented
         return self.num_workers == other.num_workers and all(
-            np.array_equal(getattr(self, name), getattr(other, name))
-            for name in ("worker", "pulled_at", "step", "time")
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS
         )
 
     @property
@@ -109,7 +120,7 @@ class Trace:
 
     def first(self, count: int) -> "Trace":
         """The first ``count`` commits."""
-        columns = {name: getattr(self, name)[:count] for name in ("worker", "pulled_at", "step", "time")}
+        columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return Trace(**columns, num_workers=self.num_workers)
 
     def events(self) -> "Events":
@@ -126,11 +137,11 @@ class Trace:
         row = np.concatenate([np.arange(len(self)), late])
         order = np.lexsort((row, is_commit, position))
         row, is_commit = row[order], is_commit[order]
-        return Events(self.worker[row], self.step[row], is_commit, row)
+        return Events(self.worker[row], self.step[row], is_commit, row, self.draw[row])
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the trace to ``path`` (.npz, no pickle)."""
-        columns = {name: getattr(self, name) for name in ("worker", "pulled_at", "step", "time")}
+        columns = {name: getattr(self, name) for name in COLUMNS}
         with open(path, "wb") as file:
             np.savez_compressed(file, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
 
@@ -144,8 +155,9 @@ class Trace:
         with open(path, "rb") as file:
             try:
                 with np.load(file, allow_pickle=False) as archive:
-                    names = ("format", "num_workers", "worker", "pulled_at", "step", "time")
-                    columns = {name: archive[name] for name in names}
+                    names = ("format", "num_workers", *COLUMNS)
+                    # Older traces have no draws.
+                    columns = {name: archive[name] for name in names if name != "draw" or name in archive}
                 columns["num_workers"] = int(columns["num_workers"])
             except Exception as error:  # Damaged bytes make zipfile, zlib and NumPy raise almost anything.
                 raise ValueError(f"{os.fspath(path)} is not a gemjax trace, or is damaged: {error}") from error
@@ -173,6 +185,7 @@ class Events(NamedTuple):
     step: np.ndarray  # int32 [E]
     commits: np.ndarray  # bool [E]; False: the worker's gradient is thrown away and it pulls again.
     row: np.ndarray  # int [E]
+    draw: np.ndarray  # int32 [E]
 
 
 def _previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax import slots
+from gemjax import diagnostics, slots
 
 PyTree = Any
 
@@ -47,6 +47,10 @@ class LookAhead(NamedTuple):
 
     velocity: PyTree  # Like the parameters that the rule sees.
     distance: jax.Array  # float []; the learning rate of the last commit times how many velocities ahead.
+
+    def length(self) -> jax.Array:
+        """What rules offer as the diagnostic ``look_ahead``."""
+        return jnp.abs(self.distance) * diagnostics.rms(self.velocity)
 
     def shift_view(self, view: PyTree) -> PyTree:
         return where_present(lambda v, x: x - jnp.asarray(self.distance, x.dtype) * v, self.velocity, view)

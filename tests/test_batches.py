@@ -1,4 +1,4 @@
-"""Batches: a pure function of (worker, step), on the host and on the device."""
+"""Batches: a pure function of (worker, step) or of the draw, on the host and on the device."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gemjax
-from gemjax.batches import Computed, Epochs, Shards, as_batches
+from gemjax.batches import Computed, Epochs, Shards, Stream, as_batches
 
 DATA = {"x": np.arange(46.0).reshape(23, 2), "y": np.arange(23)}
 
@@ -208,3 +208,47 @@ def test_shards_train_in_an_engine():
 def test_shards_that_cannot_be_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- Stream
+
+
+def drawn(stream, draws):
+    """Rows of the batches; who draws, and at which step, does not matter."""
+    anybody = np.arange(len(draws)) % 5
+    return stream.select(anybody, 7 * anybody, np.asarray(draws))
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23])
+def test_an_epoch_of_the_stream_takes_no_row_twice(batch_size):
+    stream = Stream(DATA, batch_size)
+    for epoch in (0, 3):
+        rows = drawn(stream, epoch * stream.steps_per_epoch + np.arange(stream.steps_per_epoch))
+        assert rows.dtype == np.int32
+        assert rows.shape == (23 // batch_size, batch_size)
+        assert len(np.unique(rows)) == rows.size
+        assert set(np.unique(rows)) <= set(range(23))
+
+
+def test_over_epochs_the_stream_forgets_no_row():
+    assert set(drawn(Stream(DATA, 10), np.arange(24)).ravel()) == set(range(23))
+
+
+def test_any_batch_of_the_stream_can_be_recomputed():
+    """Out of order, alone, by another object."""
+    one, other = Stream(DATA, 4, seed=3), Stream(DATA, 4, seed=3)
+    order = np.random.default_rng(0).integers(0, 60, 50)
+    together = drawn(one, order)
+    for draw, rows in zip(order[::-1], together[::-1], strict=True):
+        np.testing.assert_array_equal(drawn(other, [draw])[0], rows)
+
+
+def test_epochs_and_seeds_of_the_stream_shuffle_differently():
+    orders = [drawn(Stream(DATA, 23, seed), [epoch]).tobytes() for seed in (0, 1) for epoch in (0, 1, 2)]
+    assert len(set(orders)) == len(orders)
+
+
+@pytest.mark.parametrize("batch_size", [0, 24])
+def test_a_stream_of_too_large_batches_is_refused(batch_size):
+    with pytest.raises(ValueError, match=rf"batch_size must be in 1 … 23 .* got {batch_size}"):
+        Stream(DATA, batch_size)

@@ -58,7 +58,7 @@ def test_an_empty_trace_is_a_trace():
     assert len(trace) == 0
     assert trace.num_workers == 3
     assert trace.staleness.shape == (0,)
-    assert [len(column) for column in trace.events()] == [0, 0, 0, 0]
+    assert [len(column) for column in trace.events()] == [0] * 5
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,9 @@ def test_an_empty_trace_is_a_trace():
         ({"worker": [0, 1, 0], "step": [1, 0, 1]}, r"row 2 .* step 1 of a worker whose last step was 1"),
         ({"worker": [0, 1, 0], "step": [1, 0, 0]}, r"row 2 .* step 0 of a worker whose last step was 1"),
         ({"worker": [0], "step": [-1]}, r"row 0 .* step -1 of a worker whose last step was -1"),
+        ({"worker": [0, 1, 0], "draw": [2, 0, 1]}, r"row 2 .* draw 1 of a worker whose last draw was 2"),
+        ({"worker": [0, 1, 0], "draw": [0, 3, 3]}, r"row 2 .* draw 3 is another row's already"),
+        ({"worker": [0, 1], "draw": [0]}, r"equally long, got \{.*'draw': 1.*\}"),
         ({"worker": [0, 1], "time": [2.0, 1.0]}, r"row 1 .* time 1.0 is not finite, or earlier .* \(2.0\)"),
         ({"worker": [0, 1], "time": [0.0, np.nan]}, r"row 1 .* time nan is not finite"),
         ({"worker": [0, 1], "time": [np.inf, np.inf]}, r"row 0 .* time inf is not finite"),
@@ -92,6 +95,21 @@ def test_what_cannot_have_happened_is_refused(columns, message):
 def test_lost_steps_and_equal_times_are_no_error():
     trace = gemjax.Trace(worker=[0, 0], step=[3, 7], time=[1.0, 1.0])
     np.testing.assert_array_equal(trace.step, [3, 7])
+
+
+def test_the_next_batch_is_drawn_by_whoever_has_committed():
+    trace = gemjax.Trace(worker=[1, 1, 0, 1, 2], pulled_at=[0, 1, 1, 2, 4], num_workers=4)
+    np.testing.assert_array_equal(trace.draw, [1, 4, 0, 5, 2])  # Late pulls draw nothing; worker 3 still has batch 3.
+    np.testing.assert_array_equal(trace.first(3).draw, trace.draw[:3])
+    events = trace.events()
+    np.testing.assert_array_equal(events.draw[events.commits], trace.draw)
+
+
+def test_recorded_draws_are_kept():
+    """A gradient that was rejected has drawn, but has no row."""
+    trace = gemjax.Trace(worker=[0, 1, 0], draw=[0, 1, 3])
+    np.testing.assert_array_equal(trace.draw, [0, 1, 3])
+    assert trace != gemjax.Trace(worker=[0, 1, 0])
 
 
 def test_equality_compares_every_column():
@@ -127,7 +145,7 @@ def test_events_execute_to_the_staleness_of_the_trace(trace):
     """Executing the arrivals one by one (commit, then pull) finds the clocks that the trace claims."""
     clock, pulled = 0, [0] * trace.num_workers
     rows = []
-    for worker, step, commits, row in zip(*trace.events(), strict=True):
+    for worker, step, commits, row, _ in zip(*trace.events(), strict=True):
         assert worker == trace.worker[row]
         assert step == trace.step[row]
         if commits:
@@ -214,9 +232,17 @@ def _archive(path, **columns):
     np.savez(path, **{"format": np.array("gemjax.trace.1"), "num_workers": np.array(2), **good, **columns})
 
 
+def test_a_file_without_draws_has_those_of_the_order(tmp_path):
+    _archive(tmp_path / "old.npz")
+    assert gemjax.Trace.load(tmp_path / "old.npz") == gemjax.Trace([0, 1, 0])
+    gemjax.Trace([0, 1, 0], draw=[0, 1, 4]).save(tmp_path / "new.npz")
+    np.testing.assert_array_equal(gemjax.Trace.load(tmp_path / "new.npz").draw, [0, 1, 4])
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
+        ({"draw": np.array([0, 1, 1])}, "draw 1 is another row's already"),
         ({"pulled_at": np.array([0, 0, 0])}, "repeats a commit"),
         ({"num_workers": np.array(1)}, "worker 1 is not in range"),
         ({"step": np.array([0.0, 0.0, 1.0])}, "vector of integers"),

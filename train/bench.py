@@ -19,7 +19,7 @@ from rich.table import Table
 import gemjax
 from gemjax.engines.programs import Programs
 from gemjax.engines.transition import Transition
-from train import bench_methods, bench_simulate
+from train import bench_arrivals, bench_methods, bench_network, bench_simulate
 from train.config import Method
 from train.methods import METHODS
 
@@ -28,21 +28,27 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measures the simulator against a plain sequential loop, the device scheduler's overhead, and what methods cost."""
+    """Measures the simulator against a plain sequential loop, the device scheduler's overhead, what methods cost, and
+    networks against PyTorch's, if that is installed, and how fast traces are made."""
 
-    what: tyro.conf.Positional[tuple[Literal["simulate", "devices", "methods"], ...]] = ("simulate", "devices")
+    what: tyro.conf.Positional[tuple[Literal["simulate", "devices", "methods", "network", "arrivals"], ...]] = (
+        "simulate",
+        "devices",
+    )
     """What to measure."""
 
     rounds: int = 7
     """Rounds; in each, everything is timed once, one after the other. Medians over rounds are printed."""
     steps: int = 100
-    """Commits timed at a stretch (`simulate`, `methods`)."""
+    """Commits timed at a stretch (`simulate`, `methods`, `network`)."""
     workers: tuple[int, ...] = (1, 8, 64, 512)
     """Numbers of simulated workers (`simulate`)."""
     methods: tuple[Method, ...] = ("gem",)
     """Methods simulated (`simulate`)."""
     networks: tuple[Literal["cnn", "mlp"], ...] = ("cnn",)
-    """What they train (`simulate`): GEM's MNIST network, or one of three dense layers."""
+    """What they train (`simulate`, `network`): GEM's MNIST network, or one of three dense layers."""
+    batch_sizes: tuple[int, ...] = (bench_simulate.BATCH_SIZE,)
+    """Images a gradient (`simulate`, `network`)."""
     commits: int = 2000
     """Commits of the device scheduler that are timed (`devices`)."""
     out: str | None = None
@@ -57,9 +63,11 @@ def main(argv: Sequence[str]) -> int:
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
     measures = {
         "simulate": lambda: bench_simulate.ratios(
-            bench.networks, bench.methods, bench.workers, bench.rounds, bench.steps, console
+            bench.networks, bench.batch_sizes, bench.methods, bench.workers, bench.rounds, bench.steps, console
         ),
+        "network": lambda: bench_network.compare(bench.networks, bench.batch_sizes, bench.rounds, bench.steps, console),
         "devices": lambda: device_overhead(bench, console),
+        "arrivals": lambda: bench_arrivals.rates(bench.rounds, 1_000_000, console),
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
     }
     figures = {name: measure() for name, measure in measures.items() if name in bench.what}
@@ -74,7 +82,7 @@ def device_overhead(bench: Bench, console: Console) -> dict[str, Any]:
     The overhead is the time of a commit in the engine with one worker (so that nothing overlaps) less that of a bare loop
     that calls the same programs and transfers, in the same run: queue, threads, bookkeeping and reading reports.
     """
-    params = bench_simulate.PROBLEMS["cnn"]().params
+    params = bench_simulate.make_problem("cnn").params
 
     def loss_fn(params, batch):
         return 1e-6 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params))

@@ -21,7 +21,7 @@ from train.config import Config
 from train.methods import METHODS, local_steps
 
 PyTree = Any
-BATCH_SIZE = 64
+BATCH_SIZE = 64  # GEM's.
 
 
 class MLP(nn.Module):
@@ -45,36 +45,45 @@ class Problem:
     batches: gemjax.Epochs
 
 
-def _problem(model: nn.Module) -> Problem:
+MODELS: dict[str, Callable[[str | None], nn.Module]] = {
+    "cnn": lambda implementation: models.GemCNN(implementation=implementation),
+    "mlp": lambda implementation: MLP(),
+}
+
+
+def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str | None = None) -> Problem:
+    """A network of `MODELS`; `implementation` is that of its convolutions."""
     rng = np.random.default_rng(0)
     data = {
         "image": rng.integers(0, 256, (60_000, 28, 28, 1), dtype=np.uint8),
         "label": rng.integers(0, 10, 60_000).astype(np.int32),
     }
+    model = MODELS[network](implementation)
     params = models.init_params(model, jax.random.key(0), (28, 28, 1))
-    return Problem(params, models.make_loss(model, 0.1307, 0.3081, 255.0), gemjax.Epochs(data, BATCH_SIZE))
-
-
-PROBLEMS: dict[str, Callable[[], Problem]] = {
-    "cnn": lambda: _problem(models.GemCNN()),
-    "mlp": lambda: _problem(MLP()),
-}
+    return Problem(params, models.make_loss(model, 0.1307, 0.3081, 255.0), gemjax.Epochs(data, batch_size))
 
 
 def ratios(
-    networks: Sequence[str], methods: Sequence[str], workers: Sequence[int], rounds: int, steps: int, console: Console
-) -> dict[str, Any]:
+    networks: Sequence[str], batch_sizes: Sequence[int], methods: Sequence[str], workers: Sequence[int],
+    rounds: int, steps: int, console: Console,
+) -> dict[str, Any]:  # fmt: skip
     """Simulated commits of each method and number of workers beside as many steps of sequential momentum SGD."""
-    return {name: _ratios(name, methods, workers, rounds, steps, console) for name in networks}
+    return {
+        f"{network}, {size}": _ratios(network, size, methods, workers, rounds, steps, console)
+        for network in networks
+        for size in batch_sizes
+    }
 
 
-def _ratios(network: str, methods, workers, rounds: int, steps: int, console: Console) -> dict[str, Any]:
-    problem = PROBLEMS[network]()
+def _ratios(
+    network: str, batch_size: int, methods, workers, rounds: int, steps: int, console: Console
+) -> dict[str, Any]:
+    problem = make_problem(network, batch_size)
     sequential = _sequential(problem, steps)
     sequential()  # Compiles.
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
     table = Table(
-        title=f"Simulator: {network}, {size:,} parameters, batch {BATCH_SIZE}; ratio to a sequential momentum SGD step"
+        title=f"Simulator: {network}, {size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
     )
     for column in ("method", "workers", "ms a commit (median)", "ratio (median)", "ratio (range)"):
         table.add_column(column, justify="left" if column == "method" else "right")
@@ -98,7 +107,7 @@ def _ratios(network: str, methods, workers, rounds: int, steps: int, console: Co
                 method, str(n), f"{1e3 * np.median(seconds):.2f}", f"{np.median(ratio):.3f}",
                 f"{ratio.min():.3f} – {ratio.max():.3f}",
             )  # fmt: skip
-            console.print(f"  {network} {method} {n}: {np.median(ratio):.3f}", highlight=False)
+            console.print(f"  {network} {batch_size} {method} {n}: {np.median(ratio):.3f}", highlight=False)
     figures["sequential_ms"] = float(np.median(figures["sequential_ms"]))
     table.caption = f"A sequential step: {figures['sequential_ms']:.2f} ms (median)."
     console.print(table)

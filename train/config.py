@@ -9,6 +9,8 @@ from typing import Annotated, Literal, get_args, get_type_hints
 
 import tyro
 
+from train.files import write_whole
+
 Engine = Literal["devices", "simulate"]
 DatasetName = Literal["digits", "mnist", "fashion_mnist"]
 Method = Literal[
@@ -98,8 +100,10 @@ class Config:
     """Where the central variable lives (`--engine devices` only)."""
     eval_every: int = 0
     """Commits between two evaluations on the test set; 0 makes it 20 in a run."""
+    eval_seconds: float | None = None
+    """Virtual seconds between two evaluations instead (`--engine simulate` only); a gradient takes one on average."""
     checkpoint_every: int = 0
-    """Commits between two checkpoints; 0 writes one at the end and on Ctrl-C."""
+    """Commits between two checkpoints, at least; 0 writes one at the end and on Ctrl-C."""
     data_dir: str | None = None
     """Folder of prepared data sets; TFDS's own default if not given."""
     manual_dir: str | None = None
@@ -140,14 +144,27 @@ class Config:
                     raise ValueError(
                         f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {self.method}"
                     )
+        if self.eval_seconds is not None:
+            self._check_eval_seconds(self.eval_seconds)
         if not self.epochs > 0:
             raise ValueError(f"--epochs must be positive; got {self.epochs}")
+
+    def _check_eval_seconds(self, seconds: float):
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"--eval-seconds must be positive and finite; got {seconds}")
+        if self.engine != "simulate":
+            raise ValueError(
+                "--eval-seconds counts virtual time, which only --engine simulate has; on devices use --eval-every"
+            )
+        if self.eval_every:
+            raise ValueError(f"give --eval-seconds or --eval-every, not both; --eval-every is {self.eval_every}")
 
     def changed(self, before: "Config") -> list[str]:
         """Flags that a resumed run must keep and that differ from those it began with."""
         free = (
             "epochs",
             "eval_every",
+            "eval_seconds",
             "checkpoint_every",
             "data_dir",
             "manual_dir",
@@ -162,7 +179,7 @@ class Config:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the configuration as JSON."""
-        Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        write_whole(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Config":

@@ -19,6 +19,7 @@ from gemjax import Summary, Timeline, Verdict, eventlog
 from gemjax.asynchrony import duration
 from train import figures, page
 from train.config import Config, flag
+from train.files import write_whole
 from train.runfolder import RunFolder
 
 SIZE = (6.6, 4.0)
@@ -66,9 +67,8 @@ def write_report(folder: RunFolder) -> Verdict:
         raise ValueError(f"{folder.events}: {error}") from error
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
     pictures = draw(run, summary, metrics, folder.path / "figures")
-    with open(folder.timeline, "w", encoding="utf-8") as file:
-        json.dump(gemjax.chrome_trace(_newest(run)), file, allow_nan=False)
-    folder.report.write_text(compose(folder, config, run, summary, verdict, metrics, pictures), encoding="utf-8")
+    write_whole(folder.timeline, json.dumps(gemjax.chrome_trace(_newest(run)), allow_nan=False))
+    write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, pictures))
     return verdict
 
 

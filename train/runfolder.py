@@ -117,7 +117,10 @@ def _metrics(line: bytes, where: str) -> dict[str, float]:
             raise ValueError("expected an object of numbers")
         if lacking := [name for name in METRICS if name not in row]:
             raise ValueError(f"it has no {', '.join(lacking)}")
-        return {name: math.nan if value is None else float(value) for name, value in row.items()}
+        values = {name: math.nan if value is None else value for name, value in row.items()}
+        return {
+            name: value if abs(value) < 2**53 else float(value) for name, value in values.items()
+        }  # Counts stay so.
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{where}: not metrics of a run: {error}; the line is {line[:80]!r}") from error
 

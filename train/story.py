@@ -15,14 +15,15 @@ import gemjax
 from gemjax import arrivals
 from train import plots
 from train.config import Config
+from train.evaluations import evaluations
+from train.files import write_whole
 from train.methods import METHODS, local_steps
 from train.progress import ProgressLine, mean_loss
 from train.runfolder import RunFolder
 from train.scalars import Scalars
 from train.task import Task, make_task
 
-CALLBACK_EVERY = 100  # Commits between two looks at the run.
-EVALUATIONS = 20  # In a run, if the configuration does not say otherwise.
+CALLBACK_EVERY = 100  # Commits between two looks at the run, at most.
 
 
 def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]:
@@ -42,12 +43,15 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
         state, recorded = _restore(config, task, folder, checkpoints)
         folder.begin(config)  # After what it continues was found to fit.
         with gemjax.EventLog(folder.events) as log:
-            watcher = _Watcher(config, task, folder, checkpoints, log, interrupt, console, done=len(recorded))
+            trace = _cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
+            watcher = _Watcher(
+                config, task, folder, checkpoints, log, interrupt, console, trace, state, done=len(recorded)
+            )
             with watcher.line, watcher.scalars:
                 began = time.perf_counter()
-                result = _run_engine(config, task, state, recorded, log, watcher)
+                result = _run_engine(config, task, state, recorded, trace, log, watcher)
                 seconds = time.perf_counter() - began
-            folder.save_checkpoint(checkpoints, result.state, result.trace, log)
+            watcher.save(result.state, result.trace)
     return _conclude(config, task, folder, result, watcher, seconds, console)
 
 
@@ -59,7 +63,12 @@ def dry_run(config: Config, console: Console) -> None:
     )
     _say(console, _what(config, task))
     parts = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in kept.items() if size)
-    _say(console, f"it keeps {sum(kept.values()) / 2**20:.1f} MiB: {parts}; gradients and activations come on top")
+    data = sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data))
+    _say(
+        console,
+        f"it keeps {sum(kept.values()) / 2**20:.1f} MiB: {parts}; the data take {data / 2**20:.1f} MiB; gradients and "
+        "activations come on top",
+    )
 
 
 def _what(config: Config, task: Task) -> str:
@@ -70,20 +79,23 @@ def _what(config: Config, task: Task) -> str:
     )
 
 
-def _run_engine(config: Config, task: Task, state, recorded: gemjax.Trace, log, watcher: "_Watcher") -> gemjax.Result:
-    """The one place where the two engines differ."""
+def _run_engine(
+    config: Config, task: Task, state, recorded: gemjax.Trace, trace: gemjax.Trace | None, log, watcher: "_Watcher"
+) -> gemjax.Result:
+    """The one place where the two engines differ: a simulation has its `trace` beforehand."""
     tx, local = METHODS[config.method](config), local_steps(config)
-    if config.engine == "simulate":
-        trace = _cluster(config).trace(task.num_commits, config.seed)
+    look_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
+    if trace is not None:
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
-            local=local, seed=config.seed, diagnostics=("gap",), state=state, callback=watcher, chunk_size=CALLBACK_EVERY,
+            local=local, seed=config.seed, diagnostics=("gap",), state=state, callback=watcher,
+            chunk_size=look_every, stops=watcher.evaluations,
         )  # fmt: skip
     placement = gemjax.place(config.workers, None if config.central == "auto" else config.central)
     return gemjax.run_on_devices(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
         placement=placement, local=local, seed=config.seed, diagnostics=("gap",), state=state,
-        recorded=None if state is None else recorded, log=log, callback=watcher, callback_every=CALLBACK_EVERY,
+        recorded=None if state is None else recorded, log=log, callback=watcher, callback_every=look_every,
     )  # fmt: skip
 
 
@@ -113,28 +125,39 @@ def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.
 class _Watcher:
     """What happens between commits: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
 
-    def __init__(self, config, task, folder, checkpoints, log, interrupt, console, done: int):
+    def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, state, done: int):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt = log, interrupt
         self.line = ProgressLine(console, task.num_commits, done, config.workers)
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
-        self.eval_every = config.eval_every or max(1, task.num_commits // EVALUATIONS)
-        self._evaluated = done // self.eval_every
+        self.evaluations = evaluations(config, task.num_commits, trace)
+        self._evaluated = self._due(done)
         self._saved = done
+        self._written = None if state is None else int(state.arrivals)
 
     def __call__(self, progress: gemjax.Progress) -> bool:
         if self.config.engine == "simulate":
             _log_commits(self.log, progress.history)
         done = progress.commits
-        if done // self.eval_every > self._evaluated or done >= progress.total:
-            self._evaluated = done // self.eval_every
+        if (due := self._due(done)) > self._evaluated:
+            self._evaluated = due
             self.evaluate(progress)
         self.line.update(done, progress.rejected, progress.history)
         self.scalars.progress(done, progress.history, self.line.rate)
         if self.config.checkpoint_every and done - self._saved >= self.config.checkpoint_every:
             self._saved = done
-            self.folder.save_checkpoint(self.checkpoints, progress.state(), progress.trace(), self.log)
+            self.save(progress.state(), progress.trace())
         return self.interrupt.is_set()
+
+    def save(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
+        """Writes a checkpoint, but not the same twice: the one that is there would be deleted first."""
+        if int(state.arrivals) != self._written:
+            self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
+            self._written = int(state.arrivals)
+
+    def _due(self, done: int) -> int:
+        """How many evaluations there should have been after so many commits."""
+        return int(np.searchsorted(self.evaluations, done, side="right"))
 
     def evaluate(self, progress: gemjax.Progress) -> None:
         loss, accuracy = self.task.evaluate(progress.params)
@@ -198,7 +221,7 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
         "staleness_p50": float(p50),
         "staleness_p95": float(p95),
     }
-    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
     plots.draw_run(folder, config)
     if result.stopped:
         go_on = f"python -m train --resume {folder.path}"

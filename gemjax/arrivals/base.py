@@ -116,7 +116,7 @@ def _merge(model: Arrivals, num_commits: int, seed: int) -> Trace:
             counts[worker] = min(enough, 2 * counts[worker])
             drawn[worker] = finishes(worker, counts[worker])
     owner = np.repeat(np.arange(num_workers, dtype=np.int32), [len(finished) for finished, _ in drawn])
-    order = np.lexsort((owner, merged))[:num_commits]
+    order = np.argsort(merged, kind="stable")[:num_commits]
     time, worker = merged[order], owner[order]
     if (happen := int(np.isfinite(time).sum())) < num_commits:
         raise ValueError(f"only {happen} of {num_commits} commits happen before the last worker has left for good")

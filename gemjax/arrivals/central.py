@@ -71,17 +71,18 @@ class Queue(Arrivals):
 
     def trace(self, num_commits, seed=0):
         check_num_commits(num_commits)
-        durations = [_one_by_one(self.model, worker, seed) for worker in range(self.num_workers)]
-        queue = [(next(one), worker) for worker, one in enumerate(durations)]
+        durations = [_one_by_one(self.model, worker, seed).__next__ for worker in range(self.num_workers)]
+        queue = [(one(), worker) for worker, one in enumerate(durations)]
         heapq.heapify(queue)
-        workers, times = np.empty(num_commits, np.int32), np.empty(num_commits)
-        free, service = 0.0, self.service
-        for row in range(num_commits):
+        workers, times = [], []
+        free, service, replace = 0.0, self.service, heapq.heapreplace
+        for _ in range(num_commits):
             arrived, worker = queue[0]
             free = (arrived if arrived > free else free) + service
-            workers[row], times[row] = worker, free
-            heapq.heapreplace(queue, (free + next(durations[worker]), worker))
-        return Trace(workers, time=times, num_workers=self.num_workers)
+            workers.append(worker)
+            times.append(free)
+            replace(queue, (free + durations[worker](), worker))
+        return Trace(np.array(workers, np.int32), time=times, num_workers=self.num_workers)
 
 
 def _one_by_one(model: Arrivals, worker: int, seed: int) -> Iterator[float]:

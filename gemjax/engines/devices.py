@@ -8,6 +8,7 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
+from gemjax.engines.memory import bytes_of, that_fit
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Pending, Records
 from gemjax.engines.result import Callback, Progress, Result, RunFailedError
@@ -56,7 +57,8 @@ def run_on_devices(
       tx: a gemjax method, a chain that holds one, or any optax transformation.
       loss_fn: as for :func:`gemjax.simulate`.
       params: initial central variable, a pytree of float arrays.
-      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`.
+      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`. Data that do not fit
+        the workers' devices stay on the host (:class:`gemjax.OnHost`).
       num_commits: applied commits to reach, those of ``recorded`` included.
       num_workers: number of workers N, when ``placement`` is not given: they are then placed by :func:`gemjax.place`.
       placement: which device each worker computes on, and where the central variable lives.
@@ -110,13 +112,21 @@ def run_on_devices(
                 f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
             )
     begin = initial if state is None else state
-    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
+    batches = _on_workers(as_batches(batches), placement, begin)
+    batches = batches if local is None else LocalBatches(batches, local)
     programs = Programs(transition, batches, placement, begin)
     records = Records(len(placement.workers), recorded, log, int(begin.rejected), int(begin.dropped))
     with Waiters(len(placement.workers), gate) as waiters:
         scheduler = Scheduler(programs, waiters, records, num_commits)
         stopped = scheduler.run(callback, callback_every)
     return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+def _on_workers(batches: Any, placement: Placement, state: RunState) -> Any:
+    """``batches`` whose data fit every worker's device; CPU devices are one memory."""
+    device, cpu = placement.workers[0], placement.workers[0].platform == "cpu"
+    needed = bytes_of(state) if cpu or placement.colocated else {}
+    return that_fit(batches, needed, device, copies=len(set(placement.workers)) if cpu else 1)
 
 
 class Scheduler:
@@ -183,7 +193,8 @@ class Scheduler:
             return
         self.faults[worker] = 0
         now = self.records.now()
-        self.pending.append(Pending(arrival, now, self.programs.commit(worker, arrival.gradient)))
+        draw = self.programs.draws[worker]
+        self.pending.append(Pending(arrival, now, draw, self.programs.commit(worker, arrival.gradient)))
         self.dispatch(worker)
 
     def fault(self, arrival: Arrival) -> None:

@@ -1,7 +1,8 @@
 """The compiled loops of the simulator: arrivals one by one, or their gradients in windows."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -10,11 +11,67 @@ import numpy as np
 from jax import lax
 
 from gemjax import slots
+from gemjax.batches import part, select
 from gemjax.engines.transition import RunState, Transition, view_of
 from gemjax.local_steps import LocalBatches
 from gemjax.trace import Events
 
 PyTree = Any
+CHUNK, CHUNK_BYTES = 1024, 2**28
+
+
+def chunk_size_for(events: Events, batches: Any) -> int:
+    """How many arrivals a compiled call takes by default: fewer than usual where what is selected for them is large."""
+    if not len(events.worker):
+        return 1
+    one = select(batches, *(column[:1] for column in (events.worker, events.step, events.draw)))
+    size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(part(batches, one)))
+    return max(1, min(CHUNK, len(events.worker), CHUNK_BYTES // max(1, size)))
+
+
+def width_of(chunk_size: int) -> int:
+    """What chunks are padded to: a loop over columns of one row is compiled in another way on a CPU, and rounds so."""
+    return max(2, chunk_size)
+
+
+def in_chunks(
+    run_chunk: Callable,
+    state: RunState,
+    batches: Any,
+    events: Events,
+    cuts: list[tuple[int, int]],
+    chunk_size: int,
+    window: int,
+) -> Iterator[tuple[Events, RunState, PyTree]]:
+    """Runs arrivals ``(begin, end)`` by ``(begin, end)``; yields each chunk, the state behind it and its reports at once.
+
+    What the next chunk needs is selected, and its transfer begins, while the device computes the present one.
+    """
+    data = jax.device_put(batches.data)
+    chunks = [Events(*(column[begin:end] for column in events)) for begin, end in cuts]
+
+    def prepare(chunk: Events) -> tuple:
+        *columns, selection = inputs(chunk, batches, width_of(chunk_size), window)
+        own, selection = part(batches, selection)
+        return jax.device_put((own, *columns, selection))
+
+    prepared = [_attempt(prepare, chunk) for chunk in chunks[:1]]
+    for number, chunk in enumerate(chunks):
+        own, *columns = prepared.pop().result()
+        state, reports = run_chunk(state, data if own is None else own, *columns)
+        del own, columns
+        prepared += [_attempt(prepare, following) for following in chunks[number + 1 : number + 2]]
+        yield chunk, state, reports
+
+
+def _attempt(fn: Callable, *args: Any) -> Future:
+    """``fn(*args)``, called now; what it raises is raised when the result is asked for: no chunk before it is lost."""
+    future = Future()
+    try:
+        future.set_result(fn(*args))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
@@ -22,9 +79,10 @@ def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
 
     def pad(column):
         column = np.asarray(column)
-        return np.concatenate([column, np.repeat(column[-1:], chunk_size - len(column), axis=0)])
+        missing = chunk_size - len(column)
+        return np.concatenate([column, np.repeat(column[-1:], missing, axis=0)]) if missing else column
 
-    selection = batches.select(chunk.worker, chunk.step)
+    selection = select(batches, chunk.worker, chunk.step, chunk.draw)
     if isinstance(batches, LocalBatches):
         selection = batches.only(selection, chunk.commits)
     columns = (chunk.worker, chunk.step, chunk.commits, selection)

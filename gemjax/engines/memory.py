@@ -5,10 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from gemjax.batches import Rows
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalSteps
+from gemjax.on_host import OnHost
 
 PyTree = Any
 
@@ -60,15 +63,38 @@ def bytes_of(state: RunState) -> dict[str, int]:
     }
 
 
-def check_fits(needed: dict[str, int], device: jax.Device) -> None:
+def check_fits(
+    needed: dict[str, int],
+    device: jax.Device,
+    mend: str = "fewer workers, a method that keeps fewer copies of the parameters a worker, or narrower parameters",
+) -> None:
     """Raises ``MemoryError`` with the mend if ``device`` cannot hold that many bytes; says nothing if that is not known."""
     available, total = _capacity(device), sum(needed.values())
     if available is not None and total > available:
         parts = ", ".join(f"{name} {_readable(size)}" for name, size in needed.items() if size)
         raise MemoryError(
-            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take fewer workers, a "
-            "method that keeps fewer copies of the parameters a worker, or narrower parameters"
+            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take {mend}"
+            + ("; leave data in host memory with gemjax.OnHost" if needed.get("data") else "")
         )
+
+
+def that_fit(batches: Any, needed: dict[str, int], device: jax.Device, copies: int = 1, **mend: str) -> Any:
+    """``batches``, left in host memory if ``device`` can hold what the run keeps but not ``copies`` of their data beside it.
+
+    Raises:
+      MemoryError: if that does not help, or the batches are not :class:`gemjax.batches.Rows`.
+    """
+    kept, data = sum(needed.values()), copies * _bytes(batches.data)
+    available = _capacity(device)
+    if available is not None and kept <= available < kept + data and isinstance(batches, Rows):
+        return OnHost(batches)
+    check_fits(needed | {"data": data}, device, **mend)
+    return batches
+
+
+def default_device() -> jax.Device:
+    """Where JAX puts what nobody has placed."""
+    return next(iter(jnp.zeros(0).devices()))
 
 
 def _capacity(device: jax.Device) -> int | None:
@@ -81,7 +107,7 @@ def _capacity(device: jax.Device) -> int | None:
 
 
 def _bytes(tree: PyTree) -> int:
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    return sum(np.size(leaf) * jnp.result_type(leaf).itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _readable(size: float) -> str:

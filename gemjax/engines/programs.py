@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax import slots
+from gemjax.batches import part, select
 from gemjax.engines.packing import Packer
 from gemjax.engines.transition import RunState, Transition, View, view_of
 from gemjax.placement import Placement
@@ -36,6 +37,8 @@ class Programs:
         taken = [slots.take(state, worker) for worker in range(self.num_workers)]
         self._slots = [slots.split(mine)[0] for mine in taken]
         self.steps = [int(mine.step.value) for mine in taken]
+        self.draws = [int(mine.draw.value) for mine in taken]
+        self._drawn = self.num_workers + sum(int(n) for n in (state.commits, state.dropped, state.rejected))
         self._local = [
             jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, device)
             for worker, device in enumerate(placement.workers)
@@ -61,9 +64,9 @@ class Programs:
             return self.transition.gradient(view._replace(local=local), batch, worker, step)
 
         local = self._local[0]
-        shapes = jax.eval_shape(
-            gradient, view_shapes[0], local, self.batches.data, self._selection(0, 0), np.zeros(3, np.int32)
-        )
+        data, selection = self._selection(0, 0, 0)
+        data = self.batches.data if data is None else data
+        shapes = jax.eval_shape(gradient, view_shapes[0], local, data, selection, np.zeros(3, np.int32))
         self._gradient = Packer(shapes._replace(local=()))
 
         def compute(packed, local, data, selection, who):
@@ -114,16 +117,18 @@ class Programs:
         jax.block_until_ready(self._commit(*scratch, packed, _who(0, 0, commits=True)))
 
     def select(self, worker: int) -> PyTree:
-        """What singles out the batch of the worker's step."""
-        return self._selection(worker, self.steps[worker])
+        """What singles out the batch of the worker's step, and the data for it if they are not on the device."""
+        return self._selection(worker, self.steps[worker], self.draws[worker])
 
     def view(self, worker: int) -> PyTree:
         """What the worker computes on, packed; it may still be on its way."""
         return self._views[worker]
 
-    def compute(self, worker: int, selection: PyTree) -> PyTree:
+    def compute(self, worker: int, selected: PyTree) -> PyTree:
         """Dispatches the worker's gradient on the view it holds; returns at once."""
-        data = self._data[self.placement.workers[worker]]
+        device = self.placement.workers[worker]
+        data, selection = selected
+        data = self._data[device] if data is None else jax.device_put(data, device)
         who = _who(worker, self.steps[worker])
         gradient, self._moved[worker] = self._compute(self._views[worker], self._local[worker], data, selection, who)
         return gradient
@@ -141,6 +146,7 @@ class Programs:
         self._views[worker] = self._to_worker(worker, view)
         self._local[worker] = self._settled(worker)
         self.steps[worker] += 1
+        self.draws[worker], self._drawn = self._drawn, self._drawn + 1
         return report
 
     def pull_again(self, worker: int) -> None:
@@ -181,9 +187,9 @@ class Programs:
     def _to_worker(self, worker: int, packed_view: PyTree) -> PyTree:
         return jax.device_put(packed_view, self.placement.workers[worker])
 
-    def _selection(self, worker: int, step: int) -> PyTree:
-        selected = self.batches.select(np.array([worker], np.int32), np.array([step], np.int32))
-        return jax.tree.map(lambda column: column[0], selected)
+    def _selection(self, worker: int, step: int, draw: int) -> PyTree:
+        selected = select(self.batches, *(np.array([number], np.int32) for number in (worker, step, draw)))
+        return part(self.batches, jax.tree.map(lambda column: column[0], selected))
 
 
 def _without_local(state: RunState) -> RunState:

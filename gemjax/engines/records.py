@@ -9,7 +9,7 @@ import numpy as np
 from gemjax.engines.result import History, check_rejections
 from gemjax.engines.waiters import Arrival
 from gemjax.eventlog import EventLog
-from gemjax.trace import Trace
+from gemjax.trace import COLUMNS, Trace
 
 
 @dataclasses.dataclass
@@ -18,6 +18,7 @@ class Pending:
 
     arrival: Arrival
     time: float
+    draw: int
     report: Any
 
 
@@ -56,6 +57,7 @@ class Records:
         row = {
             "worker": arrival.worker,
             "step": arrival.step,
+            "draw": pending.draw,
             "time": pending.time,
             "dispatched": arrival.dispatched,
             "began": arrival.dispatched if arrival.began is None else arrival.began - self._epoch,
@@ -88,7 +90,7 @@ class Records:
         """The applied commits, those before this run included."""
         applied = [row for row in self.rows if row["applied"]]
         columns: dict[str, Any] = {}
-        for name in ("worker", "pulled_at", "step", "time"):
+        for name in COLUMNS:
             column = np.array([row[name] for row in applied], np.float64 if name == "time" else np.int32)
             columns[name] = column if self.recorded is None else np.concatenate([getattr(self.recorded, name), column])
         return Trace(**columns, num_workers=self.num_workers)

@@ -20,7 +20,8 @@ class Result:
     Attributes:
       state: the whole state; give it to the same engine to go on where it stopped.
       history: columns a commit, in order, rejected ones included: ``worker``, ``step``, ``time``, ``loss``, ``staleness``,
-        ``pulled_at``, ``applied``, ``dropped`` (the method refused it), and the metrics and diagnostics asked for.
+        ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (the method refused it), and the metrics
+        and diagnostics asked for.
         ``pandas.DataFrame(result.history)`` works.
       trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
         :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here, those of

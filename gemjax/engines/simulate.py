@@ -12,8 +12,9 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
-from gemjax.engines.loops import compiled, inputs
-from gemjax.engines.memory import check_fits, memory_of
+from gemjax.engines.chunks import chunks
+from gemjax.engines.loops import chunk_size_for, compiled, in_chunks, width_of
+from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -37,6 +38,7 @@ def simulate(
     state: RunState | None = None,
     callback: Callback | None = None,
     chunk_size: int | None = None,
+    stops: Iterable[int] = (),
     window: int | None = None,
 ) -> Result:
     r"""Runs an asynchronous training as its trace says, compiled, on one device.
@@ -51,20 +53,24 @@ def simulate(
       loss_fn: ``loss_fn(params, batch) -> loss``, or ``loss_fn(params, model_state, batch, key) -> (loss, (model_state,
         metrics))`` with ``metrics`` a dict of scalars.
       params: initial central variable, a pytree of float arrays.
-      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`.
+      batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`. Data that do not fit
+        the device beside the run's state stay on the host (:class:`gemjax.OnHost`).
       trace: who commits when; from :mod:`gemjax.arrivals`, from a run on devices, or made by hand.
       model_state: initial model state (BatchNorm statistics and the like), default none.
       average_model_state: how a commit changes the central model state: replaces it (default) or is averaged in with 1/N.
       local: local steps of the workers between their commits; ``None`` (default): a commit is one gradient. With them
         ``batches`` and keys count a worker's local steps.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
-      diagnostics: what to report a commit besides the loss: ``gap``, ``update_norm``, and what the method offers
-        (``pi_median`` and ``energy_ratio`` of GEM, ``leader`` of LSGD, …). Each costs time.
+      diagnostics: what to report a commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and what the method
+        offers (``compensation``, ``look_ahead``, ``pi_median`` of GEM, …; README has a table). Each costs time.
       state: state to continue from, as an earlier result on the same trace holds it; ``params`` and ``model_state`` are
-        then not used. The run goes on bit for bit as if it had not stopped.
-      callback: called every ``chunk_size`` commits; may end the run by returning true.
-      chunk_size: arrivals a compiled call, default 1,024 (with ``window=1`` all results are the same, bit for bit, whatever
-        it is).
+        then not used. The run goes on bit for bit as if it had not stopped. It stays yours, which takes its room twice.
+      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; may end the run
+        by returning true.
+      chunk_size: arrivals a compiled call at most, default 1,024, or as many as 256 MiB of rows are for where data stay on
+        the host (with ``window=1`` all results are the same, bit for bit, whatever it is).
+      stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates; they change
+        no result either. All calls are of one compiled program.
       window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
         once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
         follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``
@@ -97,26 +103,20 @@ def simulate(
         TypeError, ValueError
     ):  # What is wrong with the arguments is said below, and more plainly.
         needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
-        check_fits(needed, _device())
+        needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
+        batches = that_fit(as_batches(batches), needed, default_device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
-    transition, begin = transition.init(params, model_state)
-    if state is not None:
-        check_state(state, begin)
-        begin = state
-    state = _owned(begin)
-    del begin  # Or the run would keep two of it.
+    transition, state = _begin(transition, params, model_state, state)
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
-    data = jax.device_put(batches.data)
     events, done = trace.events(), int(state.arrivals)
-    chunk_size = chunk_size or min(1024, max(1, len(events.worker)))
+    chunk_size = chunk_size or chunk_size_for(events, batches)
     window = min(window or _default_window(), trace.num_workers)
-    run_chunk = compiled(transition, batches, chunk_size, window, with_pulls=not events.commits.all())
+    run_chunk = compiled(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 
     parts: list[History] = []
     stopped, commits = False, int(events.commits[:done].sum())
-    for begin in range(done, len(events.worker), chunk_size):
-        chunk = Events(*(column[begin : begin + chunk_size] for column in events))
-        state, reports = run_chunk(state, data, *inputs(chunk, batches, chunk_size, window))
+    running = in_chunks(run_chunk, state, batches, events, chunks(events, chunk_size, stops, done), chunk_size, window)
+    for chunk, state, reports in running:
         parts.append(_history(chunk, reports, trace))
         commits += int(chunk.commits.sum())
         check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
@@ -141,14 +141,35 @@ def _same(state: RunState) -> RunState:
     return state
 
 
-def _owned(tree: RunState) -> RunState:
-    """A copy that may be donated; no array stands in it twice."""
-    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+def _begin(
+    transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None
+) -> tuple[Transition, RunState]:
+    """The transition made ready, and a copy of the state to begin with that may be donated; no array stands in it twice.
+
+    Whose an array is cannot be seen, as a rule may begin with one of its own, so all are copied; but one by one, or there
+    would be two of the state.
+    """
+    if state is None:
+        transition, begin = transition.init(params, model_state)
+        leaves, structure = jax.tree.flatten(begin)
+        del begin
+    else:
+        ready = []
+        check_state(state, jax.eval_shape(lambda *own: _noted(ready, transition.init(*own)), params, model_state))
+        transition, (leaves, structure) = ready[0], jax.tree.flatten(state)
+    for index in range(len(leaves)):
+        leaves[index] = _copy(leaves[index])
+    return transition, jax.tree.unflatten(structure, leaves)
 
 
-def _device() -> jax.Device:
-    """Where JAX puts what nobody has placed."""
-    return next(iter(jnp.zeros(0).devices()))
+def _noted(ready: list[Transition], made: tuple[Transition, RunState]) -> RunState:
+    """The state of a pair, the transition of which goes into ``ready``: it cannot leave ``eval_shape`` otherwise."""
+    ready.append(made[0])
+    return made[1]
+
+
+def _copy(leaf: jax.Array) -> jax.Array:
+    return jnp.array(leaf, copy=True)
 
 
 def _default_window() -> int:
@@ -165,6 +186,7 @@ def _history(chunk: Events, reports: Any, trace: Trace) -> History:
         "loss": reports.loss,
         "staleness": reports.staleness,
         "pulled_at": reports.pulled_at,
+        "draw": chunk.draw,
         "applied": reports.applied,
         "dropped": reports.dropped,
     } | reports.metrics

@@ -12,7 +12,8 @@ import numpy as np
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names as diagnostic_names
-from gemjax.engines.loops import inputs, loop
+from gemjax.engines.loops import chunk_size_for, in_chunks, loop, width_of
+from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -29,7 +30,7 @@ class SweepResult:
       points: what was varied: for each name, and ``seed``, an array [runs].
       state: the whole state of every run.
       history: columns as those of :class:`gemjax.Result`, ``[runs, commits]`` where they depend on the run and
-        ``[commits]`` where the trace decides them (``worker``, ``step``, ``time``).
+        ``[commits]`` where the trace decides them (``worker``, ``step``, ``time``, ``draw``).
     """
 
     points: dict[str, np.ndarray]
@@ -94,7 +95,7 @@ def sweep(
       average_model_state: as for :func:`gemjax.simulate`.
       local: as for :func:`gemjax.simulate`.
       diagnostics: as for :func:`gemjax.simulate`.
-      chunk_size: arrivals a compiled call, default 1,024.
+      chunk_size: as for :func:`gemjax.simulate`.
       callback: called as ``callback(arrivals done, arrivals in all)`` after each chunk; may end the sweep by returning true.
 
     Returns:
@@ -103,6 +104,7 @@ def sweep(
     Raises:
       ValueError: if there is nothing to try, or it is no number, or the method is made for another number of workers than
         the trace has.
+      MemoryError: if the runs together would keep more than the device holds.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -114,7 +116,6 @@ def sweep(
     """
     check_trace(trace)
     points = _grid(over, seeds)
-    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     names = tuple(name for name in points if name != "seed")
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
@@ -125,24 +126,31 @@ def sweep(
 
     values = tuple(jnp.asarray(points[name]) for name in names)
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
-    state = jax.jit(jax.vmap(lambda seed, values: transition(seed, values).init(params, model_state)[1]))(*lanes)
+    init = jax.vmap(lambda seed, values: transition(seed, values).init(params, model_state)[1])
+    mend = f"fewer of the {len(points['seed'])} runs at a time, fewer workers, or a method that keeps less a worker"
+    batches = that_fit(as_batches(batches), bytes_of(jax.eval_shape(init, *lanes)), default_device(), mend=mend)
+    batches = batches if local is None else LocalBatches(batches, local)
+    state = jax.jit(init)(*lanes)
     events = trace.events()
-    chunk_size = chunk_size or min(1024, max(1, len(events.worker)))
+    chunk_size = chunk_size or chunk_size_for(events, batches)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def run_chunk(lanes, state, data, *columns):
         def one(lane, state):
             begun, _ = transition(*lane).init(params, model_state)
-            return loop(begun, batches, chunk_size, 1, with_pulls=not events.commits.all())(state, data, *columns)
+            return loop(begun, batches, width_of(chunk_size), 1, with_pulls=not events.commits.all())(
+                state, data, *columns
+            )
 
         return jax.vmap(one)(lanes, state)
 
-    data, parts = jax.device_put(batches.data), []
-    for begin in range(0, len(events.worker), chunk_size):
-        chunk = Events(*(column[begin : begin + chunk_size] for column in events))
-        state, reports = run_chunk(lanes, state, data, *inputs(chunk, batches, chunk_size, 1))
+    parts, done = [], 0
+    cuts = [(cut, cut + chunk_size) for cut in range(0, len(events.worker), chunk_size)]
+    running = in_chunks(functools.partial(run_chunk, lanes), state, batches, events, cuts, chunk_size, 1)
+    for chunk, state, reports in running:  # noqa: B007 (the last state is the result)
         parts.append(_first(reports, len(chunk.worker)))
-        if callback is not None and callback(min(begin + chunk_size, len(events.worker)), len(events.worker)):
+        done += len(chunk.worker)
+        if callback is not None and callback(done, len(events.worker)):
             break
     return SweepResult(points, state, _history(events, parts, trace))
 
@@ -174,7 +182,12 @@ def _history(events: Events, parts: list, trace: Trace) -> History:
         return {}
     reports = jax.tree.map(lambda *columns: np.concatenate(columns, axis=1), *parts)
     made = events.commits[: reports.loss.shape[1]]
-    shared = {"worker": events.worker, "step": events.step, "time": trace.time[events.row]}
+    shared = {
+        "worker": events.worker,
+        "step": events.step,
+        "time": trace.time[events.row],
+        "draw": events.draw,
+    }
     own = {name: getattr(reports, name) for name in ("loss", "staleness", "pulled_at", "applied", "dropped")}
     return {name: column[: len(made)][made] for name, column in shared.items()} | {
         name: column[:, made] for name, column in (own | reports.metrics).items()

@@ -32,6 +32,7 @@ class RunState(NamedTuple):
     view: Slots  # View a worker; what it computes on.
     step: Slots  # int32 [] a worker; the step it computes.
     pulled_at: Slots  # int32 [] a worker; the engine's clock when it pulled.
+    draw: Slots  # int32 [] a worker; which batch of a shared stream it computes on.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: jax.Array  # int32 []; gradients that arrived so far, whatever became of them.
     dropped: jax.Array  # int32 []; commits that the method refused so far.
@@ -61,7 +62,8 @@ class Transition:
       num_workers: number of workers N; must be the number that ``tx`` was made for.
       seed: with (worker, step) it decides every key.
       diagnostics: names of the quantities to report a commit: ``gap`` (RMS distance between the central variable and the
-        view), ``update_norm`` (RMS of the update), and what the method offers.
+        view), ``normalised_gap`` (that over the RMS of the gradient), ``update_norm`` (RMS of the update), and what the
+        method offers.
       average_model_state: ``False`` (default): a commit's model state replaces the central one (policy *latest*); ``True``:
         it is averaged in with weight 1/N (policy *average*).
       local: what workers do between two commits; ``None``: they compute one gradient.
@@ -110,11 +112,8 @@ class Transition:
             view=Slots(View(None, model_state, () if self.local is None else self.local.tx.init(params))),
             step=Slots(jnp.zeros([], jnp.int32)),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
-            commits=jnp.zeros([], jnp.int32),
-            arrivals=jnp.zeros([], jnp.int32),
-            dropped=jnp.zeros([], jnp.int32),
-            rejected=jnp.zeros([], jnp.int32),
-            rejected_in_a_row=jnp.zeros([], jnp.int32),
+            draw=Slots(jnp.arange(self.num_workers, dtype=jnp.int32), self.num_workers),
+            **{name: jnp.zeros([], jnp.int32) for name in _COUNTERS},
         )
         if staleness.recorded_view(opt_state, params) is None:
             state = state._replace(view=Slots(state.view.value._replace(params=params)))
@@ -142,7 +141,7 @@ class Transition:
         Returns:
           The state after both, the worker's next view, and a report.
         """
-        observer = diagnostics.Observer(set(self.diagnostics) - _ALWAYS.keys())
+        observer = diagnostics.Observer(set(self.diagnostics) - diagnostics.OF_ANY_COMMIT.keys())
         taken = jnp.logical_and(commits, gradient.finite > 0)
         updates, opt_state = self.tx.update(
             gradient.grads, state.opt_state, state.params, worker=worker, observe=observer, applied=taken,
@@ -151,6 +150,7 @@ class Transition:
         refused = staleness.refused(state.opt_state, opt_state)
         dropped = jnp.zeros_like(taken) if refused is None else taken & refused
         applied = taken & ~dropped
+        parts = (state.params, view, gradient.grads, updates)
         report = Report(
             loss=gradient.loss,
             staleness=state.commits - state.pulled_at.value,
@@ -158,8 +158,8 @@ class Transition:
             applied=applied,
             dropped=dropped,
             metrics=gradient.metrics
-            | {name: fn(state.params, view, updates) for name, fn in _ALWAYS.items() if name in self.diagnostics}
-            | observer.collected(),
+            | {name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics}
+            | observer.collected(besides=diagnostics.OF_ANY_COMMIT),
         )
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
@@ -175,10 +175,13 @@ class Transition:
         if refused is not None:
             counted = staleness.counting_refusals(state.opt_state, opt_state)
             left = left._replace(opt_state=_select(dropped, counted, left.opt_state), dropped=state.dropped + dropped)
+        # Whatever becomes of a commit, its worker draws the next batch; one that only pulls again keeps what it has.
+        drawn = self.num_workers + state.commits + state.dropped + state.rejected
+        draw = Slots(jnp.where(commits, drawn, state.draw.value))
         state = _select(applied, committed, left)
         params, opt_state = pull(state.opt_state, state.params, worker=worker)
         state = state._replace(opt_state=opt_state, step=Slots(step + used), arrivals=state.arrivals + 1)
-        state = state._replace(pulled_at=Slots(state.commits))
+        state = state._replace(pulled_at=Slots(state.commits), draw=draw)
         anchors = staleness.anchors_of(state.opt_state) if state.view.value.anchors else ()
         view = View(params, state.model_state, state.view.value.local, anchors)
         return keep_view(state, view), view, report
@@ -233,10 +236,7 @@ def view_of(state: RunState) -> View:
     return view if recorded is None else view._replace(params=recorded)
 
 
-_ALWAYS = {
-    "gap": lambda params, view, updates: diagnostics.gap(params, view),
-    "update_norm": lambda params, view, updates: diagnostics.rms(updates),
-}
+_COUNTERS = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
 
 
 def _check_params(params: PyTree) -> None:

@@ -38,7 +38,7 @@ def dana_momentum(
 
     Returns:
       A transformation that keeps one copy of the parameters a worker (:math:`v_w`) and one at the centre (their sum). It
-      stands inside :func:`gemjax.asynchronous`.
+      stands inside :func:`gemjax.asynchronous` and offers the diagnostic ``look_ahead``.
 
     Raises:
       ValueError: if ``learning_rate`` is negative or ``momentum`` outside [0, 1).
@@ -50,7 +50,7 @@ def dana_momentum(
         zeros = optax.tree.zeros_like(params)
         return DanaMomentumState(jnp.zeros([], jnp.int32), Slots(zeros), LookAhead(zeros, jnp.zeros([])))
 
-    def update_fn(updates, state, params=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, observe=None, **extra_args) -> Any:
         del params, extra_args
         old = state.velocity.value
         new = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, old, updates)
@@ -58,6 +58,8 @@ def dana_momentum(
         total = jax.tree.map(lambda v_0, v, v_old: v_0 + (v - v_old), state.ahead.velocity, new, old)
         step = rate_at(learning_rate, state.count)
         ahead = LookAhead(total, step * jnp.asarray(momentum, step.dtype))
+        if observe is not None:
+            observe("look_ahead", ahead.length)
         return new, DanaMomentumState(jnp.asarray(optax.safe_increment(state.count)), Slots(new), ahead)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

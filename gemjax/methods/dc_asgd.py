@@ -39,7 +39,7 @@ def compensate_delay(
 
     Returns:
       A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It offers
-      the diagnostic ``compensation``, the size of what it added over that of the gradient (RMS both).
+      the diagnostic ``compensation``.
 
     Raises:
       ValueError: for a negative ``strength`` or ``eps``, a ``decay`` outside [0, 1) or an unknown ``variant``.
@@ -84,7 +84,7 @@ def compensate_delay(
             compensated = jax.tree.map(compensate_relative, updates, params, stale, mean)
             state = state._replace(mean_square=Slots(mean))
         if observe is not None:
-            observe("compensation", lambda: _relative_size(compensated, updates))
+            observe("compensation", lambda: diagnostics.relative_change(compensated, updates))
         return compensated, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -160,9 +160,3 @@ def dc_asgd(
     check_learning_rate(learning_rate)
     atom = compensate_delay(strength, variant, decay, eps)
     return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
-
-
-def _relative_size(compensated: PyTree, gradient: PyTree) -> jax.Array:
-    """0 for a gradient of 0, to which nothing is added."""
-    added, size = diagnostics.rms(jax.tree.map(jnp.subtract, compensated, gradient)), diagnostics.rms(gradient)
-    return jnp.where(size > 0, added / jnp.where(size > 0, size, jnp.ones_like(size)), jnp.zeros_like(size))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.methods.dana import dana_momentum
 from gemjax.methods.rates import rate_at
@@ -45,7 +46,8 @@ def scale_by_gap(
       eps: as in :func:`gemjax.gap_aware`.
 
     Returns:
-      A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies.
+      A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It offers
+      the diagnostic ``compensation``.
 
     Raises:
       ValueError: for a negative ``learning_rate`` or ``eps``, or a ``decay`` outside [0, 1).
@@ -64,7 +66,7 @@ def scale_by_gap(
             stale_params=ReadsStaleParams(),
         )
 
-    def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, observe=None, **extra_args) -> Any:
         require_protocol("scale_by_gap", staleness=staleness, params=params)
         largest_rate = jnp.maximum(state.largest_rate, rate_at(learning_rate, state.count))
         unbias = 1 - jnp.asarray(decay, largest_rate.dtype) ** state.count
@@ -82,10 +84,11 @@ def scale_by_gap(
             rest = jnp.asarray(decay, mean.dtype)
             return rest * mean + (1 - rest) * jnp.square(v.astype(mean.dtype))
 
-        updates = jax.tree.map(divide, updates, params, like(stale_params, updates), state.mean_square)
-        velocity, inner_state = inner.update(
-            updates, state.inner_state, params, stale_params=stale_params, staleness=staleness, **extra_args
-        )
+        divided = jax.tree.map(divide, updates, params, like(stale_params, updates), state.mean_square)
+        if observe is not None:
+            observe("compensation", lambda: diagnostics.relative_change(divided, updates))
+        extra_args |= {"stale_params": stale_params, "staleness": staleness, "observe": observe}
+        velocity, inner_state = inner.update(divided, state.inner_state, params, **extra_args)
         return velocity, state._replace(
             count=jnp.asarray(optax.safe_increment(state.count)),
             largest_rate=largest_rate,

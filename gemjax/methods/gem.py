@@ -15,6 +15,7 @@ from gemjax.views import BeforeCommit, OwnPosition
 
 PyTree = Any
 READINGS = ("equations", "code", "algorithm")
+QUANTILES = {"pi_05": 0.05, "pi_25": 0.25, "pi_median": 0.5, "pi_75": 0.75, "pi_95": 0.95}  # Diagnostics of pi.
 
 
 class MatchEnergyState(NamedTuple):
@@ -31,7 +32,7 @@ def match_energy(
     eps: float = 1e-12,
     reading: str = "equations",
 ) -> optax.GradientTransformationExtraArgs:
-    """Scales each worker's update so that the collective keeps the kinetic energy of sequential momentum SGD.
+    r"""Scales each worker's update so that the collective keeps the kinetic energy of sequential momentum SGD.
 
     The atom of :func:`gemjax.gem`, where mathematics and arguments are explained. It acts on *updates that carry the
     learning rate already*, so it goes last in a chain, behind any optax optimizer:
@@ -46,7 +47,8 @@ def match_energy(
 
     Returns:
       A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It offers
-      the diagnostics ``pi_median`` and ``energy_ratio``.
+      the diagnostics ``pi_05``, ``pi_25``, ``pi_median``, ``pi_75`` and ``pi_95``, quantiles of :math:`\pi` over all
+      parameters; ``energy_ratio``, the energy after the commit over that of the proxy; and ``compensation``.
 
     Raises:
       ValueError: for a ``momentum`` outside [0, 1), a negative ``kappa``, ``eps`` or empty ``clamp``, or an unknown reading.
@@ -87,8 +89,10 @@ def match_energy(
         pi = jax.tree.map(scaling, jax.tree.map(proxy_less_travelled, m, params, stale), updates)
         scaled = jax.tree.map(jnp.multiply, pi, updates)
         if observe is not None:
-            observe("pi_median", lambda: jnp.median(diagnostics.flatten(pi)))
+            for name, quantile in QUANTILES.items():
+                observe(name, lambda q=quantile: diagnostics.quantile(pi, q))
             observe("energy_ratio", lambda: _energy_ratio(scaled, params, stale, m, kappa))
+            observe("compensation", lambda: diagnostics.relative_change(scaled, updates))
         return scaled, MatchEnergyState(Slots(m), stale_point)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

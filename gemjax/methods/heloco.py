@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax import diagnostics
 from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_at_least, check_between, check_learning_rate, check_momentum
 from gemjax.methods.momentum_lookahead import discounted_step
@@ -50,7 +51,8 @@ def align_with_momentum(
       eps: as in :func:`gemjax.heloco`.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre (:math:`m`).
+      A transformation that keeps one copy of the parameters at the centre (:math:`m`). It offers the diagnostics
+      ``compensation`` (before ``weight``) and ``look_ahead``.
 
     Raises:
       ValueError: as :func:`gemjax.heloco`.
@@ -87,13 +89,18 @@ def align_with_momentum(
             count=jnp.zeros([], jnp.int32), ahead=LookAhead(optax.tree.zeros_like(params), jnp.zeros([]))
         )
 
-    def update_fn(updates, state, params=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, observe=None, **extra_args) -> Any:
         del params, extra_args
         mean = state.ahead.velocity
-        updates = jax.tree.map(lambda g, m: _as(weight, g) * align(g, m), updates, mean)
-        updates, mean = discounted_step(momentum, updates, mean)
+        aligned = jax.tree.map(align, updates, mean)
+        weighted = jax.tree.map(lambda a: _as(weight, a) * a, aligned)
+        if observe is not None:
+            observe("compensation", lambda plain=updates: diagnostics.relative_change(aligned, plain))
+        updates, mean = discounted_step(momentum, weighted, mean)
         step = rate_at(learning_rate, state.count)
         ahead = LookAhead(mean, step * _as(momentum, step))
+        if observe is not None:
+            observe("look_ahead", ahead.length)
         return updates, AlignWithMomentumState(jnp.asarray(optax.safe_increment(state.count)), ahead)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

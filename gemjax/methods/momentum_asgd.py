@@ -35,7 +35,8 @@ def look_ahead_momentum(
         Nesterov's.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre (:math:`v`).
+      A transformation that keeps one copy of the parameters at the centre (:math:`v`). It offers the diagnostic
+      ``look_ahead``.
 
     Raises:
       ValueError: if ``learning_rate`` or ``horizon`` is negative or ``momentum`` outside [0, 1).
@@ -51,11 +52,13 @@ def look_ahead_momentum(
             count=jnp.zeros([], jnp.int32), ahead=LookAhead(optax.tree.zeros_like(params), jnp.zeros([]))
         )
 
-    def update_fn(updates, state, params=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, observe=None, **extra_args) -> Any:
         del params, extra_args
         velocity = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, state.ahead.velocity, updates)
         step = rate_at(learning_rate, state.count)
         ahead = LookAhead(velocity, step * jnp.asarray(steps_ahead, step.dtype))
+        if observe is not None:
+            observe("look_ahead", ahead.length)
         return velocity, LookAheadMomentumState(jnp.asarray(optax.safe_increment(state.count)), ahead)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

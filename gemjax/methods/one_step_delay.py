@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.staleness import asynchronous
 
@@ -30,7 +31,8 @@ def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformatio
       strength: as in :func:`gemjax.one_step_delay`.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre (:math:`u_{t-1}`).
+      A transformation that keeps one copy of the parameters at the centre (:math:`u_{t-1}`). It offers the diagnostic
+      ``compensation``.
 
     Raises:
       ValueError: if ``strength`` is negative.
@@ -50,13 +52,15 @@ def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformatio
     def init_fn(params) -> Any:
         return CorrectOneStepDelayState(jnp.zeros([], bool), optax.tree.zeros_like(params))
 
-    def update_fn(updates, state, params=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, observe=None, **extra_args) -> Any:
         del params, extra_args
 
         def correct(u, previous):
             return u + jnp.where(state.started, jnp.asarray(strength, u.dtype) * (u - previous), jnp.zeros_like(u))
 
         corrected = jax.tree.map(correct, updates, state.previous)
+        if observe is not None:
+            observe("compensation", lambda: diagnostics.relative_change(corrected, updates))
         return corrected, CorrectOneStepDelayState(jnp.ones_like(state.started), updates)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

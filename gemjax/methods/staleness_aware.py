@@ -34,7 +34,8 @@ def scale_by_staleness(
       factor: maps the staleness (int32 scalar, commits since the pull) to a float scalar. Default: 1/max(1, staleness).
 
     Returns:
-      A stateless transformation that needs the extra argument ``staleness``.
+      A stateless transformation that needs the extra argument ``staleness``. It offers the diagnostic ``compensation``,
+      what it takes off a commit, as a part of it.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
@@ -43,10 +44,12 @@ def scale_by_staleness(
     Array([0.125], dtype=float32)
     """
 
-    def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args):
+    def update_fn(updates, state, params=None, *, staleness: Any = None, observe: Any = None, **extra_args):
         del params, extra_args
         require_protocol("scale_by_staleness", staleness=staleness)
         scale = factor(staleness)
+        if observe is not None:
+            observe("compensation", lambda: jnp.abs(1.0 - jnp.asarray(scale)))
         return jax.tree.map(lambda u: u * jnp.asarray(scale, u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import gemjax
-from gemjax.engines import memory
+from gemjax.engines import memory, simulate
 from gemjax.testing import quadratic
 
 PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(24)}
@@ -41,7 +41,7 @@ def test_local_optimizers_and_anchors_are_counted():
 def test_it_is_what_a_run_really_keeps():
     tx = gemjax.gem(0.1, num_workers=7)
     state = gemjax.initial_state(tx, PARAMS, num_workers=7)
-    counters = 4 * (5 + 2 * 7)
+    counters = 4 * (5 + 3 * 7)
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert sum(gemjax.memory_of(tx, PARAMS, num_workers=7).values()) == pytest.approx(kept, abs=counters + 64)
 
@@ -59,6 +59,77 @@ def test_a_run_that_cannot_fit_is_refused_before_it_starts(monkeypatch):
     message = r"the run keeps \d.* KiB \(central variable 16 B, method .*\), but .* has 1.953 KiB; take fewer workers"
     with pytest.raises(MemoryError, match=message):
         gemjax.simulate(gemjax.gem(0.1, num_workers=64), loss_fn, params, batches, trace)
+
+
+def live_bytes():
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+@pytest.mark.parametrize("make", [gemjax.gem, gemjax.asgd])
+def test_a_run_keeps_one_state_from_the_start(make, monkeypatch):
+    """While it begins, at most one array more; and the caller's parameters are untouched."""
+    params = {name: jnp.ones(5000) for name in "abcdefgh"}
+    tx = make(0.05, num_workers=16)
+    state = sum(gemjax.memory_of(tx, params, num_workers=16).values())
+    largest = 16 * params["a"].nbytes
+    seen = []
+    copy = simulate._copy
+    monkeypatch.setattr(simulate, "_copy", lambda leaf: seen.append(live_bytes()) or copy(leaf))
+    trace = gemjax.arrivals.RoundRobin(16).trace(32)
+    before = live_bytes()
+    gemjax.simulate(
+        tx,
+        lambda params, batch: sum(jnp.sum(leaf**2) for leaf in params.values()),
+        params,
+        lambda worker, step: step,
+        trace,
+        chunk_size=16,
+        callback=lambda progress: seen.append(live_bytes()),
+    )
+    assert len(seen) > 8 + 2
+    assert state > 8 * largest
+    assert max(seen) - before < state + largest + 2**14
+    assert seen[-1] - before < state + 2**14
+    assert float(params["a"][0]) == 1.0
+
+
+def test_a_rule_s_own_array_is_not_used_up():
+    """An optimizer that begins with an array of its own can begin again."""
+    own = jnp.ones(4)
+    tx = optax.GradientTransformation(lambda params: own, lambda updates, state, params=None: (updates, state + 1.0))
+    loss_fn, params, batches = quadratic()
+    for _ in range(2):
+        result = gemjax.simulate(tx, loss_fn, params, batches, gemjax.arrivals.RoundRobin(2).trace(3))
+        assert float(result.opt_state.inner_state[0]) == 4.0
+    assert float(own[0]) == 1.0
+
+
+def test_a_state_to_continue_from_is_counted(monkeypatch):
+    loss_fn, params, batches = quadratic()
+    tx, trace = gemjax.gem(0.1, num_workers=64), gemjax.arrivals.RoundRobin(64).trace(10)
+    state = gemjax.simulate(tx, loss_fn, params, batches, trace.first(5)).state
+    kept = sum(gemjax.memory_of(tx, params, num_workers=64).values())
+    monkeypatch.setattr(memory, "_capacity", lambda device: 1.5 * kept)
+    gemjax.simulate(tx, loss_fn, params, batches, trace)
+    with pytest.raises(MemoryError, match="the state to continue from"):
+        gemjax.simulate(tx, loss_fn, params, batches, trace, state=state)
+
+
+def test_a_sweep_counts_all_its_runs(monkeypatch):
+    loss_fn, params, batches = quadratic()
+    trace = gemjax.arrivals.RoundRobin(64).trace(10)
+    kept = sum(gemjax.memory_of(gemjax.gem(0.1, num_workers=64), params, num_workers=64).values())
+    monkeypatch.setattr(memory, "_capacity", lambda device: 2.5 * kept)
+
+    def sweep(rates):
+        return gemjax.sweep(
+            lambda rate: gemjax.gem(rate, num_workers=64), loss_fn, params, batches, trace, {"rate": rates}
+        )
+
+    assert sweep([0.1, 0.2]).params["x"].shape == (2, 4)
+    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("it went on"))
+    with pytest.raises(MemoryError, match=r"take fewer of the 3 runs at a time, fewer workers"):
+        sweep([0.1, 0.2, 0.3])
 
 
 def test_a_device_that_does_not_tell_its_size_is_trusted():

@@ -1,9 +1,12 @@
 """The simulator: deterministic to the bit, honest about rejections, equal to the plain loop."""
 
+import ast
 import functools
+import hashlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +137,53 @@ def test_another_process_computes_the_same_bits():
     result = run(Problem(*testing.quadratic(dimension=7)), gem, gemjax.arrivals.Gamma(5).trace(50, seed=1))
     here = [np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex()]
     assert done.stdout.split() == here
+
+
+def digests():
+    """Of whole results, state and history: an MLP with dropout and model state, and with local steps."""
+    trace = gemjax.arrivals.Gamma(5, machine_variation=0.3).trace(60, seed=1)
+    local = gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 3)
+    runs = {
+        "gem": (gemjax.gem(0.05, num_workers=5), None, ["gap", "energy_ratio", "pi_95", "compensation"]),
+        "easgd": (gemjax.easgd(num_workers=5), local, ["update_norm", "normalised_gap", "gap"]),
+    }
+    found = {}
+    for name, (tx, local, diagnostics) in runs.items():
+        result = gemjax.simulate(
+            tx, *MLP[:3], trace, model_state=MLP.model_state, local=local, seed=7, diagnostics=diagnostics
+        )
+        leaves = jax.tree.leaves((result.state, dict(sorted(result.history.items()))))
+        found[name] = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+        found[f"{name}'s columns"] = ",".join(result.history)
+    return found
+
+
+DIGESTS = """
+import sys
+sys.path[:0] = {paths}
+import gemjax
+gemjax.cpu_devices(9)
+from engines.test_simulate import digests
+print(digests())
+"""
+
+
+@pytest.mark.slow
+def test_other_processes_compute_the_same_bits():
+    """In whatever order their sets and hash tables are."""
+    tests = Path(__file__).parents[1]
+    script = DIGESTS.format(paths=[str(tests), str(tests.parent)])
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE, text=True, env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed},
+        )
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    here = digests()
+    assert len(set(here.values())) == 4
+    for other in others:
+        assert ast.literal_eval(other.communicate()[0]) == here
 
 
 def stop_after(arrivals):
@@ -295,11 +345,12 @@ def test_diagnostics_are_what_they_say():
     """Against the formulas, one commit at a time."""
     trace = gemjax.arrivals.Gamma(3).trace(12, seed=4)
     loss_fn, params, batches = QUADRATIC[:3]
-    result = run(QUADRATIC, gem, trace, diagnostics=["gap", "update_norm", "pi_median", "energy_ratio"])
+    names = [*gemjax.methods.gem.QUANTILES, "gap", "normalised_gap", "update_norm", "energy_ratio", "compensation"]
+    result = run(QUADRATIC, gem, trace, diagnostics=names)
     tx, rate = gem(3), 0.05
     opt_state, m = tx.init(params), [np.zeros(4) for _ in range(3)]
     views = [params] * 3
-    expected = {name: [] for name in ("gap", "update_norm", "pi_median", "energy_ratio")}
+    expected = {name: [] for name in names}
     for worker, step in zip(trace.worker.tolist(), trace.step.tolist(), strict=True):
         grads = jax.grad(loss_fn)(views[worker], batches(worker, step))
         delta, travelled = (
@@ -310,7 +361,10 @@ def test_diagnostics_are_what_they_say():
         pi = np.clip((np.abs(m[worker]) - travelled) / (np.abs(delta) + 1e-12), 0, 5)
         expected["gap"].append(np.sqrt(np.mean(travelled**2)))
         expected["update_norm"].append(np.sqrt(np.mean((pi * delta) ** 2)))
-        expected["pi_median"].append(np.median(pi))
+        expected["normalised_gap"].append(np.linalg.norm(travelled) / np.linalg.norm(delta / rate))
+        expected["compensation"].append(np.linalg.norm((pi - 1) * delta) / np.linalg.norm(delta))
+        for name, q in gemjax.methods.gem.QUANTILES.items():
+            expected[name].append(np.quantile(pi, q))
         expected["energy_ratio"].append(np.sum((travelled + np.abs(pi * delta)) ** 2) / np.sum(m[worker] ** 2))
         updates, opt_state = tx.update(grads, opt_state, params, worker=worker)
         params = optax.apply_updates(params, updates)
@@ -321,12 +375,12 @@ def test_diagnostics_are_what_they_say():
 
 def test_nothing_is_reported_that_was_not_asked_for():
     history = run(QUADRATIC, gem, LATE).history
-    assert set(history) == {"worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dropped"}
+    assert set(history) == {"worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped"}
 
 
 @pytest.mark.parametrize("name", ["pi_median", "temperature"])
 def test_an_unknown_diagnostic_is_refused(name):
-    with pytest.raises(ValueError, match=f"no member of this method reports {name}; every method has 'gap'"):
+    with pytest.raises(ValueError, match=f"reports {name}; it offers gap, normalised_gap, update_norm\n"):
         run(QUADRATIC, asgd, LATE, diagnostics=["gap", name])
 
 

@@ -98,4 +98,5 @@ def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeyp
     size = float(re.search(r"it keeps ([\d.]+) MiB", said)[1])
     parts = [float(part) for part in re.findall(r"(?:variable|views|method|optimizers) ([\d.]+) MiB", said)]
     assert size == pytest.approx(sum(parts), abs=0.2)
+    assert 0.05 < float(re.search(r"the data take ([\d.]+) MiB", said)[1]) < 1.0  # 1,437 pictures of 64 bytes.
     assert not (tmp_path / "runs").exists()

@@ -54,6 +54,9 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("learning_rate", -1.0, "--learning-rate must not be negative"),
         ("method", "adam", "--method must be one of gem, asgd"),
         ("variant", "a", "--variant must be one of constant, adaptive"),
+        ("eval_seconds", 0.0, "--eval-seconds must be positive and finite; got 0.0"),
+        ("eval_seconds", float("nan"), "--eval-seconds must be positive and finite"),
+        ("eval_seconds", 1.0, "--eval-seconds counts virtual time, which only --engine simulate has; on devices use"),
         ("engine", "cluster", "--engine must be one of devices, simulate"),
     ],
 )
@@ -121,6 +124,11 @@ def test_local_steps_are_what_the_flags_say():
 def test_flags_of_local_steps_are_checked(fields, message):
     with pytest.raises(ValueError, match=message):
         Config(**fields)
+
+
+def test_evaluations_are_counted_in_one_way():
+    with pytest.raises(ValueError, match="give --eval-seconds or --eval-every, not both; --eval-every is 7"):
+        Config(engine="simulate", eval_seconds=2.0, eval_every=7)
 
 
 def test_a_configuration_is_plain_data():

@@ -73,6 +73,46 @@ def test_a_run_leaves_all_its_records(tiny, small, engine):
         assert word in output
 
 
+def test_a_simulation_is_evaluated_after_exactly_so_many_commits(tiny, small):
+    folder, _, _ = run(dataclasses.replace(small, engine="simulate", eval_every=7))
+    assert folder.read_metrics()["commits"].tolist() == [7, 14, 21, 28, 33]
+
+
+def test_a_simulation_is_evaluated_every_so_many_virtual_seconds(tiny, small):
+    """Three workers of which each makes a gradient a second: some six commits in two seconds."""
+    folder, _, _ = run(dataclasses.replace(small, engine="simulate", eval_every=0, eval_seconds=2.0))
+    time = eventlog.trace_of(folder.events, 3).time
+    metrics = folder.read_metrics()
+    expected = [int((time <= multiple).sum()) for multiple in np.arange(2.0, time[-1], 2.0)] + [33]
+    assert metrics["commits"].tolist() == expected
+    np.testing.assert_allclose(metrics["time"], time[metrics["commits"] - 1], atol=1e-5)
+
+
+def test_no_checkpoint_is_written_over(tiny, small, monkeypatch):
+    """Orbax deletes the old one first: a run killed then would have lost its newest."""
+    saved = []
+    save = RunFolder.save_checkpoint
+    monkeypatch.setattr(
+        RunFolder, "save_checkpoint", lambda folder, *args: saved.append(len(args[2])) or save(folder, *args)
+    )
+    config = dataclasses.replace(small, engine="simulate", checkpoint_every=11)
+    folder, _, _ = run(config)
+    assert saved == [11, 22, 33]
+    folder.summary.unlink()  # As if it had been killed before it summed up.
+    _, summary, _ = run(config, folder)
+    assert summary["finished"]
+    assert saved == [11, 22, 33]
+
+
+@pytest.mark.slow
+def test_a_run_on_devices_is_evaluated_as_soon_as_it_is_looked_at(tiny, small):
+    folder, _, _ = run(dataclasses.replace(small, eval_every=7))
+    commits = folder.read_metrics()["commits"].tolist()
+    assert len(commits) == 5
+    assert all(commits[k] >= 7 * (k + 1) for k in range(4))
+    assert commits[-1] == 33
+
+
 def test_training_learns(small):
     config = dataclasses.replace(small, engine="simulate", epochs=6.0, batch_size=64, learning_rate=0.05)
     _, summary, _ = run(config)
@@ -89,7 +129,7 @@ def test_an_interrupted_simulation_goes_on_bit_for_bit(tiny, small, monkeypatch,
         patched.setattr(story._Interrupt, "is_set", lambda self: True)
         _, stopped, output = run(cut, folder)
     assert not stopped["finished"]
-    assert stopped["commits"] == 5
+    assert stopped["commits"] == 3  # A third of the way to the first evaluation.
     assert f"--resume {folder.path}" in output
     _, resumed, _ = run(cut, folder)
     assert resumed["commits"] == 33
@@ -124,7 +164,7 @@ def test_local_steps_run_and_go_on_from_a_checkpoint(tiny, small, monkeypatch, t
     monkeypatch.setattr(story._Interrupt, "is_set", lambda self: True)
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder, summary, _ = run(cut)
-    assert summary["commits"] == 5
+    assert summary["commits"] == 3  # A third of the way to the first evaluation.
     monkeypatch.undo()
     monkeypatch.setattr(models, "DigitsCNN", Tiny)
     _, summary, _ = run(cut, folder)

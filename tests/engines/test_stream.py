@@ -1,0 +1,194 @@
+"""One stream for all workers, in every engine: the next batch goes to whoever is next."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import Abreast, assert_close, assert_same_bits, late
+
+import gemjax
+from gemjax.testing import Faults, run_in_python
+
+N = 4
+ROWS = 30
+DATA = {
+    "row": np.arange(ROWS, dtype=np.float32),
+    "x": np.sin(np.arange(3.0 * ROWS)).reshape(ROWS, 3).astype(np.float32),
+}
+STREAM = gemjax.Stream(DATA, 2, seed=1)
+LATE = late()
+GEM = gemjax.gem(0.05, num_workers=N)
+
+
+def loss_fn(params, model_state, batch, key):
+    del key
+    loss = jnp.sum((params[None] - batch["x"]) ** 2)
+    return loss, (model_state, {"row": batch["row"][0], "rows": batch["row"].sum()})
+
+
+def run(trace=LATE, tx=GEM, batches=STREAM, **options):
+    return gemjax.simulate(tx, loss_fn, jnp.zeros(3), batches, trace, **options)
+
+
+def first_rows(draws):
+    """The first row of each batch, as the stream itself tells it."""
+    return STREAM.select(draws, draws, draws)[:, 0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [gemjax.arrivals.Gamma(N, machine_variation=0.4), gemjax.arrivals.RoundRobin(N), gemjax.arrivals.Exponential(N)],
+    ids=["gamma", "round-robin", "exponential"],
+)
+def test_the_run_is_that_of_a_plain_event_loop(model):
+    """A queue of batches: everybody takes one, then whoever has committed takes the next."""
+    trace = model.trace(50)
+    queue = collections.deque(first_rows(np.arange(N + 50)))
+    holds = [queue.popleft() for _ in range(N)]
+    expected = []
+    for worker in trace.worker:
+        expected.append(holds[worker])
+        holds[worker] = queue.popleft()
+    np.testing.assert_array_equal(run(trace).history["row"], expected)
+
+
+def test_it_is_that_of_the_naive_reference(x64):
+    assert_close(run().params, run_in_python(GEM, loss_fn, jnp.zeros(3), STREAM, LATE), rtol=1e-10)
+
+
+@pytest.mark.parametrize("model", [gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(N)), gemjax.arrivals.Gamma(N)])
+def test_all_workers_together_go_through_the_data(model):
+    """Also where pulls come late, because workers wait for each other: no batch is passed over."""
+    commits = 4 * STREAM.steps_per_epoch
+    history = run(model.trace(commits), gemjax.asgd(0.0, N)).history
+    early = history["draw"] < 3 * STREAM.steps_per_epoch  # The last draws of a run are not committed in it.
+    assert history["rows"][early].sum() == 3 * DATA["row"].sum()
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"chunk_size": 7}])
+def test_the_chunk_size_does_not_matter(options):
+    assert_same_bits(run(**options).state, run().state)
+
+
+def test_windows_make_the_same_run(x64):
+    assert_close(run(window=4).state, run().state, rtol=1e-10)
+    np.testing.assert_array_equal(run(window=4).history["row"], run().history["row"])
+
+
+@pytest.mark.parametrize("stop", [1, 9, 20])
+def test_a_continued_run_goes_on_in_the_stream(stop):
+    begun = run(chunk_size=1, callback=lambda progress: progress.commits == stop)
+    assert begun.stopped
+    rest = run(state=begun.state)
+    assert_same_bits(rest.state, run().state)
+    np.testing.assert_array_equal(np.concatenate([begun.history["draw"], rest.history["draw"]]), run().history["draw"])
+
+
+def test_the_state_knows_what_every_worker_holds():
+    """After each arrival; a worker that only pulls again keeps what it has."""
+    found = []
+    run(chunk_size=1, callback=lambda progress: found.append(np.array(progress.state().draw.value)))
+    holds, events = np.arange(N), LATE.events()
+    assert not events.commits.all()
+    for worker, commits, row, draws in zip(events.worker, events.commits, events.row, found, strict=True):
+        holds[worker] = N + row if commits else holds[worker]
+        np.testing.assert_array_equal(draws, holds)
+
+
+def test_a_sweep_follows_the_stream(x64):
+    swept = gemjax.sweep(lambda rate: gemjax.gem(rate, num_workers=N), loss_fn, jnp.zeros(3), STREAM, LATE,
+                         {"rate": [0.01, 0.05]}, chunk_size=7)  # fmt: skip
+    assert_close(jax.tree.map(lambda x: x[1], swept.state), run().state, rtol=1e-10)
+    np.testing.assert_array_equal(swept.history["row"][1], run().history["row"])
+    np.testing.assert_array_equal(swept.history["draw"], run().history["draw"])
+
+
+def test_local_steps_draw_consecutive_batches():
+    """As many as the period: a plain loop over a copy of the stream that each commit takes three batches from."""
+    local = gemjax.LocalSteps(optax.sgd(0.1), 3)
+    result = run(tx=gemjax.downpour(num_workers=N), local=local, chunk_size=5)
+    draws = LATE.draw
+    steps = 3 * draws[:, None] + np.arange(3)
+    rows = STREAM.select(steps.ravel(), steps.ravel(), steps.ravel()).reshape(len(draws), 3, -1)
+    np.testing.assert_allclose(result.history["rows"], DATA["row"][rows].sum(-1).mean(-1), rtol=1e-6)
+    params = run_in_python(gemjax.downpour(num_workers=N), loss_fn, jnp.zeros(3), STREAM, LATE, local=local)
+    assert_close(result.params, params, rtol=1e-5)
+
+
+@pytest.mark.parametrize("period", [(1, 2, 1, 3), tuple((2,) * 30 for _ in range(N))])
+def test_periods_that_differ_are_refused(period):
+    message = "a shared stream hands out as many batches at a time as the period .* give one int"
+    with pytest.raises(ValueError, match=message):
+        run(tx=gemjax.downpour(num_workers=N), local=gemjax.LocalSteps(optax.sgd(0.1), period))
+
+
+# --- Devices
+
+SPOILT = gemjax.Stream(DATA | {"x": np.where(DATA["row"][:, None] % 11 == 5, np.nan, DATA["x"])}, 2, seed=1)
+
+
+def on_devices(num_commits=40, tx=GEM, batches=STREAM, **options):
+    options = {"num_workers": N, "gate": Abreast(N)} | options
+    return gemjax.run_on_devices(tx, loss_fn, jnp.zeros(3), batches, num_commits, **options)
+
+
+def assert_replays(result, tx=GEM, batches=STREAM, **options):
+    again = run(result.trace, tx, batches, **options)
+    assert_close(result.params, jax.device_get(again.params), rtol=1e-5)
+    applied = result.history["applied"]
+    np.testing.assert_array_equal(again.history["row"][-applied.sum() :], result.history["row"][applied])
+
+
+def assert_nothing_passed_over(draws, state):
+    """Whatever became of a commit: each batch was used once, or a worker still holds it."""
+    held = np.asarray(state.draw.value)
+    np.testing.assert_array_equal(np.sort(np.concatenate([draws, held])), np.arange(len(draws) + N))
+
+
+def test_a_run_on_devices_replays():
+    result = on_devices()
+    np.testing.assert_array_equal(result.history["row"], first_rows(result.history["draw"]))
+    np.testing.assert_array_equal(result.trace.draw, gemjax.Trace(result.trace.worker, num_workers=N).draw)
+    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert_replays(result)
+
+
+def test_rejected_gradients_draw_too():
+    result = on_devices(batches=SPOILT)
+    assert int(result.state.rejected) > 2
+    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert (result.trace.draw > gemjax.Trace(result.trace.worker, num_workers=N).draw).any()
+    assert_replays(result, batches=SPOILT)
+
+
+def test_dropped_gradients_draw_too():
+    tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(3), optax.sgd(0.05)), num_workers=N)
+    result = on_devices(tx=tx)
+    assert int(result.state.dropped) > 2
+    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert_replays(result, tx)
+
+
+def test_a_worker_that_raises_tries_its_batch_again():
+    with Faults().fail(worker=2, step=1).fail(worker=0, step=3, times=2) as faults:
+        result = on_devices(gate=Abreast(N, faults))
+    assert len(faults.injected) == 3
+    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert_replays(result)
+
+
+def test_local_steps_on_devices_replay():
+    local, tx = gemjax.LocalSteps(optax.sgd(0.02), 3), gemjax.downpour(num_workers=N)
+    assert_replays(on_devices(tx=tx, local=local), tx, local=local)
+
+
+def test_a_run_continued_on_devices_goes_on_in_the_stream():
+    """Rejected gradients before and after; what workers held at the stop is what they go on with."""
+    begun = on_devices(20, batches=SPOILT)
+    assert_nothing_passed_over(begun.history["draw"], begun.state)
+    rest = on_devices(40, batches=SPOILT, state=begun.state, recorded=begun.trace)
+    assert_nothing_passed_over(np.concatenate([begun.history["draw"], rest.history["draw"]]), rest.state)
+    assert_replays(rest, batches=SPOILT)
