@@ -1,6 +1,7 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
-from gemjax import arrivals, eventlog
+from gemjax import arrivals, eventlog, telemetry
+from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Shards, Stream
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
@@ -36,10 +37,13 @@ from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_s
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.on_host import OnHost
 from gemjax.per_worker import per_worker
+from gemjax.perfetto import chrome_trace
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.policies import Policy
 from gemjax.slots import Slots
 from gemjax.staleness import StalenessState, asynchronous, pull
+from gemjax.summary import Summary, summarise
+from gemjax.telemetry import Timeline, timeline
 from gemjax.trace import Trace
 
 __all__ = [
@@ -62,8 +66,11 @@ __all__ = [
     "StalenessSchedule",
     "StalenessState",
     "Stream",
+    "Summary",
     "SweepResult",
+    "Timeline",
     "Trace",
+    "Verdict",
     "agn",
     "align_with_momentum",
     "arrivals",
@@ -71,6 +78,7 @@ __all__ = [
     "asynchronous",
     "average_elastically",
     "average_position",
+    "chrome_trace",
     "compensate_delay",
     "correct_one_step_delay",
     "cpu_devices",
@@ -122,7 +130,11 @@ __all__ = [
     "scale_by_staleness",
     "simulate",
     "staleness_aware",
+    "summarise",
     "sweep",
+    "telemetry",
+    "timeline",
     "tune_momentum",
+    "verdict",
     "yellowfin",
 ]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -47,6 +48,14 @@ class Placement:
     def colocated(self) -> bool:
         """Whether the central variable shares a device with a worker."""
         return bool(set(devices_of(self.central)) & {device for place in self.workers for device in devices_of(place)})
+
+    def names(self) -> dict[str, Any]:
+        """The devices by name, as an event log notes them: ``cpu:3``, or ``cpu:4+cpu:5`` of a place of two."""
+        named = [
+            "+".join(f"{device.platform}:{device.id}" for device in devices_of(place))
+            for place in (*self.workers, self.central)
+        ]
+        return {"devices": named[:-1], "central": named[-1]}
 
 
 def _plain(place: Place) -> Place:

@@ -2,9 +2,11 @@
 
 import json
 
+import hypothesis
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import gemjax
 from gemjax import eventlog
@@ -32,10 +34,12 @@ def trace():
 def test_events_are_lines_of_json(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("start", 0.0, num_workers=2)
-        log.write("commit", np.float64(1.23456789), worker=np.int32(1), loss=np.float32(0.25), applied=np.bool_(True))
+        log.write("commit", np.float64(1.23456789), worker=np.int32(1), step=2, pulled_at=0, applied=np.bool_(True))
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(lines[0]) == {"event": "start", "time": 0.0, "num_workers": 2}
-    assert json.loads(lines[1]) == {"event": "commit", "time": 1.234568, "worker": 1, "loss": 0.25, "applied": True}
+    assert json.loads(lines[1]) == {
+        "event": "commit", "time": 1.234568, "worker": 1, "step": 2, "pulled_at": 0, "applied": True
+    }  # fmt: skip
     assert list(eventlog.read(tmp_path / "log.jsonl")) == [json.loads(line) for line in lines]
 
 
@@ -44,14 +48,14 @@ def test_events_are_lines_of_json(tmp_path):
 )
 def test_what_is_not_finite_is_null(tmp_path, value):
     with EventLog(tmp_path / "log.jsonl") as log:
-        log.write("reject", 0.0, loss=value)
+        log.write("reject", 0.0, worker=0, step=0, pulled_at=0, loss=value)
     assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
 
 
 @pytest.mark.parametrize("value", [1.2345678e-12, 1.5e20, -3.0e-5, 0.0])
 def test_small_and_large_numbers_keep_their_digits(tmp_path, value):
     with EventLog(tmp_path / "log.jsonl") as log:
-        log.write("commit", 0.0, loss=np.float32(value))
+        log.write("commit", 0.0, worker=0, step=0, pulled_at=0, loss=np.float32(value))
     np.testing.assert_allclose(next(eventlog.read(tmp_path / "log.jsonl"))["loss"], value, rtol=1e-6)
 
 
@@ -103,20 +107,127 @@ def test_a_log_cut_short_by_a_crash_can_be_continued(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"event":"start","time":0.0}\n{"event":"commit","ti')
     with EventLog(path) as log:
-        log.write("end", 2.0)
+        log.write("end", 2.0, worker=0)
     assert [event["event"] for event in eventlog.read(path)] == ["start", "end"]
 
 
-@pytest.mark.parametrize("line", ["no json", "[1, 2]", '{"event":"party","time":0}', '{"event":"commit"}'])
-def test_a_line_that_is_no_event_is_named(tmp_path, line):
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("no json", "not JSON"),
+        ("", "not JSON"),
+        ("[1, 2]", "a JSON list, expected an object"),
+        ('{"event":"party","time":0}', "event is 'party', expected one of start, dispatch"),
+        ('{"event":["commit"],"time":0}', r"event is \['commit'\], expected one of"),
+        ('{"event":"commit","worker":0,"step":0,"pulled_at":0}', "a commit has a time, and this one has none"),
+        ('{"event":"commit","time":0,"step":0,"pulled_at":0}', "a commit has a worker, and this one has none"),
+        ('{"event":"dispatch","time":0,"worker":-1,"step":0}', "worker is -1, expected a count"),
+        ('{"event":"dispatch","time":0,"worker":true,"step":0}', "worker is True, expected a count"),
+        ('{"event":"dispatch","time":0,"worker":1.5,"step":0}', "worker is 1.5, expected a count"),
+        ('{"event":"dispatch","time":0,"worker":2,"step":0}', "worker is 2, but the run has 2 workers"),
+        ('{"event":"dispatch","time":-1,"worker":0,"step":0}', "time is -1, expected a time"),
+        ('{"event":"dispatch","time":"now","worker":0,"step":0}', "time is 'now', expected a time"),
+        ('{"event":"dispatch","time":1e999,"worker":0,"step":0}', "time is inf, expected a time"),
+        ('{"event":"dispatch","time":NaN,"worker":0,"step":0}', "NaN is not JSON"),
+        ('{"event":"dispatch","time":1' + "0" * 400 + ',"worker":0,"step":0}', "expected a time"),
+        ('{"event":"dispatch","time":1' + "0" * 5000 + ',"worker":0,"step":0}', "4300 digits"),
+        ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"loss":"<b>"}', "expected a number or null"),
+        ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"gap":[1]}', "expected a number or null"),
+        ('{"event":"start","time":0,"devices":"all"}', "devices is 'all', expected a list of names"),
+        ('{"event":"fault","time":0,"worker":0,"step":0,"error":7}', "error is 7, expected a text"),
+        ('{"event":' + "[" * 100_000, "nested too deeply"),
+        ('{"event":"' + "x" * (1 << 20), "longer than"),
+        ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":3,"staleness":0}', "commit 3 by its pulled_at"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named_and_told_what_is_wrong(tmp_path, line, wrong):
     path = tmp_path / "log.jsonl"
-    path.write_text('{"event":"start","time":0.0}\n' + line + "\n")
-    with pytest.raises(ValueError, match=r"log\.jsonl, line 2: not an event of a gemjax log"):
+    path.write_text('{"event":"start","time":0.0,"num_workers":2,"commits":0}\n' + line + "\n")
+    with pytest.raises(ValueError, match=rf"log\.jsonl, line 2: not an event of a gemjax log: .*{wrong}"):
         list(eventlog.read(path))
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\x89PNG\r\n\x1a\n\0\0", b"PK\x03\x04 no line break", b"\0" * 512])
+def test_a_foreign_file_is_refused(tmp_path, content):
+    (tmp_path / "log.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 1: not an event of a gemjax log"):
+        list(eventlog.read(tmp_path / "log.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def real_log(tmp_path_factory):
+    """Of a run on devices with a fault; the bytes."""
+    path = tmp_path_factory.mktemp("run") / "log.jsonl"
+    failing = iter([True])
+
+    def gate(worker, step):
+        if worker == 1 and next(failing, False):
+            raise RuntimeError("injected")
+
+    loss_fn = lambda params, batch: jnp.sum((params - batch) ** 2)
+    with EventLog(path) as log:
+        gemjax.run_on_devices(
+            gemjax.asgd(0.1, num_workers=2),
+            loss_fn,
+            jnp.zeros(2),
+            lambda worker, step: jnp.ones(2),
+            12,
+            num_workers=2,
+            log=log,
+            gate=gate,
+        )
+    return path.read_bytes()
+
+
+def test_a_run_writes_what_can_be_read(tmp_path, real_log):
+    (tmp_path / "log.jsonl").write_bytes(real_log)
+    events = list(eventlog.read(tmp_path / "log.jsonl"))
+    assert len(events) == real_log.count(b"\n")
+    assert {event["event"] for event in events} == {"start", "dispatch", "ready", "commit", "fault"}
+    assert len(events[0]["devices"]) == 2
+    ready = [event for event in events if event["event"] == "ready"]
+    assert all(0 <= event["began"] <= event["time"] for event in ready)
+
+
+def test_a_lost_repeated_or_moved_commit_is_found(tmp_path, real_log):
+    lines = real_log.splitlines(keepends=True)
+    commits = [number for number, line in enumerate(lines) if line.startswith(b'{"event":"commit"')]
+    second, third = commits[1:3]
+    moved = list(lines)
+    moved[second], moved[third] = moved[third], moved[second]
+    path = tmp_path / "log.jsonl"
+    for changed in (lines[:second] + lines[second + 1 :], lines[:third] + lines[second:], moved):
+        path.write_bytes(b"".join(changed))
+        with pytest.raises(ValueError, match="lines are missing, repeated or out of order"):
+            list(eventlog.read(path))
+
+
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.given(data=st.data())
+def test_a_damaged_log_is_read_as_events_or_refused_by_name(real_log, tmp_path_factory, data):
+    """Whatever bytes are overwritten, cut out or put in: events with the fields they need, or one ValueError."""
+    at = data.draw(st.integers(0, len(real_log)))
+    gone = data.draw(st.integers(0, 40))
+    path = tmp_path_factory.getbasetemp() / "damaged.jsonl"
+    path.write_bytes(real_log[:at] + data.draw(st.binary(max_size=8)) + real_log[at + gone :])
+    try:
+        workers = {event["worker"] for event in eventlog.read(path) if event["event"] == "commit"}
+        said = ""
+    except ValueError as error:
+        workers, said = set(), str(error)
+    assert workers <= {0, 1}
+    assert not said or "damaged.jsonl, line " in said
+
+
+def test_a_trace_of_too_few_workers_is_refused_by_name(tmp_path, trace):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        write_commits(log, trace, range(12))
+    with pytest.raises(ValueError, match=r"log\.jsonl: its commits are no trace of 2 workers: .*worker 2"):
+        eventlog.trace_of(tmp_path / "log.jsonl", num_workers=2)
 
 
 def test_every_event_that_is_documented_can_be_read(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         for event in eventlog.EVENTS:
-            log.write(event, 0.0)
+            log.write(event, 0.0, **dict.fromkeys(eventlog.NEEDED.get(event, ()), 0))
     assert tuple(event["event"] for event in eventlog.read(tmp_path / "log.jsonl")) == eventlog.EVENTS

@@ -127,7 +127,7 @@ def _bare(programs: Programs, count: int) -> float:
     report, began = None, time.perf_counter()
     for _ in range(count):
         gradient = jax.block_until_ready(programs.compute(0, programs.select(0)))
-        report = programs.commit(0, gradient)
+        report = programs.commit(0, programs.bring(gradient))
     jax.block_until_ready(report)
     return (time.perf_counter() - began) / count
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m train [CONFIGURATION | sweep | bench] [flags]`."""
+"""The command line: `python -m train [CONFIGURATION | sweep | report | bench] [flags]`."""
 
 import contextlib
 import dataclasses
@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import tyro
 from rich.console import Console
 
-from train import configs
+from train import configs, scalars
 from train.config import Config
 
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
 Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
-`python -m train sweep` compares methods and numbers of workers, `python -m train bench` measures what the engines cost;
-`--help` behind either tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
+`python -m train sweep` compares methods and numbers of workers, `python -m train report [RUN]` tells whether a run was truly
+asynchronous, `python -m train bench` measures what the engines cost; `--help` behind each tells more. Ctrl-C writes a
+checkpoint and ends; `--resume` goes on."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
@@ -37,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from train import sweep
 
             return sweep.main(argv[1:])
+        if argv[:1] == ["report"]:
+            from train import report
+
+            return report.main(argv[1:])
         return _train(argv)
     except KeyboardInterrupt:
         return 130
@@ -47,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(argv: list[str]) -> int:
     config, resume = parse(argv)
+    if config.tensorboard and not scalars.available():
+        raise UsageError(scalars.INSTALL)
     import gemjax  # After the flags are known to be right: this imports JAX.
     from train.runfolder import RunFolder
     from train.story import dry_run, train
@@ -101,7 +108,7 @@ def start_from(argv: list[str]) -> tuple[list[str], Config]:
         return argv, configs.load(name)
     except ValueError:
         raise UsageError(
-            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, sweep or bench"
+            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, sweep, report or bench"
         ) from None
 
 

@@ -113,6 +113,8 @@ class Config:
     """Folder of prepared data sets; TFDS's own default if not given."""
     manual_dir: str | None = None
     """Folder with the original files of data sets that cannot be made here."""
+    tensorboard: bool = False
+    """Write curves for TensorBoard into the run folder, too (needs the extra `tensorboard`)."""
     out: str | None = None
     """Run folder; `runs/<time>-<dataset>-<method>` if not given."""
     dry_run: bool = False
@@ -177,6 +179,7 @@ class Config:
             "data_dir",
             "manual_dir",
             "out",
+            "tensorboard",
             "dry_run",
             "resume",
             "learning_rate",
@@ -198,7 +201,7 @@ class Config:
         try:
             fields = json.loads(Path(path).read_text())
             return cls(**fields)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not the configuration of a run: {error}") from error
 
 

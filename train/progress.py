@@ -1,13 +1,18 @@
-"""The progress line: a live bar on a terminal, plain lines elsewhere."""
+"""The live view: a table of workers and a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from train.dashboard import MOST_WORKERS, Workers
+
+ROOM = 8  # Lines of a terminal beside the table of workers, for what was printed before and the bar.
+OFTEN = 0.1  # Seconds from one drawing of the table to the next, at least.
 LINES = 20  # Plain lines a run, where the output is not a terminal.
 
 
@@ -20,16 +25,17 @@ def mean_loss(history: dict[str, Any]) -> float:
 class ProgressLine:
     """Shows commits, their rate, the time left, the loss, the staleness and the last test accuracy."""
 
-    def __init__(self, console: Console, total: int, done: int = 0):
+    def __init__(self, console: Console, total: int, done: int = 0, workers: int = 0):
         self.console, self.total, self.done = console, total, done
         self.accuracy = float("nan")
         self._began: float | None = None  # Of the first commits seen: what came before them was compilation.
         self._begun_at = self._line_at = done
         self._seen = 0.0  # Of the newest commits.
-        self._live = None
+        self._drawn_at = -OFTEN
+        self._live = self._workers = None
         if console.is_terminal:
             columns = ("{task.completed}/{task.total} commits", "{task.fields[rate]}", "{task.fields[text]}")
-            self._live = Progress(
+            bar = Progress(
                 BarColumn(bar_width=24),
                 *(TextColumn(column) for column in columns),
                 TimeElapsedColumn(),
@@ -37,7 +43,12 @@ class ProgressLine:
                 TimeRemainingColumn(),
                 console=console,
             )
-            self._task = self._live.add_task("", total=total, completed=done, rate="", text="")
+            self._task, self._bar = bar.add_task("", total=total, completed=done, rate="", text=""), bar
+            self._live = bar
+            if 0 < workers <= MOST_WORKERS and console.height >= workers + ROOM:
+                self._workers = Workers(workers)
+                # Drawn when there is news: no thread of its own beside the scheduler's.
+                self._live = Live(self._workers.table(), console=console, auto_refresh=False)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -70,7 +81,8 @@ class ProgressLine:
         if rejected:
             text += f"  rejected {rejected}"
         if self._live is not None:
-            self._live.update(self._task, completed=done, rate=self.rate_text, text=text)
+            self._bar.update(self._task, completed=done, rate=self.rate_text, text=text)
+            self._draw(history)
         elif done >= self.total or done - self._line_at >= self.total / LINES:
             self._line_at = done
             left = f"{(self.total - done) / self.rate:.0f} s" if self.rate > 0 else "…"
@@ -78,6 +90,14 @@ class ProgressLine:
                 f"{done}/{self.total} commits  {self.rate_text}  left {left}  {text}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
+
+    def _draw(self, history: dict[str, Any]) -> None:
+        if self._workers is None or not isinstance(self._live, Live):
+            return
+        self._workers.update(history)
+        if self._seen - self._drawn_at >= OFTEN or self.done >= self.total:
+            self._drawn_at = self._seen
+            self._live.update(Group(self._workers.table(), self._bar), refresh=True)
 
 
 class SweepProgress:

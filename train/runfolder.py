@@ -1,6 +1,7 @@
 """The run folder: configuration, event log, metrics, checkpoints and the picture of one run."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -12,13 +13,14 @@ from gemjax import Checkpoints, RunState, Trace, eventlog
 from train.config import Config
 
 RUNS = Path("runs")
+METRICS = ("commits", "time", "test_loss", "test_accuracy")  # What a line of metrics has at least.
 
 
 class RunFolder:
     """Where a run keeps what it knows.
 
     `config.json`, `events.jsonl` (one line an event), `metrics.jsonl` (one line an evaluation), `checkpoints/`,
-    `summary.json` and `run.png`.
+    `summary.json` and `run.png`; of a report `report.html`, `figures/` and `timeline.json`.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -28,6 +30,9 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
         self.picture = self.path / "run.png"
+        self.report = self.path / "report.html"
+        self.timeline = self.path / "timeline.json"
+        self.tensorboard = self.path / "tensorboard"
         self.checkpoints_path = self.path / "checkpoints"
 
     @classmethod
@@ -60,7 +65,7 @@ class RunFolder:
         if name == "latest":
             found = sorted(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
             if not found:
-                raise FileNotFoundError(f"there is no run under {RUNS}/ to resume; name one with --resume RUN")
+                raise FileNotFoundError(f"there is no run under {RUNS}/; name the folder of one")
             return cls(found[-1].parent)
         folder = cls(name)
         if not folder.config.exists():
@@ -92,11 +97,32 @@ class RunFolder:
             file.write(json.dumps(fields) + "\n")
 
     def read_metrics(self) -> dict[str, np.ndarray]:
-        """`metrics.jsonl` as columns."""
+        """`metrics.jsonl` as columns; what was not finite is NaN, and a last line cut short by a crash is left out.
+
+        Raises:
+          ValueError: if a line is not what :meth:`add_metrics` writes; the message names file and line.
+        """
         if not self.metrics.exists():
             return {}
-        rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        return {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
+        lines = self.metrics.read_bytes().split(b"\n")[:-1]
+        rows = [_metrics(line, f"{self.metrics}, line {number}") for number, line in enumerate(lines, start=1)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
+
+
+def _metrics(line: bytes, where: str) -> dict[str, float]:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict) or any(isinstance(value, (str, list, dict)) for value in row.values()):
+            raise ValueError("expected an object of numbers")
+        if lacking := [name for name in METRICS if name not in row]:
+            raise ValueError(f"it has no {', '.join(lacking)}")
+        values = {name: math.nan if value is None else value for name, value in row.items()}
+        return {
+            name: value if abs(value) < 2**53 else float(value) for name, value in values.items()
+        }  # Counts stay so.
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{where}: not metrics of a run: {error}; the line is {line[:80]!r}") from error
 
 
 def _size(path: Path) -> int:

@@ -20,6 +20,7 @@ from train.files import write_whole
 from train.methods import METHODS, local_steps
 from train.progress import ProgressLine, mean_loss
 from train.runfolder import RunFolder
+from train.scalars import Scalars
 from train.task import Task, make_task
 
 CALLBACK_EVERY = 100  # Commits between two looks at the run, at most.
@@ -46,7 +47,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
             watcher = _Watcher(
                 config, task, folder, checkpoints, log, interrupt, console, trace, state, done=len(recorded)
             )
-            with watcher.line:
+            with watcher.line, watcher.scalars:
                 began = time.perf_counter()
                 result = _run_engine(config, task, state, recorded, trace, log, watcher)
                 seconds = time.perf_counter() - began
@@ -128,7 +129,8 @@ class _Watcher:
     def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, state, done: int):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt = log, interrupt
-        self.line = ProgressLine(console, task.num_commits, done)
+        self.line = ProgressLine(console, task.num_commits, done, config.workers)
+        self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)
         self._evaluated = self._due(done)
         self._saved = done
@@ -142,6 +144,7 @@ class _Watcher:
             self._evaluated = due
             self.evaluate(progress)
         self.line.update(done, progress.rejected, progress.history)
+        self.scalars.progress(done, progress.history, self.line.rate)
         if self.config.checkpoint_every and done - self._saved >= self.config.checkpoint_every:
             self._saved = done
             self.save(progress.state(), progress.trace())
@@ -160,6 +163,7 @@ class _Watcher:
     def evaluate(self, progress: gemjax.Progress) -> None:
         loss, accuracy = self.task.evaluate(progress.params)
         self.line.accuracy = accuracy
+        self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
         recent = progress.history
         self.folder.add_metrics(
             commits=progress.commits,
@@ -228,7 +232,7 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
         f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate_text} commits, "
         f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}, dropped {summary['dropped']}",
     )
-    _say(console, f"picture: {folder.picture}")
+    _say(console, f"picture: {folder.picture}; was it asynchronous? python -m train report {folder.path}")
     return summary
 
 

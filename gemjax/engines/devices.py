@@ -85,8 +85,8 @@ def run_on_devices(
         injects faults with it).
 
     Returns:
-      A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start, ``dispatched`` and ``ready`` beside it, and
-      ``result.trace`` replays the run in :func:`gemjax.simulate`.
+      A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start; ``dispatched``, ``began`` (the worker had its
+      view) and ``ready`` stand beside it. ``result.trace`` replays the run in :func:`gemjax.simulate`.
 
     Raises:
       ValueError: if there are no workers, or the method is made for another number of them.

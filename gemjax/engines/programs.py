@@ -151,6 +151,10 @@ class Programs:
         """What singles out the batch of the worker's step, and the data for it if they are not on the device."""
         return self._selection(worker, self.steps[worker], self.draws[worker])
 
+    def view(self, worker: int) -> PyTree:
+        """What the worker computes on, packed; it may still be on its way."""
+        return self._views[worker]
+
     def compute(self, worker: int, selected: PyTree) -> PyTree:
         """Dispatches the worker's gradient on the view it holds; returns at once."""
         place = self.placement.workers[worker]

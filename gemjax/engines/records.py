@@ -36,11 +36,11 @@ class Records:
         self._told = 0
         self._epoch = 0.0
 
-    def begin(self) -> None:
+    def begin(self, **fields: Any) -> None:
         """Starts the clock; a continued run goes on from the time of the last commit."""
         before = 0.0 if self.recorded is None else float(self.recorded.time[-1:].sum())
         self._epoch = time.perf_counter() - before
-        self.event("start", before, num_workers=self.num_workers, commits=self.commits)
+        self.event("start", before, num_workers=self.num_workers, commits=self.commits, **fields)
 
     def now(self) -> float:
         """Seconds since the run began, in the log's resolution (so that a log gives back the trace)."""
@@ -60,6 +60,7 @@ class Records:
             "draw": pending.draw,
             "time": pending.time,
             "dispatched": arrival.dispatched,
+            "began": arrival.dispatched if arrival.began is None else arrival.began - self._epoch,
             "ready": arrival.ready - self._epoch,
         } | report
         row["pulled_at"] = self.commits - row["staleness"]
@@ -70,10 +71,10 @@ class Records:
         self.rejected += rejected
         self.rejected_in_a_row = 0 if applied else self.rejected_in_a_row + rejected
         if self.log is not None:
-            fields = {
-                name: row[name] for name in row if name not in ("time", "dispatched", "ready", "applied", "dropped")
-            }
-            self.log.write("ready", row["ready"], worker=arrival.worker, step=arrival.step)
+            elsewhere = ("time", "dispatched", "began", "ready", "applied", "dropped")
+            fields = {name: row[name] for name in row if name not in elsewhere}
+            began = round(row["began"], 6)
+            self.log.write("ready", row["ready"], worker=arrival.worker, step=arrival.step, began=began)
             self.log.write("commit" if applied else "drop" if dropped else "reject", row["time"], **fields)
         if rejected:
             check_rejections(self.rejected_in_a_row, self.num_workers, self.history)

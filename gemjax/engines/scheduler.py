@@ -50,7 +50,7 @@ class Scheduler:
         """Commits until there are enough; returns whether the callback ended it before."""
         self.programs.warm_up()
         self.members.on_request(self.waiters.wake)
-        self.records.begin()
+        self.records.begin(**self.programs.placement.names())
         present = [worker for worker in range(self.programs.num_workers) if worker not in self.absent]
         self.waiting.extend(sorted(present, key=lambda worker: self.pulled_at[worker]))
         self.admit()
@@ -126,7 +126,7 @@ class Scheduler:
         except Exception as error:  # Small computations run at once on CPU devices, and raise here.
             self.waiters.failed(worker, step, now, error)
         else:
-            self.waiters.watch(worker, step, now, gradient)
+            self.waiters.watch(worker, step, now, self.programs.view(worker), gradient)
 
     def arrive(self, arrival: Arrival) -> None:
         """Takes in what a worker brings: a gradient, or a fault."""
@@ -279,6 +279,7 @@ class Scheduler:
         records = self.records
         if records.log is not None:
             records.log.flush()
+        began = records.now()
         progress = Progress(
             commits=records.commits,
             total=self.num_commits,
@@ -289,4 +290,6 @@ class Scheduler:
             trace=records.trace,
             history=records.history(new=True),
         )
-        return bool(callback(progress))
+        stop = bool(callback(progress))
+        records.event("pause", began, seconds=round(records.now() - began, 6))
+        return stop

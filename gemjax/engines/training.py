@@ -16,7 +16,8 @@ PyTree = Any
 
 # What engines report of every commit, besides metrics and diagnostics.
 COLUMNS = {
-    "worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped", "dispatched", "ready", "event",
+    "worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped", "dispatched", "began", "ready",
+    "event",
 }  # fmt: skip
 
 

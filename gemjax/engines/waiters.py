@@ -17,6 +17,7 @@ class Arrival:
     worker: int
     step: int
     dispatched: float  # Seconds since the run began.
+    began: float | None  # time.perf_counter() when the worker had its view; none if it had it when dispatched.
     ready: float  # time.perf_counter().
     gradient: Any  # Packed; on the worker's device.
     error: BaseException | None = None
@@ -38,13 +39,15 @@ class Waiters:
             for w, inbox in enumerate(self._inboxes)
         ]
 
-    def watch(self, worker: int, step: int, dispatched: float, gradient: Any) -> None:
-        """Has the worker's thread wait for ``gradient`` and report it."""
-        self._inboxes[worker].put((worker, step, dispatched, gradient))
+    def watch(self, worker: int, step: int, dispatched: float, view: Any, gradient: Any) -> None:
+        """Has the worker's thread wait for ``gradient`` and report it; and for ``view`` if that is still on its way."""
+        if all(part.is_ready() for part in jax.tree.leaves(view)):
+            view = None
+        self._inboxes[worker].put((worker, step, dispatched, view, gradient))
 
     def failed(self, worker: int, step: int, dispatched: float, error: Exception) -> None:
         """Queues a worker whose computation could not even be started."""
-        self._ready.put(Arrival(worker, step, dispatched, time.perf_counter(), None, error))
+        self._ready.put(Arrival(worker, step, dispatched, None, time.perf_counter(), None, error))
 
     def next(self, timeout: float | None = None) -> Arrival | None:
         """The worker that has been finished longest; waits for one if there is none.
@@ -62,16 +65,19 @@ class Waiters:
 
     def _wait(self, inbox: queue.SimpleQueue) -> None:
         while (item := inbox.get()) is not None:
-            worker, step, dispatched, gradient = item
-            error = None
+            worker, step, dispatched, view, gradient = item
+            error = began = None
             try:
+                if view is not None:
+                    jax.block_until_ready(view)  # The commit before it is queued at the centre still.
+                    began = time.perf_counter()
                 jax.block_until_ready(gradient)
                 if self._gate is not None:
                     change = self._gate(worker, step)
                     gradient = gradient if change is None else change(gradient)
             except Exception as raised:  # Whatever a worker's computation raises is the scheduler's to handle.
                 error = raised
-            self._ready.put(Arrival(worker, step, dispatched, time.perf_counter(), gradient, error))
+            self._ready.put(Arrival(worker, step, dispatched, began, time.perf_counter(), gradient, error))
 
     def __enter__(self) -> Self:
         for thread in self._threads:

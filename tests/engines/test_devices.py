@@ -36,7 +36,8 @@ def assert_consistent(result, num_commits, num_workers=4):
     assert result.trace.num_workers == num_workers
     for name in ("worker", "pulled_at", "step", "time", "staleness"):
         np.testing.assert_array_equal(history[name][applied], getattr(result.trace, name), err_msg=name)
-    assert (history["dispatched"] <= history["ready"]).all()
+    assert (history["dispatched"] <= history["began"]).all()
+    assert (history["began"] <= history["ready"]).all()
     assert (history["ready"] <= history["time"] + 1e-6).all()
     assert history["dispatched"].min() >= 0
     assert int(result.state.arrivals) >= len(applied)
@@ -266,6 +267,21 @@ def test_a_commit_that_is_not_finite_does_not_happen(kind, tmp_path):
     assert not found & set(zip(result.trace.worker.tolist(), result.trace.step.tolist(), strict=True))
     assert np.isfinite(result.params["x"]).all()
     assert_close(result.params, replay(result, QUADRATIC).params, rtol=1e-5)
+
+
+def test_the_log_tells_devices_views_and_pauses(tmp_path):
+    """Who computes where; when each worker had its view; how long the callback kept everybody waiting."""
+    path = tmp_path / "log"
+    with gemjax.EventLog(path) as log:
+        result = run(log=log, callback=lambda progress: False, callback_every=20)
+    (start,) = events(path, "start")
+    assert start["devices"] == [f"cpu:{worker}" for worker in range(4)]
+    assert start["central"] == "cpu:8"
+    pauses = events(path, "pause")
+    assert len(pauses) == 2
+    assert all(pause["seconds"] >= 0 for pause in pauses)
+    began = [event["began"] for event in events(path, "ready")]
+    np.testing.assert_allclose(began, result.history["began"], atol=1e-6)
 
 
 def test_when_nothing_gets_through_the_run_fails_with_a_story():

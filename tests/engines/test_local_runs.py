@@ -335,7 +335,7 @@ def test_local_optimizers_never_leave_their_workers():
     for worker in [0, 1, 2, 3, 2, 1]:
         gradient = momentum.compute(worker, momentum.select(worker))
         assert all(leaf.devices() == {placement.workers[worker]} for leaf in jax.tree.leaves(gradient))
-        momentum.commit(worker, gradient)
+        momentum.commit(worker, momentum.bring(gradient))
     assert [numbers(programs._local) for programs in (plain, momentum)] == [0, 4 * WORKERS]
     for worker, device in enumerate(placement.workers):
         for kept in (momentum._local[worker], momentum._moved[worker]):

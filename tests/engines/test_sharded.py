@@ -77,7 +77,7 @@ def test_each_of_eight_devices_holds_an_eighth():
             programs.warm_up()
             for worker in range(4):
                 gradient = programs.compute(worker, programs.select(worker))
-                programs.read(programs.commit(worker, gradient))
+                programs.read(programs.commit(worker, programs.bring(gradient)))
 
 
 @pytest.mark.parametrize("central", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -28,7 +28,7 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--engine=tpu"], "invalid choice 'tpu' for argument '--engine'. Expected one of ('devices', 'simulate')."),
         (["--methd", "gem"], "Unrecognized options: --methd, gem; did you mean --method?"),
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
-        (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist, sweep or bench"),
+        (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist, sweep, report or bench"),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
         (["--momentum", "1.5"], "--momentum must be in [0, 1); got 1.5"),
         (["--resume", "nowhere"], "nowhere is not a run folder: it has no config.json"),

@@ -1,0 +1,108 @@
+"""The verdict, on synthetic logs of each kind of run."""
+
+import pytest
+from runs import cycle, free, lock_step, start, turns
+
+import gemjax
+
+
+def judge(events):
+    return gemjax.verdict(gemjax.summarise(events))
+
+
+def failed(verdict):
+    return [finding.text for finding in verdict.findings if not finding.passed]
+
+
+def test_free_workers_are_truly_asynchronous():
+    verdict = judge(free())
+    assert verdict.asynchronous == "yes"
+    assert verdict.headline == "Truly asynchronous."
+    assert not failed(verdict)
+    assert verdict.advice == ()
+    assert "Of 4 workers, 3.9 computed at the same time" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "advice"),
+    [
+        (lock_step(), "workers moved in lock step", "remove the barrier"),
+        (free(variation=0.0), "the commits came in a fixed round", "a fixed round has a fixed delay"),
+        (turns(), "workers took turns", "give each commit more work"),
+        (free(devices=["gpu:0"] * 4), "workers took turns", "devices of their own"),
+        (free(speeds=[40, 1, 1, 1]), "one worker did nearly everything", "look at the others"),
+    ],
+    ids=["barrier", "round", "turns", "one device", "one worker"],
+)
+def test_what_makes_a_run_not_asynchronous_is_named_first(events, reason, advice):
+    verdict = judge(events)
+    assert verdict.asynchronous == "no"
+    assert verdict.headline == f"Not asynchronous: {reason}."
+    assert any(advice in line for line in verdict.advice)
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "advice"),
+    [
+        (free(wait=1.0), "workers waited for the centre", "the centre is the bottleneck"),
+        (
+            free(view=1.0, central="gpu:0"),
+            "workers waited for the centre",
+            "a hidden barrier: give it a device of its own",
+        ),
+        (free(8, speeds=[1] * 7 + [0.01]), "some workers hardly took part", "look at the faults"),
+    ],
+    ids=["queue", "colocated", "straggler"],
+)
+def test_what_limits_an_asynchronous_run_is_a_reservation(events, reason, advice):
+    verdict = judge(events)
+    assert verdict.asynchronous == "partly"
+    assert verdict.headline == f"Asynchronous with reservations: {reason}."
+    assert len(failed(verdict)) == 1
+    assert any(advice in line for line in verdict.advice)
+
+
+def test_work_thrown_away_is_a_reservation():
+    events = free()
+    for number, event in enumerate(events):
+        if event["event"] == "commit" and number % 2:
+            event["event"] = "drop"
+    verdict = judge(events)
+    assert "much of the work was thrown away" in verdict.headline
+    assert any("60 of 120 commits were dropped" in text for text in failed(verdict))
+
+
+def test_the_numbers_are_in_the_words():
+    text = str(judge(free(wait=1.0)))
+    assert "waits 1 s for its commit and its next view" in text
+    assert "Staleness: median 3" in text
+    assert "To do: the centre is the bottleneck" in text
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([start(1), *cycle(0, 0, 0, 0, 1, 1, 0, 0)], "One worker alone"),
+        (free(rounds=2), "Too short to tell: 8 commits of 4 workers; 12 are needed."),
+    ],
+)
+def test_where_nothing_can_be_told_nothing_is_claimed(events, said):
+    verdict = judge(events)
+    assert verdict.asynchronous == "unknown"
+    assert verdict.headline.startswith(said)
+
+
+def test_simulated_runs_are_judged_by_their_trace():
+    def history(arrivals):
+        trace = arrivals.trace(400, seed=0)
+        return {
+            "worker": trace.worker, "step": trace.step, "time": trace.time, "pulled_at": trace.pulled_at,
+            "staleness": trace.staleness, "applied": trace.worker >= 0, "dropped": trace.worker < 0,
+        }  # fmt: skip
+
+    verdict = judge(history(gemjax.arrivals.Gamma(8, machine_variation=0.6)))
+    assert verdict.asynchronous == "yes"
+    assert "a simulated run" in verdict.headline
+    barrier = gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(8))
+    assert judge(history(barrier)).headline == "Not asynchronous: workers moved in lock step."
+    assert "fixed round" in judge(history(gemjax.arrivals.RoundRobin(8))).headline

@@ -1,0 +1,76 @@
+"""The figures of a run, against what was put into its log."""
+
+import numpy as np
+import pytest
+from runs import cycle, free, lock_step, start, turns
+
+import gemjax
+
+
+def test_the_account_of_time_is_that_of_the_log():
+    events = [
+        start(2),
+        *cycle(0, 0, dispatch=0.0, began=1.0, ready=4.0, time=5.0, pulled_at=0, staleness=0),
+        *cycle(1, 0, dispatch=0.0, began=0.0, ready=8.0, time=8.0, pulled_at=0, staleness=1),
+        *cycle(0, 1, dispatch=5.0, began=5.0, ready=9.0, time=10.0, pulled_at=1, staleness=1),
+        {"event": "pause", "time": 9.5, "seconds": 0.25},
+    ]
+    summary = gemjax.summarise(events)
+    assert (summary.commits, summary.span, summary.paused, summary.num_devices) == (3, 10.0, 0.25, 2)
+    np.testing.assert_allclose(summary.utilisation, [0.7, 0.8])
+    np.testing.assert_allclose(summary.view_wait, [0.1, 0.0])
+    np.testing.assert_allclose(summary.commit_wait, [0.2, 0.0])
+    np.testing.assert_allclose(summary.share, [2 / 3, 1 / 3])
+    assert summary.at_once == pytest.approx(15 / 9)
+    assert (summary.gradient_time, summary.wait_median) == (4.0, 1.0)
+    assert (summary.staleness_median, summary.versions) == (1.0, pytest.approx(2 / 3))
+    assert summary.staleness_mode == pytest.approx(2 / 3)
+
+
+def test_utilisation_begins_with_the_first_dispatch_of_a_worker():
+    events = [
+        start(2),
+        *cycle(0, 0, dispatch=0.0, began=0.0, ready=10.0, time=10.0, pulled_at=0, staleness=0),
+        *cycle(1, 0, dispatch=8.0, began=8.0, ready=9.0, time=10.0, pulled_at=0, staleness=1),
+    ]
+    np.testing.assert_allclose(gemjax.summarise(events).utilisation, [1.0, 0.5])
+
+
+def test_what_happened_is_counted():
+    events = [
+        *free(3, rounds=4),
+        *cycle(0, 98, 90.0, 90.0, 91.0, 91.0, 12, 0, kind="drop"),
+        *cycle(1, 99, 90.0, 90.0, 91.0, 91.0, 12, 0, kind="reject", loss=None),
+        {"event": "dispatch", "time": 91.0, "worker": 2, "step": 9},
+        {"event": "fault", "time": 92.0, "worker": 2, "step": 9, "error": "boom"},
+        {"event": "retire", "time": 92.0, "worker": 2, "step": 9},
+    ]
+    summary = gemjax.summarise(events)
+    found = (summary.commits, summary.dropped, summary.rejected, summary.faults, summary.retired)
+    assert found == (12, 1, 1, 1, 1)
+
+
+def test_a_worker_that_never_came_has_no_share_and_no_time():
+    summary = gemjax.summarise([start(3), *free(2, rounds=4)[1:]], num_workers=3)
+    assert summary.share[2] == summary.utilisation[2] == summary.commit_wait[2] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("events", "versions", "repeats", "at_once"),
+    [
+        (free(variation=0.0), 0.97, 1.0, 4.0),
+        (lock_step(), 0.25, None, 2.7),
+        (turns(), 0.97, None, 1.0),
+    ],
+    ids=["round", "barrier", "turns"],
+)
+def test_the_signs_of_synchrony(events, versions, repeats, at_once):
+    summary = gemjax.summarise(events)
+    assert summary.versions == pytest.approx(versions, abs=0.02)
+    assert summary.at_once == pytest.approx(at_once, abs=0.5)
+    assert summary.repeats == repeats if repeats else summary.repeats < 0.5
+
+
+def test_a_run_without_commits_is_refused():
+    with pytest.raises(ValueError, match="no applied commit"):
+        gemjax.summarise([start(2)])

@@ -1,0 +1,77 @@
+"""The live table of workers, fed with what a callback knows."""
+
+import numpy as np
+from rich.table import Table
+
+MOST_WORKERS = 32  # More rows than that say less than the summary line.
+SILENT = 10.0  # Times a worker's own mean cycle, after which it counts as silent.
+
+
+class Workers:
+    """What each worker did so far: its commits, its last staleness, how busy it is.
+
+    Args:
+      num_workers: number of workers N.
+    """
+
+    def __init__(self, num_workers: int):
+        self.num_workers = num_workers
+        self.commits = np.zeros(num_workers, int)
+        self.arrivals = np.zeros(num_workers, int)
+        self.staleness = np.full(num_workers, -1)
+        self.computing = np.zeros(num_workers)
+        self.first, self.last = np.full(num_workers, np.nan), np.full(num_workers, np.nan)
+        self.outcome = [""] * num_workers
+        self.now = 0.0
+        self.measured = False
+
+    def update(self, history: dict[str, np.ndarray]) -> None:
+        """Takes in the commits since the last call."""
+        workers, applied, dropped = history["worker"], history["applied"], history["dropped"]
+        self.measured = "ready" in history
+        self.now = float(history["time"][-1])
+        begin = history["dispatched"] if self.measured else np.zeros(len(workers))
+        for row, worker in enumerate(workers):
+            self.arrivals[worker] += 1
+            self.commits[worker] += bool(applied[row])
+            self.staleness[worker] = history["staleness"][row]
+            self.last[worker] = history["time"][row]
+            if np.isnan(self.first[worker]):
+                self.first[worker] = begin[row]
+            self.outcome[worker] = "" if applied[row] else "dropped" if dropped[row] else "rejected"
+        if self.measured:
+            self.computing += np.bincount(workers, history["ready"] - history["began"], self.num_workers)
+
+    def state(self, worker: int) -> str:
+        """In a word: computing, or what became of its last commit, or how long it has been silent."""
+        if not self.arrivals[worker]:
+            return "starting"
+        silent = self.now - self.last[worker]
+        if silent > SILENT * (self.last[worker] - self.first[worker]) / self.arrivals[worker]:
+            return f"silent for {silent:.1f}" + (" s" if self.measured else "")
+        return self.outcome[worker] or "computing"
+
+    def utilisation(self, worker: int) -> float:
+        """Share of its time that the worker computed; not a number if that is not measured."""
+        return self.computing[worker] / max(self.now - self.first[worker], 1e-9) if self.measured else float("nan")
+
+    def table(self) -> Table:
+        """A row a worker."""
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("worker", "state", "commits", "share", "staleness", "utilisation"):
+            table.add_column(
+                name, justify="left" if name == "state" else "right", min_width=11 if name == "state" else None
+            )
+        total = max(1, int(self.commits.sum()))
+        for worker in range(self.num_workers):
+            state, busy = self.state(worker), self.utilisation(worker)
+            table.add_row(
+                str(worker),
+                state,
+                str(self.commits[worker]),
+                f"{100 * self.commits[worker] / total:.1f} %",
+                "–" if self.staleness[worker] < 0 else str(self.staleness[worker]),
+                "–" if np.isnan(busy) else f"{100 * busy:.0f} %",
+                style="green" if state == "computing" else "yellow",
+            )
+        return table
