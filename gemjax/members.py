@@ -30,7 +30,7 @@ class Members:
         self._wake: Callable[[], None] = lambda: None
 
     def join(self, worker: int) -> None:
-        """Has ``worker`` take part from now on; nothing happens if it does."""
+        """Has ``worker`` take part from now on, one that was given up, too; nothing happens if it does."""
         self._request("join", worker)
 
     def leave(self, worker: int) -> None:

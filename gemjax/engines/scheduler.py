@@ -233,9 +233,14 @@ class Scheduler:
             self.enter(arrival.worker)
 
     def join(self, worker: int) -> None:
-        if worker in self.absent:
+        if not self.takes_part(worker):
             self.absent.discard(worker)
+            self.silent.discard(worker)
             self.enter(worker)
+
+    def takes_part(self, worker: int) -> bool:
+        """Whether the worker has not left and was not given up."""
+        return worker in self.out or worker in self.waiting or any(held.worker == worker for held in self.held)
 
     def enter(self, worker: int) -> None:
         self.faults[worker] = 0
