@@ -13,13 +13,13 @@ from train.bench_simulate import make_problem
 def test_the_benchmark_measures_both_engines(tmp_path, capsys):
     out = tmp_path / "bench.json"
     argv = ["--rounds", "1", "--steps", "3", "--workers", "1", "2", "--methods", "gem", "easgd", "--networks", "mlp"]
-    argv += ["--commits", "400", "--out", str(out)]
+    argv += ["--commits", "200", "--parameters", "160000", "--out", str(out)]
     assert bench.main(argv) == 0
     figures = json.loads(out.read_text())
     ratios = figures["simulate"]["mlp, 64"]["ratio"]
     assert {method: set(of) for method, of in ratios.items()} == {"gem": {"1", "2"}, "easgd": {"1", "2"}}
     assert all(value > 0 for of in ratios.values() for value in of.values())
-    assert figures["devices"]["engine with 1 worker, a commit"] > 0
+    assert figures["devices"]["overhead"]["160,000"]["engine with 1 worker, a commit"] > 0
     assert "ratio" in capsys.readouterr().out
 
 
