@@ -1,4 +1,4 @@
-"""A simulation that is killed again and again ends as the one that was not."""
+"""Runs that are killed again and again: a simulation ends as the one that was not."""
 
 import os
 import random
@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
-from engines.problems import assert_same_bits
+from engines.problems import assert_close, assert_same_bits
 
 import gemjax
 from gemjax import eventlog
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = (
     "digits --engine simulate --workers 3 --epochs 6 --batch-size 32 --seed 3 --checkpoint-every 20 --eval-seconds 9"
 )
+ON_DEVICES = "digits --method asgd --learning-rate 0.05 --workers 3 --epochs 8 --batch-size 32 --checkpoint-every 20"
 UNFINISHED = re.compile(r"\d+\..*tmp")  # What Orbax writes to before a checkpoint gets its name.
 
 
@@ -133,6 +135,30 @@ def test_killed_at_any_moment_it_ends_as_the_run_that_was_not_killed(tmp_path, d
             assert_same_bits(mine, theirs)
     assert cut.events.read_bytes() == whole.events.read_bytes()
     assert cut.metrics.read_bytes() == whole.metrics.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_on_devices_goes_on_after_being_killed(tmp_path, data_dir):
+    """Its order is not to be had again; but the log holds every commit once, and replays to what was reached."""
+    folder = RunFolder(tmp_path / "run")
+    kill(
+        start(*ON_DEVICES.split(), "--data-dir", data_dir, "--out", str(folder.path)),
+        a_checkpoint_that_is_being_written(folder),
+    )
+    for size in (0, 3_000, 9_000):
+        kill(start("--resume", str(folder.path)), records_beyond_a_new_checkpoint(folder, size))
+    finish("--resume", str(folder.path))
+    config = Config.load(folder.config)
+    task = make_task(config)
+    state, trace = loaded(folder)
+    assert len(trace) == task.num_commits
+    assert eventlog.trace_of(folder.events, 3) == trace
+    kinds = [event["event"] for event in eventlog.read(folder.events)]
+    assert kinds.count("start") >= 4
+    assert kinds.count("commit") == len(trace)
+    tx = METHODS[config.method](config)
+    replay = gemjax.simulate(tx, task.loss_fn, task.params, task.batches, trace, seed=config.seed)
+    assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=1e-2)
 
 
 def loaded(folder):
