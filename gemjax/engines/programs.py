@@ -38,7 +38,7 @@ class Programs:
         self._slots = [slots.split(mine)[0] for mine in taken]
         self.steps = [int(mine.step.value) for mine in taken]
         self.draws = [int(mine.draw.value) for mine in taken]
-        self._drawn = self.num_workers + sum(int(n) for n in (state.commits, state.dropped, state.rejected))
+        self._drawn = 1 + max(self.draws)  # Whoever arrived last holds the newest.
         self._local = [
             jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, device)
             for worker, device in enumerate(placement.workers)
