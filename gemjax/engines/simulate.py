@@ -107,7 +107,7 @@ def simulate(
     transition, state = _begin(transition, params, model_state, state)
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     events, done = trace.events(), int(state.arrivals)
-    chunk_size = chunk_size or chunk_size_for(events, batches)
+    chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
     window = min(window or _default_window(), trace.num_workers)
     run_chunk = compiled(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 

@@ -164,7 +164,7 @@ def sweep(
     events = [one.events() for one in traces]
     arrivals = len(events[0].worker)
     apart = 0 if max(len(data), len(traces)) > 1 else None
-    chunk_size = chunk_size or chunk_size_for(events[0], data[0], 1 if apart is None else runs)
+    chunk_size = min(chunk_size or chunk_size_for(events[0], data[0], 1 if apart is None else runs), max(1, arrivals))
     rows_apart = None if jax.tree.leaves(data[0].data) else apart  # Rows that come with a chunk are each run's own.
 
     @functools.partial(jax.jit, donate_argnums=1)
