@@ -108,7 +108,7 @@ class Grid:
         for name, one in list(LISTS.items())[1:]:
             for value in getattr(self, name):
                 # What can be wrong with a kappa can be wrong with any strength.
-                strong = [method for method in self.methods if method in STRONG] or STRONG[:1]
+                strong: list[Method] = [method for method in self.methods if method in STRONG] or ["dc_asgd"]
                 for method in strong if name == "strengths" else self.methods[:1]:
                     try:
                         dataclasses.replace(self.config(Cell(method, 1)), **{one: value})
