@@ -149,7 +149,8 @@ def sweep(
             local(**point) if callable(local) else local,
         )  # fmt: skip
 
-    values = tuple(jnp.asarray(points[name]) for name in names)
+    # Weakly typed, as Python's numbers are: parameters in half precision stay so.
+    values = tuple(jnp.stack([jnp.asarray(value) for value in points[name].tolist()]) for name in names)
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
     # What differs from seed to seed has an axis of runs, what does not is in memory once.
     runs, own = len(points["seed"]), isinstance(params, PerSeed)

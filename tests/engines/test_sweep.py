@@ -42,6 +42,19 @@ def test_every_run_is_that_of_the_simulator(x64):
             np.testing.assert_allclose(found, column, rtol=1e-8, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("make", [gem, lambda rate: gemjax.one_step_delay(rate, 0.9, 4)], ids=["gem", "one_step_delay"])
+def test_parameters_in_half_precision_are_swept(make):
+    """A rate multiplies them as a number does, and makes no single precision of them."""
+    loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+    params, batches = jnp.ones(3, jnp.bfloat16), lambda worker, step: jnp.arange(3, dtype=jnp.bfloat16)
+    result = gemjax.sweep(make, loss_fn, params, batches, LATE, {"rate": RATES})
+    alone = gemjax.simulate(make(RATES[1]), loss_fn, params, batches, LATE)
+    assert result.params.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        np.asarray(result.params[1], np.float32), np.asarray(alone.params, np.float32), rtol=0.02, atol=0.01
+    )
+
+
 def test_local_steps_are_swept(x64):
     problem, local = quadratic(), gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 2)
 
