@@ -212,12 +212,12 @@ class Stream(Rows):
     def select(self, worker, step, draw):
         del worker, step
         epochs, rows = np.divmod(np.asarray(draw), self.steps_per_epoch)
-        known = self._orders
-        self._orders = {
+        known = self._orders  # Read once: devices are warmed up by threads.
+        orders = self._orders = {
             epoch: known[epoch] if epoch in known else _shuffled(self.num_rows, self.batch_size, self.seed, epoch)
             for epoch in np.unique(epochs).tolist()
         }
-        chosen = [self._orders[epoch][row] for epoch, row in zip(epochs.tolist(), rows.tolist(), strict=True)]
+        chosen = [orders[epoch][row] for epoch, row in zip(epochs.tolist(), rows.tolist(), strict=True)]
         return np.array(chosen, np.int32).reshape(-1, self.batch_size)
 
 

@@ -57,6 +57,7 @@ LOCAL = (
 )
 # Methods with a number of their own that says how strongly they act.
 STRONG = ("dc_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
+PULLS = ("easgd", "eamsgd", "lsgd")  # Of these, those that pull towards a point: beyond it with more than 1.
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
 
@@ -156,6 +157,8 @@ class Config:
                 raise ValueError(f"--strength is for {', '.join(STRONG)}; --method is {self.method}")
             if not 0 <= self.strength < math.inf:
                 raise ValueError(f"--strength must be finite and not negative; got {self.strength}")
+            if self.method in PULLS and self.strength > 1:
+                raise ValueError(f"--strength must be in [0, 1] with {self.method}; got {self.strength}")
         if not self.epochs > 0:
             raise ValueError(f"--epochs must be positive; got {self.epochs}")
 

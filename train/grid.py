@@ -107,11 +107,13 @@ class Grid:
             self.config(Cell(method, 1))
         for name, one in list(LISTS.items())[1:]:
             for value in getattr(self, name):
-                method = STRONG[0] if name == "strengths" else self.methods[0]
-                try:
-                    dataclasses.replace(self.config(Cell(method, 1)), **{one: value})
-                except ValueError as error:
-                    raise ValueError(str(error).replace(flag(one), flag(name))) from None
+                # What can be wrong with a kappa can be wrong with any strength.
+                strong: list[Method] = [method for method in self.methods if method in STRONG] or ["dc_asgd"]
+                for method in strong if name == "strengths" else self.methods[:1]:
+                    try:
+                        dataclasses.replace(self.config(Cell(method, 1)), **{one: value})
+                    except ValueError as error:
+                        raise ValueError(str(error).replace(flag(one), flag(name))) from None
 
     @classmethod
     def of(cls, config: Config) -> "Grid":

@@ -32,6 +32,10 @@ class Point:
         values = [row[name] for row in self.rows if not row["diverged"] and row[name] is not None]
         return (math.fsum(values) / len(values), min(values), max(values)) if values else (math.nan,) * 3
 
+    def mean(self, name: str) -> float:
+        """Mean over all seeds, of what does not depend on how training went."""
+        return math.fsum(row[name] for row in self.rows) / len(self.rows)
+
 
 def points(rows: Iterable[Row]) -> list[Point]:
     """The rows of a sweep point by point; the seeds of a point stand together already."""
@@ -74,8 +78,8 @@ def table(rows: Sequence[Row]) -> Table:
             _known(point.spread("train_loss")[0], "{:.2g}"),
             _known(error[0], "{:.1f}") + _behind(point, error[1:]),
             _known(staleness, "{:.1f}"),
-            f"{point['speed_up']:.1f}",
-            f"{point['speed_up_over_synchronous']:.2f}",
+            f"{point.mean('speed_up'):.1f}",
+            f"{point.mean('speed_up_over_synchronous'):.2f}",
             f"{diverged}/{sum(len(one.rows) for one in cell)}",
         )
     found.caption = (

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from train.files import write_whole
 from train.grid import Cell, Grid
 from train.runfolder import RUNS
 
@@ -72,7 +73,7 @@ class SweepFolder:
         """Makes the folder and notes the grid, if that has not been done."""
         (self.path / "cells").mkdir(parents=True, exist_ok=True)
         if not self.grid.exists():
-            _write(self.grid, grid.text())
+            write_whole(self.grid, grid.text())
 
     def rows(self, cell: Cell) -> list[Row] | None:
         """The runs of a finished cell; `None` if it is not finished.
@@ -90,7 +91,7 @@ class SweepFolder:
 
     def save(self, cell: Cell, rows: list[Row]) -> None:
         """Keeps the runs of a finished cell."""
-        _write(self._cell(cell), json.dumps(rows, indent=1) + "\n")
+        write_whole(self._cell(cell), json.dumps(rows, indent=1) + "\n")
 
     def write_table(self, rows: Iterable[Row]) -> None:
         """Writes `sweep.csv`; what is not known or not finite is empty there."""
@@ -98,17 +99,7 @@ class SweepFolder:
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        _write(self.table, text.getvalue())
+        write_whole(self.table, text.getvalue())
 
     def _cell(self, cell: Cell) -> Path:
         return self.path / "cells" / f"{cell.method}-{cell.workers}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    """All of the file or nothing of it, even if the process is killed meanwhile."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gemjax.batches import as_batches
@@ -21,6 +23,7 @@ from gemjax.members import Members
 from gemjax.placement import Placement, place
 from gemjax.policies import Policy
 from gemjax.sharding import devices_of
+from gemjax.slots import Slots
 from gemjax.trace import Trace
 
 PyTree = Any
@@ -121,6 +124,7 @@ def run_on_devices(
             raise ValueError(
                 f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
             )
+        state = _with_unused_draws(state, recorded)
     begin = initial if state is None else state
     batches = _on_workers(as_batches(batches), placement, begin)
     batches = batches if local is None else LocalBatches(batches, local)
@@ -140,6 +144,16 @@ def run_on_devices(
             failure.result = Result(programs.gather(), records.history(), records.trace(), stopped=True)
             raise
     return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+def _with_unused_draws(state: RunState, recorded: Trace) -> RunState:
+    """``state``, with new draws if it has some of ``recorded``: a replay does not know what rejected commits drew."""
+    held, last = np.asarray(state.draw.value), np.full(recorded.num_workers, -1)
+    np.maximum.at(last, recorded.worker, recorded.draw)
+    if (held > last).all() and held.max() > last.max() and not np.isin(held, recorded.draw).any():
+        return state
+    unused = 1 + max(held.max(), last.max()) + np.arange(len(held), dtype=held.dtype)
+    return state._replace(draw=Slots(jnp.asarray(unused), recorded.num_workers))
 
 
 def _on_workers(batches: Any, placement: Placement, state: RunState) -> Any:

@@ -20,12 +20,19 @@ PyTree = Any
 CHUNK, CHUNK_BYTES = 1024, 2**28
 
 
-def chunk_size_for(events: Events, batches: Any) -> int:
-    """How many arrivals a compiled call takes by default: fewer than usual where what is selected for them is large."""
+def check_positive(**numbers: int | None) -> None:
+    """Raises ``ValueError`` for one that is given and not positive."""
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be positive, got {value}")
+
+
+def chunk_size_for(events: Events, batches: Any, copies: int = 1) -> int:
+    """How many arrivals a compiled call takes by default: fewer than usual where what ``copies`` of them need is large."""
     if not len(events.worker):
         return 1
     one = select(batches, *(column[:1] for column in (events.worker, events.step, events.draw)))
-    size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(part(batches, one)))
+    size = copies * sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(part(batches, one)))
     return max(1, min(CHUNK, len(events.worker), CHUNK_BYTES // max(1, size)))
 
 

@@ -41,7 +41,7 @@ class Programs:
         self._slots = [slots.split(mine)[0] for mine in taken]
         self.steps = [int(mine.step.value) for mine in taken]
         self.draws = [int(mine.draw.value) for mine in taken]
-        self._drawn = self.num_workers + sum(int(n) for n in (state.commits, state.dropped, state.rejected))
+        self._drawn = 1 + max(self.draws)  # Whoever arrived last holds the newest.
         # Commits since each one's pull.
         self.behind = [int(mine.commits) - int(mine.pulled_at.value) for mine in taken]
         self._local = [

@@ -13,7 +13,7 @@ import optax
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
 from gemjax.engines.chunks import chunks
-from gemjax.engines.loops import chunk_size_for, compiled, in_chunks, prepare, width_of
+from gemjax.engines.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
 from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
@@ -95,9 +95,7 @@ def simulate(
     >>> int(result.history["staleness"].max()) > 6
     True
     """
-    for name, value in (("chunk_size", chunk_size), ("window", window)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be positive, got {value}")
+    check_positive(chunk_size=chunk_size, window=window)
     check_trace(trace)
     with contextlib.suppress(
         TypeError, ValueError
@@ -109,7 +107,7 @@ def simulate(
     transition, state = _begin(transition, params, model_state, state)
     batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
     events, done = trace.events(), int(state.arrivals)
-    chunk_size = chunk_size or chunk_size_for(events, batches)
+    chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
     window = min(window or _default_window(), trace.num_workers)
     run_chunk = compiled(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 

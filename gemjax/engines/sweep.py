@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.batches import as_batches
+from gemjax.batches import Computed, as_batches
 from gemjax.diagnostics import names as diagnostic_names
-from gemjax.engines.loops import chunk_size_for, in_chunks, loop, prepare, width_of
+from gemjax.engines.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
@@ -123,7 +123,7 @@ def sweep(
 
     Raises:
       ValueError: if there is nothing to try, or it is no number, or the method is made for another number of workers than
-        the trace has, or the traces of the seeds do not go together.
+        the trace has, or the traces or batches of the seeds do not go together.
       MemoryError: if the runs together would keep more than the device holds.
 
     >>> import gemjax, jax.numpy as jnp
@@ -134,12 +134,13 @@ def sweep(
     >>> [(row["rate"] > 0.01, row["loss"] < 0.1) for row in result.table()]
     [(False, False), (False, False), (True, True), (True, True)]
     """
+    check_positive(chunk_size=chunk_size)
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
     traces = _traces(trace, each)
     steps = local(**{name: points[name][0].item() for name in names}) if callable(local) else local
-    data = [as_batches(one) if steps is None else LocalBatches(as_batches(one), steps) for one in _each(batches, each)]
+    data = _batches(batches, each)
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
         point = dict(zip(names, values, strict=True))
@@ -148,7 +149,8 @@ def sweep(
             local(**point) if callable(local) else local,
         )  # fmt: skip
 
-    values = tuple(jnp.asarray(points[name]) for name in names)
+    # Weakly typed, as Python's numbers are: parameters in half precision stay so.
+    values = tuple(jnp.stack([jnp.asarray(value) for value in points[name].tolist()]) for name in names)
     lanes = jnp.asarray(points["seed"], jnp.uint32), values
     # What differs from seed to seed has an axis of runs, what does not is in memory once.
     runs, own = len(points["seed"]), isinstance(params, PerSeed)
@@ -157,13 +159,13 @@ def sweep(
     mapped = jax.vmap(init, (0, 0, 0 if own else None))
     mend = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less a worker"
     needed = bytes_of(jax.eval_shape(mapped, *lanes, params))
-    data = [that_fit(as_batches(one), needed, default_device(), mend=mend) for one in _each(batches, each)]
+    data = [that_fit(one, needed, default_device(), mend=mend) for one in data]
     data = data if steps is None else [LocalBatches(one, steps) for one in data]
     state = jax.jit(mapped)(*lanes, params)
     events = [one.events() for one in traces]
     arrivals = len(events[0].worker)
-    chunk_size = chunk_size or chunk_size_for(events[0], data[0])
     apart = 0 if max(len(data), len(traces)) > 1 else None
+    chunk_size = min(chunk_size or chunk_size_for(events[0], data[0], 1 if apart is None else runs), max(1, arrivals))
     rows_apart = None if jax.tree.leaves(data[0].data) else apart  # Rows that come with a chunk are each run's own.
 
     @functools.partial(jax.jit, donate_argnums=1)
@@ -199,6 +201,24 @@ def sweep(
 def _each(value: Any, seeds: Sequence[int]) -> list:
     """One value a seed, or one for all."""
     return [value.make(seed) for seed in seeds] if isinstance(value, PerSeed) else [value]
+
+
+def _batches(batches: Any, seeds: Sequence[int]) -> list:
+    """The batches of each seed, or the ones of all.
+
+    Raises:
+      ValueError: if they are not of the same data or function, which all runs have in common.
+    """
+    found = [as_batches(one) for one in _each(batches, seeds)]
+    sources = [[one.fn] if isinstance(one, Computed) else jax.tree.leaves(one.data) for one in found]
+    for seed, source in zip(seeds, sources, strict=False):
+        if [id(leaf) for leaf in source] != [id(leaf) for leaf in sources[0]]:
+            raise ValueError(
+                f"the batches of seeds {seeds[0]} and {seed} are of different data or functions; with PerSeed they must select "
+                "from the same arrays, made once outside of it (as gemjax.Epochs(data, 32, seed) do); sweep others in calls of "
+                "their own, one a seed"
+            )
+    return found
 
 
 def _paired(ones: list, others: list) -> list[tuple]:

@@ -113,7 +113,9 @@ def test_the_same_run_twice_is_the_same_to_the_bit(make):
     assert_same_bits(first.history, second.history)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "chunk_size", [1, 7, 1000, 10**12]
+)  # The last: all in one call, and no room for more than that.
 def test_the_chunk_size_changes_no_bit(chunk_size):
     whole, chunked = run(MLP, gem, LATE), run(MLP, gem, LATE, chunk_size=chunk_size)
     assert_same_bits(chunked.state, whole.state)

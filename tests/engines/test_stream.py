@@ -192,3 +192,29 @@ def test_a_run_continued_on_devices_goes_on_in_the_stream():
     rest = on_devices(40, batches=SPOILT, state=begun.state, recorded=begun.trace)
     assert_nothing_passed_over(np.concatenate([begun.history["draw"], rest.history["draw"]]), rest.state)
     assert_replays(rest, batches=SPOILT)
+
+
+@pytest.mark.parametrize("commits", [20, 33])
+def test_a_replay_is_continued_on_devices(commits):
+    """It does not know what rejected gradients drew; nothing is used twice all the same, and the trace can be told."""
+    begun = on_devices(commits, batches=SPOILT)
+    assert int(begun.state.rejected) > 0
+    replay = run(begun.trace, batches=SPOILT)
+    rest = on_devices(60, batches=SPOILT, state=replay.state, recorded=begun.trace)
+    assert rest.trace.first(commits) == begun.trace
+    assert_replays(rest, batches=SPOILT)
+    again = on_devices(70, batches=SPOILT, state=rest.state, recorded=rest.trace)
+    assert_replays(again, batches=SPOILT)
+
+
+def test_threads_may_select_side_by_side():
+    """Devices are warmed up by threads: one may ask for another epoch in the middle of a call."""
+
+    class Interrupted(gemjax.Stream):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "_orders" and 0 in value:
+                self.select(None, None, np.array([self.steps_per_epoch]))
+
+    draws = np.arange(3)
+    np.testing.assert_array_equal(Interrupted(DATA, 2, seed=1).select(draws, draws, draws)[:, 0], first_rows(draws))

@@ -10,6 +10,7 @@ import pytest
 from engines.problems import assert_close, late, mlp, poisoned, quadratic
 
 import gemjax
+from gemjax.engines import loops
 
 LATE = late()
 RATES, KAPPAS, SEEDS = (0.02, 0.05), (1.0, 2.0), (3, 4)
@@ -39,6 +40,19 @@ def test_every_run_is_that_of_the_simulator(x64):
             found = result.history[name]
             found = found if found.ndim == 1 else found[run]
             np.testing.assert_allclose(found, column, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("make", [gem, lambda rate: gemjax.one_step_delay(rate, 0.9, 4)], ids=["gem", "one_step_delay"])
+def test_parameters_in_half_precision_are_swept(make):
+    """A rate multiplies them as a number does, and makes no single precision of them."""
+    loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+    params, batches = jnp.ones(3, jnp.bfloat16), lambda worker, step: jnp.arange(3, dtype=jnp.bfloat16)
+    result = gemjax.sweep(make, loss_fn, params, batches, LATE, {"rate": RATES})
+    alone = gemjax.simulate(make(RATES[1]), loss_fn, params, batches, LATE)
+    assert result.params.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        np.asarray(result.params[1], np.float32), np.asarray(alone.params, np.float32), rtol=0.02, atol=0.01
+    )
 
 
 def test_local_steps_are_swept(x64):
@@ -88,6 +102,42 @@ def test_traces_that_do_not_go_together_are_refused():
         ValueError, match="traces of seeds 0 and 1 do not go together: 20 commits of 4 workers, 21 of 4"
     ):
         gemjax.sweep(gem, loss_fn, params, batches, trace, {"rate": RATES}, seeds=(0, 1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda seed: lambda worker, step: jnp.full(3, 1.0 * seed), lambda seed: gemjax.Epochs(np.full((4, 3), seed), 2)],
+    ids=["functions", "data"],
+)
+def test_batches_of_other_data_are_refused(make):
+    """All runs would get those of the first seed."""
+    loss_fn, params = quadratic()[:2]
+    with pytest.raises(ValueError, match="batches of seeds 0 and 5 are of different data or functions"):
+        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
+
+
+def test_batches_are_made_once_a_seed():
+    rows, made = np.ones((12, 3)), []
+    batches = gemjax.PerSeed(lambda seed: made.append(seed) or gemjax.Epochs(rows, 4, seed))
+    loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
+    gemjax.sweep(gem, loss_fn, jnp.zeros(3), batches, LATE, {"rate": RATES}, seeds=SEEDS)
+    assert made == [*SEEDS]
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1])
+def test_a_chunk_size_that_is_not_positive_is_refused(chunk_size):
+    with pytest.raises(ValueError, match=f"chunk_size must be positive, got {chunk_size}"):
+        sweep(quadratic(), gem, {"rate": RATES}, chunk_size=chunk_size)
+
+
+def test_chunks_are_shorter_where_every_run_has_rows_of_its_own(monkeypatch):
+    """The bytes of a chunk are those of all runs together: 4 of them, 2 rows of 8 bytes a batch and 2 numbers of rows."""
+    monkeypatch.setattr(loops, "CHUNK_BYTES", 4 * (2 * 8 + 2 * 4) * 6)
+    rows, ends = np.ones(12), []
+    batches = gemjax.PerSeed(lambda seed: gemjax.OnHost(gemjax.Epochs(rows, 2, seed)))
+    gemjax.sweep(gem, lambda params, batch: jnp.mean((params - batch) ** 2), 0.0, batches, LATE, {"rate": RATES},
+                 seeds=SEEDS, callback=lambda done, total: ends.append(done))  # fmt: skip
+    assert ends[:2] == [6, 12]
 
 
 def test_a_run_that_diverges_is_a_result():

@@ -117,6 +117,7 @@ def test_local_steps_are_what_the_flags_say():
         ({"method": "gem", "local_momentum": 0.9}, "--local-momentum is for methods with local steps"),
         ({"method": "asgd", "outer_learning_rate": 0.7}, "--outer-learning-rate is for methods with local steps"),
         ({"method": "gem", "strength": 1.0}, "--strength is for dc_asgd, .*; --method is gem"),
+        ({"method": "eamsgd", "strength": 1.5}, "--strength must be in .0, 1. with eamsgd; got 1.5"),
         ({"method": "lsgd", "strength": -1.0}, "--strength must be finite and not negative; got -1.0"),
         ({"method": "easgd", "period": 0}, "--period must be at least 1; got 0"),
         ({"method": "easgd", "local_momentum": 1.0}, r"--local-momentum must be in \[0, 1\); got 1.0"),

@@ -27,6 +27,7 @@ def test_a_configuration_comes_first():
         (["--momenta", "1.5"], "--momenta must be in [0, 1); got 1.5"),
         (["--seeds", "-1"], "--seeds must not be negative; got -1"),
         (["--strengths", "-1"], "--strengths must be finite and not negative; got -1"),
+        (["--methods", "gem", "easgd", "--strengths", "0.5", "5"], "--strengths must be in [0, 1] with easgd; got 5"),
         (["--methods", "asgd", "--strengths", "1"], "--strengths is for gem, dc_asgd"),
         (["--period", "2"], "--period is for methods with local steps"),
         (["--gradients", "0"], "--gradients must be at least --period, 1; got 0"),

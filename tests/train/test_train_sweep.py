@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -198,6 +199,16 @@ def test_the_best_point_is_chosen_by_training_loss_and_diverges_least():
     assert cell[2].spread("train_loss") == (0.1, 0.1, 0.1)
     assert sweep_table._behind(cell[2], (10.0, 10.0)) == " (1 of 2 seeds)"
     assert sweep_table._behind(best, (40.0, 50.0)) == " (40.0–50.0)"
+
+
+def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
+    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    rows = pretend(small, Cell("asgd", 2), None, progress)
+    for row in rows:
+        row |= {"speed_up": float(row["seed"]), "speed_up_over_synchronous": 10.0 + row["seed"]}
+    cells = {column.header: [*column.cells] for column in sweep_table.table(rows).columns}
+    assert cells["over\none"] == ["4.0"]
+    assert cells["over\nsync"] == ["14.00"]
 
 
 @pytest.mark.slow
