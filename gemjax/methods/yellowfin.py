@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from gemjax.board import Board
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum, check_positive_int
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
 
@@ -33,7 +34,7 @@ class TuneMomentumState(NamedTuple):
     mean_gradient: PyTree  # Running mean of g, like params but at least float32.
     landscape: Landscape
     momentum: jax.Array  # float []; mu, what the next commit is made with.
-    samples: jax.Array  # [history, sample]; some coordinates of the last velocities; v_t stands in row t % history.
+    samples: Board  # [history, sample]; some coordinates of the last velocities; v_t stands in row t % history.
 
 
 def tune_momentum(
@@ -78,16 +79,17 @@ def tune_momentum(
             mean_gradient=jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params),
             landscape=Landscape(jnp.zeros(window), *(jnp.zeros([]) for _ in range(5))),
             momentum=jnp.zeros([]),
-            samples=jnp.zeros((history, _sample(params, sample).size)),
+            # A board, because it has a row a commit: a choice between old and new would copy all of them.
+            samples=Board.of(jnp.zeros(_sample(params, sample).size), history),
         )
 
-    def update_fn(updates, state, params=None, *, staleness=None, observe=None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, staleness=None, observe=None, applied=True, **extra_args) -> Any:
         del params, extra_args
         require_protocol("tune_momentum", staleness=staleness)
         landscape, mean, rate, target = _tune(state, updates, decay)
         momentum = state.momentum if closed_loop else target
         velocity = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, state.velocity, updates)
-        samples = state.samples.at[state.count % history].set(_sample(velocity, sample))
+        samples = state.samples.write(state.count % history, _sample(velocity, sample), applied)
         total, measured = _total_momentum(samples, _sample(updates, sample), state.count, staleness)
         corrected = momentum + gain * jnp.where(measured, target - total, 0.0)
         if observe is not None:
@@ -223,10 +225,10 @@ def _root(p: jax.Array) -> jax.Array:
     return jnp.clip(1 + y, 0.0, 1.0)
 
 
-def _total_momentum(samples: jax.Array, gradient: jax.Array, count: jax.Array, staleness: Any) -> tuple:
+def _total_momentum(samples: Board, gradient: jax.Array, count: jax.Array, staleness: Any) -> tuple:
     """The momentum that a gradient of that staleness shows, and whether it shows any."""
-    history, pulled_at = len(samples), count - staleness
-    then, before = samples[pulled_at % history], samples[(pulled_at - 1) % history]
+    history, pulled_at = len(samples.rows), count - staleness
+    then, before = samples.read(pulled_at % history), samples.read((pulled_at - 1) % history)
     ratio = (then - gradient) / jnp.where(before == 0, 1.0, before)
     usable = (staleness <= history - 2) & (before != 0) & jnp.isfinite(ratio)
     ratio, number = jnp.sort(jnp.where(usable, ratio, jnp.inf)), jnp.sum(usable)

@@ -7,6 +7,7 @@ from methods import reference_tuned, runs
 
 import gemjax
 from gemjax import arrivals, testing
+from gemjax.board import Board
 from gemjax.methods import yellowfin
 
 N = runs.NUM_WORKERS
@@ -85,14 +86,14 @@ def test_the_total_is_the_median_over_what_can_be_measured():
     velocities = jnp.array([[2.0, 4.0, 0.0, 1.0], [3.0, 3.0, 5.0, 3.0], [9.0, 9.0, 9.0, 9.0], [0.0, 0.0, 0.0, 0.0]])
     gradient = jnp.array([1.0, 1.0, 1.0, 1.0])
     count = 6  # Rows hold the velocities of the commits 4, 5, 6 and 3.
-    total, measured = yellowfin._total_momentum(velocities, gradient, count, 1)
+    total, measured = yellowfin._total_momentum(Board(velocities), gradient, count, 1)
     assert measured
     assert total == 1.0  # Of 2/2, 2/4 and 2/1; the third coordinate was at rest.
     for staleness, why in ((2, "at rest everywhere"), (3, "forgotten")):
-        total, measured = yellowfin._total_momentum(velocities, gradient, count, staleness)
+        total, measured = yellowfin._total_momentum(Board(velocities), gradient, count, staleness)
         assert not measured, why
         assert total == 0.0
-    even, _ = yellowfin._total_momentum(velocities[:, :2], gradient[:2], count, 1)
+    even, _ = yellowfin._total_momentum(Board(velocities[:, :2]), gradient[:2], count, 1)
     assert even == 0.75
 
 
