@@ -275,12 +275,26 @@ def as_batches(batches: Any) -> Any:
     """``batches`` itself if it implements :class:`Batches`, or :class:`Computed` of a function.
 
     Raises:
-      TypeError: if it is neither.
+      TypeError: if it is neither, or a function that JAX cannot trace.
     """
-    if all(hasattr(batches, name) for name in ("data", "select", "batch")):
-        return batches
-    if callable(batches):
-        return Computed(batches)
-    raise TypeError(
-        f"batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got {type(batches).__name__}"
-    )
+    implemented = all(hasattr(batches, name) for name in ("data", "select", "batch"))
+    if not implemented and not callable(batches):
+        raise TypeError(
+            f"batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got {type(batches).__name__}"
+        )
+    batches = batches if implemented else Computed(batches)
+    if isinstance(batches, Computed):
+        _check_traceable(batches.fn)
+    return batches
+
+
+def _check_traceable(fn: Callable) -> None:
+    number = jax.ShapeDtypeStruct((), np.int32)
+    try:
+        jax.eval_shape(fn, number, number)
+    except (TypeError, jax.errors.JAXIndexError) as error:
+        raise TypeError(
+            "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "
+            "for int32 scalars; for rows of NumPy data use gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class derived "
+            f"from gemjax.batches.Rows. It raised {type(error).__name__}: {str(error).splitlines()[0]}"
+        ) from error

@@ -117,6 +117,39 @@ def test_anything_else_is_refused(wrong):
         as_batches(wrong)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda worker, step: DATA["x"][worker],
+        lambda worker, step: np.random.default_rng((worker, step)).normal(size=2),
+        lambda worker, step: [1.0, 2.0][worker],
+        lambda worker, step: 1.0 if worker > 2 else 0.0,
+        lambda worker, step: jnp.arange(4)[jnp.arange(4) > worker],
+        lambda worker, step: "a batch",
+    ],
+    ids=["NumPy array", "NumPy generator", "list", "condition", "mask", "no array"],
+)
+def test_a_function_that_cannot_be_traced_is_refused_with_the_mend(fn):
+    with pytest.raises(TypeError, match=r"must be traceable by JAX.*gemjax\.batches\.Rows") as caught:
+        as_batches(fn)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
+def test_every_engine_refuses_it(engine):
+    loss_fn, fn = lambda params, batch: jnp.sum((params - batch) ** 2), lambda worker, step: DATA["x"][worker]
+    trace, tx = gemjax.arrivals.RoundRobin(2).trace(4), gemjax.asgd(0.1, num_workers=2)
+    run = {
+        "simulate": lambda: gemjax.simulate(tx, loss_fn, jnp.zeros(2), fn, trace),
+        "devices": lambda: gemjax.run_on_devices(tx, loss_fn, jnp.zeros(2), fn, 4, num_workers=2),
+        "sweep": lambda: gemjax.sweep(
+            lambda rate: gemjax.asgd(rate, 2), loss_fn, jnp.zeros(2), fn, trace, {"rate": [0.1]}
+        ),
+    }[engine]
+    with pytest.raises(TypeError, match="must be traceable by JAX"):
+        run()
+
+
 def test_every_worker_goes_through_the_data_in_a_run():
     """The engine asks for exactly the steps of the trace: two epochs of two workers see every row four times."""
     epochs = Epochs({"row": np.eye(6, dtype=np.float32)}, batch_size=3)
