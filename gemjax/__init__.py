@@ -2,7 +2,7 @@
 
 from gemjax import arrivals, eventlog, telemetry
 from gemjax.asynchrony import Verdict, verdict
-from gemjax.batches import Computed, Epochs, Shards, Stream
+from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
@@ -40,6 +40,7 @@ from gemjax.per_worker import per_worker
 from gemjax.perfetto import chrome_trace
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.policies import Policy
+from gemjax.shards import Shards
 from gemjax.slots import Slots
 from gemjax.staleness import StalenessState, asynchronous, pull
 from gemjax.summary import Summary, summarise

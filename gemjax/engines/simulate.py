@@ -80,7 +80,8 @@ def simulate(
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
 
     Raises:
-      ValueError: if the method is made for another number of workers than the trace has, or ``state`` is of another run.
+      ValueError: if the method or the batches are made for another number of workers than the trace has, or ``state`` is of
+        another run.
       MemoryError: if the run would keep more than the device holds.
       RunFailedError: if commits are rejected for not being finite and none gets through.
 
@@ -102,10 +103,11 @@ def simulate(
     ):  # What is wrong with the arguments is said below, and more plainly.
         needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
         needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
-        batches = that_fit(as_batches(batches), needed, default_device())
+        batches = that_fit(as_batches(batches, trace.num_workers), needed, default_device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
     transition, state = _begin(transition, params, model_state, state)
-    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
+    batches = as_batches(batches, trace.num_workers)
+    batches = batches if local is None else LocalBatches(batches, local)
     events, done = trace.events(), int(state.arrivals)
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
     window = min(window or _default_window(), trace.num_workers)

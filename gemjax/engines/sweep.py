@@ -140,7 +140,7 @@ def sweep(
     each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
     traces = _traces(trace, each)
     steps = local(**{name: points[name][0].item() for name in names}) if callable(local) else local
-    data = _batches(batches, each)
+    data = _batches(batches, each, traces[0].num_workers)
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
         point = dict(zip(names, values, strict=True))
@@ -203,13 +203,13 @@ def _each(value: Any, seeds: Sequence[int]) -> list:
     return [value.make(seed) for seed in seeds] if isinstance(value, PerSeed) else [value]
 
 
-def _batches(batches: Any, seeds: Sequence[int]) -> list:
+def _batches(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
     """The batches of each seed, or the ones of all.
 
     Raises:
       ValueError: if they are not of the same data or function, which all runs have in common.
     """
-    found = [as_batches(one) for one in _each(batches, seeds)]
+    found = [as_batches(one, num_workers) for one in _each(batches, seeds)]
     sources = [[one.fn] if isinstance(one, Computed) else jax.tree.leaves(one.data) for one in found]
     for seed, source in zip(seeds, sources, strict=False):
         if [id(leaf) for leaf in source] != [id(leaf) for leaf in sources[0]]:
