@@ -12,7 +12,7 @@ from orbax.checkpoint import v1 as ocp
 from gemjax.engines.transition import RunState
 from gemjax.trace import COLUMNS, Trace
 
-FORMAT = "gemjax.run.1"
+FORMAT = "gemjax.run.2"  # Counts up whenever RunState or the columns of a trace change.
 
 
 class Checkpoints:
@@ -66,9 +66,11 @@ class Checkpoints:
         if self.latest is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
         known: Any = self._checkpointer.metadata(self.latest).custom_metadata
-        if not isinstance(known, dict) or known.get("format") != FORMAT:
+        found = known.get("format") if isinstance(known, dict) else None
+        if found != FORMAT:
             raise ValueError(
-                f"{self.folder}: checkpoint {self.latest} was not written by this version of gemjax ({FORMAT})"
+                f"{self.folder}: checkpoint {self.latest} is of the format {found}, but this version of gemjax reads {FORMAT}; "
+                "go on with the version that wrote it, or begin the run anew"
             )
         commits = int(known["commits"])
         abstract: Any = {

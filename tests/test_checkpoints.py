@@ -70,3 +70,12 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, other):
         checkpoints.save(like(), arrivals.Gamma(3).trace(5))
         with pytest.raises(ValueError, match=r"another method, model or number of workers.*saved .*expected "):
             checkpoints.load(other())
+
+
+def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr("gemjax.checkpoints.FORMAT", "gemjax.run.1")
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        with pytest.raises(ValueError, match=r"checkpoint 5 is of the format gemjax\.run\.1, .* reads gemjax\.run\.2"):
+            checkpoints.load(like())
