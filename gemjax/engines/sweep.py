@@ -13,29 +13,16 @@ import numpy as np
 
 from gemjax.batches import Computed, as_batches
 from gemjax.diagnostics import names as diagnostic_names
+from gemjax.engines.checks import check_given
 from gemjax.engines.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
+from gemjax.per_seed import PerSeed
 from gemjax.trace import Events, Trace, check_trace
 
 PyTree = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class PerSeed:
-    """What a :func:`sweep` is to make anew for each seed, in place of one value for all of them.
-
-    Args:
-      make: ``make(seed)`` is the value for one of the sweep's seeds; called on the host, once a seed.
-
-    >>> from gemjax import arrivals
-    >>> PerSeed(lambda seed: arrivals.Gamma(4).trace(100, seed)).make(3) == arrivals.Gamma(4).trace(100, seed=3)
-    True
-    """
-
-    make: Callable[[int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +122,7 @@ def sweep(
     [(False, False), (False, False), (True, True), (True, True)]
     """
     check_positive(chunk_size=chunk_size)
+    check_given(loss_fn, params, model_state, where="params")
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
