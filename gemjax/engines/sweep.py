@@ -52,8 +52,7 @@ class SweepResult:
         """
         rows = []
         for run in range(len(self.points["seed"])):
-            applied = self.history["applied"][run]
-            losses = self.history["loss"][run][applied][-last:]
+            losses = self.history["loss"][run][self.history["applied"][run]][-last:] if self.history else np.zeros(0)
             rows.append(
                 {name: values[run].item() for name, values in self.points.items()}
                 | {"loss": float(losses.mean()) if len(losses) else float("nan")}
@@ -230,14 +229,25 @@ def _traces(trace: Trace | PerSeed, seeds: Sequence[int]) -> list[Trace]:
     for one in traces:
         check_trace(one)
     for seed, one in zip(seeds, traces, strict=False):
-        alike = one.num_workers == traces[0].num_workers and len(one) == len(traces[0])
-        if not alike or not np.array_equal(one.events().commits, traces[0].events().commits):
+        if different := _difference(traces[0], one):
             raise ValueError(
-                f"the traces of seeds {seeds[0]} and {seed} do not go together: {len(traces[0])} commits of "
-                f"{traces[0].num_workers} workers, {len(one)} of {one.num_workers}; they must be equally long, of as many "
-                "workers, with late pulls in the same places; sweep what is not in calls of its own, one a seed"
+                f"the traces of seeds {seeds[0]} and {seed} do not go together: {different}; they must be equally long, of as "
+                "many workers, with late pulls in the same places; sweep what is not in calls of its own, one a seed"
             )
     return traces
+
+
+def _difference(one: Trace, other: Trace) -> str:
+    """Why two traces cannot be run side by side, in words; empty if they can."""
+    if (len(one), one.num_workers) != (len(other), other.num_workers):
+        return f"{len(one)} commits of {one.num_workers} workers, {len(other)} of {other.num_workers}"
+    first, second = one.events().commits, other.events().commits
+    if np.array_equal(first, second):
+        return ""
+    if len(first) != len(second):  # Every pull that is late is an arrival of its own.
+        return f"{np.sum(~first)} pulls that are late (apart from their workers' commits), {np.sum(~second)}"
+    place = np.argmax(first != second)
+    return f"pulls that are late behind {np.sum(first[:place])} commits in one of them, but not in the other"
 
 
 def _grid(over: Mapping[str, Sequence[float]], seeds: Iterable[int]) -> dict[str, np.ndarray]:
@@ -247,6 +257,8 @@ def _grid(over: Mapping[str, Sequence[float]], seeds: Iterable[int]) -> dict[str
     if single := [name for name, values in over.items() if np.ndim(values) != 1]:
         raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
     columns = {name: list(values) for name, values in over.items()} | {"seed": list(seeds)}
+    if fractional := [seed for seed in columns["seed"] if not isinstance(seed, (int, np.integer)) or seed < 0]:
+        raise ValueError(f"seeds must be non-negative ints, got {fractional[0]!r}")
     wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
     if wrong:
         raise ValueError(
