@@ -69,8 +69,8 @@ def simulate(
         by returning true.
       chunk_size: arrivals a compiled call at most, default 1,024, or as many as 256 MiB of rows are for where data stay on
         the host (with ``window=1`` all results are the same, bit for bit, whatever it is).
-      stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates; they change
-        no result either. All calls are of one compiled program.
+      stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
+        time: the example below); they change no result either. All calls are of one compiled program.
       window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
         once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
         follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``
@@ -95,6 +95,19 @@ def simulate(
     Array([ 3., -1.], dtype=float32)
     >>> int(result.history["staleness"].max()) > 6
     True
+
+    Evaluated every 10 units of virtual time; a callback also comes between stops, where a chunk ends:
+
+    >>> import numpy as np
+    >>> trace, ticks, losses = arrivals.Gamma(8, mean=1.0).trace(400), np.arange(10.0, 41.0, 10.0), {}
+    >>> stops = np.searchsorted(trace.time, ticks, side="right")       # Commits by each of these times.
+    >>> def callback(progress):
+    ...     if progress.commits in stops:
+    ...         losses[progress.commits] = loss_fn(progress.params, batches(0, 0))
+    >>> result = gemjax.simulate(gemjax.asgd(0.01, num_workers=8), loss_fn, jnp.zeros(2), batches, trace, stops=stops,
+    ...                          callback=callback)
+    >>> len(losses), losses[stops[0]] > losses[stops[-1]]
+    (4, Array(True, dtype=bool))
     """
     check_positive(chunk_size=chunk_size, window=window)
     check_trace(trace)
