@@ -2,13 +2,13 @@
 
 from gemjax import arrivals, eventlog, telemetry
 from gemjax.asynchrony import Verdict, verdict
-from gemjax.batches import Computed, Epochs, Shards, Stream
+from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError
 from gemjax.engines.simulate import simulate
-from gemjax.engines.sweep import PerSeed, SweepResult, sweep
+from gemjax.engines.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
 from gemjax.local_steps import LocalSteps, displacements, pull_to_anchors
@@ -36,10 +36,12 @@ from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.on_host import OnHost
+from gemjax.per_seed import PerSeed
 from gemjax.per_worker import per_worker
 from gemjax.perfetto import chrome_trace
 from gemjax.placement import Placement, cpu_devices, place
 from gemjax.policies import Policy
+from gemjax.shards import Shards
 from gemjax.slots import Slots
 from gemjax.staleness import StalenessState, asynchronous, pull
 from gemjax.summary import Summary, summarise

@@ -7,9 +7,6 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
-
-from gemjax.staleness import check_num_workers
 
 PyTree = Any
 
@@ -54,7 +51,31 @@ class Computed:
 
 
 class Rows:
-    """Batches that are rows of ``data``, arrays [n, …]: a subclass selects their numbers, int32 [batches, rows a batch]."""
+    """Batches that are rows of ``data``, a pytree of arrays [n, …]: derive from it for an order of your own.
+
+    A subclass sets ``data`` and has ``select(worker, step)``, which engines call on the host with int vectors [batches] of one
+    length: who computes each batch, and on which of its steps (its gradients, counted from 0; local steps, where it has
+    some). It returns the numbers of the rows, int32 [batches, rows a batch], each in 0 … n - 1. It must be a pure function, or
+    a run could neither be continued nor replayed; threads may call it side by side. The rest follows: rows are gathered on
+    the device, or on the host (:class:`gemjax.OnHost`).
+
+    With an attribute ``shared = True`` it is ``select(worker, step, draw)``, where ``draw`` numbers the batches in the order
+    in which workers take them (:class:`gemjax.Stream`). With an attribute ``num_workers`` engines check that the run has as
+    many.
+
+    >>> class InTurn(Rows):
+    ...     def __init__(self, data, num_workers):
+    ...         self.data, self.num_workers = data, num_workers
+    ...     def select(self, worker, step):
+    ...         row = (step * self.num_workers + worker) % len(self.data["x"])
+    ...         return row[:, None].astype(np.int32)              # Batches of one row.
+    >>> import gemjax
+    >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
+    >>> trace = gemjax.arrivals.Gamma(4).trace(100)
+    >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, InTurn({"x": np.ones(12)}, 4), trace)
+    >>> result.params.round(2)
+    Array(1., dtype=float32)
+    """
 
     data: PyTree
 
@@ -85,7 +106,7 @@ class Epochs(Rows):
     """
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
-        self.num_rows = _num_rows(data, batch_size)
+        self.num_rows = count_rows(data, batch_size)
         self.data = data
         self.batch_size = int(batch_size)
         self.seed = int(seed)
@@ -95,7 +116,7 @@ class Epochs(Rows):
     def _order(self, worker: int, epoch: int) -> np.ndarray:
         known = self._orders.get(worker)
         if known is None or known[0] != epoch:
-            order = _shuffled(self.num_rows, self.batch_size, self.seed, worker, epoch)
+            order = shuffled(self.num_rows, self.batch_size, self.seed, worker, epoch)
             known = self._orders[worker] = (epoch, order)
         return known[1]
 
@@ -103,76 +124,6 @@ class Epochs(Rows):
         epochs, rows = np.divmod(np.asarray(step), self.steps_per_epoch)
         chosen = zip(np.asarray(worker).tolist(), epochs.tolist(), rows.tolist(), strict=True)
         return np.array([self._order(w, epoch)[row] for w, epoch, row in chosen], np.int32).reshape(-1, self.batch_size)
-
-
-class Shards(Rows):
-    """Every worker goes through rows of its own, in epochs of its own, each in another order.
-
-    The rows are dealt out once. Without ``labels`` each worker gets an equal share of all of them at random. With ``labels`` it
-    gets classes of its own: each class is dealt out in proportions drawn from a Dirichlet distribution, the customary model
-    of data that differ from worker to worker.
-
-    Args:
-      data: pytree of arrays with a common leading axis of n rows.
-      batch_size: rows a batch, positive; at most as many as any worker has.
-      num_workers: number of workers N.
-      seed: decides who has which rows and all orders; a non-negative int, default 0.
-      labels: int [n]; the class of each row. ``None`` (default): every worker's share is like the whole.
-      concentration: of the Dirichlet distribution, positive, default 1; at 100 all workers' shares are nearly alike, at 0.1
-        most of a class is with few of them. With ``labels`` only.
-
-    Raises:
-      ValueError: if the leading axes differ, or a worker would have fewer rows than a batch.
-
-    >>> shards = Shards({"x": np.arange(12)}, batch_size=2, num_workers=3)
-    >>> sorted(np.concatenate(shards.rows).tolist()) == list(range(12)), [len(rows) for rows in shards.rows]
-    (True, [4, 4, 4])
-    >>> shards.select(np.array([1]), np.array([5])).shape
-    (1, 2)
-    """
-
-    def __init__(
-        self,
-        data: PyTree,
-        batch_size: int,
-        num_workers: int,
-        seed: int = 0,
-        *,
-        labels: npt.ArrayLike | None = None,
-        concentration: float = 1.0,
-    ):
-        check_num_workers(num_workers)
-        num_rows = _num_rows(data)
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((int(seed), num_workers))))
-        if labels is None:
-            self.rows = [np.sort(rows) for rows in np.array_split(rng.permutation(num_rows), num_workers)]
-        else:
-            self.rows = _deal_by_class(np.asarray(labels), num_rows, num_workers, concentration, rng)
-        fewest = min(range(num_workers), key=lambda worker: len(self.rows[worker]))
-        if not 1 <= batch_size <= len(self.rows[fewest]):
-            raise ValueError(
-                f"batch_size must be in 1 … {len(self.rows[fewest])}, the rows of worker {fewest}, which has the fewest; got "
-                f"{batch_size}. Take smaller batches, fewer workers, another seed or a larger concentration"
-            )
-        self.data, self.batch_size, self.seed = data, int(batch_size), int(seed)
-        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
-
-    def steps_per_epoch(self, worker: int) -> int:
-        """Batches that ``worker`` makes of its rows; those beyond the last full one are left out of that epoch."""
-        return len(self.rows[worker]) // self.batch_size
-
-    def _batch(self, worker: int, step: int) -> np.ndarray:
-        steps = self.steps_per_epoch(worker)
-        epoch, row = divmod(step, steps)
-        known = self._orders.get(worker)
-        if known is None or known[0] != epoch:
-            order = _shuffled(self.rows[worker], self.batch_size, self.seed, worker, epoch)
-            known = self._orders[worker] = (epoch, order)
-        return known[1][row]
-
-    def select(self, worker, step):
-        pairs = zip(np.asarray(worker).tolist(), np.asarray(step).tolist(), strict=True)
-        return np.array([self._batch(w, s) for w, s in pairs], np.int32).reshape(-1, self.batch_size)
 
 
 class Stream(Rows):
@@ -204,7 +155,7 @@ class Stream(Rows):
     shared = True
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
-        self.num_rows = _num_rows(data, batch_size)
+        self.num_rows = count_rows(data, batch_size)
         self.data, self.batch_size, self.seed = data, int(batch_size), int(seed)
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders: dict[int, np.ndarray] = {}  # Of the epochs asked for last.
@@ -214,20 +165,20 @@ class Stream(Rows):
         epochs, rows = np.divmod(np.asarray(draw), self.steps_per_epoch)
         known = self._orders  # Read once: devices are warmed up by threads.
         orders = self._orders = {
-            epoch: known[epoch] if epoch in known else _shuffled(self.num_rows, self.batch_size, self.seed, epoch)
+            epoch: known[epoch] if epoch in known else shuffled(self.num_rows, self.batch_size, self.seed, epoch)
             for epoch in np.unique(epochs).tolist()
         }
         chosen = [orders[epoch][row] for epoch, row in zip(epochs.tolist(), rows.tolist(), strict=True)]
         return np.array(chosen, np.int32).reshape(-1, self.batch_size)
 
 
-def _shuffled(rows: int | np.ndarray, batch_size: int, *entropy: int) -> np.ndarray:
+def shuffled(rows: int | np.ndarray, batch_size: int, *entropy: int) -> np.ndarray:
     """int32 [batches, batch_size]; ``rows`` in an order that ``entropy`` decides, less those beyond the last full batch."""
     order = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy))).permutation(rows)
     return order[: len(order) // batch_size * batch_size].reshape(-1, batch_size).astype(np.int32)
 
 
-def _num_rows(data: PyTree, batch_size: int = 1) -> int:
+def count_rows(data: PyTree, batch_size: int = 1) -> int:
     """The common leading axis.
 
     Raises:
@@ -240,20 +191,6 @@ def _num_rows(data: PyTree, batch_size: int = 1) -> int:
     if not 1 <= batch_size <= num_rows:
         raise ValueError(f"batch_size must be in 1 … {num_rows} (the rows of the data), got {batch_size}")
     return num_rows
-
-
-def _deal_by_class(labels: np.ndarray, num_rows: int, num_workers: int, concentration: float, rng) -> list[np.ndarray]:
-    if labels.shape != (num_rows,):
-        raise ValueError(f"labels must be one a row, {num_rows}, got the shape {list(labels.shape)}")
-    if not (np.isfinite(concentration) and concentration > 0):
-        raise ValueError(f"concentration must be positive and finite, got {concentration}")
-    shares: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-    for one in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == one))
-        cuts = np.cumsum(rng.dirichlet([concentration] * num_workers))[:-1] * len(rows)
-        for share, part in zip(shares, np.split(rows, cuts.round().astype(int)), strict=True):
-            share.append(part)
-    return [np.sort(np.concatenate(share)) for share in shares]
 
 
 def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: np.ndarray) -> PyTree:
@@ -271,16 +208,37 @@ def is_shared(batches: Any) -> bool:
     return getattr(batches, "shared", False)
 
 
-def as_batches(batches: Any) -> Any:
+def as_batches(batches: Any, num_workers: int) -> Any:
     """``batches`` itself if it implements :class:`Batches`, or :class:`Computed` of a function.
 
     Raises:
-      TypeError: if it is neither.
+      TypeError: if it is neither, or a function that JAX cannot trace.
+      ValueError: if it was made for another number of workers than the run has.
     """
-    if all(hasattr(batches, name) for name in ("data", "select", "batch")):
-        return batches
-    if callable(batches):
-        return Computed(batches)
-    raise TypeError(
-        f"batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got {type(batches).__name__}"
-    )
+    implemented = all(hasattr(batches, name) for name in ("data", "select", "batch"))
+    if not implemented and not callable(batches):
+        raise TypeError(
+            "batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got "
+            f"{type(batches).__name__}"
+        )
+    batches = batches if implemented else Computed(batches)
+    if isinstance(batches, Computed):
+        _check_traceable(batches.fn)
+    made_for = getattr(batches, "num_workers", None)
+    if made_for not in (None, num_workers):
+        raise ValueError(
+            f"the batches were made with num_workers={made_for}, but the run has {num_workers} workers; make them for as many"
+        )
+    return batches
+
+
+def _check_traceable(fn: Callable) -> None:
+    number = jax.ShapeDtypeStruct((), np.int32)
+    try:
+        jax.eval_shape(fn, number, number)
+    except (TypeError, jax.errors.JAXIndexError) as error:
+        raise TypeError(
+            "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "
+            "for int32 scalars; for rows of NumPy data use gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class derived "
+            f"from gemjax.batches.Rows. It raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error

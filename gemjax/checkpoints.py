@@ -12,7 +12,7 @@ from orbax.checkpoint import v1 as ocp
 from gemjax.engines.transition import RunState
 from gemjax.trace import COLUMNS, Trace
 
-FORMAT = "gemjax.run.1"
+FORMAT = "gemjax.run.2"  # Counts up whenever RunState or the columns of a trace change.
 
 
 class Checkpoints:
@@ -33,19 +33,41 @@ class Checkpoints:
         self._checkpointer = ocp.training.Checkpointer(
             str(self.folder), preservation_policy=policy, cleanup_tmp_directories=True
         )
+        self._writing: Any = None  # What Orbax answers to a write in the background.
 
-    def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None) -> None:
-        """Writes ``state`` after the commits of ``trace``; waits until it is on disk."""
+    def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None, *, wait: bool = True) -> None:
+        """Writes ``state`` after the commits of ``trace``.
+
+        Args:
+          state: of the run.
+          trace: its applied commits so far.
+          metadata: whatever else to keep, as JSON has it.
+          wait: ``True`` (default): returns when all is on disk. ``False``: copies the state on its devices, which takes its
+            room twice for the while, and writes it in the background; the run may go on. The next call of this object waits
+            for that, and raises what went wrong there.
+        """
+        self.wait()
         columns = {name: getattr(trace, name) for name in COLUMNS}
         known: dict[str, Any] = {"format": FORMAT, "commits": len(trace), "num_workers": trace.num_workers}
         tree: Any = {"state": state, "trace": columns} if len(trace) else {"state": state}
-        self._checkpointer.save(
-            len(trace), tree, force=True, overwrite=True, custom_metadata=known | {"user": metadata or {}}
-        )
+        options: Any = {"force": True, "overwrite": True, "custom_metadata": known | {"user": metadata or {}}}
+        if wait:
+            self._checkpointer.save(len(trace), tree, **options)
+        else:
+            # A run that goes on donates the buffers of its state to the next commit.
+            tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+            self._writing = self._checkpointer.save_async(len(trace), tree, **options)
+
+    def wait(self) -> None:
+        """Returns when the checkpoint that is being written is on disk; raises what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     @property
     def latest(self) -> int | None:
         """Commits of the newest checkpoint; ``None`` if there is none."""
+        self.wait()
         newest = self._checkpointer.latest
         return None if newest is None else newest.step
 
@@ -66,9 +88,11 @@ class Checkpoints:
         if self.latest is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
         known: Any = self._checkpointer.metadata(self.latest).custom_metadata
-        if not isinstance(known, dict) or known.get("format") != FORMAT:
+        found = known.get("format") if isinstance(known, dict) else None
+        if found != FORMAT:
             raise ValueError(
-                f"{self.folder}: checkpoint {self.latest} was not written by this version of gemjax ({FORMAT})"
+                f"{self.folder}: checkpoint {self.latest} is of the format {found}, but this version of gemjax reads {FORMAT}; "
+                "go on with the version that wrote it, or begin the run anew"
             )
         commits = int(known["commits"])
         abstract: Any = {
@@ -107,7 +131,11 @@ class Checkpoints:
             )
 
     def close(self) -> None:
-        self._checkpointer.close()
+        """Waits for what is being written."""
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
 
     def __enter__(self) -> Self:
         return self

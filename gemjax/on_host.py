@@ -55,6 +55,11 @@ class OnHost:
     def shared(self) -> bool:
         return is_shared(self.batches)
 
+    @property
+    def num_workers(self) -> int | None:
+        """Workers that the batches were made for, if they were for some number."""
+        return getattr(self.batches, "num_workers", None)
+
     def select(self, worker: np.ndarray, step: np.ndarray, draw: Any = None) -> np.ndarray:
         """Numbers of rows, as ``batches`` select them."""
         return select(self.batches, worker, step, draw)

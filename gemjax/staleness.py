@@ -60,8 +60,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
       A transformation whose ``update(grads, state, params, *, worker, **extra_args)`` is one commit.
 
     Raises:
-      ValueError: if ``num_workers`` is not positive; at a commit, if ``worker`` is missing or out of range, or if the
-        gradients do not match ``params`` in tree, shape or dtype.
+      ValueError: if ``num_workers`` is not positive; at a commit, if ``worker`` is missing or out of range (of a traced
+        number that cannot be noticed), or if the gradients do not match ``params`` in tree, shape or dtype.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.asynchronous(
@@ -126,7 +126,7 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
       the method shifts it (DANA's look-ahead, EASGD's own positions).
 
     Raises:
-      ValueError: if ``worker`` is missing with several workers, or out of range.
+      ValueError: if ``worker`` is missing with several workers, or out of range (of a traced number that cannot be noticed).
 
     >>> import gemjax, jax.numpy as jnp
     >>> params = jnp.array([1.0])

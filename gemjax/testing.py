@@ -117,7 +117,7 @@ def run_in_python(
       The central variable at the end.
     """
     transition, initial = Transition(tx, loss_fn, trace.num_workers, seed, local=local).init(params, model_state)
-    batches, opt_state = as_batches(batches), initial.opt_state
+    batches, opt_state = as_batches(batches, trace.num_workers), initial.opt_state
     batches = batches if local is None else LocalBatches(batches, local)
     # A function of arrays: the closure that a batch of local steps is cannot pass through jit.
     gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gemjax
-from gemjax.batches import Computed, Epochs, Shards, Stream, as_batches
+from gemjax.batches import Computed, Epochs, Stream, as_batches
 
 DATA = {"x": np.arange(46.0).reshape(23, 2), "y": np.arange(23)}
 
@@ -89,7 +89,7 @@ def test_bad_data_is_refused(data, batch_size, message):
 
 
 def test_a_function_becomes_batches():
-    batches = as_batches(lambda worker, step: 10 * worker + step)
+    batches = as_batches(lambda worker, step: 10 * worker + step, 2)
     selection = batches.select(np.array([3, 4]), np.array([1, 2]))
     assert isinstance(batches, Computed)
     assert batches.batch(batches.data, jax.tree.map(lambda column: column[1], selection)) == 42
@@ -101,20 +101,53 @@ def test_the_same_function_makes_equal_batches():
     def fn(worker, step):
         return jnp.float32(worker + step)
 
-    assert as_batches(fn) == as_batches(fn)
-    assert hash(as_batches(fn)) == hash(as_batches(fn))
-    assert as_batches(fn) != as_batches(lambda worker, step: 0)
+    assert as_batches(fn, 2) == as_batches(fn, 2)
+    assert hash(as_batches(fn, 2)) == hash(as_batches(fn, 2))
+    assert as_batches(fn, 2) != as_batches(lambda worker, step: 0, 2)
 
 
 def test_an_object_is_kept():
     epochs = Epochs(DATA, 2)
-    assert as_batches(epochs) is epochs
+    assert as_batches(epochs, 2) is epochs
 
 
 @pytest.mark.parametrize("wrong", [None, DATA, [1, 2]])
 def test_anything_else_is_refused(wrong):
     with pytest.raises(TypeError, match=r"batches must be a function \(worker, step\) -> batch .*, got"):
-        as_batches(wrong)
+        as_batches(wrong, 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda worker, step: DATA["x"][worker],
+        lambda worker, step: np.random.default_rng((worker, step)).normal(size=2),
+        lambda worker, step: [1.0, 2.0][worker],
+        lambda worker, step: 1.0 if worker > 2 else 0.0,
+        lambda worker, step: jnp.arange(4)[jnp.arange(4) > worker],
+        lambda worker, step: "a batch",
+    ],
+    ids=["NumPy array", "NumPy generator", "list", "condition", "mask", "no array"],
+)
+def test_a_function_that_cannot_be_traced_is_refused_with_the_mend(fn):
+    with pytest.raises(TypeError, match=r"must be traceable by JAX.*gemjax\.batches\.Rows") as caught:
+        as_batches(fn, 2)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
+def test_every_engine_refuses_it(engine):
+    loss_fn, fn = lambda params, batch: jnp.sum((params - batch) ** 2), lambda worker, step: DATA["x"][worker]
+    trace, tx = gemjax.arrivals.RoundRobin(2).trace(4), gemjax.asgd(0.1, num_workers=2)
+    run = {
+        "simulate": lambda: gemjax.simulate(tx, loss_fn, jnp.zeros(2), fn, trace),
+        "devices": lambda: gemjax.run_on_devices(tx, loss_fn, jnp.zeros(2), fn, 4, num_workers=2),
+        "sweep": lambda: gemjax.sweep(
+            lambda rate: gemjax.asgd(rate, 2), loss_fn, jnp.zeros(2), fn, trace, {"rate": [0.1]}
+        ),
+    }[engine]
+    with pytest.raises(TypeError, match="must be traceable by JAX"):
+        run()
 
 
 def test_every_worker_goes_through_the_data_in_a_run():
@@ -129,85 +162,6 @@ def test_every_worker_goes_through_the_data_in_a_run():
         trace,
     )
     np.testing.assert_array_equal(result.params, np.full(6, 4.0))
-
-
-# --- Shards
-
-ROWS = {"row": np.arange(120), "label": np.repeat(np.arange(4), 30)}
-
-
-def shards_of(**options):
-    return Shards(ROWS, 5, 6, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"labels": ROWS["label"]}, {"labels": ROWS["label"], "concentration": 5.0}])
-def test_every_row_belongs_to_one_worker(options):
-    shards = shards_of(seed=1, **options)
-    np.testing.assert_array_equal(np.sort(np.concatenate(shards.rows)), ROWS["row"])
-
-
-@pytest.mark.parametrize("options", [{}, {"labels": ROWS["label"], "concentration": 5.0}])
-def test_a_worker_sees_its_rows_once_an_epoch_and_no_others(options):
-    shards = shards_of(**options)
-    for worker in range(6):
-        steps = shards.steps_per_epoch(worker)
-        first, second = (
-            shards.select(np.full(steps, worker), np.arange(epoch * steps, (epoch + 1) * steps)) for epoch in (0, 1)
-        )
-        assert len(set(first.ravel().tolist())) == first.size == 5 * steps
-        assert set(first.ravel().tolist()) | set(second.ravel().tolist()) <= set(shards.rows[worker].tolist())
-        assert steps == 1 or not np.array_equal(first, second)
-
-
-def test_shards_are_the_same_whenever_they_are_asked():
-    one, other = shards_of(seed=3), shards_of(seed=3)
-    order = np.random.default_rng(0).integers(0, 20, 50)
-    worker = np.arange(50) % 6
-    found = other.select(worker[::-1], order[::-1])[::-1]
-    np.testing.assert_array_equal(one.select(worker, order), found)
-    assert not np.array_equal(one.rows[0], shards_of(seed=4).rows[0])
-
-
-def test_a_small_concentration_gives_workers_classes_of_their_own():
-    def mixture(concentration):
-        """Mean share of a worker's most frequent class."""
-        rows = Shards(ROWS, 1, 6, 2, labels=ROWS["label"], concentration=concentration).rows
-        return np.mean([np.bincount(ROWS["label"][mine]).max() / len(mine) for mine in rows])
-
-    assert mixture(0.2) > 0.65
-    assert mixture(1000.0) < 0.32
-
-
-def test_shards_train_in_an_engine():
-    """Each worker's mean is its own; the batch is gathered on the device."""
-    data = {"x": np.repeat(np.arange(3.0, dtype=np.float32), 8)}
-    shards = Shards(data, 4, 3, labels=np.repeat(np.arange(3), 8), concentration=50.0)
-    seen = gemjax.simulate(
-        gemjax.asgd(0.0, 3), lambda params, batch: params * 0.0 + batch["x"].mean(), jnp.zeros([]), shards,
-        gemjax.arrivals.RoundRobin(3).trace(12),
-    )  # fmt: skip
-    worker, step = seen.history["worker"], seen.history["step"]
-    expected = data["x"][shards.select(worker, step)].mean(1)
-    np.testing.assert_allclose(seen.history["loss"], expected)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Shards(ROWS, 21, 6),
-            r"batch_size must be in 1 … 20, the rows of worker \d, which has the fewest; got 21",
-        ),
-        (lambda: Shards(ROWS, 0, 6), "batch_size must be in 1 … 20"),
-        (lambda: Shards(ROWS, 1, 0), "num_workers must be a positive int"),
-        (lambda: Shards(ROWS, 1, 6, labels=[0, 1]), r"labels must be one a row, 120, got the shape \[2\]"),
-        (lambda: Shards(ROWS, 1, 6, labels=ROWS["label"], concentration=0.0), "concentration must be positive"),
-        (lambda: Shards({"a": np.zeros(3), "b": np.zeros(2)}, 1, 2), "the same number of rows"),
-    ],
-)
-def test_shards_that_cannot_be_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 # --- Stream

@@ -1,5 +1,7 @@
 """Checkpoints: what was saved comes back, and nothing else is taken for it."""
 
+import concurrent.futures
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,3 +72,73 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, other):
         checkpoints.save(like(), arrivals.Gamma(3).trace(5))
         with pytest.raises(ValueError, match=r"another method, model or number of workers.*saved .*expected "):
             checkpoints.load(other())
+
+
+def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr("gemjax.checkpoints.FORMAT", "gemjax.run.1")
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        with pytest.raises(ValueError, match=r"checkpoint 5 is of the format gemjax\.run\.1, .* reads gemjax\.run\.2"):
+            checkpoints.load(like())
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path, engine):
+    """Whose checkpoint is loaded as it was, though later commits were given its state."""
+    loss_fn, params, batches = testing.quadratic(dimension=20_000)
+    tx, then = gemjax.gem(0.1, num_workers=3), {}
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+
+        def callback(progress):
+            if progress.commits > 20:
+                return
+            state, trace = progress.state(), progress.trace()
+            then[progress.commits] = jax.tree.map(np.array, state), trace
+            checkpoints.save(state, trace, {"commits": progress.commits}, wait=False)
+
+        if engine == "simulate":
+            trace = arrivals.Gamma(3).trace(24)
+            gemjax.simulate(tx, loss_fn, params, batches, trace, chunk_size=4, callback=callback)
+        else:
+            gemjax.run_on_devices(tx, loss_fn, params, batches, 24, num_workers=3, callback=callback, callback_every=4)
+        state, recorded, metadata = checkpoints.load(gemjax.initial_state(tx, params, num_workers=3))
+    assert len(then) > 2
+    expected, trace = then[max(then)]
+    assert recorded == trace
+    assert metadata == {"commits": max(then)}
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("after", ["save", "latest", "load", "close", "wait"])
+def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path, monkeypatch, after):
+    failed = concurrent.futures.Future()
+    failed.set_exception(OSError("no space left"))
+    checkpoints, trace = gemjax.Checkpoints(tmp_path), arrivals.Gamma(3).trace(5)
+    checkpoints.save(like(), trace)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(checkpoints._checkpointer), "save_async", lambda *_, **__: failed)
+        checkpoints.save(like(), arrivals.Gamma(3).trace(7), wait=False)
+    calls = {"save": lambda: checkpoints.save(like(), trace), "load": lambda: checkpoints.load(like())}
+    with pytest.raises(OSError, match="no space left"):
+        calls.get(after, lambda: getattr(checkpoints, after) if after == "latest" else getattr(checkpoints, after)())()
+    if after != "close":
+        assert checkpoints.latest == 5  # Told once; the one before is whole.
+        checkpoints.close()
+
+
+def test_what_is_written_in_the_background_is_a_copy(tmp_path, monkeypatch):
+    """So that it does not matter when Orbax reads it."""
+    held, done = [], concurrent.futures.Future()
+    done.set_result(True)
+    state = like()
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        write = lambda _, step, tree, **options: held.append(tree["state"]) or done
+        monkeypatch.setattr(type(checkpoints._checkpointer), "save_async", write)
+        checkpoints.save(state, arrivals.Gamma(3).trace(5), wait=False)
+    expected = jax.tree.map(np.array, state)
+    for leaf in jax.tree.leaves(state):
+        leaf.delete()  # As a commit does that is given the state.
+    for one, other in zip(jax.tree.leaves(held[0]), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)

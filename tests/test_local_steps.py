@@ -234,7 +234,7 @@ def test_epochs_go_on_from_commit_to_commit(period):
 def test_selections_hold_the_batches_in_order(period):
     """Also where one commit is asked for at a time; what is beyond the count repeats the last."""
     local, fn = LocalSteps(SGD, period), lambda worker, step: 100 * worker + step
-    batches = LocalBatches(as_batches(fn), local)
+    batches = LocalBatches(as_batches(fn, 7), local)
     first, count, chosen = batches.select(TURNS.worker, TURNS.step)
     assert first.dtype == count.dtype == np.int32
     for row, used in enumerate(pairs(period)):

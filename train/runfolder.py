@@ -80,10 +80,13 @@ class RunFolder:
         return Checkpoints(self.checkpoints_path)
 
     def save_checkpoint(self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog) -> None:
-        """Writes a checkpoint that also knows how far the records went, so that a resumed run repeats none."""
+        """Writes a checkpoint that also knows how far the records went, so that a resumed run repeats none.
+
+        It is written in the background; closing `checkpoints` waits for the last one.
+        """
         log.flush()
         sizes = {"events": self.events.stat().st_size, "metrics": _size(self.metrics)}
-        checkpoints.save(state, trace, sizes)
+        checkpoints.save(state, trace, sizes, wait=False)
 
     def rewind(self, sizes: dict[str, int]) -> None:
         """Cuts the records back to where the checkpoint was written."""

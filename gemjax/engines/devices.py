@@ -92,7 +92,7 @@ def run_on_devices(
       view) and ``ready`` stand beside it. ``result.trace`` replays the run in :func:`gemjax.simulate`.
 
     Raises:
-      ValueError: if there are no workers, or the method is made for another number of them.
+      ValueError: if there are no workers, or the method or the batches are made for another number of them.
       RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising or is
         silent beyond its deadline, or all have made the commits that ``local`` has periods for. Its ``result`` is what was
         reached.
@@ -126,7 +126,7 @@ def run_on_devices(
             )
         state = _with_unused_draws(state, recorded)
     begin = initial if state is None else state
-    batches = _on_workers(as_batches(batches), placement, begin)
+    batches = _on_workers(as_batches(batches, transition.num_workers), placement, begin)
     batches = batches if local is None else LocalBatches(batches, local)
     programs = Programs(transition, batches, placement, begin)
     records = Records(len(placement.workers), recorded, log, int(begin.rejected), int(begin.dropped))

@@ -69,8 +69,8 @@ def simulate(
         by returning true.
       chunk_size: arrivals a compiled call at most, default 1,024, or as many as 256 MiB of rows are for where data stay on
         the host (with ``window=1`` all results are the same, bit for bit, whatever it is).
-      stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates; they change
-        no result either. All calls are of one compiled program.
+      stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
+        time: the example below); they change no result either. All calls are of one compiled program.
       window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
         once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
         follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``
@@ -80,7 +80,8 @@ def simulate(
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
 
     Raises:
-      ValueError: if the method is made for another number of workers than the trace has, or ``state`` is of another run.
+      ValueError: if the method or the batches are made for another number of workers than the trace has, or ``state`` is of
+        another run.
       MemoryError: if the run would keep more than the device holds.
       RunFailedError: if commits are rejected for not being finite and none gets through.
 
@@ -94,6 +95,19 @@ def simulate(
     Array([ 3., -1.], dtype=float32)
     >>> int(result.history["staleness"].max()) > 6
     True
+
+    Evaluated every 10 units of virtual time; a callback also comes between stops, where a chunk ends:
+
+    >>> import numpy as np
+    >>> trace, ticks, losses = arrivals.Gamma(8, mean=1.0).trace(400), np.arange(10.0, 41.0, 10.0), {}
+    >>> stops = np.searchsorted(trace.time, ticks, side="right")       # Commits by each of these times.
+    >>> def callback(progress):
+    ...     if progress.commits in stops:
+    ...         losses[progress.commits] = loss_fn(progress.params, batches(0, 0))
+    >>> result = gemjax.simulate(gemjax.asgd(0.01, num_workers=8), loss_fn, jnp.zeros(2), batches, trace, stops=stops,
+    ...                          callback=callback)
+    >>> len(losses), losses[stops[0]] > losses[stops[-1]]
+    (4, Array(True, dtype=bool))
     """
     check_positive(chunk_size=chunk_size, window=window)
     check_trace(trace)
@@ -102,10 +116,11 @@ def simulate(
     ):  # What is wrong with the arguments is said below, and more plainly.
         needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
         needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
-        batches = that_fit(as_batches(batches), needed, default_device())
+        batches = that_fit(as_batches(batches, trace.num_workers), needed, default_device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
     transition, state = _begin(transition, params, model_state, state)
-    batches = as_batches(batches) if local is None else LocalBatches(as_batches(batches), local)
+    batches = as_batches(batches, trace.num_workers)
+    batches = batches if local is None else LocalBatches(batches, local)
     events, done = trace.events(), int(state.arrivals)
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
     window = min(window or _default_window(), trace.num_workers)

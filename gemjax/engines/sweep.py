@@ -13,29 +13,16 @@ import numpy as np
 
 from gemjax.batches import Computed, as_batches
 from gemjax.diagnostics import names as diagnostic_names
+from gemjax.engines.checks import check_given
 from gemjax.engines.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
 from gemjax.local_steps import LocalBatches, LocalSteps
+from gemjax.per_seed import PerSeed
 from gemjax.trace import Events, Trace, check_trace
 
 PyTree = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class PerSeed:
-    """What a :func:`sweep` is to make anew for each seed, in place of one value for all of them.
-
-    Args:
-      make: ``make(seed)`` is the value for one of the sweep's seeds; called on the host, once a seed.
-
-    >>> from gemjax import arrivals
-    >>> PerSeed(lambda seed: arrivals.Gamma(4).trace(100, seed)).make(3) == arrivals.Gamma(4).trace(100, seed=3)
-    True
-    """
-
-    make: Callable[[int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +52,7 @@ class SweepResult:
         """
         rows = []
         for run in range(len(self.points["seed"])):
-            applied = self.history["applied"][run]
-            losses = self.history["loss"][run][applied][-last:]
+            losses = self.history["loss"][run][self.history["applied"][run]][-last:] if self.history else np.zeros(0)
             rows.append(
                 {name: values[run].item() for name, values in self.points.items()}
                 | {"loss": float(losses.mean()) if len(losses) else float("nan")}
@@ -135,12 +121,13 @@ def sweep(
     [(False, False), (False, False), (True, True), (True, True)]
     """
     check_positive(chunk_size=chunk_size)
+    check_given(loss_fn, params, model_state, where="params")
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
     traces = _traces(trace, each)
     steps = local(**{name: points[name][0].item() for name in names}) if callable(local) else local
-    data = _batches(batches, each)
+    data = _batches(batches, each, traces[0].num_workers)
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:
         point = dict(zip(names, values, strict=True))
@@ -203,13 +190,13 @@ def _each(value: Any, seeds: Sequence[int]) -> list:
     return [value.make(seed) for seed in seeds] if isinstance(value, PerSeed) else [value]
 
 
-def _batches(batches: Any, seeds: Sequence[int]) -> list:
+def _batches(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
     """The batches of each seed, or the ones of all.
 
     Raises:
       ValueError: if they are not of the same data or function, which all runs have in common.
     """
-    found = [as_batches(one) for one in _each(batches, seeds)]
+    found = [as_batches(one, num_workers) for one in _each(batches, seeds)]
     sources = [[one.fn] if isinstance(one, Computed) else jax.tree.leaves(one.data) for one in found]
     for seed, source in zip(seeds, sources, strict=False):
         if [id(leaf) for leaf in source] != [id(leaf) for leaf in sources[0]]:
@@ -242,14 +229,25 @@ def _traces(trace: Trace | PerSeed, seeds: Sequence[int]) -> list[Trace]:
     for one in traces:
         check_trace(one)
     for seed, one in zip(seeds, traces, strict=False):
-        alike = one.num_workers == traces[0].num_workers and len(one) == len(traces[0])
-        if not alike or not np.array_equal(one.events().commits, traces[0].events().commits):
+        if different := _difference(traces[0], one):
             raise ValueError(
-                f"the traces of seeds {seeds[0]} and {seed} do not go together: {len(traces[0])} commits of "
-                f"{traces[0].num_workers} workers, {len(one)} of {one.num_workers}; they must be equally long, of as many "
-                "workers, with late pulls in the same places; sweep what is not in calls of its own, one a seed"
+                f"the traces of seeds {seeds[0]} and {seed} do not go together: {different}; they must be equally long, of as "
+                "many workers, with late pulls in the same places; sweep what is not in calls of its own, one a seed"
             )
     return traces
+
+
+def _difference(one: Trace, other: Trace) -> str:
+    """Why two traces cannot be run side by side, in words; empty if they can."""
+    if (len(one), one.num_workers) != (len(other), other.num_workers):
+        return f"{len(one)} commits of {one.num_workers} workers, {len(other)} of {other.num_workers}"
+    first, second = one.events().commits, other.events().commits
+    if np.array_equal(first, second):
+        return ""
+    if len(first) != len(second):  # Every pull that is late is an arrival of its own.
+        return f"{np.sum(~first)} pulls that are late (apart from their workers' commits), {np.sum(~second)}"
+    place = np.argmax(first != second)
+    return f"pulls that are late behind {np.sum(first[:place])} commits in one of them, but not in the other"
 
 
 def _grid(over: Mapping[str, Sequence[float]], seeds: Iterable[int]) -> dict[str, np.ndarray]:
@@ -259,6 +257,8 @@ def _grid(over: Mapping[str, Sequence[float]], seeds: Iterable[int]) -> dict[str
     if single := [name for name, values in over.items() if np.ndim(values) != 1]:
         raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
     columns = {name: list(values) for name, values in over.items()} | {"seed": list(seeds)}
+    if fractional := [seed for seed in columns["seed"] if not isinstance(seed, (int, np.integer)) or seed < 0]:
+        raise ValueError(f"seeds must be non-negative ints, got {fractional[0]!r}")
     wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
     if wrong:
         raise ValueError(

@@ -115,10 +115,16 @@ class Training:
 
 
 def _scalar(loss_fn: Callable) -> Callable:
-    """``loss_fn``, which is told what is wrong if its loss is no single number."""
+    """``loss_fn`` in the long form, whose writer is told what is wrong if its loss is no single number."""
 
     def checked(*args):
-        loss, aux = loss_fn(*args)
+        returned = loss_fn(*args)
+        if not _is_pair(returned) or not _is_pair(returned[1]):
+            raise TypeError(
+                "loss_fn(params, model_state, batch, key) must return (loss, (model_state, metrics)), got "
+                f"{_in_words(returned)}"
+            )
+        loss, aux = returned
         if jnp.shape(loss):
             raise ValueError(
                 f"loss_fn must return one number, got an array of shape {list(jnp.shape(loss))}; take its mean"
@@ -144,7 +150,28 @@ def with_model_state(loss_fn: Callable) -> Callable:
             "loss_fn must be loss_fn(params, batch) -> loss, or loss_fn(params, model_state, batch, key) -> "
             f"(loss, (model_state, metrics)); got one with the arguments ({', '.join(p.name for p in positional)})"
         )
-    return lambda params, model_state, batch, key: (loss_fn(params, batch), (model_state, {}))
+
+    def long(params, model_state, batch, key):
+        del key
+        loss = loss_fn(params, batch)
+        if not jax.tree_util.all_leaves([loss]):
+            raise TypeError(
+                f"a loss_fn(params, batch) must return one number, got {_in_words(loss)}; for metrics use "
+                "loss_fn(params, model_state, batch, key) -> (loss, (model_state, metrics))"
+            )
+        return loss, (model_state, {})
+
+    return long
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(type(part).__name__ if isinstance(part, (tuple, dict, list)) else 'array' for part in value)})"
+    return type(value).__name__ if isinstance(value, (dict, list, type(None))) else "an array"
 
 
 def all_finite(tree: PyTree) -> jax.Array:

@@ -11,6 +11,7 @@ import optax
 
 from gemjax import diagnostics, slots, staleness
 from gemjax.board import Board
+from gemjax.engines.checks import check_given, check_params
 from gemjax.engines.training import Gradient, Training, View
 from gemjax.local_steps import LocalSteps
 from gemjax.slots import Slots
@@ -81,10 +82,12 @@ class Transition:
         """The transition with its transformation made asynchronous, and the state before the first commit.
 
         Raises:
+          TypeError: if the loss is no function, or something else stands in another's place.
           ValueError: if the transformation was made for another number of workers.
         """
+        check_given(self.loss_fn, params, model_state)
         params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
-        _check_params(params)
+        check_params(params)
         if self.local is not None and not isinstance(self.local, LocalSteps):
             raise TypeError(f"local must be gemjax.LocalSteps(optimizer, period), got {type(self.local).__name__}")
         tx = _with_extra_args(self.tx)
@@ -237,18 +240,6 @@ def view_of(state: RunState) -> View:
 
 
 _COUNTERS = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
-
-
-def _check_params(params: PyTree) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        raise ValueError("params holds no array; there is nothing to train")
-    for path, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise ValueError(
-                f"params at {jax.tree_util.keystr(path) or 'the root'} is {leaf.dtype}, but only floats can be trained; "
-                "keep integers in model_state or in the loss function"
-            )
 
 
 def check_state(state: RunState, initial: RunState) -> None:

@@ -315,7 +315,7 @@ def test_the_count_of_what_was_dropped_goes_on(x64):
 
 def programs_for(tx, placement, given):
     local = LocalSteps(tx, PERIODS)
-    batches = LocalBatches(as_batches(given.batches), local)
+    batches = LocalBatches(as_batches(given.batches, WORKERS), local)
     transition = Transition(DOWNPOUR, given.loss_fn, WORKERS, local=local)
     transition, state = transition.init(given.params, given.model_state)
     return Programs(transition, batches, placement, state)

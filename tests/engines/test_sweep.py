@@ -105,6 +105,30 @@ def test_traces_that_do_not_go_together_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("worker", "pulled_at", "message"),
+    [
+        ([0, 1, 0, 1], [0, 0, 2, 3], "1 pulls that are late .*, 2"),
+        ([0, 1, 1, 0], [0, 0, 2, 3], "pulls that are late behind 2 commits in one of them, but not in the other"),
+    ],
+)
+def test_late_pulls_in_different_places_are_refused_in_these_words(worker, pulled_at, message):
+    loss_fn, params, batches = quadratic()[:3]
+    traces = gemjax.Trace([0, 1, 1, 0], pulled_at=[0, 0, 2, 2]), gemjax.Trace(worker, pulled_at=pulled_at)
+    method = lambda rate: gemjax.asgd(rate, num_workers=2)
+    with pytest.raises(ValueError, match=f"do not go together: {message}"):
+        gemjax.sweep(
+            method, loss_fn, params, batches, gemjax.PerSeed(lambda seed: traces[seed]), {"rate": RATES}, seeds=(0, 1)
+        )
+
+
+def test_an_empty_trace_has_a_table():
+    trace = gemjax.Trace(worker=[], num_workers=4)
+    rows = sweep(quadratic(), gem, {"rate": RATES}, trace).table()
+    assert [row["rate"] for row in rows] == list(RATES)
+    assert all(np.isnan(row["loss"]) for row in rows)
+
+
+@pytest.mark.parametrize(
     "make",
     [lambda seed: lambda worker, step: jnp.full(3, 1.0 * seed), lambda seed: gemjax.Epochs(np.full((4, 3), seed), 2)],
     ids=["functions", "data"],
@@ -196,6 +220,8 @@ def test_the_table_has_a_row_a_run():
         ({"rate": 0.1}, {}, "the values of rate must be a list of numbers"),
         ({"rate": ["fast"]}, {}, "only numbers can be swept, but rate has other values"),
         ({"seed": [0.1]}, {}, "give seeds= instead of 'seed'"),
+        ({"rate": [0.1]}, {"seeds": (0.5,)}, r"seeds must be non-negative ints, got 0\.5"),
+        ({"rate": [0.1]}, {"seeds": (0, -1)}, "seeds must be non-negative ints, got -1"),
     ],
 )
 def test_nothing_to_try_is_refused(over, options, message):

@@ -1,0 +1,123 @@
+"""Shards: rows of each worker's own, dealt out once."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax import Shards
+
+ROWS = {"row": np.arange(120), "label": np.repeat(np.arange(4), 30)}
+
+
+def shards_of(**options):
+    return Shards(ROWS, 5, 6, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"labels": ROWS["label"]}, {"labels": ROWS["label"], "concentration": 5.0}])
+def test_every_row_belongs_to_one_worker(options):
+    shards = shards_of(seed=1, **options)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shards.rows)), ROWS["row"])
+
+
+@pytest.mark.parametrize("options", [{}, {"labels": ROWS["label"], "concentration": 5.0}])
+def test_a_worker_sees_its_rows_once_an_epoch_and_no_others(options):
+    shards = shards_of(**options)
+    for worker in range(6):
+        steps = shards.steps_per_epoch(worker)
+        first, second = (
+            shards.select(np.full(steps, worker), np.arange(epoch * steps, (epoch + 1) * steps)) for epoch in (0, 1)
+        )
+        assert len(set(first.ravel().tolist())) == first.size == 5 * steps
+        assert set(first.ravel().tolist()) | set(second.ravel().tolist()) <= set(shards.rows[worker].tolist())
+        assert steps == 1 or not np.array_equal(first, second)
+
+
+def test_shards_are_the_same_whenever_they_are_asked():
+    one, other = shards_of(seed=3), shards_of(seed=3)
+    order = np.random.default_rng(0).integers(0, 20, 50)
+    worker = np.arange(50) % 6
+    found = other.select(worker[::-1], order[::-1])[::-1]
+    np.testing.assert_array_equal(one.select(worker, order), found)
+    assert not np.array_equal(one.rows[0], shards_of(seed=4).rows[0])
+
+
+def test_a_small_concentration_gives_workers_classes_of_their_own():
+    def mixture(concentration):
+        """Mean share of a worker's most frequent class."""
+        rows = Shards(ROWS, 1, 6, 2, labels=ROWS["label"], concentration=concentration).rows
+        return np.mean([np.bincount(ROWS["label"][mine]).max() / len(mine) for mine in rows])
+
+    assert mixture(0.2) > 0.65
+    assert mixture(1000.0) < 0.32
+
+
+def test_shards_train_in_an_engine():
+    """Each worker's mean is its own; the batch is gathered on the device."""
+    data = {"x": np.repeat(np.arange(3.0, dtype=np.float32), 8)}
+    shards = Shards(data, 4, 3, labels=np.repeat(np.arange(3), 8), concentration=50.0)
+    seen = gemjax.simulate(
+        gemjax.asgd(0.0, 3), lambda params, batch: params * 0.0 + batch["x"].mean(), jnp.zeros([]), shards,
+        gemjax.arrivals.RoundRobin(3).trace(12),
+    )  # fmt: skip
+    worker, step = seen.history["worker"], seen.history["step"]
+    expected = data["x"][shards.select(worker, step)].mean(1)
+    np.testing.assert_allclose(seen.history["loss"], expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Shards(ROWS, 21, 6),
+            r"batch_size must be in 1 … 20, the rows of worker \d, which has the fewest; got 21",
+        ),
+        (lambda: Shards(ROWS, 0, 6), "batch_size must be in 1 … 20"),
+        (lambda: Shards(ROWS, 1, 0), "num_workers must be a positive int"),
+        (lambda: Shards(ROWS, 1, 6, labels=[0, 1]), r"labels must be one a row, 120, got the shape \[2\]"),
+        (lambda: Shards(ROWS, 1, 6, labels=ROWS["label"], concentration=0.0), "concentration must be positive"),
+        (
+            lambda: Shards(ROWS, 1, 40, labels=ROWS["label"], concentration=0.01),
+            r"worker \d+ got no rows\. Take fewer workers",
+        ),
+        (lambda: Shards(ROWS, 1, 2, rows=[[0], []]), "worker 1 got no rows"),
+        (lambda: Shards(ROWS, 2, 2, rows=[[0], [1, 2]]), "batch_size must be in 1 … 1, the rows of worker 0"),
+        (lambda: Shards(ROWS, 1, 2, rows=[[0], [1]], labels=ROWS["label"]), "either labels=.* or rows="),
+        (lambda: Shards(ROWS, 1, 3, rows=[[0], [1]]), "rows must be one array a worker, 3, got 2"),
+        (lambda: Shards(ROWS, 1, 2, rows=[[0], [119, 120]]), r"rows of worker 1 must be in 0 … 119, got 119 … 120"),
+        (lambda: Shards(ROWS, 1, 2, rows=[[-1], [0]]), r"rows of worker 0 must be in 0 … 119, got -1"),
+        (lambda: Shards(ROWS, 1, 2, rows=[[0], [1.0]]), "rows of worker 1 must be a vector of ints, got float64"),
+        (lambda: Shards(ROWS, 1, 2, rows=[[0], ROWS["row"] > 3]), "np.flatnonzero"),
+        (lambda: Shards(ROWS, 1, 2, rows=[[0], [1, 1]]), "worker 1 must differ from each other"),
+        (lambda: Shards({"a": np.zeros(3), "b": np.zeros(2)}, 1, 2), "the same number of rows"),
+    ],
+)
+def test_shards_that_cannot_be_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_partition_may_be_given():
+    """Workers may have rows in common; an epoch is each one's own rows."""
+    shards = Shards(ROWS, 2, 3, rows=[[5, 4, 3, 2], np.arange(4, 10), range(6)])
+    for worker, expected in enumerate([range(2, 6), range(4, 10), range(6)]):
+        steps = np.arange(shards.steps_per_epoch(worker))
+        rows = shards.select(np.full(len(steps), worker), steps)
+        assert sorted(rows.ravel().tolist()) == list(expected)
+
+
+@pytest.mark.parametrize("made_for", [2, 4])
+@pytest.mark.parametrize("engine", ["simulate", "on host", "devices", "sweep"])
+def test_shards_for_another_number_of_workers_are_refused(engine, made_for):
+    shards, params, trace = Shards(ROWS, 5, made_for), jnp.zeros([]), gemjax.arrivals.RoundRobin(3).trace(6)
+    loss_fn, tx = lambda params, batch: jnp.mean((params - batch["row"]) ** 2), gemjax.asgd(0.1, num_workers=3)
+    run = {
+        "simulate": lambda: gemjax.simulate(tx, loss_fn, params, shards, trace),
+        "on host": lambda: gemjax.simulate(tx, loss_fn, params, gemjax.OnHost(shards), trace),
+        "devices": lambda: gemjax.run_on_devices(tx, loss_fn, params, shards, 6, num_workers=3),
+        "sweep": lambda: gemjax.sweep(
+            lambda rate: gemjax.asgd(rate, 3), loss_fn, params, shards, trace, {"rate": [0.1]}
+        ),
+    }[engine]
+    with pytest.raises(ValueError, match=f"batches were made with num_workers={made_for}, but the run has 3 workers"):
+        run()
