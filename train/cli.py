@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return report.main(argv[1:])
         return _train(argv)
     except KeyboardInterrupt:
+        print("train: interrupted", file=sys.stderr)
         return 130
     except (UsageError, OSError) as error:
         print(f"train: {str(error).replace('manual_dir', '--manual-dir')}", file=sys.stderr)
@@ -54,16 +55,19 @@ def _train(argv: list[str]) -> int:
     config, resume = parse(argv)
     if config.tensorboard and not scalars.available():
         raise UsageError(scalars.INSTALL)
+    console = Console()
+    if not config.dry_run:
+        console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags are known to be right: this imports JAX.
     from train.runfolder import RunFolder
     from train.story import dry_run, train
 
     if config.dry_run:
-        dry_run(config, Console())
+        dry_run(config, console)
         return 0
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     try:
-        summary = train(config, folder, Console())
+        summary = train(config, folder, console)
     except gemjax.RunFailedError as error:
         raise UsageError(f"the run failed: {error}") from error
     return 0 if summary["finished"] else 130

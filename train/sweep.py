@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
         if grid.dry_run:
             dry_run(grid, console)
             return 0
+        _say(console, f"sweep on {grid.dataset}: preparing data and parameters …")
         run(grid, folder, console)
     except KeyboardInterrupt:
         done = sum(folder.rows(cell) is not None for cell in grid.cells)

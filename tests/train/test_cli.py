@@ -1,11 +1,14 @@
 """The command line: what it understands, and one line for what it does not."""
 
 import dataclasses
+import os
 import re
+import runpy
+import sys
 
 import pytest
 
-from train import cli
+from train import cli, story
 from train.config import Config
 
 
@@ -99,4 +102,28 @@ def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeyp
     parts = [float(part) for part in re.findall(r"(?:variable|views|method|optimizers) ([\d.]+) MiB", said)]
     assert size == pytest.approx(sum(parts), abs=0.2)
     assert 0.05 < float(re.search(r"the data take ([\d.]+) MiB", said)[1]) < 1.0  # 1,437 pictures of 64 bytes.
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch, capsys, tmp_path):
+    """Without the interpreter's own end, which may crash after JAX was broken off while it compiled."""
+
+    class Ended(Exception):
+        pass
+
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    def end(status):
+        raise Ended(status)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(story, "make_task", interrupted)
+    monkeypatch.setattr(sys, "argv", ["train", "--engine", "simulate"])
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(Ended, match="130"):
+        runpy.run_module("train", run_name="__main__")
+    said = capsys.readouterr()
+    assert said.err == "train: interrupted\n"
+    assert said.out == "gem on digits: preparing data and parameters …\n"
     assert not (tmp_path / "runs").exists()
