@@ -1,14 +1,14 @@
 """`python -m train`."""
 
-import os
 import sys
 
-from train.cli import main
+from train import interrupts
 
 if __name__ == "__main__":
+    interrupts.end_at_once()
+    from train.cli import main
+
     status = main()
-    if status == 130:  # JAX may crash at the interpreter's end when Ctrl-C broke off what it compiled.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    if status == 130:
+        interrupts.leave(status)
     sys.exit(status)

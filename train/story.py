@@ -181,7 +181,7 @@ class _Interrupt(threading.Event):
     """Set by the first Ctrl-C; the second one interrupts at once."""
 
     def __enter__(self) -> Self:
-        self._before = None
+        self._before: Any = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
@@ -193,7 +193,7 @@ class _Interrupt(threading.Event):
     def _on_signal(self, *_: object) -> None:
         self.set()
         print("\nstopping after the commits at hand; Ctrl-C again stops at once, without a checkpoint", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._before)
 
 
 def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:

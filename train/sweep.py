@@ -16,7 +16,7 @@ from rich.console import Console
 import gemjax
 from gemjax import arrivals
 from gemjax.engines.memory import check_fits
-from train import cli, configs, sweep_plots, sweep_table
+from train import cli, configs, interrupts, sweep_plots, sweep_table
 from train.config import LOCAL, Config
 from train.grid import Cell, Grid, programs
 from train.methods import METHODS, knobs, local_steps
@@ -84,6 +84,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
       UsageError: before anything is computed, if that cannot be.
     """
     task, known = _begin(grid, folder)
+    interrupts.raise_again()  # There is a folder to go on from, which the last line names.
     missing = [cell for cell in grid.cells if cell not in known]
     _say(console, f"{_what(grid)}; folder {folder.path}")
     if known:

@@ -4,11 +4,12 @@ import dataclasses
 import os
 import re
 import runpy
+import signal
 import sys
 
 import pytest
 
-from train import cli, story
+from train import cli, interrupts, story
 from train.config import Config
 
 
@@ -105,6 +106,26 @@ def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
+def test_ctrl_c_ends_the_process_at_once_until_it_is_to_raise_again(monkeypatch, capfd):
+    before = signal.getsignal(signal.SIGINT)
+    ends = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.end_at_once()
+        signal.raise_signal(signal.SIGINT)
+        assert ends == [130]
+        assert capfd.readouterr().err == "train: interrupted\n"
+        interrupts.raise_again()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupts.end_at_once()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch, capsys, tmp_path):
     """Without the interpreter's own end, which may crash after JAX was broken off while it compiled."""
 
@@ -121,6 +142,7 @@ def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch
     monkeypatch.setattr(story, "make_task", interrupted)
     monkeypatch.setattr(sys, "argv", ["train", "--engine", "simulate"])
     monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(interrupts, "end_at_once", lambda: None)
     with pytest.raises(Ended, match="130"):
         runpy.run_module("train", run_name="__main__")
     said = capsys.readouterr()
