@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("train: interrupted", file=sys.stderr)
         return 130
-    except (UsageError, OSError) as error:
-        print(f"train: {str(error).replace('manual_dir', '--manual-dir')}", file=sys.stderr)
+    except (UsageError, OSError, MemoryError) as error:
+        message = str(error).replace("manual_dir", "--manual-dir") or "there is not enough memory"
+        print(f"train: {message}", file=sys.stderr)
         return 2
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax import arrivals
-from gemjax.engines.memory import check_fits
+from gemjax.engines.memory import check_fits, readable
 from train import cli, configs, interrupts, sweep_plots, sweep_table
 from train.config import LOCAL, Config
 from train.grid import Cell, Grid, programs
@@ -23,7 +23,7 @@ from train.methods import METHODS, knobs, local_steps
 from train.progress import SweepProgress
 from train.story import cluster
 from train.sweepfolder import Row, SweepFolder
-from train.task import Task, make_task
+from train.task import PyTree, Task, make_task, parameter_shapes
 
 CHUNK = 100  # Arrivals between two looks at a program.
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         run(grid, folder, console)
     except KeyboardInterrupt:
         done = sum(folder.rows(cell) is not None for cell in grid.cells)
-        _say(console, f"stopped with {done} of {len(grid.cells)} cells done")
+        _say(console, f"stopped with {done} of {_count(len(grid.cells), 'cell')} done")
         if folder.grid.exists():
             _say(console, f"go on with: python -m train sweep --resume {folder.path}")
         return 130
@@ -88,7 +88,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     missing = [cell for cell in grid.cells if cell not in known]
     _say(console, f"{_what(grid)}; folder {folder.path}")
     if known:
-        _say(console, f"{len(known)} of {len(grid.cells)} cells are done already")
+        _say(console, f"{len(known)} of {_count(len(grid.cells), 'cell')} done already")
     sizes = [_num_runs(grid, cell) * grid.commits(cell.method) for cell in missing]
     with SweepProgress(console, sum(sizes), len(grid.cells), len(known)) as progress:
         for cell in missing:
@@ -117,8 +117,7 @@ def _begin(grid: Grid, folder: SweepFolder) -> tuple[Task, dict[Cell, list[Row]]
         folder.check(grid)
         known = {cell: rows for cell in grid.cells if (rows := folder.rows(cell)) is not None}
         task = make_task(grid.config(grid.cells[0]))
-        for cell in grid.cells:
-            check_fits(_memory(grid, cell, task), jax.devices()[0])
+        _check_memory(grid, task.params)
     except (ValueError, MemoryError) as error:
         raise cli.UsageError(str(error)) from error
     folder.begin(grid)
@@ -134,7 +133,7 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
     """All runs of one method with one number of workers, in one program if the device can hold that."""
     config, commits, over = grid.config(cell), grid.commits(cell.method), grid.over(knobs(cell.method))
     model = cluster(config)
-    parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task)))
+    parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task.params)))
     local: Any = lambda **point: local_steps(_at(config, point))
     rows: list[Row] = []
     for part in parts:
@@ -200,37 +199,52 @@ def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[in
 
 
 def dry_run(grid: Grid, console: Console) -> None:
-    """Says what the sweep would be and what memory its programs would keep."""
-    task = make_task(grid.config(grid.cells[0]))
+    """Says what the sweep would be and what memory its programs would keep.
+
+    Raises:
+      MemoryError: if a single run does not fit, after all has been said.
+    """
+    params = parameter_shapes(grid.config(grid.cells[0]))
     _say(console, _what(grid))
     for cell in grid.cells:
-        needed = _memory(grid, cell, task)
+        needed = _memory(grid, cell, params)
         lists = grid.over(knobs(cell.method)) | {"seed": grid.seeds}
         count = len(programs(lists, functools.partial(_fit, needed)))
-        runs, size = _num_runs(grid, cell), sum(needed.values()) / 2**20
+        runs, size = _num_runs(grid, cell), readable(sum(needed.values()))
         split = f" in {count} programs" if count > 1 else ""
-        _say(console, f"{cell.method} with {cell.workers} workers: {runs} runs{split} of {size:.1f} MiB each")
+        _say(
+            console, f"{cell.method} with {_count(cell.workers, 'worker')}: {_count(runs, 'run')}{split} of {size} each"
+        )
     _say(console, "gradients and activations come on top")
+    _check_memory(grid, params)
 
 
 def _what(grid: Grid) -> str:
     runs = sum(_num_runs(grid, cell) for cell in grid.cells)
     return (
-        f"{', '.join(grid.methods)} with {', '.join(map(str, grid.workers))} workers on {grid.dataset}: {len(grid.cells)} "
-        f"cells, {runs} runs of {grid.gradients:,} gradients ({jax.default_backend()})"
+        f"{', '.join(grid.methods)} with {', '.join(map(str, grid.workers))} workers on {grid.dataset}: "
+        f"{_count(len(grid.cells), 'cell')}, {_count(runs, 'run')} of {grid.gradients:,} gradients ({jax.default_backend()})"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _num_runs(grid: Grid, cell: Cell) -> int:
     return len(grid.seeds) * int(np.prod([len(values) for values in grid.over(knobs(cell.method)).values()]))
 
 
-def _memory(grid: Grid, cell: Cell, task: Task) -> dict[str, int]:
+def _check_memory(grid: Grid, params: PyTree) -> None:
+    """Raises `MemoryError` if the device cannot hold a single run."""
+    for cell in grid.cells:
+        check_fits(_memory(grid, cell, params), jax.devices()[0])
+
+
+def _memory(grid: Grid, cell: Cell, params: PyTree) -> dict[str, int]:
     """Bytes that one run of a cell keeps."""
     config = grid.config(cell)
-    return gemjax.memory_of(
-        METHODS[cell.method](config), task.params, num_workers=cell.workers, local=local_steps(config)
-    )
+    return gemjax.memory_of(METHODS[cell.method](config), params, num_workers=cell.workers, local=local_steps(config))
 
 
 def _fit(needed: dict[str, int], runs: int) -> bool:

@@ -28,10 +28,21 @@ class Task:
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
 
 
+def network(config: Config) -> Any:
+    """The Flax module that `config` trains."""
+    return models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
+
+
+def parameter_shapes(config: Config) -> PyTree:
+    """The parameters that `config` trains, as shapes; neither needs data nor compiles."""
+    shape = data.image_shape(config.dataset)
+    return jax.eval_shape(lambda: models.init_params(network(config), jax.random.key(config.seed), shape))
+
+
 def make_task(config: Config) -> Task:
     """Reads the data and builds the network that `config` asks for."""
     dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir)
-    model = models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
+    model = network(config)
     normalisation = (dataset.mean, dataset.std, dataset.scale)
 
     @functools.cache  # Flax compiles the initialisation anew each time.

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -310,7 +311,7 @@ def test_what_is_damaged_or_of_a_single_run_is_refused(small, tmp_path, capsys):
 def test_a_cell_that_does_not_fit_is_several_programs(small, monkeypatch):
     grid = dataclasses.replace(small, methods=("gem",), workers=(3,))
     _, rows, _ = run(grid)
-    needed = sum(sweep._memory(grid, grid.cells[0], make_task(grid.config(grid.cells[0]))).values())
+    needed = sum(sweep._memory(grid, grid.cells[0], make_task(grid.config(grid.cells[0])).params).values())
     monkeypatch.setattr(memory, "_capacity", lambda device: 2.5 * needed)  # One run, and as much again.
     calls, make = [], gemjax.sweep
     monkeypatch.setattr(
@@ -333,5 +334,16 @@ def test_a_run_that_cannot_fit_is_refused_before_work_begins(small, monkeypatch,
 def test_a_dry_run_tells_the_programs_and_leaves_nothing(small, capsys):
     assert cli.main(["sweep", *arguments(small), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "gem with 3 workers: 4 runs of 0.0 MiB each" in said
+    assert re.search(r"gem with 3 workers: 4 runs of [\d.]+ KiB each", said)
     assert not SweepFolder(small.out).path.exists()
+
+
+def test_a_dry_run_of_what_cannot_fit_says_so_with_a_status(small, monkeypatch, capsys):
+    """And needs no data, of which only the shapes matter."""
+    monkeypatch.setattr(memory, "_capacity", lambda device: 1000)
+    own = ["mnist", "--methods", "gem", "--workers", "400000", "--learning-rates", "0.1", "--seeds", "0"]
+    assert cli.main(["sweep", *own, "--data-dir", small.out, "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert "gem with 400000 workers on mnist: 1 cell, 1 run of" in said.out
+    assert re.search(r"400000 workers: 1 run of [\d.]+ GiB each", said.out)
+    assert re.search(r"train: the run keeps [\d.]+ GiB .*; take fewer workers", said.err)
