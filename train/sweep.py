@@ -165,7 +165,7 @@ def _at(config: Config, point: dict[str, Any]) -> Any:
 def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[int, arrivals.SpeedUp]) -> list[Row]:
     """One row a run: what it was, and what came of it."""
     history, rows = result.history, []
-    begins = {seed: task.evaluate(task.params_of(seed))[0] for seed in speed_ups}
+    begins = {seed: task.train_loss(task.params_of(seed)) for seed in speed_ups}
     for index, point in enumerate(result.table(last=max(1, history["loss"].shape[1] // 10))):
         applied, seed = history["applied"][index], point["seed"]
         test_loss, accuracy = task.evaluate(jax.tree.map(lambda leaf, index=index: leaf[index], result.params))
@@ -177,12 +177,11 @@ def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[in
             "strength": point.get("kappa", point.get("strength")),
             "seed": seed,
             "commits": len(applied),
-            "initial_loss": begins[seed],
+            "initial_train_loss": begins[seed],
             "train_loss": point["loss"],
             "test_loss": test_loss,
             "test_accuracy": accuracy,
-            # On the test data it ended worse than it began.
-            "diverged": not (np.isfinite(point["loss"]) and test_loss <= begins[seed]),
+            "diverged": not point["loss"] <= (1 + sweep_table.MARGIN) * begins[seed],
             "rejected": point["rejected"],
             "dropped": point["dropped"],
             "staleness": _mean(history["staleness"][index][applied]),

@@ -42,6 +42,8 @@ def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
         _set_crosses_apart([axes], looks)
     shown = [Line2D([], [], label=method, ms=5, lw=1.5, **look) for method, look in looks.items()]
     shown.append(Line2D([], [], label="before training", color="0.4", ls=":"))
+    if any(point.idle for point in points(rows)):
+        shown.append(Line2D([], [], ls="", marker="o", ms=5, color="0.2", mfc="white", label="no better than\nthat"))
     if any(row["diverged"] for row in rows):
         shown.append(
             Line2D([], [], ls="", marker="x", color="0.2", mew=1.8, label="seeds diverged;\nlines: the others")
@@ -93,8 +95,8 @@ def _draw_rates(axes: Axes, rows: Sequence[Row], looks: Looks) -> None:
 
 
 def _draw_beginning(axes: Axes, rows: Sequence[Row]) -> None:
-    """The loss of initial parameters: a line that ends there has learned nothing."""
-    axes.axhline(float(np.mean([row["initial_loss"] for row in rows])), color="0.4", ls=":", lw=1.2, zorder=1)
+    """The training loss of initial parameters: a point there has learned nothing."""
+    axes.axhline(float(np.mean([row["initial_train_loss"] for row in rows])), color="0.4", ls=":", lw=1.2, zorder=1)
 
 
 def _draw_line(axes: Axes, line: Sequence[Point], x: str, what: str, method: str, looks: Looks) -> None:
@@ -102,6 +104,8 @@ def _draw_line(axes: Axes, line: Sequence[Point], x: str, what: str, method: str
     at = np.array([point[x] for point in line], float)
     mean, low, high = np.array([_values(point, what) for point in line]).T
     axes.plot(at, mean, ms=5, lw=1.5, **looks[method])
+    idle = [point.idle for point in line]
+    axes.plot(at[idle], mean[idle], ms=5, **looks[method] | {"ls": "", "mfc": "white", "zorder": 3})
     axes.fill_between(at, low, high, color=looks[method]["color"], alpha=0.18, lw=0)
     lost = at[[point.diverged > 0 for point in line]]
     if len(lost):  # One row a method, so that no cross hides another.

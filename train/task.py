@@ -23,6 +23,7 @@ class Task:
     loss_fn: Callable
     batches: gemjax.Epochs
     evaluate: Callable[[PyTree], tuple[float, float]]  # params -> (test loss, test accuracy)
+    train_loss: Callable[[PyTree], float]  # params -> loss on as many training rows as there are test rows
     num_commits: int
     params_of: Callable[[int], PyTree]  # seed -> params
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
@@ -59,12 +60,17 @@ def make_task(config: Config) -> Task:
         loss, accuracy = evaluate(jax.device_put(params, images.sharding), images, labels)
         return float(loss), float(accuracy)
 
+    def train_loss(params: PyTree) -> float:
+        some = len(dataset.test["label"])  # The same shapes: nothing is compiled for them.
+        return float(evaluate(params, dataset.train["image"][:some], dataset.train["label"][:some])[0])
+
     batches = batches_of(config.seed)
     return Task(
         params=params_of(config.seed),
         loss_fn=models.make_loss(model, *normalisation),
         batches=batches,
         evaluate=evaluate_now,
+        train_loss=train_loss,
         num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / config.period))),
         params_of=params_of,
         batches_of=batches_of,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 
+import jax
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -23,6 +24,7 @@ from gemjax.engines import memory
 from train import cli, models, sweep, sweep_table
 from train.grid import Cell, Grid
 from train.methods import METHODS, knobs, local_steps
+from train.progress import SweepProgress
 from train.story import cluster
 from train.sweepfolder import SweepFolder
 from train.task import make_task
@@ -66,7 +68,7 @@ def pretend(grid, cell, task, progress):
         found = row["workers"] * row["learning_rate"] + 0.01 * row["seed"]
         row |= {
             "commits": 20,
-            "initial_loss": 2.3,
+            "initial_train_loss": 2.3,
             "train_loss": found,
             "test_loss": found,
             "test_accuracy": 1 - found / 4,
@@ -141,7 +143,7 @@ def test_every_grid_can_be_drawn(small, change):
 def test_a_sweep_learns(small):
     _, rows, _ = run(small)
     assert len(rows) == 16
-    assert all(row["test_loss"] < row["initial_loss"] and not row["diverged"] for row in rows)
+    assert all(row["train_loss"] < row["initial_train_loss"] and not row["diverged"] for row in rows)
     assert len({row["test_loss"] for row in rows}) == 16
 
 
@@ -210,6 +212,42 @@ def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
     cells = {column.header: [*column.cells] for column in sweep_table.table(rows).columns}
     assert cells["over\none"] == ["4.0"]
     assert cells["over\nsync"] == ["14.00"]
+
+
+def test_the_table_marks_rates_at_the_edge_and_what_has_learned_nothing(small):
+    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    grid = dataclasses.replace(small, learning_rates=(0.1, 0.2, 0.3), seeds=(0,))
+    rows = [row for cell in grid.cells[:3] for row in pretend(grid, cell, None, progress)]
+    losses = [1.0, 0.1, 1.0, 1.0, 2.2, 0.5, 2.2, 2.3, 2.4]
+    for row, loss in zip(rows, losses, strict=True):
+        row["train_loss"] = loss
+    made = sweep_table.table(rows)
+    cells = {column.header: [*column.cells] for column in made.columns}
+    assert cells["rate"] == ["0.2", "0.3 ↑", "0.1 ↓"]
+    assert cells["train loss"] == ["0.1", "0.5", "2.2 ○"]
+    assert "○: no better than before training" in made.caption
+    assert "↑ ↓: the largest or least" in made.caption
+    assert "○" not in sweep_table.table(rows[:3]).caption + sweep_table.table(rows[3:6]).caption
+    assert "↑" not in sweep_table.table(rows[:3]).caption
+
+
+def test_a_run_diverged_if_its_training_loss_says_so(small):
+    """Whatever the test data say."""
+    grid = dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.0, 0.02, 1e30), seeds=(3,))
+    task = make_task(grid.config(grid.cells[0]))
+    worse = dataclasses.replace(task, evaluate=lambda params: (100.0, 0.0))
+    folder = SweepFolder.of(grid)
+    with SweepProgress(Console(file=io.StringIO()), 60, 1) as progress:
+        rows = sweep.run_cell(grid, grid.cells[0], worse, progress)
+    assert [row["diverged"] for row in rows] == [False, False, True]
+    some = {name: leaf[:360] for name, leaf in task.batches.data.items()}
+    begin = task.loss_fn(task.params_of(3), (), some, jax.random.key(0))[0]
+    assert rows[0]["initial_train_loss"] == pytest.approx(float(begin), rel=1e-5)
+    assert [point.idle for point in sweep_table.points(rows)] == [True, False, False]
+    folder.begin(grid)
+    folder.save(grid.cells[0], [{name: row[name] for name in row if name != "initial_train_loss"} for row in rows])
+    with pytest.raises(ValueError, match="earlier version"):
+        folder.rows(grid.cells[0])
 
 
 @pytest.mark.slow
