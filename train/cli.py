@@ -99,6 +99,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         raise UsageError(f"{one_line(said.getvalue())} (python -m train --help)") from None
     if resume and (changed := config.changed(default)):
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new one to change that")
+    if resume and config.out != default.out:
+        raise UsageError("a resumed run stays in its folder; give --resume or --out, not both")
     return dataclasses.replace(config, resume=None), resume
 
 

@@ -64,15 +64,17 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     argv, resume = cli.take_resume(argv)
     said = io.StringIO()
     try:
-        grid = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
+        begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
         with contextlib.redirect_stderr(said):
-            grid = tyro.cli(Grid, args=argv, default=grid, prog="python -m train sweep", description=DESCRIPTION)
+            grid = tyro.cli(Grid, args=argv, default=begun, prog="python -m train sweep", description=DESCRIPTION)
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
     except SystemExit as stop:
         if stop.code == 0:  # --help.
             raise
         raise cli.UsageError(f"{cli.one_line(said.getvalue())} (python -m train sweep --help)") from None
+    if resume and grid.out != begun.out:
+        raise cli.UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")
     grid = dataclasses.replace(grid, resume=None)
     return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
 
@@ -89,8 +91,9 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     _say(console, f"{_what(grid)}; folder {folder.path}")
     if known:
         _say(console, f"{len(known)} of {_count(len(grid.cells), 'cell')} done already")
-    sizes = [_num_runs(grid, cell) * grid.commits(cell.method) for cell in missing]
-    with SweepProgress(console, sum(sizes), len(grid.cells), len(known)) as progress:
+    sizes = {cell: _num_runs(grid, cell) * grid.commits(cell.method) for cell in grid.cells}
+    before = sum(sizes[cell] for cell in known)
+    with SweepProgress(console, sum(sizes.values()), len(grid.cells), len(known), before) as progress:
         for cell in missing:
             progress.begin(f"{cell.method}, {cell.workers} workers")
             known[cell] = run_cell(grid, cell, task, progress)

@@ -60,7 +60,9 @@ def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
         _set_crosses_apart(grid[: len(workers)], looks)
         for axes in grid[len(workers) :]:
             axes.set_axis_off()
-        lower[0].supxlabel("learning rate", fontsize="medium")
+        others = [name for name in ("momentum", "strength") if len({row[name] for row in rows} - {None}) > 1]
+        each = f" (each with the best {' and '.join(others)} there)" if others else ""
+        lower[0].supxlabel(f"learning rate{each}", fontsize="medium")
         lower[0].supylabel(LOSS, fontsize="medium")
     seeds = len({row["seed"] for row in rows})
     figure.suptitle(f"{title}; " + (f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"))
@@ -122,7 +124,8 @@ def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
     if len(known) and 0 < known.min() < known.max() / 5:
         group[0].set_yscale("log")
         group[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        group[0].yaxis.set_minor_formatter(NullFormatter())
+        few = known.max() < 100 * known.min()  # Decades alone would label one or two ticks.
+        group[0].yaxis.set_minor_formatter(FuncFormatter(_two_and_five) if few else NullFormatter())
     crosses = [line for line in lines if line.get_gid() == CROSS]
     strip = max((1 - float(np.min(line.get_ydata())) + _row(looks) / 2 for line in crosses), default=0.0)
     scale = group[0].yaxis.get_transform()
@@ -133,6 +136,11 @@ def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
         axes.grid(alpha=0.3)
         if strip:
             axes.add_patch(Rectangle((0, 1 - strip), 1, strip, transform=axes.transAxes, color="0.93", zorder=0.5))
+
+
+def _two_and_five(value: float, _: object = None) -> str:
+    """Labels of minor ticks between decades: some, so that none overlap."""
+    return f"{value:g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _row(looks: Looks) -> float:

@@ -94,6 +94,8 @@ def test_a_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
     assert cli.main(["--resume", str(tmp_path), "--workers", "3", "--engine", "simulate"]) == 2
     assert "a resumed run keeps its --engine, --workers" in capsys.readouterr().err
     assert Config.load(tmp_path / "config.json").workers == 5
+    assert cli.main(["--resume", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
+    assert "stays in its folder" in capsys.readouterr().err
 
 
 def test_resuming_from_a_damaged_configuration_is_answered_in_one_line(tmp_path, capsys):

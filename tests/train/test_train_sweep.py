@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from matplotlib import image
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import gemjax
 from gemjax.engines import memory
-from train import cli, models, sweep, sweep_table
+from train import cli, models, sweep, sweep_plots, sweep_table
 from train.grid import Cell, Grid
 from train.methods import METHODS, knobs, local_steps
 from train.progress import SweepProgress
@@ -288,6 +289,9 @@ def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, mo
     assert cli.main(["sweep", "--resume", small.out]) == 0
     assert pretended == small.cells[2:]
     assert folder.table.read_text() == whole
+    assert "3/4 cells done  75 %" in capsys.readouterr().out  # Of the whole sweep, what was done before included.
+    assert cli.main(["sweep", "--resume", small.out, "--out", small.out + "-other"]) == 2
+    assert "stays in its folder" in capsys.readouterr().err
     pretended.clear()
     (folder.path / "cells" / "asgd-3.json").unlink()
     assert cli.main(argv) == 0  # The same command again goes on as well.
@@ -385,3 +389,12 @@ def test_a_dry_run_of_what_cannot_fit_says_so_with_a_status(small, monkeypatch, 
     assert "gem with 400000 workers on mnist: 1 cell, 1 run of" in said.out
     assert re.search(r"400000 workers: 1 run of [\d.]+ GiB each", said.out)
     assert re.search(r"train: the run keeps [\d.]+ GiB .*; take fewer workers", said.err)
+
+
+@pytest.mark.parametrize(("values", "labels"), [((15.0, 120.0), {"20", "50"}), ((2.0, 900.0), set())])
+def test_axes_of_few_decades_label_what_lies_between(values, labels):
+    axes = Figure().subplots()
+    axes.plot([1, 2], values)
+    sweep_plots._set_crosses_apart([axes], {"asgd": {}})
+    form = axes.yaxis.get_minor_formatter()
+    assert {form(value) for value in axes.yaxis.get_minorticklocs() if 10 < value < 100} - {""} == labels
