@@ -143,9 +143,12 @@ def one_line(box: str) -> str:
             parts[-1] += f" {line}"
     message = next(part for part in parts if part and part.strip() not in TITLES)
     message = message.strip().removeprefix("Error parsing Config: ").removeprefix("Error parsing Grid: ")
+    message = message.removeprefix("Error parsing Bench: ")
     meant = (
         [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}]
         if "Perhaps you meant:" in lines
         else []
     )
+    if message.startswith("Unrecognized options:") and (late := set(configs.NAMES) & set(message.split())):
+        message += f"; a configuration comes first: {min(late)} and then flags"
     return message + (f"; did you mean {meant[0]}?" if meant else "")

@@ -43,6 +43,8 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     # Before the folder is made: what comes after it can be resumed.
     trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
     _say(console, f"{_what(config, task.params, task.num_commits)}; run folder {folder.path}")
+    if (rows := task.batches.batch_size) < config.batch_size:
+        _say(console, f"--batch-size {config.batch_size} is more than all rows: a batch has {rows}")
     _say(console, "compiling (once a device) …")
     with folder.checkpoints() as checkpoints, _Interrupt() as interrupt:
         state, recorded = _restore(config, task, folder, checkpoints)

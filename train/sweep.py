@@ -89,6 +89,8 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     interrupts.raise_again()  # There is a folder to go on from, which the last line names.
     missing = [cell for cell in grid.cells if cell not in known]
     _say(console, f"{_what(grid)}; folder {folder.path}")
+    if (most := task.batches.batch_size) < grid.batch_size:
+        _say(console, f"--batch-size {grid.batch_size} is more than all rows: a batch has {most}")
     if known:
         _say(console, f"{len(known)} of {_count(len(grid.cells), 'cell')} done already")
     sizes = {cell: _num_runs(grid, cell) * grid.commits(cell.method) for cell in grid.cells}

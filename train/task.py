@@ -62,7 +62,8 @@ def make_task(config: Config) -> Task:
 
     def train_loss(params: PyTree) -> float:
         some = len(dataset.test["label"])  # The same shapes: nothing is compiled for them.
-        return float(evaluate(params, dataset.train["image"][:some], dataset.train["label"][:some])[0])
+        rows = jax.device_put((dataset.train["image"][:some], dataset.train["label"][:some]))
+        return float(evaluate(params, *rows)[0])
 
     batches = batches_of(config.seed)
     return Task(
