@@ -2,7 +2,13 @@
 
 import sys
 
-from train.cli import main
+from train import interrupts
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.end_at_once()
+    from train.cli import main
+
+    status = main()
+    if status == 130:
+        interrupts.leave(status)
+    sys.exit(status)

@@ -1,6 +1,8 @@
 """`python -m train bench`: what the engines cost, as ratios to something timed beside them in the same run."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ import tyro
 from rich.console import Console
 
 import gemjax
-from train import bench_arrivals, bench_devices, bench_methods, bench_network, bench_simulate
+from train import bench_arrivals, bench_devices, bench_methods, bench_network, bench_simulate, cli
 from train.config import Method
 from train.methods import METHODS
 
@@ -52,7 +54,14 @@ class Bench:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks that the command line asks for."""
-    bench = tyro.cli(Bench, args=list(argv), prog="python -m train bench")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            bench = tyro.cli(Bench, args=list(argv), prog="python -m train bench")
+    except SystemExit as stop:
+        if stop.code == 0:  # --help.
+            raise
+        raise cli.UsageError(f"{cli.one_line(said.getvalue())} (python -m train bench --help)") from None
     gemjax.cpu_devices(9)
     console = Console()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)

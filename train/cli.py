@@ -44,9 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return report.main(argv[1:])
         return _train(argv)
     except KeyboardInterrupt:
+        print("train: interrupted", file=sys.stderr)
         return 130
-    except (UsageError, OSError) as error:
-        print(f"train: {str(error).replace('manual_dir', '--manual-dir')}", file=sys.stderr)
+    except (UsageError, OSError, MemoryError) as error:
+        message = str(error).replace("manual_dir", "--manual-dir") or "there is not enough memory"
+        print(f"train: {message}", file=sys.stderr)
         return 2
 
 
@@ -54,16 +56,19 @@ def _train(argv: list[str]) -> int:
     config, resume = parse(argv)
     if config.tensorboard and not scalars.available():
         raise UsageError(scalars.INSTALL)
+    console = Console()
+    if not config.dry_run:
+        console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags are known to be right: this imports JAX.
     from train.runfolder import RunFolder
     from train.story import dry_run, train
 
     if config.dry_run:
-        dry_run(config, Console())
+        dry_run(config, console)
         return 0
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     try:
-        summary = train(config, folder, Console())
+        summary = train(config, folder, console)
     except gemjax.RunFailedError as error:
         raise UsageError(f"the run failed: {error}") from error
     return 0 if summary["finished"] else 130
@@ -94,6 +99,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         raise UsageError(f"{one_line(said.getvalue())} (python -m train --help)") from None
     if resume and (changed := config.changed(default)):
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new one to change that")
+    if resume and config.out != default.out:
+        raise UsageError("a resumed run stays in its folder; give --resume or --out, not both")
     return dataclasses.replace(config, resume=None), resume
 
 
@@ -136,9 +143,12 @@ def one_line(box: str) -> str:
             parts[-1] += f" {line}"
     message = next(part for part in parts if part and part.strip() not in TITLES)
     message = message.strip().removeprefix("Error parsing Config: ").removeprefix("Error parsing Grid: ")
+    message = message.removeprefix("Error parsing Bench: ")
     meant = (
         [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}]
         if "Perhaps you meant:" in lines
         else []
     )
+    if message.startswith("Unrecognized options:") and (late := set(configs.NAMES) & set(message.split())):
+        message += f"; a configuration comes first: {min(late)} and then flags"
     return message + (f"; did you mean {meant[0]}?" if meant else "")

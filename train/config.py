@@ -58,6 +58,15 @@ LOCAL = (
 # Methods with a number of their own that says how strongly they act.
 STRONG = ("dc_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
 PULLS = ("easgd", "eamsgd", "lsgd")  # Of these, those that pull towards a point: beyond it with more than 1.
+# What else a flag needs to act.
+NEEDS = {
+    "kappa": ("method", ("gem",)),
+    "reading": ("method", ("gem",)),
+    "variant": ("method", ("dc_asgd",)),
+    "dropout": ("dataset", ("mnist", "fashion_mnist")),
+    "cluster": ("engine", ("simulate",)),
+    "central": ("engine", ("devices",)),
+}
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
 
@@ -144,6 +153,14 @@ class Config:
                 raise ValueError(f"{flag(name)} must be in [0, 1); got {getattr(self, name)}")
         if self.outer_learning_rate is not None and not 0 <= self.outer_learning_rate < math.inf:
             raise ValueError(f"--outer-learning-rate must be finite and not negative; got {self.outer_learning_rate}")
+        for name, (other, values) in NEEDS.items():
+            if (
+                getattr(self, other) not in values
+                and getattr(self, name) != type(self).__dataclass_fields__[name].default
+            ):
+                raise ValueError(
+                    f"{flag(name)} acts only with {flag(other)} {' or '.join(values)}; {flag(other)} is {getattr(self, other)}"
+                )
         if self.method not in LOCAL:
             for name in ("period", "local_momentum", "outer_learning_rate"):
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:

@@ -98,6 +98,11 @@ def load(name: str, *, data_dir: str | None = None, manual_dir: str | None = Non
     )
 
 
+def image_shape(name: str) -> tuple[int, int, int]:
+    """Height, width and channels of the images of a set, which need not be there."""
+    return SOURCES[name].builder().info.features["image"].shape
+
+
 def _read_prepared(source: _Source, root: Path) -> dict[str, dict[str, np.ndarray]] | None:
     """The splits of a set prepared earlier, or None if it is damaged."""
     try:

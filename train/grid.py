@@ -90,6 +90,11 @@ class Grid:
         if self.gradients < max(1, self.period):
             raise ValueError(f"--gradients must be at least --period, {max(1, self.period)}; got {self.gradients}")
         self._check_values()
+        for name, method in (("reading", "gem"), ("variant", "dc_asgd")):
+            if method not in self.methods and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{flag(name)} is for {method}; --methods has it not")
+        if self.dataset == "digits" and self.dropout != type(self).__dataclass_fields__["dropout"].default:
+            raise ValueError("--dropout acts only with --dataset mnist or fashion_mnist; --dataset is digits")
         for name in ("period", "local_momentum", "outer_learning_rate"):
             if (
                 not set(self.methods) & set(LOCAL)
@@ -130,7 +135,13 @@ class Grid:
 
     def config(self, cell: Cell) -> Config:
         """The configuration of a run in `cell`, with the learning rate, momentum, strength and seed left as they are."""
-        names = ["dataset", "batch_size", "reading", "variant", "dropout", "cluster", "data_dir", "manual_dir"]
+        names = ["dataset", "batch_size", "cluster", "data_dir", "manual_dir"]
+        own = {
+            "reading": cell.method == "gem",
+            "variant": cell.method == "dc_asgd",
+            "dropout": self.dataset != "digits",
+        }
+        names += [name for name, acts in own.items() if acts]
         if cell.method in LOCAL:
             names += ["period", "local_momentum", "outer_learning_rate"]
         shared = {name: getattr(self, name) for name in names}

@@ -101,13 +101,16 @@ class ProgressLine:
 
 
 class SweepProgress:
-    """Shows how many cells of a sweep are done, how many arrivals of the rest, and the time left."""
+    """Shows how many cells of a sweep are done, how many of all its arrivals, and the time left.
 
-    def __init__(self, console: Console, total: int, cells: int, done: int = 0):
-        self.console, self.total, self.arrivals = console, total, 0
+    Of its `total` arrivals the `done` cells have made `before`, in time that is not known.
+    """
+
+    def __init__(self, console: Console, total: int, cells: int, done: int = 0, before: int = 0):
+        self.console, self.total, self.arrivals, self.before = console, total, before, before
         self.cells, self.done = cells, done
         self._began = self._seen = time.perf_counter()
-        self._line_at, self._what = 0, ""
+        self._line_at, self._what = before, ""
         self._live = None
         if console.is_terminal:
             self._live = Progress(
@@ -118,7 +121,7 @@ class SweepProgress:
                 TextColumn("left {task.fields[left]}"),
                 console=console,
             )
-            self._task = self._live.add_task("", total=total, left="…")
+            self._task = self._live.add_task("", total=total, completed=before, left="…")
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -132,9 +135,10 @@ class SweepProgress:
     @property
     def left(self) -> str:
         """Time left, compilation of the cells to come included."""
-        if not self.arrivals:
+        if self.arrivals == self.before:
             return "…"
-        seconds = round((self._seen - self._began) * (self.total - self.arrivals) / self.arrivals)
+        rest = (self.total - self.arrivals) / (self.arrivals - self.before)
+        seconds = round((self._seen - self._began) * rest)
         return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
 
     def begin(self, what: str) -> None:

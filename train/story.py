@@ -13,6 +13,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax import arrivals
+from gemjax.engines.memory import check_fits, readable
 from train import plots
 from train.config import Config
 from train.evaluations import evaluations
@@ -21,9 +22,10 @@ from train.methods import METHODS, local_steps
 from train.progress import ProgressLine, mean_loss
 from train.runfolder import RunFolder
 from train.scalars import Scalars
-from train.task import Task, make_task
+from train.task import PyTree, Task, make_task, parameter_shapes
 
 CALLBACK_EVERY = 100  # Commits between two looks at the run, at most.
+RECORDS = 64  # Bytes a commit, at least: what its trace and its history hold.
 
 
 def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]:
@@ -37,13 +39,17 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     if folder.finished(task.num_commits):
         _say(console, f"{folder.path} has made all its {task.num_commits} commits; raise --epochs to go on")
         return json.loads(folder.summary.read_text())
-    _say(console, f"{_what(config, task)}; run folder {folder.path}")
+    check_memory(config, task.params, task.num_commits)
+    # Before the folder is made: what comes after it can be resumed.
+    trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
+    _say(console, f"{_what(config, task.params, task.num_commits)}; run folder {folder.path}")
+    if (rows := task.batches.batch_size) < config.batch_size:
+        _say(console, f"--batch-size {config.batch_size} is more than all rows: a batch has {rows}")
     _say(console, "compiling (once a device) …")
     with folder.checkpoints() as checkpoints, _Interrupt() as interrupt:
         state, recorded = _restore(config, task, folder, checkpoints)
         folder.begin(config)  # After what it continues was found to fit.
         with gemjax.EventLog(folder.events) as log:
-            trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
             watcher = _Watcher(
                 config, task, folder, checkpoints, log, interrupt, console, trace, state, done=len(recorded)
             )
@@ -56,26 +62,50 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
 
 
 def dry_run(config: Config, console: Console) -> None:
-    """Says what the run would be and what memory it would keep."""
-    task = make_task(config)
-    kept = gemjax.memory_of(
-        METHODS[config.method](config), task.params, num_workers=config.workers, local=local_steps(config)
-    )
-    _say(console, _what(config, task))
-    parts = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in kept.items() if size)
-    data = sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data))
+    """Says what the run would be and what memory it would keep.
+
+    Raises:
+      MemoryError: if that does not fit, after it has been said.
+    """
+    params = parameter_shapes(config)
+    try:
+        task = make_task(config)
+    except FileNotFoundError:  # The originals of the data: what is kept does not depend on them.
+        task = None
+    data = "not known before they are prepared"
+    if task is not None:
+        data = readable(sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data)))
+    commits = None if task is None else task.num_commits
+    kept = _kept(config, params)
+    _say(console, _what(config, params, commits))
+    parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
     _say(
         console,
-        f"it keeps {sum(kept.values()) / 2**20:.1f} MiB: {parts}; the data take {data / 2**20:.1f} MiB; gradients and "
-        "activations come on top",
+        f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; gradients and activations come on top",
+    )
+    check_memory(config, params, commits or 0)
+
+
+def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
+    """Raises `MemoryError` if what a run keeps cannot fit; says nothing of devices that share it among them."""
+    cpu = jax.devices("cpu")[0]  # Of it, all devices that are CPUs have their memory.
+    if config.engine == "simulate" or jax.default_backend() == "cpu":
+        check_fits(_kept(config, params), jax.devices()[0] if config.engine == "simulate" else cpu)
+    check_fits({"trace and history": RECORDS * num_commits}, cpu, "fewer workers, fewer epochs or larger batches")
+
+
+def _kept(config: Config, params: PyTree) -> dict[str, int]:
+    return gemjax.memory_of(
+        METHODS[config.method](config), params, num_workers=config.workers, local=local_steps(config)
     )
 
 
-def _what(config: Config, task: Task) -> str:
-    count = sum(leaf.size for leaf in jax.tree.leaves(task.params))
+def _what(config: Config, params: PyTree, commits: int | None) -> str:
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return (
         f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "
-        f"{task.num_commits:,} commits, engine {config.engine} ({jax.default_backend()})"
+        + ("" if commits is None else f"{commits:,} commits, ")
+        + f"engine {config.engine} ({jax.default_backend()})"
     )
 
 
@@ -181,7 +211,7 @@ class _Interrupt(threading.Event):
     """Set by the first Ctrl-C; the second one interrupts at once."""
 
     def __enter__(self) -> Self:
-        self._before = None
+        self._before: Any = None
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
@@ -193,7 +223,7 @@ class _Interrupt(threading.Event):
     def _on_signal(self, *_: object) -> None:
         self.set()
         print("\nstopping after the commits at hand; Ctrl-C again stops at once, without a checkpoint", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._before)
 
 
 def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:

@@ -15,15 +15,15 @@ from rich.console import Console
 
 import gemjax
 from gemjax import arrivals
-from gemjax.engines.memory import check_fits
-from train import cli, configs, sweep_plots, sweep_table
+from gemjax.engines.memory import check_fits, readable
+from train import cli, configs, interrupts, sweep_plots, sweep_table
 from train.config import LOCAL, Config
 from train.grid import Cell, Grid, programs
 from train.methods import METHODS, knobs, local_steps
 from train.progress import SweepProgress
 from train.story import cluster
 from train.sweepfolder import Row, SweepFolder
-from train.task import Task, make_task
+from train.task import PyTree, Task, make_task, parameter_shapes
 
 CHUNK = 100  # Arrivals between two looks at a program.
 
@@ -43,10 +43,11 @@ def main(argv: Sequence[str]) -> int:
         if grid.dry_run:
             dry_run(grid, console)
             return 0
+        _say(console, f"sweep on {grid.dataset}: preparing data and parameters …")
         run(grid, folder, console)
     except KeyboardInterrupt:
         done = sum(folder.rows(cell) is not None for cell in grid.cells)
-        _say(console, f"stopped with {done} of {len(grid.cells)} cells done")
+        _say(console, f"stopped with {done} of {_count(len(grid.cells), 'cell')} done")
         if folder.grid.exists():
             _say(console, f"go on with: python -m train sweep --resume {folder.path}")
         return 130
@@ -63,15 +64,17 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     argv, resume = cli.take_resume(argv)
     said = io.StringIO()
     try:
-        grid = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
+        begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
         with contextlib.redirect_stderr(said):
-            grid = tyro.cli(Grid, args=argv, default=grid, prog="python -m train sweep", description=DESCRIPTION)
+            grid = tyro.cli(Grid, args=argv, default=begun, prog="python -m train sweep", description=DESCRIPTION)
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
     except SystemExit as stop:
         if stop.code == 0:  # --help.
             raise
         raise cli.UsageError(f"{cli.one_line(said.getvalue())} (python -m train sweep --help)") from None
+    if resume and grid.out != begun.out:
+        raise cli.UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")
     grid = dataclasses.replace(grid, resume=None)
     return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
 
@@ -83,12 +86,16 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
       UsageError: before anything is computed, if that cannot be.
     """
     task, known = _begin(grid, folder)
+    interrupts.raise_again()  # There is a folder to go on from, which the last line names.
     missing = [cell for cell in grid.cells if cell not in known]
     _say(console, f"{_what(grid)}; folder {folder.path}")
+    if (most := task.batches.batch_size) < grid.batch_size:
+        _say(console, f"--batch-size {grid.batch_size} is more than all rows: a batch has {most}")
     if known:
-        _say(console, f"{len(known)} of {len(grid.cells)} cells are done already")
-    sizes = [_num_runs(grid, cell) * grid.commits(cell.method) for cell in missing]
-    with SweepProgress(console, sum(sizes), len(grid.cells), len(known)) as progress:
+        _say(console, f"{len(known)} of {_count(len(grid.cells), 'cell')} done already")
+    sizes = {cell: _num_runs(grid, cell) * grid.commits(cell.method) for cell in grid.cells}
+    before = sum(sizes[cell] for cell in known)
+    with SweepProgress(console, sum(sizes.values()), len(grid.cells), len(known), before) as progress:
         for cell in missing:
             progress.begin(f"{cell.method}, {cell.workers} workers")
             known[cell] = run_cell(grid, cell, task, progress)
@@ -115,8 +122,7 @@ def _begin(grid: Grid, folder: SweepFolder) -> tuple[Task, dict[Cell, list[Row]]
         folder.check(grid)
         known = {cell: rows for cell in grid.cells if (rows := folder.rows(cell)) is not None}
         task = make_task(grid.config(grid.cells[0]))
-        for cell in grid.cells:
-            check_fits(_memory(grid, cell, task), jax.devices()[0])
+        _check_memory(grid, task.params)
     except (ValueError, MemoryError) as error:
         raise cli.UsageError(str(error)) from error
     folder.begin(grid)
@@ -132,7 +138,7 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
     """All runs of one method with one number of workers, in one program if the device can hold that."""
     config, commits, over = grid.config(cell), grid.commits(cell.method), grid.over(knobs(cell.method))
     model = cluster(config)
-    parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task)))
+    parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task.params)))
     local: Any = lambda **point: local_steps(_at(config, point))
     rows: list[Row] = []
     for part in parts:
@@ -164,7 +170,7 @@ def _at(config: Config, point: dict[str, Any]) -> Any:
 def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[int, arrivals.SpeedUp]) -> list[Row]:
     """One row a run: what it was, and what came of it."""
     history, rows = result.history, []
-    begins = {seed: task.evaluate(task.params_of(seed))[0] for seed in speed_ups}
+    begins = {seed: task.train_loss(task.params_of(seed)) for seed in speed_ups}
     for index, point in enumerate(result.table(last=max(1, history["loss"].shape[1] // 10))):
         applied, seed = history["applied"][index], point["seed"]
         test_loss, accuracy = task.evaluate(jax.tree.map(lambda leaf, index=index: leaf[index], result.params))
@@ -176,12 +182,11 @@ def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[in
             "strength": point.get("kappa", point.get("strength")),
             "seed": seed,
             "commits": len(applied),
-            "initial_loss": begins[seed],
+            "initial_train_loss": begins[seed],
             "train_loss": point["loss"],
             "test_loss": test_loss,
             "test_accuracy": accuracy,
-            # On the test data it ended worse than it began.
-            "diverged": not (np.isfinite(point["loss"]) and test_loss <= begins[seed]),
+            "diverged": not point["loss"] <= (1 + sweep_table.MARGIN) * begins[seed],
             "rejected": point["rejected"],
             "dropped": point["dropped"],
             "staleness": _mean(history["staleness"][index][applied]),
@@ -198,37 +203,52 @@ def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[in
 
 
 def dry_run(grid: Grid, console: Console) -> None:
-    """Says what the sweep would be and what memory its programs would keep."""
-    task = make_task(grid.config(grid.cells[0]))
+    """Says what the sweep would be and what memory its programs would keep.
+
+    Raises:
+      MemoryError: if a single run does not fit, after all has been said.
+    """
+    params = parameter_shapes(grid.config(grid.cells[0]))
     _say(console, _what(grid))
     for cell in grid.cells:
-        needed = _memory(grid, cell, task)
+        needed = _memory(grid, cell, params)
         lists = grid.over(knobs(cell.method)) | {"seed": grid.seeds}
         count = len(programs(lists, functools.partial(_fit, needed)))
-        runs, size = _num_runs(grid, cell), sum(needed.values()) / 2**20
+        runs, size = _num_runs(grid, cell), readable(sum(needed.values()))
         split = f" in {count} programs" if count > 1 else ""
-        _say(console, f"{cell.method} with {cell.workers} workers: {runs} runs{split} of {size:.1f} MiB each")
+        _say(
+            console, f"{cell.method} with {_count(cell.workers, 'worker')}: {_count(runs, 'run')}{split} of {size} each"
+        )
     _say(console, "gradients and activations come on top")
+    _check_memory(grid, params)
 
 
 def _what(grid: Grid) -> str:
     runs = sum(_num_runs(grid, cell) for cell in grid.cells)
     return (
-        f"{', '.join(grid.methods)} with {', '.join(map(str, grid.workers))} workers on {grid.dataset}: {len(grid.cells)} "
-        f"cells, {runs} runs of {grid.gradients:,} gradients ({jax.default_backend()})"
+        f"{', '.join(grid.methods)} with {', '.join(map(str, grid.workers))} workers on {grid.dataset}: "
+        f"{_count(len(grid.cells), 'cell')}, {_count(runs, 'run')} of {grid.gradients:,} gradients ({jax.default_backend()})"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _num_runs(grid: Grid, cell: Cell) -> int:
     return len(grid.seeds) * int(np.prod([len(values) for values in grid.over(knobs(cell.method)).values()]))
 
 
-def _memory(grid: Grid, cell: Cell, task: Task) -> dict[str, int]:
+def _check_memory(grid: Grid, params: PyTree) -> None:
+    """Raises `MemoryError` if the device cannot hold a single run."""
+    for cell in grid.cells:
+        check_fits(_memory(grid, cell, params), jax.devices()[0])
+
+
+def _memory(grid: Grid, cell: Cell, params: PyTree) -> dict[str, int]:
     """Bytes that one run of a cell keeps."""
     config = grid.config(cell)
-    return gemjax.memory_of(
-        METHODS[cell.method](config), task.params, num_workers=cell.workers, local=local_steps(config)
-    )
+    return gemjax.memory_of(METHODS[cell.method](config), params, num_workers=cell.workers, local=local_steps(config))
 
 
 def _fit(needed: dict[str, int], runs: int) -> bool:

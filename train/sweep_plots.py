@@ -42,6 +42,8 @@ def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
         _set_crosses_apart([axes], looks)
     shown = [Line2D([], [], label=method, ms=5, lw=1.5, **look) for method, look in looks.items()]
     shown.append(Line2D([], [], label="before training", color="0.4", ls=":"))
+    if any(point.idle for point in points(rows)):
+        shown.append(Line2D([], [], ls="", marker="o", ms=5, color="0.2", mfc="white", label="no better than\nthat"))
     if any(row["diverged"] for row in rows):
         shown.append(
             Line2D([], [], ls="", marker="x", color="0.2", mew=1.8, label="seeds diverged;\nlines: the others")
@@ -58,7 +60,9 @@ def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
         _set_crosses_apart(grid[: len(workers)], looks)
         for axes in grid[len(workers) :]:
             axes.set_axis_off()
-        lower[0].supxlabel("learning rate", fontsize="medium")
+        others = [name for name in ("momentum", "strength") if len({row[name] for row in rows} - {None}) > 1]
+        each = f" (each with the best {' and '.join(others)} there)" if others else ""
+        lower[0].supxlabel(f"learning rate{each}", fontsize="medium")
         lower[0].supylabel(LOSS, fontsize="medium")
     seeds = len({row["seed"] for row in rows})
     figure.suptitle(f"{title}; " + (f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"))
@@ -93,8 +97,8 @@ def _draw_rates(axes: Axes, rows: Sequence[Row], looks: Looks) -> None:
 
 
 def _draw_beginning(axes: Axes, rows: Sequence[Row]) -> None:
-    """The loss of initial parameters: a line that ends there has learned nothing."""
-    axes.axhline(float(np.mean([row["initial_loss"] for row in rows])), color="0.4", ls=":", lw=1.2, zorder=1)
+    """The training loss of initial parameters: a point there has learned nothing."""
+    axes.axhline(float(np.mean([row["initial_train_loss"] for row in rows])), color="0.4", ls=":", lw=1.2, zorder=1)
 
 
 def _draw_line(axes: Axes, line: Sequence[Point], x: str, what: str, method: str, looks: Looks) -> None:
@@ -102,6 +106,8 @@ def _draw_line(axes: Axes, line: Sequence[Point], x: str, what: str, method: str
     at = np.array([point[x] for point in line], float)
     mean, low, high = np.array([_values(point, what) for point in line]).T
     axes.plot(at, mean, ms=5, lw=1.5, **looks[method])
+    idle = [point.idle for point in line]
+    axes.plot(at[idle], mean[idle], ms=5, **looks[method] | {"ls": "", "mfc": "white", "zorder": 3})
     axes.fill_between(at, low, high, color=looks[method]["color"], alpha=0.18, lw=0)
     lost = at[[point.diverged > 0 for point in line]]
     if len(lost):  # One row a method, so that no cross hides another.
@@ -118,7 +124,8 @@ def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
     if len(known) and 0 < known.min() < known.max() / 5:
         group[0].set_yscale("log")
         group[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        group[0].yaxis.set_minor_formatter(NullFormatter())
+        few = known.max() < 100 * known.min()  # Decades alone would label one or two ticks.
+        group[0].yaxis.set_minor_formatter(FuncFormatter(_two_and_five) if few else NullFormatter())
     crosses = [line for line in lines if line.get_gid() == CROSS]
     strip = max((1 - float(np.min(line.get_ydata())) + _row(looks) / 2 for line in crosses), default=0.0)
     scale = group[0].yaxis.get_transform()
@@ -129,6 +136,11 @@ def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
         axes.grid(alpha=0.3)
         if strip:
             axes.add_patch(Rectangle((0, 1 - strip), 1, strip, transform=axes.transAxes, color="0.93", zorder=0.5))
+
+
+def _two_and_five(value: float, _: object = None) -> str:
+    """Labels of minor ticks between decades: some, so that none overlap."""
+    return f"{value:g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _row(looks: Looks) -> float:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from train.sweepfolder import Row
 
+MARGIN = 0.05  # By how much of the training loss before training a run must have moved to count as better or worse.
 POINT = ("learning_rate", "momentum", "strength")
 
 
@@ -24,8 +25,13 @@ class Point:
 
     @property
     def diverged(self) -> int:
-        """How many of its runs ended worse than they began."""
+        """How many of its runs ended with a larger training loss than they began with."""
         return sum(row["diverged"] for row in self.rows)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the runs that did not diverge are, on average, no better than before training."""
+        return self.spread("train_loss")[0] >= (1 - MARGIN) * self.mean("initial_train_loss")
 
     def spread(self, name: str) -> tuple[float, float, float]:
         """Mean, least and largest over the seeds, of the runs that did not diverge; not a number if all did."""
@@ -74,8 +80,8 @@ def table(rows: Sequence[Row]) -> Table:
         found.add_row(
             point["method"],
             str(point["workers"]),
-            *("" if point[name] is None else f"{point[name]:g}" for name in shown),
-            _known(point.spread("train_loss")[0], "{:.2g}"),
+            *("" if point[name] is None else f"{point[name]:g}" + _edge(point, cell, name) for name in shown),
+            _known(point.spread("train_loss")[0], "{:.2g}") + (" ○" if point.idle else ""),
             _known(error[0], "{:.1f}") + _behind(point, error[1:]),
             _known(staleness, "{:.1f}"),
             f"{point.mean('speed_up'):.1f}",
@@ -84,9 +90,22 @@ def table(rows: Sequence[Row]) -> Table:
         )
     found.caption = (
         "over one, over sync: speed-up in virtual time over one worker and over synchronous SGD, counting commits; "
-        "diverged: runs of all points that ended worse than they began"
+        f"diverged: runs of all points whose training loss ended over {100 * MARGIN:.0f} % above that of initial parameters"
     )
+    bests = best_of_cells(rows)
+    if any(point.idle for point, _ in bests):
+        found.caption += f"; ○: no better than before training (by less than {100 * MARGIN:.0f} %)"
+    if any(_edge(point, cell, name) for point, cell in bests for name in shown):
+        found.caption += "; ↑ ↓: the largest or least that was tried, a better one may lie beyond"
     return found
+
+
+def _edge(point: Point, cell: Sequence[Point], name: str) -> str:
+    """An arrow where the best learning rate is the largest or the least of those tried."""
+    tried = {one[name] for one in cell}
+    if name != "learning_rate" or len(tried) < 2:
+        return ""
+    return {max(tried): " ↑", min(tried): " ↓"}.get(point[name], "")
 
 
 def _known(value: float, form: str) -> str:

@@ -85,9 +85,12 @@ class SweepFolder:
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_text())
+            rows = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); delete it, and the cell is computed again") from error
+        if not all("initial_train_loss" in row for row in rows):
+            raise ValueError(f"{path} is of an earlier version; delete it, and the cell is computed again")
+        return rows
 
     def save(self, cell: Cell, rows: list[Row]) -> None:
         """Keeps the runs of a finished cell."""

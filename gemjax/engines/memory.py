@@ -71,10 +71,10 @@ def check_fits(
     """Raises ``MemoryError`` with the mend if ``device`` cannot hold that many bytes; says nothing if that is not known."""
     available, total = _capacity(device), sum(needed.values())
     if available is not None and total > available:
-        parts = ", ".join(f"{name} {_readable(size)}" for name, size in needed.items() if size)
+        parts = ", ".join(f"{name} {readable(size)}" for name, size in needed.items() if size)
         raise MemoryError(
-            f"the run keeps {_readable(total)} ({parts}), but {device} has {_readable(available)}; take {mend}"
-            + ("; leave data in host memory with gemjax.OnHost" if needed.get("data") else "")
+            f"the run keeps {readable(total)} ({parts}), but {device} has {readable(available)}; take {mend}"
+            + ("; leave data in host memory with gemjax.OnHost" if total - needed.get("data", 0) <= available else "")
         )
 
 
@@ -110,7 +110,8 @@ def _bytes(tree: PyTree) -> int:
     return sum(np.size(leaf) * jnp.result_type(leaf).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _readable(size: float) -> str:
+def readable(size: float) -> str:
+    """Bytes in the unit that suits them."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.4g} {unit}"

@@ -1,12 +1,26 @@
 """The command line: what it understands, and one line for what it does not."""
 
 import dataclasses
+import os
 import re
+import runpy
+import signal
+import sys
 
 import pytest
+from flax import linen as nn
 
-from train import cli
+from train import cli, interrupts, models, story
 from train.config import Config
+
+
+class Tiny(nn.Module):
+    """Stands in for the convolutional network: it compiles in no time."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        del train
+        return nn.Dense(10)(images.reshape(len(images), -1))
 
 
 def test_no_arguments_is_the_digits_configuration():
@@ -30,6 +44,16 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
         (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist, sweep, report or bench"),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
+        (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
+        (["--dropout", "0.1"], "--dropout acts only with --dataset mnist or fashion_mnist; --dataset is digits"),
+        (["--cluster", "round_robin"], "--cluster acts only with --engine simulate; --engine is devices"),
+        (
+            ["--engine", "simulate", "--central", "host"],
+            "--central acts only with --engine devices; --engine is simulate",
+        ),
+        (["sweep", "--methods", "asgd", "--reading", "code"], "--reading is for gem; --methods has it not"),
+        (["--dry-run", "digits"], "Unrecognized options: digits; a configuration comes first: digits and then flags"),
+        (["bench", "foo"], "invalid choice 'foo'"),
         (["--momentum", "1.5"], "--momentum must be in [0, 1); got 1.5"),
         (["--resume", "nowhere"], "nowhere is not a run folder: it has no config.json"),
         (["mnist", "--data-dir", "DATA"], "no --manual-dir is given"),
@@ -80,6 +104,8 @@ def test_a_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
     assert cli.main(["--resume", str(tmp_path), "--workers", "3", "--engine", "simulate"]) == 2
     assert "a resumed run keeps its --engine, --workers" in capsys.readouterr().err
     assert Config.load(tmp_path / "config.json").workers == 5
+    assert cli.main(["--resume", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
+    assert "stays in its folder" in capsys.readouterr().err
 
 
 def test_resuming_from_a_damaged_configuration_is_answered_in_one_line(tmp_path, capsys):
@@ -95,8 +121,76 @@ def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeyp
     assert cli.main(["--engine", "simulate", "--method", "gem", "--workers", "100", "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "gem with 100 workers on digits" in said
-    size = float(re.search(r"it keeps ([\d.]+) MiB", said)[1])
-    parts = [float(part) for part in re.findall(r"(?:variable|views|method|optimizers) ([\d.]+) MiB", said)]
-    assert size == pytest.approx(sum(parts), abs=0.2)
-    assert 0.05 < float(re.search(r"the data take ([\d.]+) MiB", said)[1]) < 1.0  # 1,437 pictures of 64 bytes.
+    unit = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+    size, *parts = [
+        float(number) * unit[name]
+        for number, name in re.findall(r"(?:keeps|variable|views|method|optimizers) ([\d.]+) (\w+)", said)
+    ]
+    assert size == pytest.approx(sum(parts), rel=1e-3)
+    assert 90 < float(re.search(r"data: ([\d.]+) KiB", said)[1]) < 1000  # 1,437 pictures of 64 bytes.
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_ends_the_process_at_once_until_it_is_to_raise_again(monkeypatch, capfd):
+    before = signal.getsignal(signal.SIGINT)
+    ends = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.end_at_once()
+        signal.raise_signal(signal.SIGINT)
+        assert ends == [130]
+        assert capfd.readouterr().err == "train: interrupted\n"
+        interrupts.raise_again()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupts.end_at_once()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch, capsys, tmp_path):
+    """Without the interpreter's own end, which may crash after JAX was broken off while it compiled."""
+
+    class EndedError(Exception):
+        pass
+
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    def end(status):
+        raise EndedError(status)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(story, "make_task", interrupted)
+    monkeypatch.setattr(sys, "argv", ["train", "--engine", "simulate"])
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(interrupts, "end_at_once", lambda: None)
+    with pytest.raises(EndedError, match="130"):
+        runpy.run_module("train", run_name="__main__")
+    said = capsys.readouterr()
+    assert said.err == "train: interrupted\n"
+    assert said.out == "gem on digits: preparing data and parameters …\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_needs_no_data(capsys, tmp_path):
+    assert cli.main(["mnist", "--engine", "simulate", "--data-dir", str(tmp_path), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "163,790 parameters, engine simulate" in said
+    assert "data: not known before they are prepared" in said
+
+
+@pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])
+@pytest.mark.parametrize("large", [["--workers", "4000000"], ["--epochs", "1e12"]], ids=["state", "trace"])
+def test_what_cannot_fit_is_refused_before_a_trace_or_a_folder_is_made(how, large, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(story, "cluster", None)
+    monkeypatch.setattr(models, "DigitsCNN", Tiny)
+    assert cli.main(["--engine", "simulate", "--method", "gem", *large, *how]) == 2
+    said = capsys.readouterr()
+    assert re.fullmatch(r"train: the run keeps \S+ GiB \(.*, but .* has \S+ GiB; take fewer workers.*\n", said.err)
+    assert ("it keeps" in said.out) == bool(how)
     assert not (tmp_path / "runs").exists()

@@ -86,7 +86,9 @@ def test_the_variant_of_delay_compensation_reaches_the_method():
     sizes = [
         sum(
             leaf.size
-            for leaf in jax.tree.leaves(METHODS["dc_asgd"](Config(variant=variant, workers=3)).init(jnp.zeros(9)))
+            for leaf in jax.tree.leaves(
+                METHODS["dc_asgd"](Config(method="dc_asgd", variant=variant, workers=3)).init(jnp.zeros(9))
+            )
         )
         for variant in ("constant", "adaptive")
     ]

@@ -196,6 +196,13 @@ def test_resuming_a_finished_run_touches_nothing(tiny, small):
     assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
 
 
+def test_a_batch_size_beyond_the_data_is_cut_and_said(tiny, small):
+    config = dataclasses.replace(small, engine="simulate", batch_size=5000)
+    _, summary, output = run(config)
+    assert "--batch-size 5000 is more than all rows: a batch has 1437" in output
+    assert summary["total"] == 3
+
+
 def test_a_second_run_does_not_overwrite_the_first(small):
     RunFolder.fresh(small).begin(small)
     with pytest.raises(FileExistsError, match="--resume"):

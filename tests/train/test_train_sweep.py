@@ -6,22 +6,26 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import types
 
+import jax
 import numpy as np
 import pytest
 from flax import linen as nn
 from matplotlib import image
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import gemjax
 from gemjax.engines import memory
-from train import cli, models, sweep, sweep_table
+from train import cli, models, sweep, sweep_plots, sweep_table
 from train.grid import Cell, Grid
 from train.methods import METHODS, knobs, local_steps
+from train.progress import SweepProgress
 from train.story import cluster
 from train.sweepfolder import SweepFolder
 from train.task import make_task
@@ -65,7 +69,7 @@ def pretend(grid, cell, task, progress):
         found = row["workers"] * row["learning_rate"] + 0.01 * row["seed"]
         row |= {
             "commits": 20,
-            "initial_loss": 2.3,
+            "initial_train_loss": 2.3,
             "train_loss": found,
             "test_loss": found,
             "test_accuracy": 1 - found / 4,
@@ -140,7 +144,7 @@ def test_every_grid_can_be_drawn(small, change):
 def test_a_sweep_learns(small):
     _, rows, _ = run(small)
     assert len(rows) == 16
-    assert all(row["test_loss"] < row["initial_loss"] and not row["diverged"] for row in rows)
+    assert all(row["train_loss"] < row["initial_train_loss"] and not row["diverged"] for row in rows)
     assert len({row["test_loss"] for row in rows}) == 16
 
 
@@ -211,6 +215,42 @@ def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
     assert cells["over\nsync"] == ["14.00"]
 
 
+def test_the_table_marks_rates_at_the_edge_and_what_has_learned_nothing(small):
+    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    grid = dataclasses.replace(small, learning_rates=(0.1, 0.2, 0.3), seeds=(0,))
+    rows = [row for cell in grid.cells[:3] for row in pretend(grid, cell, None, progress)]
+    losses = [1.0, 0.1, 1.0, 1.0, 2.2, 0.5, 2.2, 2.3, 2.4]
+    for row, loss in zip(rows, losses, strict=True):
+        row["train_loss"] = loss
+    made = sweep_table.table(rows)
+    cells = {column.header: [*column.cells] for column in made.columns}
+    assert cells["rate"] == ["0.2", "0.3 ↑", "0.1 ↓"]
+    assert cells["train loss"] == ["0.1", "0.5", "2.2 ○"]
+    assert "○: no better than before training" in made.caption
+    assert "↑ ↓: the largest or least" in made.caption
+    assert "○" not in sweep_table.table(rows[:3]).caption + sweep_table.table(rows[3:6]).caption
+    assert "↑" not in sweep_table.table(rows[:3]).caption
+
+
+def test_a_run_diverged_if_its_training_loss_says_so(small):
+    """Whatever the test data say."""
+    grid = dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.0, 0.02, 1e30), seeds=(3,))
+    task = make_task(grid.config(grid.cells[0]))
+    worse = dataclasses.replace(task, evaluate=lambda params: (100.0, 0.0))
+    folder = SweepFolder.of(grid)
+    with SweepProgress(Console(file=io.StringIO()), 60, 1) as progress:
+        rows = sweep.run_cell(grid, grid.cells[0], worse, progress)
+    assert [row["diverged"] for row in rows] == [False, False, True]
+    some = {name: leaf[:360] for name, leaf in task.batches.data.items()}
+    begin = task.loss_fn(task.params_of(3), (), some, jax.random.key(0))[0]
+    assert rows[0]["initial_train_loss"] == pytest.approx(float(begin), rel=1e-5)
+    assert [point.idle for point in sweep_table.points(rows)] == [True, False, False]
+    folder.begin(grid)
+    folder.save(grid.cells[0], [{name: row[name] for name in row if name != "initial_train_loss"} for row in rows])
+    with pytest.raises(ValueError, match="earlier version"):
+        folder.rows(grid.cells[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_swept(small, method):
@@ -249,6 +289,9 @@ def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, mo
     assert cli.main(["sweep", "--resume", small.out]) == 0
     assert pretended == small.cells[2:]
     assert folder.table.read_text() == whole
+    assert "3/4 cells done  75 %" in capsys.readouterr().out  # Of the whole sweep, what was done before included.
+    assert cli.main(["sweep", "--resume", small.out, "--out", small.out + "-other"]) == 2
+    assert "stays in its folder" in capsys.readouterr().err
     pretended.clear()
     (folder.path / "cells" / "asgd-3.json").unlink()
     assert cli.main(argv) == 0  # The same command again goes on as well.
@@ -310,7 +353,7 @@ def test_what_is_damaged_or_of_a_single_run_is_refused(small, tmp_path, capsys):
 def test_a_cell_that_does_not_fit_is_several_programs(small, monkeypatch):
     grid = dataclasses.replace(small, methods=("gem",), workers=(3,))
     _, rows, _ = run(grid)
-    needed = sum(sweep._memory(grid, grid.cells[0], make_task(grid.config(grid.cells[0]))).values())
+    needed = sum(sweep._memory(grid, grid.cells[0], make_task(grid.config(grid.cells[0])).params).values())
     monkeypatch.setattr(memory, "_capacity", lambda device: 2.5 * needed)  # One run, and as much again.
     calls, make = [], gemjax.sweep
     monkeypatch.setattr(
@@ -333,5 +376,25 @@ def test_a_run_that_cannot_fit_is_refused_before_work_begins(small, monkeypatch,
 def test_a_dry_run_tells_the_programs_and_leaves_nothing(small, capsys):
     assert cli.main(["sweep", *arguments(small), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "gem with 3 workers: 4 runs of 0.0 MiB each" in said
+    assert re.search(r"gem with 3 workers: 4 runs of [\d.]+ KiB each", said)
     assert not SweepFolder(small.out).path.exists()
+
+
+def test_a_dry_run_of_what_cannot_fit_says_so_with_a_status(small, monkeypatch, capsys):
+    """And needs no data, of which only the shapes matter."""
+    monkeypatch.setattr(memory, "_capacity", lambda device: 1000)
+    own = ["mnist", "--methods", "gem", "--workers", "400000", "--learning-rates", "0.1", "--seeds", "0"]
+    assert cli.main(["sweep", *own, "--data-dir", small.out, "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert "gem with 400000 workers on mnist: 1 cell, 1 run of" in said.out
+    assert re.search(r"400000 workers: 1 run of [\d.]+ GiB each", said.out)
+    assert re.search(r"train: the run keeps [\d.]+ GiB .*; take fewer workers", said.err)
+
+
+@pytest.mark.parametrize(("values", "labels"), [((15.0, 120.0), {"20", "50"}), ((2.0, 900.0), set())])
+def test_axes_of_few_decades_label_what_lies_between(values, labels):
+    axes = Figure().subplots()
+    axes.plot([1, 2], values)
+    sweep_plots._set_crosses_apart([axes], {"asgd": {}})
+    form = axes.yaxis.get_minor_formatter()
+    assert {form(value) for value in axes.yaxis.get_minorticklocs() if 10 < value < 100} - {""} == labels
