@@ -25,17 +25,8 @@ def compare(
     peak = _peak(rounds)
     title = f"Forward + backward, float32; the machine multiplies matrices at {peak / 1e9:.0f} GFLOP/s"
     table = Table(title=title)
-    for column in (
-        "network",
-        "batch",
-        "ms",
-        "GFLOP/s",
-        "of the peak",
-        "PyTorch, ms",
-        "ratio (median)",
-        "ratio (range)",
-    ):
-        table.add_column(column, justify="left" if column == "network" else "right")
+    for column in ("network, batch", "ms", "GFLOP/s", "of peak", "PyTorch ms", "ratio (range)"):
+        table.add_column(column, justify="left" if column.startswith("network") else "right", no_wrap=True)
     figures: dict[str, Any] = {"peak_gflops": peak / 1e9, "torch": getattr(torch, "__version__", None)}
     for network in networks:
         for batch_size in batch_sizes:
