@@ -515,6 +515,26 @@ def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     assert stacked_copies(compiled) == []
 
 
+@every_method("gem", "yellowfin", only=distinct)
+def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
+    """As XLA accounts it; a choice between two stacks, or a sum over one, is no copy and shows here."""
+    params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}
+
+    def loss_fn(params, batch):
+        return jnp.mean(jnp.tanh(batch @ params["w"] + params["b"][None]) ** 2)
+
+    def traffic(num_workers):
+        batches = gemjax.Computed(lambda worker, step: jnp.full((5, 33), 0.01) * (worker + step))
+        batches = LocalBatches(batches, make.local) if make.local else batches
+        transition, state = Transition(make(num_workers), loss_fn, num_workers, local=make.local).init(params)
+        inputs = loops.inputs(gemjax.arrivals.RoundRobin(num_workers).trace(16).events(), batches, 16, 1)
+        run_chunk = loops.compiled(transition, batches, 16, 1, with_pulls=False)
+        return run_chunk.lower(state, (), *inputs).compile().cost_analysis()["bytes accessed"]
+
+    growth = (traffic(2 * STACK) - traffic(STACK)) / STACK
+    assert growth <= 0.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))  # Clocks and losses of all, at most.
+
+
 def test_a_loop_that_copies_its_stack_is_found():
     """The test above can fail: reading and writing a slot in one iteration the naive way copies."""
 
