@@ -70,7 +70,8 @@ def _train(argv: list[str]) -> int:
     try:
         summary = train(config, folder, console)
     except gemjax.RunFailedError as error:
-        raise UsageError(f"the run failed: {error}") from error
+        kept = "" if error.result is None else f"; what was reached is in {folder.path}"
+        raise UsageError(f"the run failed: {error}{kept}") from error
     return 0 if summary["finished"] else 130
 
 

@@ -65,7 +65,10 @@ NEEDS = {
     "variant": ("method", ("dc_asgd",)),
     "dropout": ("dataset", ("mnist", "fashion_mnist")),
     "cluster": ("engine", ("simulate",)),
-    "central": ("engine", ("devices",)),
+    **dict.fromkeys(
+        ("central", "central_devices", "worker_devices", "max_staleness", "quorum", "deadline"),
+        ("engine", ("devices",)),
+    ),
 }
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
@@ -113,6 +116,16 @@ class Config:
     """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means, or in turn."""
     central: Literal["auto", "dedicated", "host", "colocated"] = "auto"
     """Where the central variable lives (`--engine devices` only)."""
+    central_devices: int = 1
+    """Devices that the central variable is sharded over (`--engine devices` only)."""
+    worker_devices: int = 1
+    """Devices of a worker, which share each of its batches (`--engine devices` only)."""
+    max_staleness: int | None = None
+    """Commits that a gradient may be stale at most; faster workers wait for slower ones (`--engine devices` only)."""
+    quorum: int = 1
+    """Gradients to wait for before any is committed; the number of workers makes a barrier (`--engine devices` only)."""
+    deadline: float | None = None
+    """Seconds after which a worker that is silent is given up; never if not given (`--engine devices` only)."""
     eval_every: int = 0
     """Commits between two evaluations on the test set; 0 makes it 20 in a run."""
     eval_seconds: float | None = None
@@ -137,7 +150,7 @@ class Config:
             choices = get_args(kind)
             if choices and all(isinstance(choice, str) for choice in choices) and getattr(self, name) not in choices:
                 raise ValueError(f"{flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        for name in ("workers", "batch_size", "period"):
+        for name in ("workers", "batch_size", "period", "central_devices", "worker_devices", "quorum"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{flag(name)} must be at least 1; got {getattr(self, name)}")
         for name in ("eval_every", "checkpoint_every", "seed", "kappa", "learning_rate"):
@@ -167,6 +180,14 @@ class Config:
                     raise ValueError(
                         f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {self.method}"
                     )
+        if self.quorum > self.workers:
+            raise ValueError(f"--quorum must be at most --workers, {self.workers}; got {self.quorum}")
+        if self.max_staleness is not None and (self.max_staleness < 0 or self.quorum > 1):
+            raise ValueError(
+                f"--max-staleness must not be negative, nor stand beside --quorum; got {self.max_staleness}"
+            )
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
+            raise ValueError(f"--deadline must be a positive number of seconds; got {self.deadline}")
         if self.eval_seconds is not None:
             self._check_eval_seconds(self.eval_seconds)
         if self.strength is not None:
@@ -203,6 +224,10 @@ class Config:
             "dry_run",
             "resume",
             "learning_rate",
+            "central_devices",
+            "max_staleness",
+            "quorum",
+            "deadline",
         )
         names = [field.name for field in dataclasses.fields(self) if field.name not in free]
         return [flag(name) for name in names if getattr(self, name) != getattr(before, name)]

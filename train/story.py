@@ -34,7 +34,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     Returns what `summary.json` holds.
     """
     if config.engine == "devices":
-        gemjax.cpu_devices(config.workers + 1)
+        gemjax.cpu_devices(config.workers * config.worker_devices + config.central_devices)
     task = make_task(config)
     if folder.finished(task.num_commits):
         _say(console, f"{folder.path} has made all its {task.num_commits} commits; raise --epochs to go on")
@@ -55,7 +55,12 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
             )
             with watcher.line, watcher.scalars:
                 began = time.perf_counter()
-                result = _run_engine(config, task, state, recorded, trace, log, watcher)
+                try:
+                    result = _run_engine(config, task, state, recorded, trace, log, watcher)
+                except gemjax.RunFailedError as failure:
+                    if failure.result is not None:  # What was reached can be gone on from, once the cause is mended.
+                        watcher.save(failure.result.state, failure.result.trace)
+                    raise
                 seconds = time.perf_counter() - began
             watcher.save(result.state, result.trace)
     return _conclude(config, task, folder, result, watcher, seconds, console)
@@ -121,10 +126,14 @@ def _run_engine(
             local=local, seed=config.seed, diagnostics=("gap",), state=state, callback=watcher,
             chunk_size=look_every, stops=watcher.evaluations,
         )  # fmt: skip
-    placement = gemjax.place(config.workers, None if config.central == "auto" else config.central)
+    placement = gemjax.place(
+        config.workers, None if config.central == "auto" else config.central,
+        central_devices=config.central_devices, worker_devices=config.worker_devices,
+    )  # fmt: skip
+    policy = gemjax.Policy(max_staleness=config.max_staleness, quorum=config.quorum, deadline=config.deadline)
     return gemjax.run_on_devices(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
-        placement=placement, local=local, seed=config.seed, diagnostics=("gap",), state=state,
+        placement=placement, policy=policy, local=local, seed=config.seed, diagnostics=("gap",), state=state,
         recorded=None if state is None else recorded, log=log, callback=watcher, callback_every=look_every,
     )  # fmt: skip
 

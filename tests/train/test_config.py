@@ -44,6 +44,10 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
     ("field", "value", "message"),
     [
         ("workers", 0, "--workers must be at least 1; got 0"),
+        ("central_devices", 0, "--central-devices must be at least 1; got 0"),
+        ("quorum", 9, "--quorum must be at most --workers, 8; got 9"),
+        ("max_staleness", -1, "--max-staleness must not be negative"),
+        ("deadline", 0.0, "--deadline must be a positive number of seconds; got 0.0"),
         ("batch_size", 0, "--batch-size must be at least 1"),
         ("epochs", 0.0, "--epochs must be positive"),
         ("epochs", float("nan"), "--epochs must be finite"),

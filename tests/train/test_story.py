@@ -1,6 +1,7 @@
 """A run from end to end, shrunk: records, interruption, exact continuation, picture."""
 
 import dataclasses
+import functools
 import io
 import json
 
@@ -10,7 +11,9 @@ from flax import linen as nn
 from matplotlib import image
 from rich.console import Console
 
+import gemjax
 from gemjax import eventlog
+from gemjax.testing import Faults
 from train import configs, models, story
 from train.config import Config
 from train.runfolder import RunFolder
@@ -135,6 +138,36 @@ def test_an_interrupted_simulation_goes_on_bit_for_bit(tiny, small, monkeypatch,
     assert resumed["commits"] == 33
     assert resumed["test_loss"] == summary["test_loss"]
     assert list(eventlog.read(folder.events)) == list(eventlog.read(whole.events))
+
+
+def test_the_policy_and_the_places_of_a_run_come_from_flags(tiny, small):
+    flags = {"max_staleness": 1, "deadline": 60.0, "central_devices": 2, "worker_devices": 2}
+    folder, summary, _ = run(dataclasses.replace(small, **flags))
+    assert summary["finished"]
+    assert eventlog.trace_of(folder.events, 3).staleness.max() == 1
+    begun = next(iter(eventlog.read(folder.events)))
+    assert [len(names.split("+")) for names in (*begun["devices"], begun["central"])] == [2, 2, 2, 2]
+
+
+def test_a_quorum_of_all_workers_is_a_barrier(tiny, small):
+    folder, _, _ = run(dataclasses.replace(small, quorum=3))
+    np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
+
+
+def test_a_run_that_fails_keeps_what_it_reached(tiny, small, monkeypatch):
+    """All workers fall silent; what was committed until then is in a checkpoint, and the run goes on from it."""
+    run_on_devices = gemjax.run_on_devices
+    with monkeypatch.context() as patched, Faults().hang(0, 4).hang(1, 4).hang(2, 4) as faults:
+        patched.setattr(gemjax, "run_on_devices", functools.partial(run_on_devices, gate=faults))
+        config = dataclasses.replace(small, deadline=0.5)
+        folder = RunFolder.fresh(config)
+        with pytest.raises(gemjax.RunFailedError, match="12 of 33 commits are made"):
+            run(config, folder)
+    with folder.checkpoints() as checkpoints:
+        assert checkpoints.latest == 12
+    _, summary, _ = run(config, folder)
+    assert summary["finished"]
+    assert len(eventlog.trace_of(folder.events, 3)) == 33
 
 
 @pytest.mark.slow
