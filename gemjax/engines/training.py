@@ -96,7 +96,10 @@ class Training:
         # Counts and sums would not come out in a half precision.
         sums = jax.tree.map(lambda m, kind: jnp.zeros(m.shape, _at_least_single(kind)), shapes[3], kinds)
         carry = (view.params, view.model_state, view.local, losses, sums)
-        params, model_state, state, losses, sums = jax.lax.fori_loop(0, batch.count, step, carry)
+        # A loop of one step would copy what it carries; where only a pull is due, what comes of the step is not used.
+        params, model_state, state, losses, sums = (
+            step(0, carry) if self.local.longest == 1 else jax.lax.fori_loop(0, batch.count, step, carry)
+        )
         displacement = jax.tree.map(jnp.subtract, view.params, params)
         steps = jnp.maximum(batch.count, 1).astype(
             _at_least_single(losses.dtype)
