@@ -1,7 +1,7 @@
 """The verdict, on synthetic logs of each kind of run."""
 
 import pytest
-from runs import cycle, free, lock_step, start, turns
+from cycles import cycle, free, lock_step, start, turns
 
 import gemjax
 

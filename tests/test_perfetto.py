@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from runs import cycle, free, start
+from cycles import cycle, free, start
 
 import gemjax
 

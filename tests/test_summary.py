@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from runs import cycle, free, lock_step, start, turns
+from cycles import cycle, free, lock_step, start, turns
 
 import gemjax
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from runs import cycle, free, start
+from cycles import cycle, free, start
 
 import gemjax
 from gemjax import eventlog

@@ -212,7 +212,9 @@ class Scheduler:
         self.records.event("retire", now, worker=worker, step=arrival.step)
 
     def expire(self) -> None:
-        """Retires workers whose deadline is over."""
+        """Retires workers whose deadline is over; not while some have arrived and wait, after a long callback, say."""
+        if not self.waiters.nobody_waits():
+            return
         while self.out and next(iter(self.out.values())).expires <= time.perf_counter():
             worker = next(iter(self.out))
             del self.out[worker]

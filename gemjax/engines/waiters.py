@@ -59,6 +59,10 @@ class Waiters:
         except queue.Empty:
             return None
 
+    def nobody_waits(self) -> bool:
+        """Whether all who have finished were taken from the queue."""
+        return self._ready.empty()
+
     def wake(self) -> None:
         """Has :meth:`next` return though nobody has finished; from any thread."""
         self._ready.put(None)

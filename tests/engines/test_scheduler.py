@@ -93,6 +93,18 @@ def test_a_worker_that_was_silent_comes_back(tmp_path):
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-3)
 
 
+def test_a_long_callback_is_no_silence(tmp_path):
+    """All have arrived when it ends; nobody is given up for having had to wait."""
+    paused = threading.Event()
+    with gemjax.EventLog(tmp_path / "log") as log:
+        result = run(
+            policy=gemjax.Policy(deadline=0.4), callback=lambda progress: paused.wait(1.0), callback_every=30, log=log
+        )
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log")]
+    assert kinds.count("hang") == 0
+    assert len(result.trace) == 60
+
+
 def test_when_all_are_silent_the_run_fails_and_keeps_what_it_has():
     with Faults().hang(0, 5).hang(1, 5).hang(2, 5).hang(3, 5) as faults:
         with pytest.raises(

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from cycles import cycle, free, start
 from matplotlib.figure import Figure
-from runs import cycle, free, start
 
 import gemjax
 from train import figures, report

@@ -8,7 +8,7 @@ import browser
 import matplotlib.image
 import numpy as np
 import pytest
-from runs import free
+from cycles import free
 
 import gemjax
 from train import cli, report
