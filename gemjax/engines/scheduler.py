@@ -74,22 +74,24 @@ class Scheduler:
 
     def step(self) -> None:
         """Waits until something happens and deals with it."""
+        for kind, worker in self.members.requests():
+            (self.join if kind == "join" else self.leave)(worker)
         self.move()
         if not self.lacking:
             return
         self.check_somebody_is_there()
         arrival = self.waiters.next(self.timeout())
-        for kind, worker in self.members.requests():
-            (self.join if kind == "join" else self.leave)(worker)
         if arrival is not None:
             self.arrive(arrival)
         self.expire()
         self.move()
 
     def move(self) -> None:
-        """Has all that can happen now happen."""
-        self.release()
-        self.admit()
+        """Has all that can happen now happen; one may let the other happen again."""
+        before = None
+        while before != (before := (self.clock, len(self.out), len(self.held), len(self.waiting))):
+            self.release()
+            self.admit()
 
     def timeout(self) -> float | None:
         """Seconds until a deadline or a grace is over; ``None`` if there is neither."""
@@ -139,7 +141,6 @@ class Scheduler:
         if arrival.error is not None:
             self.fault(arrival, arrival.error)
             return
-        self.faults[worker] = 0
         self.held.append(arrival)
         if len(self.held) == self.policy.quorum > 1:
             self.quorum_at = time.perf_counter() + self.policy.grace
@@ -147,7 +148,7 @@ class Scheduler:
     def release(self) -> None:
         """Commits what may be committed; its workers wait to be sent off again."""
         if self.policy.quorum > 1:
-            if self.held and (not self.out or time.perf_counter() >= self.quorum_at):
+            if self.held and (not (self.out or self.waiting) or time.perf_counter() >= self.quorum_at):
                 self.quorum_at = float("inf")
                 self.commit_together()
             return
@@ -188,6 +189,7 @@ class Scheduler:
         except Exception as error:
             self.fault(arrival, error)
             return False
+        self.faults[worker] = 0
         draw = self.programs.draws[worker]
         self.pending.append(Pending(arrival, now, draw, self.programs.commit(worker, gradient)))
         self.clock += 1
@@ -258,6 +260,8 @@ class Scheduler:
         self.out.pop(worker, None)
         self.held = [arrival for arrival in self.held if arrival.worker != worker]
         self.waiting = collections.deque(one for one in self.waiting if one != worker)
+        if len(self.held) < self.policy.quorum:
+            self.quorum_at = float("inf")
         self.records.event("leave", self.records.now(), worker=worker, step=self.programs.steps[worker])
 
     def check_somebody_is_there(self) -> None:

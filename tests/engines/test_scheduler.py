@@ -168,3 +168,29 @@ def test_members_must_be_of_the_run():
         run(members=gemjax.Members(3))
     with pytest.raises(ValueError, match="quorum=5"):
         run(policy=gemjax.Policy(quorum=5))
+
+
+def test_a_link_that_stays_down_ends_the_run(monkeypatch):
+    """Each worker is retired after its retries, however often its gradient is finished."""
+    from gemjax.engines.programs import Programs
+
+    def never(self, packed):
+        raise OSError("the link is down")
+
+    monkeypatch.setattr(Programs, "bring", never)
+    with pytest.raises(gemjax.RunFailedError, match=r"0 of 60 commits are made.*the link is down"):
+        run()
+
+
+def test_a_barrier_waits_for_a_worker_that_tries_again():
+    with Faults().fail(worker=3, step=2) as faults:
+        result = run(policy=gemjax.Policy(quorum=4), gate=faults)
+    assert ("fail", 3, 2) in faults.injected
+    assert all(set(row) == set(range(4)) for row in result.trace.worker.reshape(15, 4).tolist())
+
+
+def test_who_is_asked_to_join_before_the_run_is_there():
+    members = gemjax.Members(4, absent=range(4))
+    for worker in range(4):
+        members.join(worker)
+    run(members=members)
