@@ -183,7 +183,7 @@ def test_a_link_that_stays_down_ends_the_run(monkeypatch):
 
 
 def test_a_barrier_waits_for_a_worker_that_tries_again():
-    with Faults().fail(worker=3, step=2) as faults:
+    with Faults().slow(worker=3, seconds=0.2, first=2, last=2).fail(worker=3, step=2) as faults:  # So it comes last.
         result = run(policy=gemjax.Policy(quorum=4), gate=faults)
     assert ("fail", 3, 2) in faults.injected
     assert all(set(row) == set(range(4)) for row in result.trace.worker.reshape(15, 4).tolist())
