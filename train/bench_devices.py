@@ -45,19 +45,16 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
 
     def engine(num_workers: int) -> float:
         """Seconds a commit of the device engine, without set-up and compilation."""
-        at: list[float] = []
-        every = commits // 10
-        gemjax.run_on_devices(
-            gemjax.gem(1e-3, 0.9, num_workers), loss_fn, params, batches, commits + every,
-            placement=gemjax.place(num_workers, "dedicated"), callback_every=every,
-            callback=lambda progress: at.append(time.perf_counter()),
+        result = gemjax.run_on_devices(
+            gemjax.gem(1e-3, 0.9, num_workers), loss_fn, params, batches, commits,
+            placement=gemjax.place(num_workers, "dedicated"),
         )  # fmt: skip
-        return (at[-1] - at[0]) / (every * (len(at) - 1))
+        return float(np.median(np.diff(result.history["time"])))
 
     transition, state = Transition(gemjax.gem(1e-3, 0.9, 1), loss_fn, 1).init(params)
     programs = Programs(transition, gemjax.Computed(batches), gemjax.place(1, "dedicated"), state)
     programs.warm_up()
-    measured = [(_bare(programs, commits), engine(1)) for _ in range(max(1, rounds // 2))]
+    measured = [(_bare(programs, commits), engine(1)) for _ in range(max(1, rounds))]
     added = [engine_time - bare for bare, engine_time in measured]
     figures = _pieces(programs, commits) | {
         "bare loop of these, a commit": float(np.median([bare for bare, _ in measured])),
@@ -101,19 +98,18 @@ def utilisation(console: Console) -> dict[str, float]:
 
 
 def _bare(programs: Programs, count: int) -> float:
-    """Seconds a commit of a plain loop over the same programs and transfers."""
-    report, began = None, time.perf_counter()
+    """Seconds a commit of a plain loop over the same programs and transfers; the median, as for the engine."""
+    at, report = [time.perf_counter()], None
     for _ in range(count):
         gradient = jax.block_until_ready(programs.compute(0, programs.select(0)))
         report = programs.commit(0, programs.bring(gradient))
+        at.append(time.perf_counter())
     jax.block_until_ready(report)
-    return (time.perf_counter() - began) / count
+    return float(np.median(np.diff(at)))
 
 
 def _pieces(programs: Programs, count: int) -> dict[str, float]:
     """Medians of the steps of a commit, each waited for by itself."""
-    central = programs.placement.central
-    worker = programs.placement.workers[0]
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, call: Callable, *, wait: bool = True) -> Any:
@@ -128,8 +124,8 @@ def _pieces(programs: Programs, count: int) -> dict[str, float]:
         selection = programs.select(0)
         gradient = timed("gradient program", functools.partial(programs.compute, 0, selection))
         timed("  of that, its dispatch on the host", functools.partial(programs.compute, 0, selection), wait=False)
-        packed = timed("transfer of the gradient", functools.partial(jax.device_put, gradient, central))
+        packed = timed("transfer of the gradient", functools.partial(programs.bring, gradient))
         view, report = timed("commit + pull program", functools.partial(programs.run_commit, 0, packed))
-        timed("transfer of the view", functools.partial(jax.device_put, view, worker))
+        timed("transfer of the view", functools.partial(programs.send, 0, view))
         timed("reading the report", functools.partial(programs.read, report), wait=False)
     return {name: float(np.median(seconds)) for name, seconds in spent.items()}

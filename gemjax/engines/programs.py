@@ -53,7 +53,7 @@ class Programs:
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
         self._define(taken[0])
         pack_view = jax.jit(lambda mine: self._view.pack(self._with_outcome(view_of(mine), jnp.array(False))))
-        self._views = [self._to_worker(worker, pack_view(mine)) for worker, mine in enumerate(taken)]
+        self._views = [self.send(worker, pack_view(mine)) for worker, mine in enumerate(taken)]
 
     def _with_outcome(self, view: View, applied: jax.Array) -> tuple[View, Any]:
         """What is sent to a worker; one with a local optimizer must know whether its last commit was applied."""
@@ -95,7 +95,7 @@ class Programs:
             named = {
                 name: getattr(report, name) for name in ("loss", "staleness", "applied", "dropped")
             } | report.metrics
-            self._reported = {name: np.dtype(value.dtype) for name, value in named.items()}
+            self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # While it is traced.
             dtype = jnp.promote_types(report.loss.dtype, jnp.float32)
             sent = self._view.pack(self._with_outcome(view, report.applied))
             return shared, mine, sent, jnp.stack([v.astype(dtype) for v in named.values()])
@@ -174,12 +174,18 @@ class Programs:
 
     def bring(self, packed: Packed) -> Packed:
         """Sends a packed gradient to the centre; a failure here leaves the central variable untouched."""
-        return self._to_centre(packed)
+        if isinstance(self.placement.central, tuple):
+            return self._to_centre(packed)
+        return _send(packed, self.placement.central)
+
+    def send(self, worker: int, packed_view: Packed) -> Packed:
+        """Sends a packed view to its worker; returns at once."""
+        return _send(packed_view, self.placement.workers[worker])
 
     def commit(self, worker: int, packed: Packed) -> jax.Array:
         """Dispatches the commit of a gradient at the centre and the pull that follows; returns the report's array at once."""
         view, report = self.run_commit(worker, packed)
-        self._views[worker] = self._to_worker(worker, view)
+        self._views[worker] = self.send(worker, view)
         self._local[worker] = self._settled(worker)
         self.steps[worker] += 1
         self.draws[worker], self._drawn = self._drawn, self._drawn + 1
@@ -188,12 +194,11 @@ class Programs:
     def pull_again(self, worker: int) -> None:
         """Has the worker pull without a commit; it keeps its step."""
         view, _ = self.run_commit(worker, self._to_centre(self._gradient.zeros()), commits=False)
-        self._views[worker] = self._to_worker(worker, view)
+        self._views[worker] = self.send(worker, view)
 
-    def read(self, report: jax.Array) -> dict[str, Any]:
-        """The numbers of a report by name; waits until they are there."""
-        values = np.asarray(report)
-        return {name: value.astype(dtype) for (name, dtype), value in zip(self._reported.items(), values, strict=True)}
+    def read(self, report: jax.Array) -> list[float]:
+        """The numbers of a report, in the order of ``reported``; waits until they are there."""
+        return np.asarray(report).tolist()
 
     @property
     def params(self) -> PyTree:
@@ -217,9 +222,6 @@ class Programs:
         )
         return view, report
 
-    def _to_worker(self, worker: int, packed_view: Packed) -> Packed:
-        return jax.device_put(packed_view, whole(self.placement.workers[worker]))
-
     def _selection(self, worker: int, step: int, draw: int) -> PyTree:
         selected = select(self.batches, *(np.array([number], np.int32) for number in (worker, step, draw)))
         return part(self.batches, jax.tree.map(lambda column: column[0], selected))
@@ -235,6 +237,14 @@ def _split(place: Place | None, batch: PyTree) -> PyTree:
     if isinstance(batch, Minibatches):
         return dataclasses.replace(batch, at=lambda j: split_batch(place, batch.at(j)))
     return split_batch(place, batch)
+
+
+def _send(packed: Packed, place: Place) -> Packed:
+    """``packed`` whole at ``place``; one array, the usual case, is sent in half of the time that a tree takes."""
+    there = whole(place) if isinstance(place, tuple) else place
+    if packed.apart or len(packed.vectors) > 1:
+        return jax.device_put(packed, there)
+    return Packed({dtype: jax.device_put(vector, there) for dtype, vector in packed.vectors.items()}, [])
 
 
 def _copy(array: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
 """What happened in a run on devices: its history, its trace, its event log."""
 
-import dataclasses
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from gemjax.engines.waiters import Arrival
 from gemjax.eventlog import EventLog
 from gemjax.trace import COLUMNS, Trace
 
+# What the host knows of a commit; a row of the history is these and the numbers of its report.
+KNOWN = ("worker", "step", "draw", "time", "dispatched", "began", "ready", "pulled_at")
 
-@dataclasses.dataclass
-class Pending:
+
+class Pending(NamedTuple):
     """A commit that was dispatched, but whose report has not been read yet."""
 
     arrival: Arrival
@@ -32,12 +34,19 @@ class Records:
         self.commits = 0 if recorded is None else len(recorded)
         self.rejected, self.dropped = rejected, dropped
         self.rejected_in_a_row = 0
-        self.rows: list[dict[str, Any]] = []
+        self._rows: list[tuple] = []  # Numbers as they come; what they are is told when somebody asks.
+        self._reported: Mapping[str, np.dtype] = {}
         self._told = 0
         self._epoch = 0.0
 
-    def begin(self, **fields: Any) -> None:
-        """Starts the clock; a continued run goes on from the time of the last commit."""
+    def begin(self, reported: Mapping[str, np.dtype], **fields: Any) -> None:
+        """Starts the clock; a continued run goes on from the time of the last commit.
+
+        ``reported`` has the numbers of a report by name, with the types that they have in the history.
+        """
+        self._reported = reported
+        at = {name: index for index, name in enumerate(reported)}
+        self._applied, self._dropped, self._staleness = at["applied"], at["dropped"], at["staleness"]
         before = 0.0 if self.recorded is None else float(self.recorded.time[-1:].sum())
         self._epoch = time.perf_counter() - before
         self.event("start", before, num_workers=self.num_workers, commits=self.commits, **fields)
@@ -50,47 +59,49 @@ class Records:
         if self.log is not None:
             self.log.write(event, now, **fields)
 
-    def commit(self, pending: Pending, report: dict[str, Any]) -> None:
+    def commit(self, pending: Pending, report: list[float]) -> None:
         """Notes a commit that the central device has finished."""
-        arrival = pending.arrival
-        applied, dropped = bool(report["applied"]), bool(report["dropped"])
-        row = {
-            "worker": arrival.worker,
-            "step": arrival.step,
-            "draw": pending.draw,
-            "time": pending.time,
-            "dispatched": arrival.dispatched,
-            "began": arrival.dispatched if arrival.began is None else arrival.began - self._epoch,
-            "ready": arrival.ready - self._epoch,
-        } | report
-        row["pulled_at"] = self.commits - row["staleness"]
-        self.rows.append(row)
+        arrival, now, draw, _ = pending
+        applied, dropped = report[self._applied] > 0, report[self._dropped] > 0
+        began = arrival.dispatched if arrival.began is None else arrival.began - self._epoch
+        ready = arrival.ready - self._epoch
+        pulled_at = self.commits - int(report[self._staleness])
+        known = (arrival.worker, arrival.step, draw, now, arrival.dispatched, began, ready, pulled_at)
+        self._rows.append((*known, *report))
         self.commits += applied
         self.dropped += dropped
         rejected = not applied and not dropped
         self.rejected += rejected
         self.rejected_in_a_row = 0 if applied else self.rejected_in_a_row + rejected
         if self.log is not None:
-            elsewhere = ("time", "dispatched", "began", "ready", "applied", "dropped")
-            fields = {name: row[name] for name in row if name not in elsewhere}
-            began = round(row["began"], 6)
-            self.log.write("ready", row["ready"], worker=arrival.worker, step=arrival.step, began=began)
-            self.log.write("commit" if applied else "drop" if dropped else "reject", row["time"], **fields)
+            self.log.write("ready", ready, worker=arrival.worker, step=arrival.step, began=round(began, 6))
+            fields = dict(zip(("worker", "step", "draw"), known[:3], strict=True))
+            fields |= {
+                name: int(value) if dtype.kind in "iu" else value
+                for (name, dtype), value in zip(self._reported.items(), report, strict=True)
+                if name not in ("applied", "dropped")
+            }
+            kind = "commit" if applied else "drop" if dropped else "reject"
+            self.log.write(kind, now, **fields, pulled_at=pulled_at)
         if rejected:
             check_rejections(self.rejected_in_a_row, self.num_workers, self.history)
 
     def history(self, *, new: bool = False) -> History:
         """All rows as columns, or those since the last call with ``new``."""
-        rows = self.rows[self._told :] if new else self.rows
+        rows = self._rows[self._told :] if new else self._rows
         if new:
-            self._told = len(self.rows)
-        return {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
+            self._told = len(self._rows)
+        if not rows:
+            return {}
+        columns = dict(zip((*KNOWN, *self._reported), map(np.array, zip(*rows, strict=True)), strict=True))
+        return columns | {name: columns[name].astype(dtype) for name, dtype in self._reported.items()}
 
     def trace(self) -> Trace:
         """The applied commits, those before this run included."""
-        applied = [row for row in self.rows if row["applied"]]
+        history = self.history()
         columns: dict[str, Any] = {}
         for name in COLUMNS:
-            column = np.array([row[name] for row in applied], np.float64 if name == "time" else np.int32)
+            dtype = np.float64 if name == "time" else np.int32
+            column = history[name][history["applied"]].astype(dtype) if history else np.empty(0, dtype)
             columns[name] = column if self.recorded is None else np.concatenate([getattr(self.recorded, name), column])
         return Trace(**columns, num_workers=self.num_workers)

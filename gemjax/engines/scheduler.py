@@ -1,8 +1,8 @@
 """The event loop of a run on devices: the only thread that dispatches, and the only one that touches the central variable."""
 
 import collections
-import dataclasses
 import time
+from typing import NamedTuple
 
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Pending, Records
@@ -13,8 +13,7 @@ from gemjax.members import Members
 from gemjax.policies import Policy
 
 
-@dataclasses.dataclass(frozen=True)
-class Out:
+class Out(NamedTuple):
     """A worker that computes."""
 
     dispatched: float  # Seconds since the run began.
@@ -50,7 +49,7 @@ class Scheduler:
         """Commits until there are enough; returns whether the callback ended it before."""
         self.programs.warm_up()
         self.members.on_request(self.waiters.wake)
-        self.records.begin(**self.programs.placement.names())
+        self.records.begin(self.programs.reported, **self.programs.placement.names())
         present = [worker for worker in range(self.programs.num_workers) if worker not in self.absent]
         self.waiting.extend(sorted(present, key=lambda worker: self.pulled_at[worker]))
         self.admit()
@@ -88,19 +87,20 @@ class Scheduler:
 
     def move(self) -> None:
         """Has all that can happen now happen; one may let the other happen again."""
-        before = None
-        while before != (before := (self.clock, len(self.out), len(self.held), len(self.waiting))):
-            self.release()
-            self.admit()
+        while self.release() | self.admit():
+            pass
 
     def timeout(self) -> float | None:
         """Seconds until a deadline or a grace is over; ``None`` if there is neither."""
+        if self.policy.deadline is None and self.quorum_at == float("inf"):
+            return None
         first = next(iter(self.out.values()), None)
         until = min(self.quorum_at, float("inf") if first is None else first.expires)
         return None if until == float("inf") else max(0.0, until - time.perf_counter())
 
-    def admit(self) -> None:
-        """Sends off those that wait, as many as may go."""
+    def admit(self) -> bool:
+        """Sends off those that wait, as many as may go; whether any did."""
+        waited = len(self.waiting)
         while self.waiting and self.lacking and self.policy.admits(len(self.out) + len(self.held)):
             worker = self.waiting.popleft()
             if self.pulled_at[worker] < self.clock and not self.policy.may_commit(
@@ -108,6 +108,7 @@ class Scheduler:
             ):
                 self.pull_again(worker)
             self.dispatch(worker)
+        return len(self.waiting) < waited
 
     def dispatch(self, worker: int) -> None:
         step = self.programs.steps[worker]
@@ -145,20 +146,22 @@ class Scheduler:
         if len(self.held) == self.policy.quorum > 1:
             self.quorum_at = time.perf_counter() + self.policy.grace
 
-    def release(self) -> None:
-        """Commits what may be committed; its workers wait to be sent off again."""
+    def release(self) -> bool:
+        """Commits what may be committed, and has its workers wait to be sent off again; whether there was any."""
+        held = len(self.held)
         if self.policy.quorum > 1:
             if self.held and (not (self.out or self.waiting) or time.perf_counter() >= self.quorum_at):
                 self.quorum_at = float("inf")
                 self.commit_together()
-            return
+            return len(self.held) < held
         while self.held and self.lacking:
-            ready = next((arrival for arrival in self.held if self.may_commit(arrival)), None)
-            if ready is None:
-                return
-            self.held.remove(ready)
+            first = next((i for i, arrival in enumerate(self.held) if self.may_commit(arrival)), None)
+            if first is None:
+                break
+            ready = self.held.pop(first)
             if self.commit(ready):
                 self.waiting.append(ready.worker)
+        return len(self.held) < held
 
     def may_commit(self, arrival: Arrival) -> bool:
         if self.policy.max_staleness is None:
@@ -215,7 +218,7 @@ class Scheduler:
 
     def expire(self) -> None:
         """Retires workers whose deadline is over; not while some have arrived and wait, after a long callback, say."""
-        if not self.waiters.nobody_waits():
+        if self.policy.deadline is None or not self.waiters.nobody_waits():
             return
         while self.out and next(iter(self.out.values())).expires <= time.perf_counter():
             worker = next(iter(self.out))

@@ -1,17 +1,15 @@
 """Threads that only wait: one a worker, and one queue of those that have finished."""
 
-import dataclasses
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 
 
-@dataclasses.dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A worker has finished, or failed."""
 
     worker: int
