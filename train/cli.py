@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 
 from train import configs, scalars
-from train.config import Config
+from train.builders.originals import DataError
+from train.config import DATASETS, Config
 
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
@@ -46,8 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("train: interrupted", file=sys.stderr)
         return 130
-    except (UsageError, OSError, MemoryError) as error:
-        message = str(error).replace("manual_dir", "--manual-dir") or "there is not enough memory"
+    except (UsageError, DataError, OSError, MemoryError) as error:
+        message = (
+            str(error).replace("manual_dir", "--manual-dir").replace("as data_dir", "as --data-dir")
+            or "there is not enough memory"
+        )
         print(f"train: {message}", file=sys.stderr)
         return 2
 
@@ -102,7 +106,23 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new one to change that")
     if resume and config.out != default.out:
         raise UsageError("a resumed run stays in its folder; give --resume or --out, not both")
+    check_dataset(config.dataset, config.data_dir)
     return dataclasses.replace(config, resume=None), resume
+
+
+def check_dataset(name: str, data_dir: str | None) -> None:
+    """Raises, with what is possible, unless there is a data set `name`; imports TFDS only for a name that is not built in.
+
+    Raises:
+      UsageError: if there is none.
+    """
+    if name not in DATASETS:
+        from train import data
+
+        try:
+            data.check_name(name, data_dir=data_dir)
+        except DataError as error:
+            raise UsageError(str(error)) from None
 
 
 def start_from(argv: list[str]) -> tuple[list[str], Config]:

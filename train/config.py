@@ -12,7 +12,8 @@ import tyro
 from train.files import write_whole
 
 Engine = Literal["devices", "simulate"]
-DatasetName = Literal["digits", "mnist", "fashion_mnist"]
+DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar10_jpeg", "tiny_shakespeare")
+DatasetName = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Method = Literal[
     "gem",
     "asgd",
@@ -78,7 +79,8 @@ class Config:
     """An asynchronous training run. Every worker computes gradients on batches of its own and commits them as they come."""
 
     dataset: DatasetName = "digits"
-    """What to learn. `digits` comes with scikit-learn; the others need `--manual-dir` the first time."""
+    """What to learn: `digits` comes with scikit-learn; `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `cifar10_jpeg` (lossy)
+    and `tiny_shakespeare` need `--manual-dir` the first time; or an image set of TFDS, prepared in `--data-dir`."""
     engine: Engine = "devices"
     """`devices` dispatches to real JAX devices; `simulate` runs virtual workers in one compiled program."""
     method: Method = "gem"

@@ -1,157 +1,188 @@
-"""The data sets of the training runs: prepared once through TFDS, then read whole into memory.
+"""The data sets of the training runs, whole in memory.
 
 `load` prepares a set in TFDS's folder with one of the project's builders (`train.builders`), which
-need neither TensorFlow nor the network, and reads it back. TFDS writes into a temporary folder and
-renames it at the end, so a run that is killed leaves nothing that later runs would read; a prepared
-set that turns out to be damaged is prepared anew.
+need neither TensorFlow nor the network, and reads it back. Any other name is taken for an image set
+of TFDS's own (`train.other_sets`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from google.protobuf.json_format import ParseError
-from google.protobuf.message import DecodeError
-from tensorflow_datasets.proto import tf_example_pb2
 
+from train import other_sets, prepared
+from train.builders.cifar import Cifar10, Cifar100
+from train.builders.cifar10_jpeg import Cifar10Jpeg
 from train.builders.digits import Digits
 from train.builders.mnist import FashionMnist, Mnist
+from train.builders.originals import DataError
+from train.builders.tiny_shakespeare import TinyShakespeare
 
-READ_AT_ONCE = 4096
-"""How many records one read asks for."""
+SEQUENCE_LENGTH = 128
+"""Tokens that a row of text predicts, by default."""
 
-DAMAGE = (RuntimeError, OSError, ValueError, KeyError, IndexError, ParseError, DecodeError)
-"""What TFDS, array_record and protobuf raise when a prepared set is not whole."""
+PerChannel = float | tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images and labels in memory, and what normalises them: (image / scale - mean) / std.
+    """Rows in memory, in a fixed order: labelled images, or tokens of a text.
 
-    `train` and `test` map "image" to uint8 [n, H, W, C] and "label" to int32 [n], in a fixed order.
+    Attributes:
+      name: which data set.
+      train: columns by name, with one leading axis. Of images "image" uint8 [n, H, W, C] and "label"
+        int32 [n]. Of a text "tokens" uint8 [n, L + 1]: L tokens and, one further on, the L to predict
+        from them; the last token of a row is the first one of the next, so each is predicted once.
+      test: the same, of rows that are not for training.
+      num_classes: how many labels, or different tokens (256, of bytes), there are.
+      mean: normalises images, (image / scale - mean) / std; of colour images one number a channel.
+      std: see `mean`.
+      scale: see `mean`.
+      validation: as `test`, of sets that have a third part; otherwise None.
     """
 
     name: str
     train: dict[str, np.ndarray]
     test: dict[str, np.ndarray]
     num_classes: int
-    mean: float
-    std: float
-    scale: float
+    mean: PerChannel = 0.0
+    std: PerChannel = 1.0
+    scale: float = 1.0
+    validation: dict[str, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Source:
-    """A data set's builder and constants; mean and std are those of the training images."""
+class Spec:
+    """What a row is, known before the data are there: its column, shape and number of classes (see `Dataset`)."""
+
+    column: str
+    shape: tuple[int, ...]
+    num_classes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Images:
+    """A builder of labelled images, and their constants; mean and std are those of the training images."""
 
     builder: Any
-    mean: float
-    std: float
-    scale: float
+    mean: PerChannel
+    std: PerChannel
+    scale: float = 255.0
     num_classes: int = 10
+
+    def spec(self, length: int) -> Spec:
+        del length
+        return Spec("image", self.builder.shape, self.num_classes)
+
+    def load(self, name: str, root: Path, manual_dir: str | None, length: int) -> Dataset:
+        del length
+        splits = prepared.read(self.builder, root, manual_dir, prepared.read_images)
+        return Dataset(
+            name, splits["train"], splits["test"], self.num_classes, mean=self.mean, std=self.std, scale=self.scale
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Text:
+    """A builder of a text, whose tokens are its bytes."""
+
+    builder: Any
+
+    def spec(self, length: int) -> Spec:
+        return Spec("tokens", (length + 1,), 256)
+
+    def load(self, name: str, root: Path, manual_dir: str | None, length: int) -> Dataset:
+        splits = prepared.read(self.builder, root, manual_dir, prepared.read_text)
+        rows = {split: {"tokens": rows_of(columns["text"], length)} for split, columns in splits.items()}
+        return Dataset(name, rows["train"], rows["test"], 256, validation=rows.get("validation"))
 
 
 SOURCES = {
-    "digits": _Source(Digits, mean=0.3054, std=0.3759, scale=16.0),
-    "mnist": _Source(Mnist, mean=0.1307, std=0.3081, scale=255.0),
-    "fashion_mnist": _Source(FashionMnist, mean=0.2860, std=0.3530, scale=255.0),
+    "digits": _Images(Digits, mean=0.3054, std=0.3759, scale=16.0),
+    "mnist": _Images(Mnist, mean=0.1307, std=0.3081),
+    "fashion_mnist": _Images(FashionMnist, mean=0.2860, std=0.3530),
+    "cifar10": _Images(Cifar10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+    "cifar100": _Images(Cifar100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), num_classes=100),
+    "cifar10_jpeg": _Images(Cifar10Jpeg, mean=(0.4913, 0.4821, 0.4465), std=(0.2452, 0.2428, 0.2606)),
+    "tiny_shakespeare": _Text(TinyShakespeare),
 }
 
 
-def load(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> Dataset:
-    """The data set `name`: "digits", "mnist" or "fashion_mnist".
+def load(
+    name: str,
+    *,
+    data_dir: str | None = None,
+    manual_dir: str | None = None,
+    sequence_length: int = SEQUENCE_LENGTH,
+) -> Dataset:
+    """The data set `name`.
 
     Args:
-      name: which data set.
+      name: one of `SOURCES`, or the name of an image set of TFDS, with its configuration behind a
+        slash where it has several ("emnist/letters").
       data_dir: the folder in which TFDS keeps prepared sets; TFDS's own default where None.
-      manual_dir: the folder with the original files; "mnist" and "fashion_mnist" need it the
+      manual_dir: the folder with the original files; all of `SOURCES` but "digits" need it the
         first time.
+      sequence_length: tokens that a row of text predicts, at least 1; images have none.
 
     Raises:
-      ValueError: an unknown name, or an original file that is not what it should be.
+      DataError: an unknown name, or an original file that is not what it should be (a ValueError).
       FileNotFoundError: the original files are needed and not there. Nothing has been written then.
     """
-    if name not in SOURCES:
-        raise ValueError(f"unknown data set {name!r}: choose one of {', '.join(SOURCES)}")
-    source = SOURCES[name]
     root = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
-    folder = root / source.builder.name / str(source.builder.VERSION)
-    splits = _read_prepared(source, root) if folder.exists() else None
-    if splits is None:
-        _prepare(source, root, folder, manual_dir)
-        splits = _read_splits(source.builder(data_dir=root))
-    return Dataset(
-        name=name,
-        train=splits["train"],
-        test=splits["test"],
-        num_classes=source.num_classes,
-        mean=source.mean,
-        std=source.std,
-        scale=source.scale,
-    )
+    if name in SOURCES:
+        return SOURCES[name].load(name, root, manual_dir, sequence_length)
+    check_name(name, data_dir=data_dir)
+    columns, test, num_classes = other_sets.load(name, root)
+    mean, std = other_sets.mean_and_std(columns["image"])
+    return Dataset(name, columns, test, num_classes, mean=mean, std=std, scale=255.0)
 
 
-def image_shape(name: str) -> tuple[int, int, int]:
-    """Height, width and channels of the images of a set, which need not be there."""
-    return SOURCES[name].builder().info.features["image"].shape
+def spec(name: str, *, data_dir: str | None = None, sequence_length: int = SEQUENCE_LENGTH) -> Spec:
+    """What a row of `name` is; the data need not be there.
 
-
-def _read_prepared(source: _Source, root: Path) -> dict[str, dict[str, np.ndarray]] | None:
-    """The splits of a set prepared earlier, or None if it is damaged."""
-    try:
-        return _read_splits(source.builder(data_dir=root))
-    except DAMAGE:
-        return None
-
-
-def _prepare(source: _Source, root: Path, folder: Path, manual_dir: str | None) -> None:
-    """Prepare a set, silently, in place of a damaged one if there is one."""
-    source.builder.check_sources(manual_dir)
-    if folder.exists():
-        shutil.rmtree(folder)
-    originals = None if manual_dir is None else Path(manual_dir).expanduser()
-    tfds.disable_progress_bar()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            source.builder(data_dir=root).download_and_prepare(
-                file_format="array_record",
-                download_config=tfds.download.DownloadConfig(manual_dir=originals),
-            )
-    except OSError:
-        if not folder.exists():  # otherwise another process has prepared the same set meanwhile
-            raise
-
-
-def _read_splits(builder: tfds.core.DatasetBuilder) -> dict[str, dict[str, np.ndarray]]:
-    """Every split of a prepared set as arrays."""
-    return {split: _read_split(builder, split) for split in ("train", "test")}
-
-
-def _read_split(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, np.ndarray]:
-    """One split as arrays, in the order of its records.
-
-    The records are parsed here: TFDS's own decoding of one record at a time takes about five times
-    as long.
+    Raises:
+      DataError: an unknown name.
     """
-    example: Any = tf_example_pb2
-    raw = tfds.decode.DeserializeMethod.RAW_BYTES
-    records = builder.as_data_source(split, deserialize_method=raw)
-    count, shape = len(records), builder.info.features["image"].shape
-    if count != builder.info.splits[split].num_examples:
-        raise ValueError(f"{builder.data_dir}: the split {split} has {count} records")
-    images = np.empty((count, int(np.prod(shape))), np.uint8)
-    labels = np.empty(count, np.int32)
-    for start in range(0, count, READ_AT_ONCE):
-        block = range(start, min(start + READ_AT_ONCE, count))
-        for index, record in zip(block, records.__getitems__(list(block)), strict=True):
-            feature = example.Example.FromString(record).features.feature
-            images[index] = np.frombuffer(feature["image"].bytes_list.value[0], np.uint8)
-            labels[index] = feature["label"].int64_list.value[0]
-    return {"image": images.reshape(count, *shape), "label": labels}
+    if name in SOURCES:
+        return SOURCES[name].spec(sequence_length)
+    check_name(name, data_dir=data_dir)
+    root = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+    return Spec("image", *other_sets.shape_and_classes(other_sets.find(name, root)))
+
+
+def image_shape(name: str, *, data_dir: str | None = None) -> tuple[int, ...]:
+    """Height, width and channels of the images of a set, which need not be there.
+
+    Raises:
+      DataError: a set of text, or an unknown name.
+    """
+    found = spec(name, data_dir=data_dir)
+    if found.column != "image":
+        raise DataError(f"{name} has no images, but {found.column}")
+    return found.shape
+
+
+def check_name(name: str, *, data_dir: str | None = None) -> None:
+    """Raise `DataError`, with what is possible, unless there is a data set `name`."""
+    if name not in SOURCES:
+        other_sets.check_name(name, Path(data_dir or tfds.core.constants.DATA_DIR).expanduser(), tuple(SOURCES))
+
+
+def rows_of(text: np.ndarray, length: int) -> np.ndarray:
+    """Tokens [n] cut into rows [rows, length + 1], each of which begins with the last token of the one before.
+
+    What is left at the end and fills no row is dropped.
+
+    >>> rows_of(np.arange(8), 3)
+    array([[0, 1, 2, 3],
+           [3, 4, 5, 6]])
+    """
+    count = (len(text) - 1) // length if length >= 1 else 0
+    if count < 1:
+        raise DataError(f"sequence_length must be in 1 … {len(text) - 1}, the tokens of a part less one; got {length}")
+    return np.stack([text[row * length : (row + 1) * length + 1] for row in range(count)])

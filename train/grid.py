@@ -36,7 +36,7 @@ class Grid:
     """A sweep: every method with every number of workers at every learning rate, momentum and strength, for every seed."""
 
     dataset: DatasetName = "digits"
-    """What to learn. `digits` comes with scikit-learn; the others need `--manual-dir` the first time."""
+    """What to learn, as in `python -m train --help`."""
     methods: tuple[Method, ...] = ("asgd", "dana_slim", "gem")
     """Methods to compare."""
     workers: tuple[int, ...] = (2, 8, 32)

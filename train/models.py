@@ -13,12 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 
 from train.convolution import convolve, default_implementation
 
 Params = Any
+PerChannel = float | tuple[float, ...]
 Metrics = dict[str, jax.Array]
 Loss = Callable[[Params, Any, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, tuple[Any, Metrics]]]
 Evaluate = Callable[[Params, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -118,9 +120,14 @@ def init_params(model: nn.Module, key: jax.Array, image_shape: tuple[int, int, i
     return init(key)
 
 
-def normalise(images: jax.Array, mean: float, std: float, scale: float, dtype: Any = jnp.float32) -> jax.Array:
-    """Raw images as floating point: (images / scale - mean) / std."""
-    return (images.astype(dtype) - mean * scale) * (1.0 / (scale * std))
+def normalise(
+    images: jax.Array, mean: PerChannel, std: PerChannel, scale: float, dtype: Any = jnp.float32
+) -> jax.Array:
+    """Raw images as floating point: (images / scale - mean) / std, with one mean and std for all or one a channel."""
+    alongside = (1,) * (images.ndim - 1) + (-1,)
+    offset = jnp.asarray(np.multiply(mean, scale), dtype).reshape(alongside)
+    factor = jnp.asarray(1.0 / np.multiply(scale, std), dtype).reshape(alongside)
+    return (images.astype(dtype) - offset) * factor
 
 
 def cross_entropy_each(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -134,7 +141,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return cross_entropy_each(logits, labels).mean()
 
 
-def make_loss(model: nn.Module, mean: float, std: float, scale: float, train: bool = True) -> Loss:
+def make_loss(model: nn.Module, mean: PerChannel, std: PerChannel, scale: float, train: bool = True) -> Loss:
     """The loss of `model` on a batch of raw images, as the engines call it.
 
     The result is `loss_fn(params, model_state, batch, key) -> (loss, (model_state, metrics))` with
@@ -152,7 +159,7 @@ def make_loss(model: nn.Module, mean: float, std: float, scale: float, train: bo
     return loss_fn
 
 
-def make_evaluate(model: nn.Module, mean: float, std: float, scale: float, chunk: int = 1000) -> Evaluate:
+def make_evaluate(model: nn.Module, mean: PerChannel, std: PerChannel, scale: float, chunk: int = 1000) -> Evaluate:
     """A compiled `evaluate(params, images, labels) -> (mean loss, accuracy)` on raw images.
 
     The set is worked through `chunk` images at a time, so that memory does not grow with it; the

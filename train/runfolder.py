@@ -42,7 +42,7 @@ class RunFolder:
         Raises:
           FileExistsError: if `--out` names a folder that a run has written to.
         """
-        default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset}-{config.method}"
+        default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
         if folder.config.exists():
             raise FileExistsError(

@@ -75,6 +75,7 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
         raise cli.UsageError(f"{cli.one_line(said.getvalue())} (python -m train sweep --help)") from None
     if resume and grid.out != begun.out:
         raise cli.UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")
+    cli.check_dataset(grid.dataset, grid.data_dir)
     grid = dataclasses.replace(grid, resume=None)
     return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
 

