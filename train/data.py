@@ -155,7 +155,7 @@ def spec(name: str, *, data_dir: str | None = None, sequence_length: int = SEQUE
     return Spec("image", *other_sets.shape_and_classes(other_sets.find(name, root)))
 
 
-def image_shape(name: str, *, data_dir: str | None = None) -> tuple[int, ...]:
+def image_shape(name: str, *, data_dir: str | None = None) -> tuple[int, int, int]:
     """Height, width and channels of the images of a set, which need not be there.
 
     Raises:
@@ -164,7 +164,8 @@ def image_shape(name: str, *, data_dir: str | None = None) -> tuple[int, ...]:
     found = spec(name, data_dir=data_dir)
     if found.column != "image":
         raise DataError(f"{name} has no images, but {found.column}")
-    return found.shape
+    height, width, channels = found.shape
+    return height, width, channels
 
 
 def check_name(name: str, *, data_dir: str | None = None) -> None:

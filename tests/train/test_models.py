@@ -237,6 +237,13 @@ def test_normalise():
     np.testing.assert_allclose(out, [-0.1307 / 0.3081, (1 - 0.1307) / 0.3081], rtol=1e-5)
 
 
+def test_normalise_by_channel():
+    images = np.random.RandomState(0).randint(0, 256, (2, 3, 4, 3)).astype(np.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 1.0)
+    out = normalise(jnp.asarray(images), mean, std, 255.0)
+    np.testing.assert_allclose(out, (images / 255 - np.array(mean)) / np.array(std), rtol=1e-5, atol=1e-6)
+
+
 def test_loss_hands_the_model_state_through_and_reports_accuracy():
     params, batch = digits_params(), raw_batch(2, 16, (8, 8, 1))
     loss_fn = jax.jit(make_loss(DigitsCNN(), 0.5, 0.25, 255.0))
