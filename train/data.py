@@ -57,7 +57,13 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a row is, known before the data are there: its column, shape and number of classes (see `Dataset`)."""
+    """What a row is, known before the data are there.
+
+    Attributes:
+      column: "image" or "tokens", as in `Dataset`.
+      shape: what a network is given of a row: [H, W, C] of an image, [L] of tokens (the columns have one more).
+      num_classes: as in `Dataset`.
+    """
 
     column: str
     shape: tuple[int, ...]
@@ -91,14 +97,15 @@ class _Text:
     """A builder of a text, whose tokens are its bytes."""
 
     builder: Any
+    num_classes: int = 256
 
     def spec(self, length: int) -> Spec:
-        return Spec("tokens", (length + 1,), 256)
+        return Spec("tokens", (length,), self.num_classes)
 
     def load(self, name: str, root: Path, manual_dir: str | None, length: int) -> Dataset:
         splits = prepared.read(self.builder, root, manual_dir, prepared.read_text)
         rows = {split: {"tokens": rows_of(columns["text"], length)} for split, columns in splits.items()}
-        return Dataset(name, rows["train"], rows["test"], 256, validation=rows.get("validation"))
+        return Dataset(name, rows["train"], rows["test"], self.num_classes, validation=rows.get("validation"))
 
 
 SOURCES = {

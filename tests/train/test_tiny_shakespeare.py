@@ -39,7 +39,7 @@ def test_rows_are_the_text_and_each_token_is_predicted_once(folder):
         assert len(text) - 1 - rows[:, 1:].size < 7
     other = load(folder, 20).train["tokens"]  # Prepared once, whatever the length.
     assert other.shape == (899 // 20, 21)
-    assert data.spec("tiny_shakespeare", sequence_length=20) == data.Spec("tokens", (21,), 256)
+    assert data.spec("tiny_shakespeare", sequence_length=20) == data.Spec("tokens", (20,), 256)
     assert loaded.num_classes == 256
 
 
