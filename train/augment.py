@@ -10,8 +10,8 @@ def augment(images: jax.Array, key: jax.Array, *, pad: int = 4, flip: bool = Tru
     """Every image shifted by up to `pad` pixels each way and, half of them, mirrored left to right.
 
     That is a random crop of the image with `pad` zeros around it (He et al., 2015, section 4.2).
-    Zeros are black in raw images and the mean in normalised ones; the papers take the mean, so
-    normalise first.
+    Zeros are the mean in normalised images, as in that paper, and black in raw ones, as where a
+    program crops before it normalises.
 
     Pixels are chosen by products with matrices that have one 1 a row, one product for the rows and
     one for the columns: in a compiled loop on a CPU that is as fast as two gathers of rows and columns

@@ -72,7 +72,11 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class _Images:
-    """A builder of labelled images, and their constants; mean and std are those of the training images."""
+    """A builder of labelled images, and their constants.
+
+    Mean and std are those of the training images: of CIFAR-10 and CIFAR-100 as they are commonly published, of the other sets
+    as measured.
+    """
 
     builder: Any
     mean: PerChannel
