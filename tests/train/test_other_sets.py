@@ -8,6 +8,10 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from train import cli, data, other_sets, prepared
+from train.config import Config
+from train.grid import Grid
+from train.runfolder import RunFolder
+from train.sweepfolder import SweepFolder
 
 pytestmark = pytest.mark.filterwarnings("default:.*OpenCV")
 
@@ -141,3 +145,10 @@ def test_the_command_line_says_what_there_is(argv, capsys, tmp_path, monkeypatch
     assert error.count("\n") == 1
     assert out == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_a_configuration_of_a_set_makes_one_folder_under_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.fresh(Config(dataset="emnist/letters"))
+    assert folder.path.parent.name == "runs"
+    assert SweepFolder.of(Grid(dataset="emnist/letters")).path.parent.name == "runs"
