@@ -11,6 +11,7 @@ from gemjax.engines.simulate import simulate
 from gemjax.engines.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
 from gemjax.eventlog import EventLog
+from gemjax.from_source import FromSource
 from gemjax.local_steps import LocalSteps, displacements, pull_to_anchors
 from gemjax.members import Members
 from gemjax.methods.asgd import asgd
@@ -53,6 +54,7 @@ __all__ = [
     "Computed",
     "Epochs",
     "EventLog",
+    "FromSource",
     "LocalSteps",
     "Members",
     "OnHost",

@@ -203,6 +203,11 @@ def part(batches: Any, selection: PyTree) -> tuple[PyTree, PyTree]:
     return batches.part(selection) if hasattr(batches, "part") else (None, selection)
 
 
+def threads_that_read(batches: Any) -> int:
+    """How many threads may read batches ahead of their workers; 0 where nothing is read."""
+    return getattr(batches, "threads", 0)
+
+
 def is_shared(batches: Any) -> bool:
     """Whether the workers draw from one sequence of ``batches``, so that the order of commits matters."""
     return getattr(batches, "shared", False)

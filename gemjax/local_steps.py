@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.batches import is_shared, part, select
+from gemjax.batches import is_shared, part, select, threads_that_read
 from gemjax.nodes import NeedsLocalSteps
 
 PyTree = Any
@@ -117,6 +117,10 @@ class LocalBatches:
     @property
     def shared(self) -> bool:
         return is_shared(self.batches)
+
+    @property
+    def threads(self) -> int:
+        return threads_that_read(self.batches)
 
     def select(self, worker: np.ndarray, step: np.ndarray, draw: Any = None) -> PyTree:
         """Of each commit: its first local step, their number, and the selections of ``longest`` batches."""

@@ -134,7 +134,7 @@ def run_on_devices(
     policy.check(len(placement.workers))
     if members.num_workers != len(placement.workers):
         raise ValueError(f"members are of {members.num_workers} workers, but the run has {len(placement.workers)}")
-    with Waiters(len(placement.workers), gate) as waiters:
+    with Waiters(len(placement.workers), gate) as waiters, contextlib.closing(programs):
         scheduler = Scheduler(programs, waiters, records, num_commits, policy, members)
         try:
             stopped = scheduler.run(callback, callback_every)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax import slots
-from gemjax.batches import part, select
+from gemjax.batches import is_shared, part, select, threads_that_read
+from gemjax.engines.ahead import ReadAhead
 from gemjax.engines.packing import Packed, Packer
 from gemjax.engines.transition import RunState, Transition, View, view_of
-from gemjax.local_steps import Minibatches
+from gemjax.local_steps import LocalBatches, Minibatches
 from gemjax.placement import Placement
 from gemjax.sharding import Place, cut_along, devices_of, shardings, split_batch, whole
 from gemjax.slots import Slots
@@ -51,6 +52,8 @@ class Programs:
         self._moved = list(self._local)  # After the step at hand; kept if its commit is applied.
         self._keeps_local = bool(jax.tree.leaves(locals_))
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
+        threads = min(threads_that_read(batches), self.num_workers)
+        self.ahead = ReadAhead(lambda key: self._selection(*key), threads) if threads else None
         self._define(taken[0])
         pack_view = jax.jit(lambda mine: self._view.pack(self._with_outcome(view_of(mine), jnp.array(False))))
         self._views = [self.send(worker, pack_view(mine)) for worker, mine in enumerate(taken)]
@@ -147,9 +150,36 @@ class Programs:
         scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
         jax.block_until_ready(self._commit(*scratch, self._to_centre(gradients[0]), _who(0, 0, commits=True)))
 
+    def is_ready(self, worker: int) -> bool:
+        """Whether :meth:`select` would not wait for data that have to be read; begins to read them."""
+        return self.ahead is None or self.ahead.is_there(self._key(worker))
+
     def select(self, worker: int) -> PyTree:
         """What singles out the batch of the worker's step, and the data for it if they are not on the device."""
-        return self._selection(worker, self.steps[worker], self.draws[worker])
+        if self.ahead is None:
+            return self._selection(worker, self.steps[worker], self.draws[worker])
+        selected = self.ahead.take(self._key(worker))
+        self.ahead.begin(self._next_keys(worker))
+        return selected
+
+    def _key(self, worker: int) -> tuple[int, int, int]:
+        """What the batch of the worker's step is read by: (worker, step, draw), as far as it depends on them."""
+        if not is_shared(self.batches):
+            return worker, self.steps[worker], 0
+        return (worker, self.steps[worker], self.draws[worker]) if self._counts_steps else (0, 0, self.draws[worker])
+
+    def _next_keys(self, worker: int) -> list[tuple[int, int, int]]:
+        """What to read while the worker computes: its next batch, or those that anybody draws next."""
+        if not is_shared(self.batches):
+            return [(worker, self.steps[worker] + 1, 0)]
+        if self._counts_steps:
+            return []
+        return [(0, 0, draw) for draw in range(self._drawn, self._drawn + self.num_workers)]
+
+    @property
+    def _counts_steps(self) -> bool:
+        """Whether a draw from a shared stream comes with the worker's local steps, so that nobody else can take it."""
+        return isinstance(self.batches, LocalBatches)
 
     def view(self, worker: int) -> PyTree:
         """What the worker computes on, packed; it may still be on its way."""
@@ -187,6 +217,8 @@ class Programs:
         view, report = self.run_commit(worker, packed)
         self._views[worker] = self.send(worker, view)
         self._local[worker] = self._settled(worker)
+        if self.ahead is not None:
+            self.ahead.drop(self._key(worker))
         self.steps[worker] += 1
         self.draws[worker], self._drawn = self._drawn, self._drawn + 1
         return report
@@ -221,6 +253,11 @@ class Programs:
             self._shared, self._slots[worker], packed, _who(worker, self.steps[worker], commits=commits)
         )
         return view, report
+
+    def close(self) -> None:
+        """Reads no more data ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     def _selection(self, worker: int, step: int, draw: int) -> PyTree:
         selected = select(self.batches, *(np.array([number], np.int32) for number in (worker, step, draw)))

@@ -49,6 +49,8 @@ class Scheduler:
         """Commits until there are enough; returns whether the callback ended it before."""
         self.programs.warm_up()
         self.members.on_request(self.waiters.wake)
+        if self.programs.ahead is not None:
+            self.programs.ahead.on_read(self.waiters.wake)
         self.records.begin(self.programs.reported, **self.programs.placement.names())
         present = [worker for worker in range(self.programs.num_workers) if worker not in self.absent]
         self.waiting.extend(sorted(present, key=lambda worker: self.pulled_at[worker]))
@@ -102,7 +104,10 @@ class Scheduler:
         """Sends off those that wait, as many as may go; whether any did."""
         waited = len(self.waiting)
         while self.waiting and self.lacking and self.policy.admits(len(self.out) + len(self.held)):
-            worker = self.waiting.popleft()
+            worker = next(filter(self.programs.is_ready, self.waiting), None)
+            if worker is None:  # Their batches are being read, which wakes.
+                break
+            self.waiting.remove(worker)
             if self.pulled_at[worker] < self.clock and not self.policy.may_commit(
                 self.clock - 1, [*self.pulled_at_of_others(), self.pulled_at[worker]]
             ):

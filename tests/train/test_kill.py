@@ -1,13 +1,16 @@
-"""Runs that are killed again and again: a simulation ends as the one that was not."""
+"""Runs that are killed again and again, at random moments of their lives: a simulation ends as the one that was not."""
 
 import os
 import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import pytest
 from engines.problems import assert_close, assert_same_bits
 
@@ -19,19 +22,37 @@ from train.runfolder import RunFolder
 from train.task import make_task
 
 ROOT = Path(__file__).parents[2]
-FLAGS = (
-    "digits --engine simulate --workers 3 --epochs 6 --batch-size 32 --seed 3 --checkpoint-every 20 --eval-seconds 9"
+SIMULATED = (
+    "digits --engine simulate --workers 3 --epochs 3 --batch-size 32 --seed 3 --checkpoint-every 20 --eval-seconds 9"
 )
-ON_DEVICES = "digits --method asgd --learning-rate 0.05 --workers 3 --epochs 8 --batch-size 32 --checkpoint-every 20"
+ON_DEVICES = "digits --method asgd --learning-rate 0.05 --workers 3 --epochs 3 --batch-size 32 --checkpoint-every 20"
 UNFINISHED = re.compile(r"\d+\..*tmp")  # What Orbax writes to before a checkpoint gets its name.
+MOMENTS = ("any", "records", "checkpoint", "end")
 
 
-def start(*arguments):
+class Whole(NamedTuple):
+    """The run that nobody kills, and how long it takes."""
+
+    folder: RunFolder
+    flags: list[str]
+    environment: dict[str, str]
+    seconds: float
+    commits: int
+
+
+def start(environment, *arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "train", *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | environment,
     )  # fmt: skip
+
+
+def finish(environment, *arguments):
+    process = start(environment, *arguments)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    return output
 
 
 def is_running(process, seconds):
@@ -43,7 +64,7 @@ def is_running(process, seconds):
     return False
 
 
-def until_there(process, is_there):
+def until(process, is_there):
     """Waits until `is_there()`; returns whether the process was still running then."""
     while not is_there():
         if not is_running(process, 0.002):
@@ -51,114 +72,98 @@ def until_there(process, is_there):
     return True
 
 
-def kill(process, when):
-    """Kills the process at once when it is time."""
+def names_in(folder):
+    return set(os.listdir(folder.checkpoints_path)) if folder.checkpoints_path.exists() else set()
+
+
+def size_of(folder):
+    """Bytes of the records: some hundred a commit, more on devices."""
+    return sum(path.stat().st_size for path in (folder.events, folder.metrics) if path.exists())
+
+
+def a_moment(kind, folder, whole, rng):
+    """A random moment in the life of a process that is about to work in `folder`: waits for it, and says whether it came."""
+    if kind == "any":  # While it imports, reads data, compiles, trains, or draws its picture.
+        return lambda process: is_running(process, rng.random() * whole.seconds)
+    if kind == "records":
+        size = rng.randrange(size_of(folder), max(size_of(folder), size_of(whole.folder)) + 1)
+        return lambda process: until(process, lambda: size_of(folder) > size)
+    if kind == "checkpoint":
+        seen, skipped = names_in(folder), rng.randrange(5)
+
+        def is_being_written():
+            nonlocal skipped
+            found = {name for name in names_in(folder) if UNFINISHED.match(name)} - seen
+            if found and skipped:
+                seen.update(found)
+                skipped -= 1
+                return False
+            return bool(found)
+
+        return lambda process: until(process, is_being_written)
+    last = str(whole.commits)  # All is trained; what is left is the summary and the picture.
+    return lambda process: until(process, lambda: last in names_in(folder)) and is_running(
+        process, 0.1 * rng.random() * whole.seconds
+    )
+
+
+def is_killed(process, moment):
+    """Kills the process when it is time; false if it had come to its end by itself."""
     try:
-        in_time = when(process)
+        moment(process)
     finally:
         process.kill()
         output = process.communicate()[0]
-    assert in_time, output
-    assert process.returncode == -9, output
+    assert process.returncode in (-9, 0), output
+    return process.returncode == -9
 
 
-def steps(folder):
-    """Commits of the checkpoints that have their names."""
-    names = os.listdir(folder.checkpoints_path) if folder.checkpoints_path.exists() else []
-    return {int(name) for name in names if name.isdigit()}
+def killed_again_and_again(whole, kills, seed, check):
+    """Kills and resumes until all kinds of moments were met; then lets the last run end. Yields the folders of those that did.
 
-
-def a_new_checkpoint(folder):
-    known = steps(folder)
-    return lambda process: until_there(process, lambda: steps(folder) - known)
-
-
-def a_checkpoint_that_is_being_written(folder):
-    """Another one than the first, so that there is one to fall back on."""
-
-    def is_there():
-        return steps(folder) and any(UNFINISHED.match(name) for name in os.listdir(folder.checkpoints_path))
-
-    return lambda process: until_there(process, is_there)
-
-
-def records_beyond_a_new_checkpoint(folder, size):
-    """When the event log has grown by so many bytes, some hundred a commit, since there is one."""
-
-    def when(process):
-        if not a_new_checkpoint(folder)(process):
-            return False
-        enough = folder.events.stat().st_size + size
-        return until_there(process, lambda: folder.events.stat().st_size >= enough)
-
-    return when
-
-
-def a_folder(folder):
-    return lambda process: until_there(process, folder.config.exists)
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("data"))
-
-
-def finish(*arguments):
-    process = start(*arguments)
-    output = process.communicate()[0]
-    assert process.returncode == 0, output
-    return output
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_ends_as_the_run_that_was_not_killed(tmp_path, data_dir):
-    """The parameters, the whole state, the trace, the event log and the evaluations, bit for bit."""
-    whole, cut = (RunFolder(tmp_path / name) for name in ("whole", "cut"))
-    flags = [*FLAGS.split(), "--data-dir", data_dir]
-    finish(*flags, "--out", str(whole.path))
-    kill(start(*flags, "--out", str(cut.path)), a_folder(cut))
-    for when in (
-        a_checkpoint_that_is_being_written(cut),
-        a_new_checkpoint(cut),
-        *(records_beyond_a_new_checkpoint(cut, random.Random(k).randrange(20_000)) for k in range(2)),
-    ):
-        kill(start("--resume", str(cut.path)), when)
-    done = max(steps(cut))
-    output = finish("--resume", str(cut.path))
-    assert 0 < done < len(loaded(whole)[1])
-    assert "test accuracy" in output
-    for mine, theirs in zip(loaded(cut), loaded(whole), strict=True):
-        if isinstance(mine, gemjax.Trace):
-            assert mine == theirs
-            assert eventlog.trace_of(cut.events, 3) == eventlog.trace_of(whole.events, 3)
+    `check(folder)` looks at what each kill leaves behind.
+    """
+    rng = random.Random(seed)
+    kinds = [MOMENTS[k % len(MOMENTS)] for k in range(kills)]
+    rng.shuffle(kinds)
+    number = 0
+    while kinds:
+        folder = RunFolder(whole.folder.path.parent / f"cut-{number}")
+        moment = a_moment(kinds[-1], folder, whole, rng)
+        if is_killed(start(whole.environment, *begin_or_resume(whole, folder)), moment):
+            kinds.pop()
+            check(folder)
         else:
-            assert_same_bits(mine, theirs)
-    assert cut.events.read_bytes() == whole.events.read_bytes()
-    assert cut.metrics.read_bytes() == whole.metrics.read_bytes()
+            yield folder
+            number += 1
+    folder = RunFolder(whole.folder.path.parent / f"cut-{number}")
+    finish(whole.environment, *begin_or_resume(whole, folder))
+    yield folder
 
 
-@pytest.mark.slow
-def test_a_run_on_devices_goes_on_after_being_killed(tmp_path, data_dir):
-    """Its order is not to be had again; but the log holds every commit once, and replays to what was reached."""
-    folder = RunFolder(tmp_path / "run")
-    kill(
-        start(*ON_DEVICES.split(), "--data-dir", data_dir, "--out", str(folder.path)),
-        a_checkpoint_that_is_being_written(folder),
-    )
-    for size in (0, 3_000, 9_000):
-        kill(start("--resume", str(folder.path)), records_beyond_a_new_checkpoint(folder, size))
-    finish("--resume", str(folder.path))
-    config = Config.load(folder.config)
-    task = make_task(config)
-    state, trace = loaded(folder)
-    assert len(trace) == task.num_commits
-    assert eventlog.trace_of(folder.events, 3) == trace
-    kinds = [event["event"] for event in eventlog.read(folder.events)]
-    assert kinds.count("start") >= 4
-    assert kinds.count("commit") == len(trace)
-    tx = METHODS[config.method](config)
-    replay = gemjax.simulate(tx, task.loss_fn, task.params, task.batches, trace, seed=config.seed)
-    assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=1e-2)
+def begin_or_resume(whole, folder):
+    if folder.config.exists():
+        return "--resume", str(folder.path)
+    return *whole.flags, "--out", str(folder.path)
+
+
+def a_whole_run(tmp_path, flags):
+    # What is compiled once need not be again. An entry that a kill cuts short is compiled anew, too.
+    environment = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    flags = [*flags.split(), "--data-dir", str(tmp_path / "data")]
+    finish(environment, *flags, "--out", str(tmp_path / "first"))
+    folder, began = RunFolder(tmp_path / "whole"), time.perf_counter()
+    finish(environment, *flags, "--out", str(folder.path))
+    seconds = time.perf_counter() - began
+    return Whole(folder, flags, environment, seconds, len(loaded(folder).trace))
+
+
+class Loaded(NamedTuple):
+    state: Any
+    trace: gemjax.Trace
 
 
 def loaded(folder):
@@ -166,4 +171,55 @@ def loaded(folder):
     config = Config.load(folder.config)
     like = gemjax.initial_state(METHODS[config.method](config), make_task(config).params, num_workers=config.workers)
     with folder.checkpoints() as checkpoints:
-        return checkpoints.load(like)[:2]
+        return Loaded(*checkpoints.load(like)[:2])
+
+
+def whole_lines(path):
+    return path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+
+
+@pytest.mark.slow
+def test_a_simulation_killed_at_random_moments_ends_as_the_one_that_was_not(tmp_path):
+    """The parameters, the whole state, the trace, the event log and the evaluations, bit for bit."""
+    whole = a_whole_run(tmp_path, SIMULATED)
+
+    def check(folder):
+        for name in ("events", "metrics"):
+            assert getattr(whole.folder, name).read_bytes().startswith(whole_lines(getattr(folder, name)))
+
+    expected, ended = loaded(whole.folder), 0
+    for ended, cut in enumerate(killed_again_and_again(whole, 20, seed=5, check=check), start=1):
+        found = loaded(cut)
+        assert_same_bits(found.state, expected.state)
+        assert found.trace == expected.trace
+        assert cut.events.read_bytes() == whole.folder.events.read_bytes()
+        assert cut.metrics.read_bytes() == whole.folder.metrics.read_bytes()
+        assert cut.finished(whole.commits)
+        assert cut.picture.exists()
+    assert ended
+
+
+@pytest.mark.slow
+def test_a_run_on_devices_goes_on_after_being_killed_at_random_moments(tmp_path):
+    """Its order is not to be had again; but the log holds every commit once, and replays to what was reached."""
+    whole = a_whole_run(tmp_path, ON_DEVICES)
+    config = Config.load(whole.folder.config)
+    task, tx = make_task(config), METHODS[config.method](config)
+
+    def check(folder):
+        """The reader refuses commits that are missing, repeated or out of order."""
+        if folder.events.exists():
+            list(eventlog.read(folder.events))
+
+    ended = 0
+    for ended, folder in enumerate(killed_again_and_again(whole, 12, seed=6, check=check), start=1):
+        state, trace = loaded(folder)
+        assert len(trace) == task.num_commits
+        assert eventlog.trace_of(folder.events, 3) == trace
+        kinds = [event["event"] for event in eventlog.read(folder.events)]
+        assert kinds.count("commit") == kinds.count("ready") == len(trace)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params)))
+        replay = gemjax.simulate(tx, task.loss_fn, task.params, task.batches, trace, seed=config.seed)
+        assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=1e-2)
+        assert folder.finished(task.num_commits)
+    assert ended

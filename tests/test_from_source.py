@@ -1,0 +1,204 @@
+"""Rows that are read when they are needed: the same run, and nobody waits for another one's rows."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import Abreast, assert_same_bits, late
+
+import gemjax
+from gemjax import FromSource
+from gemjax.batches import Rows
+from gemjax.from_source import read_rows
+from gemjax.testing import Faults
+
+N, ROWS = 4, 30
+DATA = {"row": np.arange(ROWS), "x": np.sin(np.arange(64.0 * ROWS)).reshape(ROWS, 64)}
+NUMBERS = np.arange(ROWS)
+START = jnp.zeros(64)
+GEM = gemjax.gem(0.05, num_workers=N)
+LATE = late()
+KINDS = {
+    "epochs": lambda data: gemjax.Epochs(data, 4, seed=1),
+    "shards": lambda data: gemjax.Shards(data, 3, N, seed=1, labels=DATA["row"] % 3, concentration=20.0),
+    "stream": lambda data: gemjax.Stream(data, 4, seed=1),
+}
+every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+class Source:
+    """Rows one by one; ``at(number)`` is called before each, may block or raise."""
+
+    def __init__(self, at=lambda number: None):
+        self.at, self.read = at, []
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, number):
+        self.read.append(number)
+        self.at(number)
+        return jax.tree.map(lambda column: column[number], DATA)
+
+
+class Whole(Source):
+    """As TFDS's data sources and Grain's: all rows of a batch at a time."""
+
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+def loss_fn(params, batch):
+    return 0.1 * jnp.mean(jnp.sum((params[None] - jnp.sin(batch["x"])) ** 2, 1)) + 0.0 * batch["row"].sum()
+
+
+def simulate(batches, tx=GEM, trace=LATE, **options):
+    return gemjax.simulate(tx, loss_fn, START, batches, trace, **options)
+
+
+def on_devices(batches, num_commits=24, tx=GEM, num_workers=N, **options):
+    return gemjax.run_on_devices(tx, loss_fn, START, batches, num_commits, num_workers=num_workers, **options)
+
+
+@every_kind
+@pytest.mark.parametrize("kind", [Source, Whole])
+@pytest.mark.parametrize("threads", [1, 16])
+def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
+    found = simulate(FromSource(kind(), make(NUMBERS), threads), chunk_size=7)
+    expected = simulate(make(DATA), chunk_size=7)
+    assert_same_bits(found.state, expected.state)
+    np.testing.assert_array_equal(found.history["loss"], expected.history["loss"])
+
+
+@every_kind
+@pytest.mark.parametrize("threads", [1, 16])
+def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):
+    """So every worker had the rows that are its own, whatever was read ahead."""
+    found = on_devices(FromSource(Whole(), make(NUMBERS), threads), gate=Abreast(N))
+    replay = simulate(make(DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.history["loss"], replay.history["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["epochs", pytest.param("stream", marks=pytest.mark.slow)])
+def test_local_steps(kind):
+    local, tx = gemjax.LocalSteps(optax.sgd(0.1), 2), gemjax.downpour(num_workers=N)
+    source = FromSource(Source(), KINDS[kind](NUMBERS))
+    found = on_devices(source, tx=tx, local=local, num_commits=16)
+    replay = simulate(KINDS[kind](DATA), tx=tx, local=local, trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_goes_on_where_it_was():
+    batches = FromSource(Source(), KINDS["stream"](NUMBERS))
+    begun = on_devices(batches, num_commits=10)
+    found = on_devices(batches, num_commits=30, state=begun.state, recorded=begun.trace)
+    replay = simulate(KINDS["stream"](DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+def test_a_worker_that_tries_again_has_the_same_rows():
+    with Faults().fail(worker=1, step=2, times=2) as faults:
+        found = on_devices(FromSource(Source(), KINDS["epochs"](NUMBERS)), gate=faults)
+    replay = simulate(KINDS["epochs"](DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+class Own(Rows):
+    """Worker w reads row w, and nothing else."""
+
+    data = NUMBERS
+
+    def select(self, worker, step):
+        return np.asarray(worker, np.int32)[:, None]
+
+
+def test_a_worker_whose_rows_are_late_keeps_nobody_waiting():
+    """Row 1 is there for the first batch only, until the three others have made twenty commits."""
+    enough, first = threading.Event(), threading.Event()
+
+    def at(number):
+        if number == 1 and first.is_set():
+            assert enough.wait(60)
+
+    def callback(progress):
+        first.set()
+        if np.sum(progress.trace().worker != 1) >= 20:
+            enough.set()
+
+    found = on_devices(FromSource(Source(at), Own()), num_commits=40, callback=callback, callback_every=1)
+    assert enough.is_set()
+    workers = found.trace.worker
+    assert (np.bincount(workers, minlength=N) > 0).all()
+    assert np.sum(workers[: np.flatnonzero(workers != 1)[19]] == 1) <= 3  # What it had, and had ahead, when it began.
+
+
+def test_rows_are_read_while_their_worker_computes():
+    """The gradient of step 0 is held back until the rows of step 1 have been asked for."""
+    asked = threading.Event()
+    source = Source(lambda number: asked.set() if len(source.read) > 8 else None)  # Shapes; the first batch; the next.
+
+    def gate(worker, step):
+        assert asked.wait(60)
+
+    batches = FromSource(source, KINDS["epochs"](NUMBERS))
+    on_devices(batches, tx=gemjax.asgd(0.1), num_commits=3, num_workers=1, gate=gate)
+    rows = KINDS["epochs"](NUMBERS).select(np.zeros(4, int), np.array([0, 0, 1, 2])).ravel()
+    assert source.read[:16] == rows.tolist()
+
+
+def broken(number):
+    if number == 17:
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("run", [simulate, on_devices])
+@pytest.mark.parametrize("kind", [Source, Whole])
+def test_a_row_that_cannot_be_read_is_named(run, kind):
+    with pytest.raises(RuntimeError, match=r"row 17 of the source cannot be read: OSError: the disk is gone") as raised:
+        run(FromSource(kind(broken), KINDS["epochs"](NUMBERS)))
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "words"),
+    [
+        ({"x": np.zeros(3)}, ValueError, r"row 1 .*\['x'\] has the shape \(3,\), but that of row 0 has \(2,\)"),
+        ({"y": np.zeros(2)}, ValueError, "row 1 of the source is .*'y'.* but row 0 is .*'x'"),
+        ({"x": "text"}, TypeError, r"row 1 of the source: \['x'\] is str .*numbers only"),
+        ({"x": b"bytes"}, TypeError, r"row 1 of the source: \['x'\] is bytes"),
+    ],
+)
+def test_rows_that_make_no_batch_are_named(row, error, words):
+    with pytest.raises(error, match=words):
+        read_rows([{"x": np.zeros(2)}, row], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((Source(), lambda worker, step: 0), TypeError, "batches that are rows.*got function"),
+        ((Source(), gemjax.Epochs(np.arange(29), 4)), ValueError, "made of 29 rows, but the source has 30"),
+        ((iter([]), gemjax.Epochs(NUMBERS, 4)), TypeError, "length and rows by their number.*list_iterator"),
+        ((Source(), gemjax.Epochs(NUMBERS, 4), 0), ValueError, "threads must be a positive int, got 0"),
+    ],
+)
+def test_what_it_cannot_be_made_of(arguments, error, words):
+    with pytest.raises(error, match=words):
+        FromSource(*arguments)
+
+
+def test_the_batches_number_of_workers_is_checked():
+    batches = FromSource(Source(), gemjax.Shards(NUMBERS, 3, N + 1))
+    with pytest.raises(ValueError, match="num_workers=5"):
+        simulate(batches)
+
+
+def test_grain_changes_rows_on_their_way():
+    grain = pytest.importorskip("grain", reason="Grain is not installed")
+    source = grain.MapDataset.source(Source()).map(lambda row: row | {"x": 2 * row["x"]})
+    found = simulate(FromSource(source, KINDS["epochs"](NUMBERS)))
+    assert_same_bits(found.params, simulate(KINDS["epochs"](DATA | {"x": 2 * DATA["x"]})).params)
