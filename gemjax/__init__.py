@@ -6,7 +6,7 @@ from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
-from gemjax.engines.result import Progress, Result, RunFailedError
+from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
 from gemjax.engines.simulate import simulate
 from gemjax.engines.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
@@ -65,6 +65,7 @@ __all__ = [
     "Result",
     "RunFailedError",
     "RunState",
+    "RunWarning",
     "Shards",
     "Slots",
     "StalenessSchedule",

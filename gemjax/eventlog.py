@@ -13,7 +13,7 @@ from gemjax.trace import COLUMNS, Trace
 
 EVENTS = (
     "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "hang", "late", "join", "leave", "end",
-    "pause",
+    "pause", "idle",
 )  # fmt: skip
 
 # What is checked when a log is read: fields that an event cannot do without besides its time, and kinds of fields;
@@ -33,6 +33,7 @@ NEEDED = {
     "leave": ("worker",),
     "end": ("worker",),
     "pause": ("seconds",),
+    "idle": ("seconds",),
 }
 KINDS = {"event": "text", "time": "time", "staleness": "count", "draw": "count"} | dict.fromkeys(
     NEEDED["commit"], "count"
@@ -42,6 +43,7 @@ KINDS_OF = {
     "ready": KINDS | {"began": "time"},
     "fault": KINDS | {"error": "text"},
     "pause": KINDS | {"seconds": "time"},
+    "idle": KINDS | {"seconds": "time"},
 }
 LINE_BEGINS = b'{"event":"'
 LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
@@ -56,7 +58,7 @@ class EventLog:
     ``drop`` (the method refused it) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
     :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and what diagnostics were asked for. ``fault`` adds
     worker, step and ``error``; ``retire`` (it kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the
-    ``seconds`` that a callback took.
+    ``seconds`` that a callback took; ``idle`` for how many seconds nothing had happened.
 
     Args:
       path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is

@@ -164,6 +164,4 @@ def _read(source: Any, number: int) -> PyTree:
     try:
         return source[number]
     except Exception as error:
-        raise RuntimeError(
-            f"row {number} of the source cannot be read: {type(error).__name__}: {error}"
-        ) from error
+        raise RuntimeError(f"row {number} of the source cannot be read: {type(error).__name__}: {error}") from error

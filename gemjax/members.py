@@ -12,6 +12,7 @@ class Members:
 
     A worker that leaves is not waited for, and what it is computing is thrown away. One that joins pulls and goes on with its
     next step; what the method remembers of it is what it left behind. N is fixed: it is how many workers there can be at once.
+    A run that everybody has left waits for somebody to join, and says so after a minute; :meth:`close` ends it.
 
     Args:
       num_workers: number of workers N, positive.
@@ -27,15 +28,32 @@ class Members:
         self.num_workers = num_workers
         self.absent = frozenset(int(check_worker(worker, num_workers)) for worker in absent)
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._closed = False
         self._wake: Callable[[], None] = lambda: None
 
     def join(self, worker: int) -> None:
-        """Has ``worker`` take part from now on, one that was given up, too; nothing happens if it does."""
+        """Has ``worker`` take part from now on, one that was given up, too; nothing happens if it does.
+
+        Raises:
+          RuntimeError: after :meth:`close`.
+        """
+        if self._closed:
+            raise RuntimeError(f"worker {worker} cannot join: these members are closed")
         self._request("join", worker)
 
     def leave(self, worker: int) -> None:
         """Has ``worker`` take part no longer; nothing happens if it does not."""
         self._request("leave", worker)
+
+    def close(self) -> None:
+        """Says that nobody joins any more: a run that everybody has left fails then, with what it has reached."""
+        self._closed = True
+        self._wake()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody joins any more, and what was asked for before is done."""
+        return self._closed and self._requests.empty()
 
     def _request(self, kind: str, worker: int) -> None:
         self._requests.put((kind, int(check_worker(worker, self.num_workers))))

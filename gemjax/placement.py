@@ -75,9 +75,10 @@ def place(
     Args:
       num_workers: number of workers N, positive; they go round the worker devices in turn.
       central: ``"dedicated"`` keeps the last device for the central variable; ``"host"`` keeps it on the host's CPU beside
-        accelerators; ``"colocated"`` puts it on the first worker's device. Default: with one device, ``host`` beside an
-        accelerator and ``colocated`` on a CPU (there is no other); else ``dedicated`` on CPU devices, which are free, and
-        ``host`` on up to 3 accelerators, where giving one up costs too much, ``dedicated`` beyond.
+        accelerators; ``"colocated"`` puts it on the first worker's device, where commits queue behind that worker's
+        gradients (:func:`gemjax.run_on_devices` warns of it). Default: with one device, ``host`` beside an accelerator and
+        ``colocated`` on a CPU (there is no other); else ``dedicated`` on CPU devices, which are free, and ``host`` on up to 3
+        accelerators, where giving one up costs too much, ``dedicated`` beyond.
       devices: default ``jax.local_devices()``.
       central_devices: over how many devices the central variable is sharded, positive, default 1; with ``"dedicated"`` the
         last ones, with ``"colocated"`` the first.

@@ -1,10 +1,13 @@
 """The training story: make the task, run the engine, keep records, tell what came of it."""
 
+import contextlib
 import json
 import signal
 import sys
 import threading
 import time
+import warnings
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -53,7 +56,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
             watcher = _Watcher(
                 config, task, folder, checkpoints, log, interrupt, console, trace, state, done=len(recorded)
             )
-            with watcher.line, watcher.scalars:
+            with watcher.line, watcher.scalars, _warnings_on(console):
                 began = time.perf_counter()
                 try:
                     result = _run_engine(config, task, state, recorded, trace, log, watcher)
@@ -216,6 +219,23 @@ class _Watcher:
         )
 
 
+@contextlib.contextmanager
+def _warnings_on(console: Console) -> Iterator[None]:
+    """What a run warns of, as a line above its progress."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", gemjax.RunWarning)
+        elsewhere = warnings.showwarning
+
+        def show(message, category, *where):
+            if issubclass(category, gemjax.RunWarning):
+                _say(console, f"warning: {message}")
+            else:
+                elsewhere(message, category, *where)
+
+        warnings.showwarning = show
+        yield
+
+
 class _Interrupt(threading.Event):
     """Set by the first Ctrl-C; the second one interrupts at once."""
 
@@ -245,9 +265,8 @@ def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
 
 def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[str, Any]:
     loss, accuracy = task.evaluate(result.params)
-    history = result.history
-    staleness = history["staleness"][history["applied"]] if history and history["applied"].any() else np.zeros(1)
-    p50, p95 = np.percentile(staleness, [50, 95])
+    # Of the whole run, however often it was taken up again.
+    p50, p95 = np.percentile(result.trace.staleness if len(result.trace) else np.zeros(1), [50, 95])
     summary = {
         "commits": watcher.line.done,
         "total": task.num_commits,
@@ -261,8 +280,9 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
         "staleness_p50": float(p50),
         "staleness_p95": float(p95),
     }
-    write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
     plots.draw_run(folder, config)
+    # Last: a run that has summed up is not taken up again, whatever else it lacks.
+    write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
     if result.stopped:
         go_on = f"python -m train --resume {folder.path}"
         _say(console, f"stopped at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")

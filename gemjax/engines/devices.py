@@ -1,9 +1,11 @@
 """The device engine: one host thread dispatches gradients to many devices and commits them as they finish."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,7 +15,7 @@ from gemjax.diagnostics import names
 from gemjax.engines.memory import bytes_of, that_fit
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Records
-from gemjax.engines.result import Callback, Result, RunFailedError
+from gemjax.engines.result import Callback, Result, RunFailedError, RunWarning
 from gemjax.engines.scheduler import Scheduler
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.engines.waiters import Waiters
@@ -91,6 +93,10 @@ def run_on_devices(
       A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start; ``dispatched``, ``began`` (the worker had its
       view) and ``ready`` stand beside it. ``result.trace`` replays the run in :func:`gemjax.simulate`.
 
+    Warns:
+      RunWarning: if the central variable shares a device with a worker, though it need not; if nothing has happened for a
+        minute, with what the run waits for (it waits on). Once each, in Python's default.
+
     Raises:
       ValueError: if there are no workers, or the method or the batches are made for another number of them.
       RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising or is
@@ -110,6 +116,7 @@ def run_on_devices(
         placement = place(1 if num_workers is None else num_workers)
     elif num_workers not in (None, len(placement.workers)):
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
+    _warn_if_colocated(placement)
     if (state is None) != (recorded is None):
         raise ValueError("to continue a run give both state= and recorded=, the trace of its commits so far")
     if num_commits < 0:
@@ -144,6 +151,21 @@ def run_on_devices(
             failure.result = Result(programs.gather(), records.history(), records.trace(), stopped=True)
             raise
     return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+def _warn_if_colocated(placement: Placement) -> None:
+    """Warns of the hidden barrier where there is another place, and other workers to wait."""
+    centre = set(devices_of(placement.central))
+    alone = len(jax.local_devices()) == 1 and next(iter(centre)).platform == "cpu"
+    if len(placement.workers) == 1 or alone or not placement.colocated:
+        return
+    sharing = [worker for worker, place in enumerate(placement.workers) if centre & set(devices_of(place))]
+    warnings.warn(
+        f"the central variable shares its device with worker {', '.join(map(str, sharing))}: a commit of any worker waits "
+        "there for the gradient that is running, up to a gradient's time each, a hidden barrier (gemjax.verdict tells what "
+        "it came to). Give it a place of its own: gemjax.place(n, 'dedicated') or 'host'",
+        RunWarning, stacklevel=3,
+    )  # fmt: skip
 
 
 def _with_unused_draws(state: RunState, recorded: Trace) -> RunState:

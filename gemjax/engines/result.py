@@ -89,6 +89,10 @@ class RunFailedError(RuntimeError):
     result: Result | None = None
 
 
+class RunWarning(UserWarning):
+    """What a run goes on with, but should be known: nothing has happened for long, a placement that makes workers wait."""
+
+
 def check_rejections(in_a_row: int, num_workers: int, history: Callable[[], History]) -> None:
     """Raises :class:`RunFailedError` once every worker was rejected several times in a row."""
     if in_a_row < 3 * num_workers + 7:

@@ -2,15 +2,19 @@
 
 import collections
 import time
+import warnings
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Pending, Records
-from gemjax.engines.result import Callback, Progress, RunFailedError
+from gemjax.engines.result import Callback, Progress, RunFailedError, RunWarning
 from gemjax.engines.waiters import Arrival, Waiters
 from gemjax.local_steps import PeriodsEndError
 from gemjax.members import Members
 from gemjax.policies import Policy
+
+PATIENCE = 60.0  # Seconds without an arrival after which the run says what it waits for.
 
 
 class Out(NamedTuple):
@@ -43,6 +47,8 @@ class Scheduler:
         self.clock = max(programs.behind)
         self.pulled_at = [self.clock - behind for behind in programs.behind]
         self.quorum_at = float("inf")  # When the grace after the quorum is over.
+        self.heard_at = 0.0  # time.perf_counter() of the last arrival, or of what kept us from looking.
+        self.noticed = False  # Whether it has been said that nobody has arrived since.
         self.last_words: tuple[str, BaseException | None] = ("", None)  # Of the last worker that was given up.
 
     def run(self, callback: Callback | None, callback_every: int) -> bool:
@@ -55,6 +61,7 @@ class Scheduler:
         present = [worker for worker in range(self.programs.num_workers) if worker not in self.absent]
         self.waiting.extend(sorted(present, key=lambda worker: self.pulled_at[worker]))
         self.admit()
+        self.heard_at = time.perf_counter()
         called_at = self.records.commits
         while self.records.commits < self.num_commits:
             if self.lacking:
@@ -63,6 +70,7 @@ class Scheduler:
             if callback is not None and self.records.commits >= called_at + callback_every:
                 if self.call(callback):
                     return self.records.commits < self.num_commits
+                self.heard_at = time.perf_counter()
                 called_at = self.records.commits
         if callback is not None and self.records.commits > called_at:
             self.call(callback)
@@ -83,7 +91,10 @@ class Scheduler:
         self.check_somebody_is_there()
         arrival = self.waiters.next(self.timeout())
         if arrival is not None:
+            self.heard_at, self.noticed = arrival.ready, False
             self.arrive(arrival)
+        elif not self.noticed and time.perf_counter() >= self.heard_at + PATIENCE:
+            self.notice()
         self.expire()
         self.move()
 
@@ -93,12 +104,13 @@ class Scheduler:
             pass
 
     def timeout(self) -> float | None:
-        """Seconds until a deadline or a grace is over; ``None`` if there is neither."""
+        """Seconds until a deadline or a grace is over, or, if there is neither, the patience; ``None`` if that is, too."""
+        patience = None if self.noticed else PATIENCE
         if self.policy.deadline is None and self.quorum_at == float("inf"):
-            return None
+            return patience
         first = next(iter(self.out.values()), None)
         until = min(self.quorum_at, float("inf") if first is None else first.expires)
-        return None if until == float("inf") else max(0.0, until - time.perf_counter())
+        return patience if until == float("inf") else max(0.0, until - time.perf_counter())
 
     def admit(self) -> bool:
         """Sends off those that wait, as many as may go; whether any did."""
@@ -272,11 +284,38 @@ class Scheduler:
             self.quorum_at = float("inf")
         self.records.event("leave", self.records.now(), worker=worker, step=self.programs.steps[worker])
 
+    def notice(self) -> None:
+        """Says, once until somebody arrives, what the run waits for: it may be for ever, and nobody would know why."""
+        self.noticed = True
+        self.records.event("idle", self.records.now(), seconds=PATIENCE)
+        if self.records.log is not None:
+            self.records.log.flush()
+        words = [
+            f"{what}: {_numbers(workers)}"
+            for what, workers in (
+                ("computing", self.out),
+                ("held by the policy", [arrival.worker for arrival in self.held]),
+                ("waiting to be sent off, or for their data", self.waiting),
+                ("have left", self.absent),
+            )
+            if workers
+        ]
+        if not (self.out or self.held or self.waiting):
+            words.append("it goes on when one joins (Members.join), and ends if none will (Members.close)")
+        elif self.out and self.policy.deadline is None:
+            words.append("a worker that is silent is given up if the policy has a deadline")
+        warnings.warn(
+            f"nothing has happened in this run for {PATIENCE:g} s; workers {'; '.join(words)}", RunWarning, stacklevel=2
+        )
+
     def check_somebody_is_there(self) -> None:
-        """Raises :class:`RunFailedError` if nobody is left who could commit; one who has left may come again."""
-        if self.out or self.held or self.waiting or self.absent:
+        """Raises :class:`RunFailedError` if nobody is left who could commit; one who has left may come again, unless told."""
+        closed = self.members.closed
+        if self.out or self.held or self.waiting or (self.absent and not closed):
             return
         words, error = self.last_words
+        if self.absent:
+            words = f"workers {_numbers(self.absent)} have left and none joins any more{words and '; '}{words}"
         done = self.records.commits + len(self.pending)
         raise RunFailedError(f"{done} of {self.num_commits} commits are made, but {words}") from error
 
@@ -312,3 +351,8 @@ class Scheduler:
         stop = bool(callback(progress))
         records.event("pause", began, seconds=round(records.now() - began, 6))
         return stop
+
+
+def _numbers(workers: Iterable[int], most: int = 8) -> str:
+    named = sorted(workers)
+    return ", ".join(map(str, named[:most])) + (f" and {len(named) - most} more" if len(named) > most else "")

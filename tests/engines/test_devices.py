@@ -85,6 +85,7 @@ def test_one_worker_is_never_stale():
         pytest.param("host", True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
 def test_every_home_of_the_central_variable(central, vector):
     """One vector packs into itself: a view that aliased the central variable would die when a commit donates that."""
     problem = QUADRATIC
@@ -97,7 +98,13 @@ def test_every_home_of_the_central_variable(central, vector):
     assert_close(jax.device_get(result.params), jax.device_get(replay(result, problem, ASGD).params), rtol=1e-5)
 
 
+def test_a_centre_among_the_workers_is_warned_of():
+    with pytest.warns(gemjax.RunWarning, match=r"shares its device with worker 0: .* hidden barrier"):
+        run(placement=gemjax.place(4, "colocated"))
+
+
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
 def test_more_workers_than_devices(devices):
     placement = gemjax.place(7, "colocated", jax.devices()[:devices])
     tx = gemjax.gem(0.05, num_workers=7)
@@ -389,6 +396,7 @@ def test_the_callback_hears_of_every_commit_once(callback_every):
     np.testing.assert_array_equal(np.concatenate([row["loss"] for row in rows]), result.history["loss"])
 
 
+@pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
 def test_what_the_caller_holds_is_not_used_up():
     """Commits donate what they replace; the caller's arrays may lie on the central device."""
     placement = gemjax.place(4, "colocated")

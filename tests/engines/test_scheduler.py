@@ -1,6 +1,7 @@
 """Policies and members in real runs; each is replayed."""
 
 import threading
+import warnings
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from engines.problems import Abreast, assert_close, quadratic
 
 import gemjax
+from gemjax.engines import scheduler
 from gemjax.testing import Faults
 
 QUADRATIC = quadratic()
@@ -194,3 +196,63 @@ def test_who_is_asked_to_join_before_the_run_is_there():
     for worker in range(4):
         members.join(worker)
     run(members=members)
+
+
+def test_who_waits_in_vain_is_told_what_for(monkeypatch, tmp_path):
+    """Everybody has left: said once, in the log, too; the run goes on when one joins."""
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.05)
+    members = gemjax.Members(4, absent=range(4))
+    told = []
+
+    def tell(message, category, *where):
+        told.append(str(message))
+        members.join(2)
+
+    with warnings.catch_warnings(), gemjax.EventLog(tmp_path / "log") as log:
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", tell)
+        result = run(members=members, log=log)
+    assert set(result.trace.worker) == {2}
+    assert "have left: 0, 1, 2, 3; it goes on when one joins (Members.join)" in told[0]
+    idle = [event for event in gemjax.eventlog.read(tmp_path / "log") if event["event"] == "idle"]
+    assert len(idle) == len(told)
+    assert idle[0]["seconds"] == 0.05
+
+
+def test_who_waits_for_a_silent_worker_is_told(monkeypatch):
+    """Pacing holds all others back for the one that hangs, and there is no deadline."""
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.2)
+    told = []
+    with Faults().hang(1, 2) as faults, warnings.catch_warnings():
+
+        def tell(message, category, *where):
+            told.append(str(message))
+            faults.let_go(1, 2)
+
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", tell)
+        run(policy=gemjax.Policy(max_staleness=3), gate=faults)
+    assert any("computing: 1; held by the policy: 0, 2, 3; a worker that is silent" in text for text in told)
+
+
+def test_a_run_that_all_have_left_for_good_ends():
+    members = gemjax.Members(4, absent=[3])
+
+    def callback(progress):
+        if progress.commits >= 20:
+            for worker in range(3):
+                members.leave(worker)
+            members.close()
+
+    with pytest.raises(gemjax.RunFailedError, match=r"of 60 .*workers 0, 1, 2, 3 have left and none joins") as failure:
+        run(members=members, callback=callback, callback_every=20)
+    assert len(failure.value.result.trace) >= 20
+    with pytest.raises(RuntimeError, match="worker 3 cannot join: these members are closed"):
+        members.join(3)
+
+
+def test_who_joins_before_the_members_close_takes_part():
+    members = gemjax.Members(4, absent=range(4))
+    members.join(1)
+    members.close()
+    assert set(run(members=members).trace.worker) == {1}

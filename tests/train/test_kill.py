@@ -1,5 +1,6 @@
 """Runs that are killed again and again, at random moments of their lives: a simulation ends as the one that was not."""
 
+import json
 import os
 import random
 import re
@@ -23,9 +24,9 @@ from train.task import make_task
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = (
-    "digits --engine simulate --workers 3 --epochs 3 --batch-size 32 --seed 3 --checkpoint-every 20 --eval-seconds 9"
+    "digits --engine simulate --workers 3 --epochs 2 --batch-size 32 --seed 3 --checkpoint-every 20 --eval-seconds 9"
 )
-ON_DEVICES = "digits --method asgd --learning-rate 0.05 --workers 3 --epochs 3 --batch-size 32 --checkpoint-every 20"
+ON_DEVICES = "digits --method asgd --learning-rate 0.05 --workers 3 --epochs 2 --batch-size 32 --checkpoint-every 20"
 UNFINISHED = re.compile(r"\d+\..*tmp")  # What Orbax writes to before a checkpoint gets its name.
 MOMENTS = ("any", "records", "checkpoint", "end")
 
@@ -89,7 +90,7 @@ def a_moment(kind, folder, whole, rng):
         size = rng.randrange(size_of(folder), max(size_of(folder), size_of(whole.folder)) + 1)
         return lambda process: until(process, lambda: size_of(folder) > size)
     if kind == "checkpoint":
-        seen, skipped = names_in(folder), rng.randrange(5)
+        seen, skipped = names_in(folder), rng.randrange(4)
 
         def is_being_written():
             nonlocal skipped
@@ -102,8 +103,8 @@ def a_moment(kind, folder, whole, rng):
 
         return lambda process: until(process, is_being_written)
     last = str(whole.commits)  # All is trained; what is left is the summary and the picture.
-    return lambda process: until(process, lambda: last in names_in(folder)) and is_running(
-        process, 0.1 * rng.random() * whole.seconds
+    return lambda process: (
+        until(process, lambda: last in names_in(folder)) and is_running(process, 0.1 * rng.random() * whole.seconds)
     )
 
 
@@ -174,6 +175,12 @@ def loaded(folder):
         return Loaded(*checkpoints.load(like)[:2])
 
 
+def summary_of(folder):
+    """What does not depend on how fast it went."""
+    summary = json.loads(folder.summary.read_text())
+    return {name: value for name, value in summary.items() if name not in ("seconds", "commits_per_second")}
+
+
 def whole_lines(path):
     return path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
 
@@ -187,16 +194,15 @@ def test_a_simulation_killed_at_random_moments_ends_as_the_one_that_was_not(tmp_
         for name in ("events", "metrics"):
             assert getattr(whole.folder, name).read_bytes().startswith(whole_lines(getattr(folder, name)))
 
-    expected, ended = loaded(whole.folder), 0
-    for ended, cut in enumerate(killed_again_and_again(whole, 20, seed=5, check=check), start=1):
+    expected = loaded(whole.folder)
+    for cut in killed_again_and_again(whole, 12, seed=5, check=check):
         found = loaded(cut)
         assert_same_bits(found.state, expected.state)
         assert found.trace == expected.trace
         assert cut.events.read_bytes() == whole.folder.events.read_bytes()
         assert cut.metrics.read_bytes() == whole.folder.metrics.read_bytes()
-        assert cut.finished(whole.commits)
+        assert summary_of(cut) == summary_of(whole.folder)
         assert cut.picture.exists()
-    assert ended
 
 
 @pytest.mark.slow
@@ -211,8 +217,7 @@ def test_a_run_on_devices_goes_on_after_being_killed_at_random_moments(tmp_path)
         if folder.events.exists():
             list(eventlog.read(folder.events))
 
-    ended = 0
-    for ended, folder in enumerate(killed_again_and_again(whole, 12, seed=6, check=check), start=1):
+    for folder in killed_again_and_again(whole, 8, seed=6, check=check):
         state, trace = loaded(folder)
         assert len(trace) == task.num_commits
         assert eventlog.trace_of(folder.events, 3) == trace
@@ -222,4 +227,3 @@ def test_a_run_on_devices_goes_on_after_being_killed_at_random_moments(tmp_path)
         replay = gemjax.simulate(tx, task.loss_fn, task.params, task.batches, trace, seed=config.seed)
         assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=1e-2)
         assert folder.finished(task.num_commits)
-    assert ended
