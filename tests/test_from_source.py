@@ -64,8 +64,10 @@ def on_devices(batches, num_commits=24, tx=GEM, num_workers=N, **options):
 
 
 @every_kind
-@pytest.mark.parametrize("kind", [Source, Whole])
-@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize(
+    ("kind", "threads"),
+    [(Source, 16), (Whole, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(Source, 1), (Whole, 16)])],
+)
 def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
     found = simulate(FromSource(kind(), make(NUMBERS), threads), chunk_size=7)
     expected = simulate(make(DATA), chunk_size=7)
@@ -74,7 +76,7 @@ def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
 
 
 @every_kind
-@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):
     """So every worker had the rows that are its own, whatever was read ahead."""
     found = on_devices(FromSource(Whole(), make(NUMBERS), threads), gate=Abreast(N))

@@ -287,6 +287,7 @@ class Scheduler:
     def notice(self) -> None:
         """Says, once until somebody arrives, what the run waits for: it may be for ever, and nobody would know why."""
         self.noticed = True
+        self.finish()
         self.records.event("idle", self.records.now(), seconds=PATIENCE)
         if self.records.log is not None:
             self.records.log.flush()

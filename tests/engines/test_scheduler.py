@@ -222,17 +222,18 @@ def test_who_waits_in_vain_is_told_what_for(monkeypatch, tmp_path):
 def test_who_waits_for_a_silent_worker_is_told(monkeypatch):
     """Pacing holds all others back for the one that hangs, and there is no deadline."""
     monkeypatch.setattr(scheduler, "PATIENCE", 0.2)
-    told = []
+    told, waits_for_one = [], "computing: 1; held by the policy: 0, 2, 3; a worker that is silent"
     with Faults().hang(1, 2) as faults, warnings.catch_warnings():
 
         def tell(message, category, *where):
             told.append(str(message))
-            faults.let_go(1, 2)
+            if waits_for_one in told[-1]:  # On a busy machine the others may be slow, too, before.
+                faults.let_go(1, 2)
 
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", tell)
         run(policy=gemjax.Policy(max_staleness=3), gate=faults)
-    assert any("computing: 1; held by the policy: 0, 2, 3; a worker that is silent" in text for text in told)
+    assert ("hang", 1, 2) in faults.injected
 
 
 def test_a_run_that_all_have_left_for_good_ends():
