@@ -226,11 +226,11 @@ def _warnings_on(console: Console) -> Iterator[None]:
         warnings.simplefilter("always", gemjax.RunWarning)
         elsewhere = warnings.showwarning
 
-        def show(message, category, *where):
+        def show(message, category, filename, lineno, file=None, line=None):
             if issubclass(category, gemjax.RunWarning):
                 _say(console, f"warning: {message}")
             else:
-                elsewhere(message, category, *where)
+                elsewhere(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
         yield
