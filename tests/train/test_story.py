@@ -107,12 +107,12 @@ def test_no_checkpoint_is_written_over(tiny, small, monkeypatch):
     assert saved == [11, 22, 33]
 
 
-@pytest.mark.slow
 def test_what_a_run_warns_of_is_a_line_on_the_terminal(tiny, small):
     output = run(dataclasses.replace(small, engine="devices", central="colocated"))[2]
     assert output.count("warning: the central variable shares its device with worker 0: ") == 1
 
 
+@pytest.mark.slow
 def test_a_run_on_devices_is_evaluated_as_soon_as_it_is_looked_at(tiny, small):
     folder, _, _ = run(dataclasses.replace(small, eval_every=7))
     commits = folder.read_metrics()["commits"].tolist()
