@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from train import sweep
 
             return sweep.main(argv[1:])
+        if argv[:1] == ["reproduce"]:
+            from train import reproduce
+
+            return reproduce.main(argv[1:])
         if argv[:1] == ["report"]:
             from train import report
 
