@@ -48,6 +48,7 @@ def lines(
         good = np.isfinite(means)
         style = look(index)
         axes.errorbar(np.array(points)[good], means[good], halves[good], label=name, ms=5, lw=1.5, capsize=3, **style)
+        _seeds(axes, measured, what, name, points, factor, style["color"])
         if (~good).any():
             axes.plot(
                 np.array(points)[~good], np.full((~good).sum(), 0.97), "x", color=style["color"], mew=1.8,
@@ -62,12 +63,23 @@ def lines(
     axes.set_ylabel(WORDS.get(what, what))
 
 
+def _seeds(axes: Axes, measured: Measured, what: str, name: str, points, factor: float, color: str) -> None:
+    """Every seed as a dot, where there are several."""
+    for point in points:
+        values = np.array(measured.spread("test_accuracy" if what == "test_error" else what, name, point).values)
+        values = 1 - values if what == "test_error" else values
+        if len(values) > 1:
+            shown = factor * values[np.isfinite(values)]
+            axes.plot([point] * len(shown), shown, ".", ms=3, color=color, alpha=0.6)
+
+
 def _spread(measured: Measured, what: str, name: str, point: float) -> tuple[float, float]:
     if what == "test_error":
-        mean, half, _ = measured.spread("test_accuracy", name, point)
-        return 1 - mean, half
-    mean, half, _ = measured.spread(what, name, point)
-    return mean, half
+        mean, half, values = measured.spread("test_accuracy", name, point)
+        mean = 1 - mean
+    else:
+        mean, half, values = measured.spread(what, name, point)
+    return mean, half if len(values) > 2 else np.nan  # Of two seeds it would be 13 standard errors wide.
 
 
 def points_axis(axes: Axes, points: Sequence[float], label: str, *, log: bool = True) -> None:

@@ -115,6 +115,17 @@ class Measured:
         sums = np.where(known, table, 0.0).sum(0)
         return np.array(longest, float), np.where(known.any(0), sums / np.maximum(1, known.sum(0)), np.nan)
 
+    def times(self, series: str, point: float) -> np.ndarray:
+        """Virtual times of the points of :meth:`curve`, of the seed that came farthest."""
+        curves = [record["curve"] for record in self.of(series, point)]
+        return np.array(max(curves, key=lambda curve: len(curve["commits"]))["time"], float)
+
+    def diagnostic(self, what: str, series: str, point: float) -> tuple[np.ndarray, np.ndarray]:
+        """A diagnostic along the run: parts of its virtual time, in (0, 1], and means over a moment, of the first seed."""
+        found = self.of(series, point)[0]["diagnostics"][what]
+        times = np.array(found["time"], float)
+        return times / times[-1], np.array(found["curve"], float)
+
     def steps_per_epoch(self, series: str, point: float) -> int:
         """Commits of one worker that are one epoch of data."""
         return self.of(series, point)[0]["steps_per_epoch"]

@@ -14,6 +14,7 @@ from train.dashboard import MOST_WORKERS, Workers
 ROOM = 8  # Lines of a terminal beside the table of workers, for what was printed before and the bar.
 OFTEN = 0.1  # Seconds from one drawing of the table to the next, at least.
 LINES = 20  # Plain lines a run, where the output is not a terminal.
+MINUTE = 60.0  # Seconds from one plain line to the next at most, while many runs go on.
 
 
 def mean_loss(history: dict[str, Any]) -> float:
@@ -186,7 +187,7 @@ class RunsProgress:
         self.console, self.total, self.runs = console, total, runs
         self.done = self._line_at = self._commits_done = 0
         self._under_way: dict[str, int] = {}
-        self._began = time.perf_counter()
+        self._began = self._printed = time.perf_counter()
         self._live = None
         if console.is_terminal:
             self._live = Progress(
@@ -226,7 +227,7 @@ class RunsProgress:
         self._under_way[name] = commits
         if self._live is not None:
             self._live.update(self._task, completed=self.commits, description=self._text, left=self.left)
-        elif self.commits - self._line_at >= self.total / LINES:
+        elif self.commits - self._line_at >= self.total / LINES or time.perf_counter() - self._printed >= MINUTE:
             self._print("")
 
     def end(self, name: str, commits: int, text: str) -> None:
@@ -244,7 +245,7 @@ class RunsProgress:
         return f"{self.done} of {self.runs} runs done"
 
     def _print(self, text: str) -> None:
-        self._line_at = self.commits
+        self._line_at, self._printed = self.commits, time.perf_counter()
         percent = 100 * self.commits / max(1, self.total)
         line = f"{self.done}/{self.runs} runs done  {percent:.0f} %  left {self.left}{text}"
         self.console.print(line, highlight=False, soft_wrap=True)
