@@ -61,7 +61,7 @@ class Run:
     @property
     def name(self) -> str:
         """The run in words, for progress and messages."""
-        return f"{self.config.method}, {self.config.workers} workers, seed {self.config.seed}"
+        return f"{self.series} at {self.point:g}, seed {self.config.seed}"
 
     def described(self) -> dict[str, Any]:
         """All that decides the run's numbers: what its configuration sets apart from defaults, and what is recorded.
@@ -125,7 +125,7 @@ class Claim:
     runs: Mapping[Scale, Sequence[Run]]
     judge: Callable[[Measured], Sequence[Statement]]
     draw: Callable[[Figure, Measured], None]
-    paper: Mapping[str, Mapping[str, Mapping[float, float]]] = dataclasses.field(default_factory=dict)
+    paper: Mapping[str, Mapping[str, Mapping[Any, float]]] = dataclasses.field(default_factory=dict)
     read_off: bool = True
     minutes: Mapping[Scale, float] = dataclasses.field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """Pieces of a claim's picture: lines with intervals, published numbers beside them, curves along a run."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ WORDS = {
 }
 
 
-def look(index: int) -> dict[str, str]:
+def look(index: int) -> dict[str, Any]:
     """Colour and marker of the series at `index`."""
     return {"color": f"C{index % 10}", "marker": MARKERS[index % len(MARKERS)]}
 
@@ -29,7 +30,7 @@ def lines(
     axes: Axes,
     measured: Measured,
     what: str = "train_loss",
-    paper: Mapping[str, Mapping[float, float]] | None = None,
+    paper: Mapping[str, Mapping[Any, float]] | None = None,
     series: Sequence[str] | None = None,
 ) -> None:
     """A line for each series over its points, with 95 % intervals over seeds.
@@ -44,10 +45,11 @@ def lines(
         points = measured.points(name)
         spreads = [_spread(measured, what, name, point) for point in points]
         means = np.array([spread[0] for spread in spreads]) * factor
-        halves = np.nan_to_num(np.array([spread[1] for spread in spreads])) * factor
+        halves = np.array([spread[1] for spread in spreads]) * factor
         good = np.isfinite(means)
         style = look(index)
-        axes.errorbar(np.array(points)[good], means[good], halves[good], label=name, ms=5, lw=1.5, capsize=3, **style)
+        bars = halves[good] if np.isfinite(halves[good]).any() else None
+        axes.errorbar(np.array(points)[good], means[good], bars, label=name, ms=5, lw=1.5, capsize=3, **style)
         _seeds(axes, measured, what, name, points, factor, style["color"])
         if (~good).any():
             axes.plot(

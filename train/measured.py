@@ -121,7 +121,7 @@ class Measured:
         return np.array(max(curves, key=lambda curve: len(curve["commits"]))["time"], float)
 
     def diagnostic(self, what: str, series: str, point: float) -> tuple[np.ndarray, np.ndarray]:
-        """A diagnostic along the run: parts of its virtual time, in (0, 1], and means over a moment, of the first seed."""
+        """A diagnostic along the first seed's run: parts of its virtual time, in (0, 1], and the median of each moment."""
         found = self.of(series, point)[0]["diagnostics"][what]
         times = np.array(found["time"], float)
         return times / times[-1], np.array(found["curve"], float)

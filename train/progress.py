@@ -187,6 +187,7 @@ class RunsProgress:
         self.console, self.total, self.runs = console, total, runs
         self.done = self._line_at = self._commits_done = 0
         self._under_way: dict[str, int] = {}
+        self._ended: set[str] = set()
         self._began = self._printed = time.perf_counter()
         self._live = None
         if console.is_terminal:
@@ -224,6 +225,8 @@ class RunsProgress:
 
     def update(self, name: str, commits: int) -> None:
         """Shows that the run called `name` has made so many commits."""
+        if name in self._ended:  # News that was late.
+            return
         self._under_way[name] = commits
         if self._live is not None:
             self._live.update(self._task, completed=self.commits, description=self._text, left=self.left)
@@ -233,6 +236,7 @@ class RunsProgress:
     def end(self, name: str, commits: int, text: str) -> None:
         """Shows that a run is done, with `text` about it."""
         self._under_way.pop(name, None)
+        self._ended.add(name)
         self.done, self._commits_done = self.done + 1, self._commits_done + commits
         if self._live is not None:
             self._live.update(self._task, completed=self.commits, description=self._text, left=self.left)

@@ -159,7 +159,7 @@ class _Watcher:
         }
 
     def _diagnostic(self, name: str) -> dict[str, Any]:
-        """The median over the run, and the mean of each moment."""
+        """Median and mean over the run, and the median of each moment."""
         taken = [part for part in self.parts if name in part]
         values = [part[name][part["applied"] & np.isfinite(part[name])] for part in taken]
         every = np.concatenate([*values, np.zeros(0)])
@@ -167,7 +167,7 @@ class _Watcher:
             "median": _number(np.median(every)) if len(every) else None,
             "mean": _number(np.mean(every)) if len(every) else None,
             "time": [_number(part["time"][-1]) for part in taken],
-            "curve": [_number(np.mean(part)) if len(part) else None for part in values],
+            "curve": [_number(np.median(part)) if len(part) else None for part in values],
         }
 
 

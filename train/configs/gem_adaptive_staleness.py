@@ -79,7 +79,7 @@ def draw(figure, measured) -> None:
 
 CLAIM = Claim(
     name="gem_adaptive_staleness",
-    title="Adaptive staleness depends on the rate alone, and the published loss is that of a smaller one",
+    title="The published loss of adaptive staleness is that of a smaller rate",
     source="Hermans & Louppe, 2018, figure 1",
     runs={
         "full": _runs(mnist, (0.05, 0.025, 0.01), (5, 10, 30)),

@@ -5,7 +5,7 @@ rises again after about ten epochs.
 
 Setting (full): MNIST, GEM's CNN, batches of 64, η = 0.05, μ = 0.9; GEM with 10 workers of three epochs each, against one
 worker with momentum SGD and thirty epochs; the test set is looked at once an epoch of data; three seeds.
-Setting (small): digits, 8 workers, 40 epochs of data in all, one seed; it judges the end only.
+Setting (small): digits, 8 workers, η = 0.02, 40 epochs of data in all, one seed; it judges the end only.
 
 Cost (full): 6 runs, 168,660 commits.
 Expected: GEM's loss falls to about 0.025.
@@ -14,6 +14,8 @@ Deviations:
   1. Simulated workers, as in figure 1.
   2. The paper does not name the number of workers (10 here), nor its validation set (MNIST's test set here).
 """
+
+import functools
 
 import numpy as np
 
@@ -97,7 +99,10 @@ CLAIM = Claim(
     name="gem_figure_5",
     title="GEM's validation loss keeps falling where momentum SGD overfits",
     source="Hermans & Louppe, 2018, figure 5",
-    runs={"full": _runs(mnist, 10, 30.0, (0, 1, 2)), "small": _runs(digits, 8, 40.0, (0,))},
+    runs={
+        "full": _runs(mnist, 10, 30.0, (0, 1, 2)),
+        "small": _runs(functools.partial(digits, learning_rate=0.02), 8, 40.0, (0,)),
+    },
     judge=judge,
     draw=draw,
     paper={"test_loss": {GEM: {30: 0.025}}},

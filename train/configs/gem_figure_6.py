@@ -4,7 +4,7 @@ Claim: at η = 0.1 GEM stays near its proxy (final training loss about 0.05 to 0
 DOWNPOUR, plain asynchronous SGD, ends near 0.1 with 5, is slow with 10 and fails with 20.
 
 Setting (full): figure 1's at η = 0.1, with 5, 10 and 20 workers; the proxy is sequential momentum SGD at that rate.
-Setting (small): digits at η = 0.2 with 2, 4 and 8 workers, one seed.
+Setting (small): digits at η = 0.05 with 4, 16 and 32 workers, one seed.
 
 Cost (full): 21 runs, 199,581 commits.
 Expected: GEM 0.07 to 0.05; DOWNPOUR 0.14, 0.10, and 2.3 (chance) with 20.
@@ -92,7 +92,7 @@ CLAIM = Claim(
     source="Hermans & Louppe, 2018, figure 6",
     runs={
         "full": _runs(mnist, (5, 10, 20), (0, 1, 2), 0.1),
-        "small": _runs(digits, (2, 4, 8), (0,), 0.2),
+        "small": _runs(digits, (4, 16, 32), (0,), 0.05),
     },
     judge=judge,
     draw=draw,
