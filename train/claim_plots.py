@@ -98,7 +98,7 @@ def log_axis(axes: Axes) -> None:
     """A logarithmic vertical axis labelled with plain numbers, at 1, 2 and 5 where it spans few decades."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if high / low > 300:
+    if low <= 0 or high / low > 300:  # Nothing finite was drawn; or decades are ticks enough.
         return
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]

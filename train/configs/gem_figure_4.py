@@ -9,7 +9,7 @@ Setting (small): digits, 64 rows split over 1, 2, 4 and 8 workers, twenty epochs
 What time is: simulated. A gradient on the whole 256 rows takes one unit, one on a part of them takes that part; commits
 take none. So the speed-up says that nobody waits for anybody, not how fast a machine computes small batches.
 
-Cost (full): 15 runs, 173,760 commits, most on small batches.
+Cost (full): 15 runs, 174,336 commits, most on small batches.
 Expected: speed-up within 5 % of the number of workers; final losses alike.
 
 Deviations:
@@ -17,6 +17,8 @@ Deviations:
   2. The paper does not name the amount of data: eight epochs here.
   3. η stays while batches shrink, as the effective batch does.
 """
+
+import math
 
 from train.claim import Claim, Run, Statement, over_seeds
 from train.configs.gem_setting import digits, mnist, words
@@ -56,7 +58,7 @@ def judge(measured) -> list[Statement]:
         ),
         Statement(
             "splitting the batch does not make the final training loss worse (by more than a quarter)",
-            all(loss <= 1.25 * losses[0] for loss in losses),
+            all(loss <= 1.25 * losses[0] < math.inf for loss in losses),
             words(losses),
             "alike",
         ),
@@ -64,7 +66,7 @@ def judge(measured) -> list[Statement]:
             "nor the test error (by more than 0.3 percentage points)"
             if measured.full
             else "nor the test error (2 points)",
-            all(error <= errors[0] + (0.3 if measured.full else 2.0) for error in errors),
+            all(error <= errors[0] + (0.3 if measured.full else 2.0) < 50 for error in errors),
             words(errors) + " %",
         ),
     ]

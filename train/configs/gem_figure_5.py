@@ -37,9 +37,10 @@ def _runs(make, workers: int, epochs: float, seeds) -> list[Run]:
 def judge(measured) -> list[Statement]:
     (epochs,) = measured.points(GEM)
     gem, sgd = (measured.curve("test_loss", series, epochs, "evaluations")[1] for series in (GEM, SGD))
+    gem, sgd = (np.where(np.isfinite(losses), losses, np.inf) for losses in (gem, sgd))
     last = {series: float(np.mean(curve[-3:])) for series, curve in ((GEM, gem), (SGD, sgd))}
     said = {
-        series: f"{last[series]:.3g} at the end, least {np.nanmin(curve):.3g} at epoch {1 + int(np.nanargmin(curve))}"
+        series: f"{last[series]:.3g} at the end, least {np.min(curve):.3g} at epoch {1 + int(np.argmin(curve))}"
         for series, curve in ((GEM, gem), (SGD, sgd))
     }
     statements = [
@@ -54,13 +55,13 @@ def judge(measured) -> list[Statement]:
         statements += [
             Statement(
                 "GEM's validation loss keeps falling: it ends within 15 % of its least",
-                last[GEM] <= 1.15 * np.nanmin(gem),
+                last[GEM] <= 1.15 * np.min(gem) < np.inf,
                 said[GEM],
                 "falls to ≈ 0.025",
             ),
             Statement(
                 "that of momentum SGD rises again, by more than 15 % from its least",
-                last[SGD] > 1.15 * np.nanmin(sgd),
+                last[SGD] > 1.15 * np.min(sgd),
                 said[SGD],
                 "rises after ≈ 10 epochs",
             ),
