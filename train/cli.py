@@ -1,4 +1,4 @@
-"""The command line: `python -m train [CONFIGURATION | sweep | report | bench] [flags]`."""
+"""The command line: `python -m train [CONFIGURATION | sweep | reproduce | results | report | bench] [flags]`."""
 
 import contextlib
 import dataclasses
@@ -17,8 +17,8 @@ DESCRIPTION = f"""Asynchronous training with gemjax.
 
 Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
 `python -m train sweep` compares methods and numbers of workers, `python -m train report [RUN]` tells whether a run was truly
-asynchronous, `python -m train bench` measures what the engines cost; `--help` behind each tells more. Ctrl-C writes a
-checkpoint and ends; `--resume` goes on."""
+asynchronous, `python -m train reproduce` checks published claims, `python -m train bench` measures what the engines cost;
+`--help` behind each tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
@@ -39,6 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from train import sweep
 
             return sweep.main(argv[1:])
+        if argv[:1] == ["reproduce"]:
+            from train import reproduce
+
+            return reproduce.main(argv[1:])
+        if argv[:1] == ["results"]:
+            from train import results_table
+
+            return results_table.main(argv[1:])
         if argv[:1] == ["report"]:
             from train import report
 
@@ -136,7 +144,8 @@ def start_from(argv: list[str]) -> tuple[list[str], Config]:
         return argv, configs.load(name)
     except ValueError:
         raise UsageError(
-            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, sweep, report or bench"
+            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, "
+            "sweep, reproduce, results, report or bench"
         ) from None
 
 

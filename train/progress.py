@@ -14,6 +14,7 @@ from train.dashboard import MOST_WORKERS, Workers
 ROOM = 8  # Lines of a terminal beside the table of workers, for what was printed before and the bar.
 OFTEN = 0.1  # Seconds from one drawing of the table to the next, at least.
 LINES = 20  # Plain lines a run, where the output is not a terminal.
+MINUTE = 60.0  # Seconds from one plain line to the next at most, while many runs go on.
 
 
 def mean_loss(history: dict[str, Any]) -> float:
@@ -177,3 +178,78 @@ class SweepProgress:
         percent = 100 * self.arrivals / max(1, self.total)
         text = f"{self.done}/{self.cells} cells done  {percent:.0f} %  left {self.left}  {self._what}"
         self.console.print(text, highlight=False, soft_wrap=True)
+
+
+class RunsProgress:
+    """Shows how many runs are done, how many of all their commits, and the time left."""
+
+    def __init__(self, console: Console, total: int, runs: int):
+        self.console, self.total, self.runs = console, total, runs
+        self.done = self._line_at = self._commits_done = 0
+        self._under_way: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._began = self._printed = time.perf_counter()
+        self._live = None
+        if console.is_terminal:
+            self._live = Progress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:.0f} %"),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("left {task.fields[left]}"),
+                console=console,
+            )
+            self._task = self._live.add_task(self._text, total=total, left="…")
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    @property
+    def commits(self) -> int:
+        """Commits of all runs, those under way included."""
+        return self._commits_done + sum(self._under_way.values())
+
+    @property
+    def left(self) -> str:
+        """Time left, at the rate so far."""
+        if not self.commits:
+            return "…"
+        seconds = round((time.perf_counter() - self._began) * (self.total - self.commits) / self.commits)
+        return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
+
+    def update(self, name: str, commits: int) -> None:
+        """Shows that the run called `name` has made so many commits."""
+        if name in self._ended:  # News that was late.
+            return
+        self._under_way[name] = commits
+        if self._live is not None:
+            self._live.update(self._task, completed=self.commits, description=self._text, left=self.left)
+        elif self.commits - self._line_at >= self.total / LINES or time.perf_counter() - self._printed >= MINUTE:
+            self._print("")
+
+    def end(self, name: str, commits: int, text: str) -> None:
+        """Shows that a run is done, with `text` about it."""
+        self._under_way.pop(name, None)
+        self._ended.add(name)
+        self.done, self._commits_done = self.done + 1, self._commits_done + commits
+        if self._live is not None:
+            self._live.update(self._task, completed=self.commits, description=self._text, left=self.left)
+            self._live.console.print(f"{name}: {text}", highlight=False, soft_wrap=True)
+        else:
+            self._print(f"  {name}: {text}")
+
+    @property
+    def _text(self) -> str:
+        return f"{self.done} of {self.runs} runs done"
+
+    def _print(self, text: str) -> None:
+        self._line_at, self._printed = self.commits, time.perf_counter()
+        percent = 100 * self.commits / max(1, self.total)
+        line = f"{self.done}/{self.runs} runs done  {percent:.0f} %  left {self.left}{text}"
+        self.console.print(line, highlight=False, soft_wrap=True)

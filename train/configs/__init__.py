@@ -1,11 +1,20 @@
-"""One claim a file: a module with `CONFIG`, and a docstring that says what it shows, at what cost."""
+"""One claim a file: a module with a docstring that says what it shows, at what cost, and with one of
+
+- `CONFIG`, a run to start from (`python -m train NAME`),
+- `CLAIM`, a published claim that is checked by runs in the simulator (`python -m train reproduce NAME`).
+"""
 
 import importlib
 import pkgutil
 
+from train.claim import Claim
 from train.config import Config
 
-NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+_MODULES = {
+    module.name: importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
+}
+NAMES = tuple(sorted(name for name, module in _MODULES.items() if hasattr(module, "CONFIG")))
+CLAIMS = tuple(sorted(name for name, module in _MODULES.items() if hasattr(module, "CLAIM")))
 
 
 def load(name: str) -> Config:
@@ -16,4 +25,15 @@ def load(name: str) -> Config:
     """
     if name not in NAMES:
         raise ValueError(f"there is no configuration {name!r}; choose one of {', '.join(NAMES)}")
-    return importlib.import_module(f"{__name__}.{name}").CONFIG
+    return _MODULES[name].CONFIG
+
+
+def claim(name: str) -> Claim:
+    """The claim called `name`.
+
+    Raises:
+      ValueError: if there is none; the message names those there are.
+    """
+    if name not in CLAIMS:
+        raise ValueError(f"there is no claim {name!r}; choose one of {', '.join(CLAIMS)}")
+    return _MODULES[name].CLAIM

@@ -1,0 +1,181 @@
+"""What a claim is: the runs that decide it, the published numbers, a judgement and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from train.config import Config
+
+if TYPE_CHECKING:  # Claims are listed and planned without drawing.
+    from matplotlib.figure import Figure
+
+    from train.measured import Measured
+
+Scale = Literal["small", "full"]
+SCALES: tuple[Scale, ...] = ("small", "full")
+Verdict = Literal["held", "held in part", "did not hold"]
+
+# Fields of a configuration that change no number of a simulated run.
+FREE = (
+    "data_dir",
+    "manual_dir",
+    "out",
+    "tensorboard",
+    "dry_run",
+    "resume",
+    "eval_every",
+    "eval_seconds",
+    "checkpoint_every",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training run of a claim, in the simulator.
+
+    Args:
+      series: the line of the picture, or the row of the table, that it belongs to.
+      point: where on that line it stands: a number of workers, a κ, ….
+      config: what is trained; runs of one series and point differ by its seed.
+      diagnostics: quantities of the method to record at moments spread over the run (`pi_median`, `gap`, …).
+      evaluations: how often the test set is looked at, evenly over the run; always at its end.
+    """
+
+    series: str
+    point: float
+    config: Config
+    diagnostics: tuple[str, ...] = ()
+    evaluations: int = 1
+
+    def __post_init__(self):
+        if self.config.engine != "simulate":
+            raise ValueError(f"a claim's runs are simulated; got engine {self.config.engine!r} in {self}")
+        if self.evaluations < 1:
+            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
+
+    @property
+    def name(self) -> str:
+        """The run in words, for progress and messages."""
+        return f"{self.series} at {self.point:g}, seed {self.config.seed}"
+
+    def described(self) -> dict[str, Any]:
+        """All that decides the run's numbers: what its configuration sets apart from defaults, and what is recorded.
+
+        >>> Run("GEM", 5, Config(engine="simulate", workers=5, seed=1, data_dir="anywhere")).described()["config"]
+        {'engine': 'simulate', 'seed': 1, 'workers': 5}
+        """
+        fields = {field.name: (field.default, getattr(self.config, field.name)) for field in dataclasses.fields(Config)}
+        changed = {name: value for name, (default, value) in fields.items() if value != default and name not in FREE}
+        return {
+            "config": dict(sorted(changed.items())),
+            "diagnostics": sorted(self.diagnostics),
+            "evaluations": self.evaluations,
+        }
+
+    def key(self, version: str) -> str:
+        """A file name that is another one as soon as anything differs that decides the run's numbers."""
+        text = json.dumps(self.described() | {"version": version}, sort_keys=True)
+        short = hashlib.sha256(text.encode()).hexdigest()[:12]
+        config = self.config
+        return f"{config.dataset}-{config.method}-{config.workers}-seed{config.seed}-{short}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """One sentence of a claim, and whether the runs bear it out.
+
+    Args:
+      text: the sentence.
+      held: whether it holds for what was measured.
+      measured: our numbers, in words.
+      paper: the published ones, in words; empty if there are none.
+    """
+
+    text: str
+    held: bool
+    measured: str
+    paper: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A published claim and how it is checked; `CLAIM` of a module in `train.configs`.
+
+    Args:
+      name: the module's name.
+      title: one line, what is claimed.
+      source: the paper and figure.
+      runs: for each scale, what is run: `"full"` is the paper's setting, `"small"` takes minutes on two cores and needs no
+        files from elsewhere.
+      paper: published numbers by quantity, series and point (`{"train_loss": {"GEM": {5: 0.075}}}`).
+      read_off: whether those were read off a figure, so are approximate.
+      judge: a pure function of what was measured; the statements, each held or not. It can ask for `measured.scale`.
+      draw: draws what was measured, beside the published numbers at full scale, into an empty figure.
+      minutes: for each scale, what it took on two CPU cores.
+    """
+
+    name: str
+    title: str
+    source: str
+    runs: Mapping[Scale, Sequence[Run]]
+    judge: Callable[[Measured], Sequence[Statement]]
+    draw: Callable[[Figure, Measured], None]
+    paper: Mapping[str, Mapping[str, Mapping[Any, float]]] = dataclasses.field(default_factory=dict)
+    read_off: bool = True
+    minutes: Mapping[Scale, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if missing := set(SCALES) - set(self.runs):
+            raise ValueError(f"the claim {self.name} has no runs at scale {', '.join(sorted(missing))}")
+        for scale in SCALES:
+            if not self.runs[scale]:
+                raise ValueError(f"the claim {self.name} has no runs at scale {scale}")
+            seen: dict[tuple, Run] = {}
+            for run in self.runs[scale]:
+                place = (run.series, run.point, run.config.seed)
+                if place in seen:
+                    raise ValueError(f"the claim {self.name} has two runs at {place}, scale {scale}")
+                seen[place] = run
+
+
+def verdict(statements: Iterable[Statement]) -> Verdict:
+    """What became of a claim, in words.
+
+    >>> verdict([Statement("a", True, ""), Statement("b", False, "")])
+    'held in part'
+    """
+    held = [statement.held for statement in statements]
+    return "held" if all(held) else "held in part" if any(held) else "did not hold"
+
+
+def num_commits(config: Config, rows: int) -> int:
+    """Commits of all workers together, on a data set of so many training rows.
+
+    >>> num_commits(Config(dataset="mnist", workers=5, epochs=1.0, batch_size=64), 60_000)
+    4685
+    """
+    steps = rows // min(config.batch_size, rows)
+    return max(1, math.ceil(config.workers * config.epochs * steps / config.period))
+
+
+def over_seeds(
+    series: str,
+    config: Config,
+    point: float | None = None,
+    *,
+    seeds: Iterable[int] = (0, 1, 2),
+    diagnostics: tuple[str, ...] = (),
+    evaluations: int = 1,
+) -> list[Run]:
+    """A run for each seed at one point, which is the number of workers if none is given.
+
+    >>> [run.config.seed for run in over_seeds("GEM", Config(engine="simulate", workers=5))]
+    [0, 1, 2]
+    """
+    point = config.workers if point is None else point
+    return [Run(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations) for seed in seeds]

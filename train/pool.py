@@ -1,0 +1,51 @@
+"""The finished runs of all claims: one small file a run, so that claims share runs and interrupted ones go on."""
+
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from train.claim import Run
+from train.files import write_whole
+from train.runfolder import RUNS
+
+Record = dict[str, Any]
+POOL = RUNS / "reproduce"
+VERSION = importlib.metadata.version("gemjax")
+
+
+class Pool:
+    """Finished runs by what decides their numbers: configuration, what is recorded, and the library's version.
+
+    Every file is there as a whole or not at all. A run whose configuration changed is another run, and made anew.
+    """
+
+    def __init__(self, path: str | os.PathLike = POOL):
+        self.path = Path(path)
+
+    def file(self, run: Run) -> Path:
+        """Where the record of `run` is, or will be."""
+        return self.path / f"{run.key(VERSION)}.json"
+
+    def load(self, run: Run) -> Record | None:
+        """What `run` recorded; `None` if it has not been made.
+
+        Raises:
+          ValueError: if its file is damaged or of something else.
+        """
+        path = self.file(run)
+        if not path.exists():
+            return None
+        try:
+            record = json.loads(path.read_text())
+            if record["run"] != json.loads(json.dumps(run.described())):
+                raise ValueError("it is of another run")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); delete it, and the run is made again") from error
+        return record
+
+    def save(self, run: Run, record: Record) -> None:
+        """Keeps what `run` recorded."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self.file(run), json.dumps({"run": run.described()} | record, indent=1) + "\n")

@@ -1,0 +1,141 @@
+"""Independent runs side by side, each in a process with one thread of XLA's: on a CPU faster than one after the other."""
+
+import contextlib
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from pathlib import Path
+from queue import Empty
+from typing import Any, Self
+
+from train.claim import Run
+
+# A process computes with one thread; what XLA_FLAGS holds besides stays.
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+_news: Any = None  # In a process of the pool: where its progress goes.
+
+Record = dict[str, Any]
+Found = tuple[Run, Record | None, BaseException | None]
+
+
+class Processes:
+    """Processes that make runs.
+
+    Args:
+      count: how many at a time; `None`: one for each core, or a single one where there is an accelerator.
+
+    Attributes:
+      count: how many there are.
+      hardware: what they compute on, as :func:`describe` says it.
+    """
+
+    def __init__(self, count: int | None = None):
+        cores = count or self.usual()
+        context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would not copy.
+        self._queue = context.Queue()
+        with _one_thread():
+            # Processes begin when a run is there for them.
+            self._pool = futures.ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(self._queue,))
+            self.hardware: dict[str, Any] = self._pool.submit(describe).result()
+        self.count = count or (cores if self.hardware["backend"] == "cpu" else 1)
+
+    @staticmethod
+    def usual() -> int:
+        """How many there are on a CPU: as many as cores that this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # What they are at is lost, and made again next time.
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def make(
+        self, runs: Sequence[Run], machine: dict[str, Any], progress: Callable[[str, int], None]
+    ) -> Iterator[Found]:
+        """Makes runs, and yields each with its record, or with what it raised, as it ends.
+
+        `progress` is called with a run's name and its commits so far.
+        """
+        waiting, going = list(runs), {}
+        while waiting or going:
+            with _one_thread():  # For processes that begin now.
+                while waiting and len(going) < self.count:
+                    run = waiting.pop(0)
+                    going[self._pool.submit(_make, run, machine)] = run
+            done, _ = futures.wait(going, timeout=0.5, return_when=futures.FIRST_COMPLETED)
+            with contextlib.suppress(Empty):
+                while True:
+                    progress(*self._queue.get_nowait())
+            for future in done:
+                run = going.pop(future)
+                error = future.exception()
+                yield (run, None, error) if error is not None else (run, future.result(), None)
+
+
+def describe() -> dict[str, Any]:
+    """What this process computes on, and with which versions."""
+    import jax
+
+    device = jax.devices()[0]
+    return {
+        "backend": jax.default_backend(),
+        "device": _cpu_name() if device.platform == "cpu" else device.device_kind,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("jax", "optax", "flax")},
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Processes that begin in here compute with one thread on a CPU."""
+    before = {name: os.environ.get(name) for name in ("XLA_FLAGS", "NPROC")}
+    os.environ["XLA_FLAGS"] = f"{before['XLA_FLAGS'] or ''} {ONE_THREAD}".strip()
+    os.environ["NPROC"] = "1"  # The size of XLA's pool of threads.
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _begin(queue: Any) -> None:
+    """In a new process of the pool."""
+    global _news
+    _news = queue
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the first process ends the others.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the first one has been killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _make(run: Run, machine: dict[str, Any]) -> Record:
+    from train.record import record  # Not before the process has been set up: it imports JAX.
+
+    return record(run, machine, lambda done: _news.put((run.name, done)))
