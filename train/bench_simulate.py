@@ -16,7 +16,7 @@ from rich.table import Table
 
 import gemjax
 from gemjax import arrivals
-from train import models
+from train import losses, models
 from train.config import Config
 from train.methods import METHODS, local_steps
 
@@ -60,7 +60,8 @@ def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str
     }
     model = MODELS[network](implementation)
     params = models.init_params(model, jax.random.key(0), (28, 28, 1))
-    return Problem(params, models.make_loss(model, 0.1307, 0.3081, 255.0), gemjax.Epochs(data, batch_size))
+    loss_fn = losses.make_loss(losses.image_rows(model, 0.1307, 0.3081, 255.0))
+    return Problem(params, loss_fn, gemjax.Epochs(data, batch_size))
 
 
 def ratios(

@@ -9,7 +9,9 @@ from typing import Annotated, Literal, get_args, get_type_hints
 
 import tyro
 
+from train import networks
 from train.files import write_whole
+from train.networks import ModelName
 
 Engine = Literal["devices", "simulate"]
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar10_jpeg", "tiny_shakespeare")
@@ -64,7 +66,6 @@ NEEDS = {
     "kappa": ("method", ("gem",)),
     "reading": ("method", ("gem",)),
     "variant": ("method", ("dc_asgd",)),
-    "dropout": ("dataset", ("mnist", "fashion_mnist")),
     "cluster": ("engine", ("simulate",)),
     **dict.fromkeys(
         ("central", "central_devices", "worker_devices", "max_staleness", "quorum", "deadline"),
@@ -110,8 +111,24 @@ class Config:
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"
     """Which delay compensation (`--method dc_asgd` only); see `gemjax.dc_asgd`."""
+    model: ModelName = "auto"
+    """Network to train; `auto` is the data set's own: `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` (text)."""
+    width: float = 1.0
+    """Factor on the network's channels and units."""
+    depth: int | None = None
+    """Layers of `resnet20` (6 n + 2) and `wrn_16_4` (6 n + 4), blocks of `transformer`; as the names say if not given."""
     dropout: float = 0.5
-    """Dropout rate of the MNIST network, in [0, 1)."""
+    """Dropout rate of `gem_cnn`, `cnn7` and `alexnet`, in [0, 1)."""
+    weight_decay: float = 0.0
+    """L2 decay: this times the weights is added to each gradient, in front of the method (of local steps: of each step)."""
+    augment: bool = False
+    """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, anew in each batch."""
+    warmup_epochs: float = 0.0
+    """Data epochs of all workers together over which the learning rate rises from a worker's share, 1 / workers of it."""
+    decay_epochs: tuple[float, ...] = ()
+    """Data epochs of all workers together after which the learning rate is multiplied by `--decay-factor`, in order."""
+    decay_factor: float = 0.1
+    """What the learning rate is multiplied by at each of `--decay-epochs`, in (0, 1]."""
     seed: int = 0
     """Decides initial parameters, shuffles, dropout masks and simulated arrivals."""
     cluster: Cluster = "homogeneous"
@@ -148,6 +165,7 @@ class Config:
     """Run folder to continue; alone (`--resume`) it means the newest under `runs/`."""
 
     def __post_init__(self):
+        object.__setattr__(self, "decay_epochs", tuple(self.decay_epochs))  # JSON has lists.
         for name, kind in get_type_hints(type(self)).items():
             choices = get_args(kind)
             if choices and all(isinstance(choice, str) for choice in choices) and getattr(self, name) not in choices:
@@ -182,6 +200,8 @@ class Config:
                     raise ValueError(
                         f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {self.method}"
                     )
+        self._check_network()
+        self._check_schedule()
         if self.quorum > self.workers:
             raise ValueError(f"--quorum must be at most --workers, {self.workers}; got {self.quorum}")
         if self.max_staleness is not None and (self.max_staleness < 0 or self.quorum > 1):
@@ -201,6 +221,29 @@ class Config:
                 raise ValueError(f"--strength must be in [0, 1] with {self.method}; got {self.strength}")
         if not self.epochs > 0:
             raise ValueError(f"--epochs must be positive; got {self.epochs}")
+
+    def _check_network(self):
+        if not 0 < self.width < math.inf:
+            raise ValueError(f"--width must be positive and finite; got {self.width}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"--weight-decay must be finite and not negative; got {self.weight_decay}")
+        changed = {
+            name
+            for name in ("dropout", "width")
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default
+        }
+        networks.check(self.model, self.dataset, networks.SHAPES.get(self.dataset), changed, self.depth, self.augment)
+
+    def _check_schedule(self):
+        if not 0 <= self.warmup_epochs < math.inf:
+            raise ValueError(f"--warmup-epochs must be finite and not negative; got {self.warmup_epochs}")
+        epochs = self.decay_epochs
+        if any(not 0 < epoch < math.inf for epoch in epochs) or sorted(set(epochs)) != list(epochs):
+            raise ValueError(f"--decay-epochs must be positive and rise; got {' '.join(map(str, epochs))}")
+        if not 0 < self.decay_factor <= 1:
+            raise ValueError(f"--decay-factor must be in (0, 1]; got {self.decay_factor}")
+        if not epochs and self.decay_factor != type(self).__dataclass_fields__["decay_factor"].default:
+            raise ValueError("--decay-factor acts only with --decay-epochs, which are not given")
 
     def _check_eval_seconds(self, seconds: float):
         if not 0 < seconds < math.inf:

@@ -93,11 +93,11 @@ def _convolve_matmul(images, kernel, bias, pool):
         shifts = [((a, 1 - a), (b, 1 - b), (0, 0), (0, 0)) for a in (0, 1) for b in (0, 1)]
         kernel = jnp.stack([jnp.pad(kernel, shift) for shift in shifts], axis=3)
     batch_last = images.transpose(3, 1, 2, 0)
-    columns = _patches(batch_last, window, stride, height, width)
+    columns = patches(batch_last, window, stride, height, width)
     rows = kernel.reshape(columns.shape[0], places * features)
     out = lax.dot_general(rows, columns, (((0,), (0,)), ((), ())))
     out = out.reshape(places, features, height, width, images.shape[0])
-    out = _largest(out) if pool else out[0]
+    out = largest(out, places) if pool else out[0]
     return (out + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
 
 
@@ -113,14 +113,14 @@ def _slices(window, stride, height, width):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _patches(images, window, stride, height, width):
+def patches(images, window, stride, height, width):
     """The values under a window at each place, [window * window * C, height * width * B]."""
     parts = [images[index] for index in _slices(window, stride, height, width)]
     return jnp.concatenate(parts).reshape(window * window * images.shape[0], -1)
 
 
 def _patches_forward(images, window, stride, height, width):
-    return _patches(images, window, stride, height, width), images.shape
+    return patches(images, window, stride, height, width), images.shape
 
 
 def _patches_backward(window, stride, height, width, shape, cotangent):
@@ -131,22 +131,24 @@ def _patches_backward(window, stride, height, width, shape, cotangent):
     return (total,)
 
 
-_patches.defvjp(_patches_forward, _patches_backward)
+patches.defvjp(_patches_forward, _patches_backward)
 
 
-@jax.custom_vjp
-def _largest(values):
-    """The maximum over the leading axis; its gradient goes to the first largest entry."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def largest(values: jax.Array, count: int) -> jax.Array:
+    """The maximum over the leading axis, of `count` entries; its gradient goes to the first largest one."""
+    del count
     return values.max(0)
 
 
-def _largest_forward(values):
+def _largest_forward(values, count):
+    del count
     return values.max(0), jnp.argmax(values, 0).astype(jnp.int8)
 
 
-def _largest_backward(winner, cotangent):
-    entry = jnp.arange(4, dtype=jnp.int8).reshape((4,) + (1,) * winner.ndim)
+def _largest_backward(count, winner, cotangent):
+    entry = jnp.arange(count, dtype=jnp.int8).reshape((count,) + (1,) * winner.ndim)
     return (jnp.where(winner[None] == entry, cotangent[None], 0),)
 
 
-_largest.defvjp(_largest_forward, _largest_backward)
+largest.defvjp(_largest_forward, _largest_backward)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 import tyro
 
 from train.config import LOCAL, STRONG, Cluster, Config, DatasetName, Method, flag
+from train.networks import ModelName
 
 # What one cell tries all combinations of, by the name that one value has in `Config`.
 LISTS = {
@@ -21,6 +22,10 @@ LISTS = {
     "strengths": "strength",
     "seeds": "seed",
 }
+# What is trained and how, the same for all cells.
+NETWORK = (
+    "model", "width", "depth", "dropout", "weight_decay", "augment", "warmup_epochs", "decay_epochs", "decay_factor",
+)  # fmt: skip
 FREE = ("data_dir", "manual_dir", "out", "dry_run", "resume")  # What may change when a sweep goes on.
 
 
@@ -64,8 +69,24 @@ class Grid:
     """Which reading of GEM's paper (`gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"
     """Which delay compensation (`dc_asgd` only); see `gemjax.dc_asgd`."""
+    model: ModelName = "auto"
+    """Network to train; `auto` is the data set's own: `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` (text)."""
+    width: float = 1.0
+    """Factor on the network's channels and units."""
+    depth: int | None = None
+    """Layers of `resnet20` (6 n + 2) and `wrn_16_4` (6 n + 4), blocks of `transformer`; as the names say if not given."""
     dropout: float = 0.5
-    """Dropout rate of the MNIST network, in [0, 1)."""
+    """Dropout rate of `gem_cnn`, `cnn7` and `alexnet`, in [0, 1)."""
+    weight_decay: float = 0.0
+    """L2 decay: this times the weights is added to each gradient, in front of the method (of local steps: of each step)."""
+    augment: bool = False
+    """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, anew in each batch."""
+    warmup_epochs: float = 0.0
+    """Data epochs of all workers together over which the learning rate rises from a worker's share, 1 / workers of it."""
+    decay_epochs: tuple[float, ...] = ()
+    """Data epochs of all workers together after which the learning rate is multiplied by `--decay-factor`, in order."""
+    decay_factor: float = 0.1
+    """What the learning rate is multiplied by at each of `--decay-epochs`, in (0, 1]."""
     cluster: Cluster = "homogeneous"
     """Simulated speeds: gamma-distributed with equal or unequal means (of 1 a gradient), or in turn."""
     data_dir: str | None = None
@@ -80,6 +101,7 @@ class Grid:
     """Folder of a sweep to continue; alone (`--resume`) it means the newest under `runs/`."""
 
     def __post_init__(self):
+        object.__setattr__(self, "decay_epochs", tuple(self.decay_epochs))  # JSON has lists.
         for name in LISTS:
             values = getattr(self, name)
             object.__setattr__(self, name, tuple(values))  # JSON has lists.
@@ -93,8 +115,6 @@ class Grid:
         for name, method in (("reading", "gem"), ("variant", "dc_asgd")):
             if method not in self.methods and getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise ValueError(f"{flag(name)} is for {method}; --methods has it not")
-        if self.dataset == "digits" and self.dropout != type(self).__dataclass_fields__["dropout"].default:
-            raise ValueError("--dropout acts only with --dataset mnist or fashion_mnist; --dataset is digits")
         for name in ("period", "local_momentum", "outer_learning_rate"):
             if (
                 not set(self.methods) & set(LOCAL)
@@ -135,12 +155,8 @@ class Grid:
 
     def config(self, cell: Cell) -> Config:
         """The configuration of a run in `cell`, with the learning rate, momentum, strength and seed left as they are."""
-        names = ["dataset", "batch_size", "cluster", "data_dir", "manual_dir"]
-        own = {
-            "reading": cell.method == "gem",
-            "variant": cell.method == "dc_asgd",
-            "dropout": self.dataset != "digits",
-        }
+        names = ["dataset", "batch_size", "cluster", "data_dir", "manual_dir", *NETWORK]
+        own = {"reading": cell.method == "gem", "variant": cell.method == "dc_asgd"}
         names += [name for name, acts in own.items() if acts]
         if cell.method in LOCAL:
             names += ["period", "local_momentum", "outer_learning_rate"]

@@ -1,11 +1,14 @@
 """The methods by the names that the command line knows."""
 
+import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
 import optax
 
 import gemjax
+from train import schedules
 from train.config import LOCAL, Config, Method
 
 METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
@@ -51,12 +54,40 @@ def _outer(config: Config, published: float) -> float:
     return published if config.outer_learning_rate is None else config.outer_learning_rate
 
 
-def local_steps(config: Config) -> gemjax.LocalSteps | None:
-    """What workers do between two commits: `period` steps of SGD, with the methods that are made for that."""
+def make_method(config: Config, steps_per_epoch: float = 1.0) -> optax.GradientTransformation:
+    """The method of a run, with its schedule and weight decay.
+
+    Weight decay is the papers' L2 term: `weight_decay` times the weights is added to a gradient before the method sees it,
+    by `optax.add_decayed_weights`. The weights are the central ones at the time of the commit, as where a parameter
+    server's optimizer has the decay; of methods with local steps they are the worker's own, at each of its steps.
+
+    Args:
+      config: what the run is; a namespace with the same fields will do, whose numbers may be traced.
+      steps_per_epoch: gradients that go through the data once.
+    """
+    fields = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else vars(config)
+    rate = schedules.rate(config, steps_per_epoch)
+    own: Any = types.SimpleNamespace(**fields | {"learning_rate": rate})
+    tx = METHODS[config.method](own)
+    return tx if config.method in LOCAL else _decayed(config, tx)
+
+
+def local_steps(config: Config, steps_per_epoch: float = 1.0) -> gemjax.LocalSteps | None:
+    """What workers do between two commits: `period` steps of SGD, with the methods that are made for that.
+
+    A worker's schedule counts its own steps: an epoch of all workers together is its share of one.
+    """
     if config.method not in LOCAL:
         return None
     momentum = config.local_momentum or None
-    return gemjax.LocalSteps(optax.sgd(config.learning_rate, momentum, nesterov=bool(momentum)), config.period)
+    rate = schedules.rate(config, steps_per_epoch / config.workers)
+    tx = _decayed(config, optax.sgd(rate, momentum, nesterov=bool(momentum)))
+    return gemjax.LocalSteps(tx, config.period)
+
+
+def _decayed(config: Config, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`tx` behind weight decay, if there is any."""
+    return optax.chain(optax.add_decayed_weights(config.weight_decay), tx) if config.weight_decay else tx
 
 
 def knobs(method: Method) -> frozenset[str]:

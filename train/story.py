@@ -21,7 +21,7 @@ from train import plots
 from train.config import Config
 from train.evaluations import evaluations
 from train.files import write_whole
-from train.methods import METHODS, local_steps
+from train.methods import local_steps, make_method
 from train.progress import ProgressLine, mean_loss
 from train.runfolder import RunFolder
 from train.scalars import Scalars
@@ -103,9 +103,7 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
 
 
 def _kept(config: Config, params: PyTree) -> dict[str, int]:
-    return gemjax.memory_of(
-        METHODS[config.method](config), params, num_workers=config.workers, local=local_steps(config)
-    )
+    return gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
 
 
 def _what(config: Config, params: PyTree, commits: int | None) -> str:
@@ -121,12 +119,12 @@ def _run_engine(
     config: Config, task: Task, state, recorded: gemjax.Trace, trace: gemjax.Trace | None, log, watcher: "_Watcher"
 ) -> gemjax.Result:
     """The one place where the two engines differ: a simulation has its `trace` beforehand."""
-    tx, local = METHODS[config.method](config), local_steps(config)
+    tx, local = _optimizers(config, task)
     look_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
     if trace is not None:
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
-            local=local, seed=config.seed, diagnostics=("gap",), state=state, callback=watcher,
+            model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=state, callback=watcher,
             chunk_size=look_every, stops=watcher.evaluations,
         )  # fmt: skip
     placement = gemjax.place(
@@ -136,9 +134,15 @@ def _run_engine(
     policy = gemjax.Policy(max_staleness=config.max_staleness, quorum=config.quorum, deadline=config.deadline)
     return gemjax.run_on_devices(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
-        placement=placement, policy=policy, local=local, seed=config.seed, diagnostics=("gap",), state=state,
+        placement=placement, policy=policy, model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=state,
         recorded=None if state is None else recorded, log=log, callback=watcher, callback_every=look_every,
     )  # fmt: skip
+
+
+def _optimizers(config: Config, task: Task) -> tuple[Any, Any]:
+    """The method and, where it has them, its local steps."""
+    steps = task.batches.steps_per_epoch
+    return make_method(config, steps), local_steps(config, steps)
 
 
 def cluster(config: Config) -> arrivals.Arrivals:
@@ -157,9 +161,8 @@ def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.
     if checkpoints.latest is None:
         folder.rewind({"events": 0, "metrics": 0})
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
-    like = gemjax.initial_state(
-        METHODS[config.method](config), task.params, num_workers=config.workers, local=local_steps(config)
-    )
+    tx, local = _optimizers(config, task)
+    like = gemjax.initial_state(tx, task.params, num_workers=config.workers, model_state=task.model_state, local=local)
     state, recorded, sizes = checkpoints.load(like)
     folder.rewind(sizes)
     return state, recorded
@@ -203,7 +206,7 @@ class _Watcher:
         return int(np.searchsorted(self.evaluations, done, side="right"))
 
     def evaluate(self, progress: gemjax.Progress) -> None:
-        loss, accuracy = self.task.evaluate(progress.params)
+        loss, accuracy = self.task.evaluate(progress.params, progress.model_state)
         self.line.accuracy = accuracy
         self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
         recent = progress.history
@@ -264,7 +267,7 @@ def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
 
 
 def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[str, Any]:
-    loss, accuracy = task.evaluate(result.params)
+    loss, accuracy = task.evaluate(result.params, result.model_state)
     # Of the whole run, however often it was taken up again.
     p50, p95 = np.percentile(result.trace.staleness if len(result.trace) else np.zeros(1), [50, 95])
     summary = {

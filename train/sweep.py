@@ -19,7 +19,7 @@ from gemjax.engines.memory import check_fits, readable
 from train import cli, configs, interrupts, sweep_plots, sweep_table
 from train.config import LOCAL, Config
 from train.grid import Cell, Grid, programs
-from train.methods import METHODS, knobs, local_steps
+from train.methods import knobs, local_steps, make_method
 from train.progress import SweepProgress
 from train.story import cluster
 from train.sweepfolder import Row, SweepFolder
@@ -140,18 +140,20 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
     config, commits, over = grid.config(cell), grid.commits(cell.method), grid.over(knobs(cell.method))
     model = cluster(config)
     parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task.params)))
-    local: Any = lambda **point: local_steps(_at(config, point))
+    steps = task.batches.steps_per_epoch
+    local: Any = lambda **point: local_steps(_at(config, point), steps)
     rows: list[Row] = []
     for part in parts:
         seeds = part.pop("seed")
         result = gemjax.sweep(
-            lambda **point: METHODS[cell.method](_at(config, point)),
+            lambda **point: make_method(_at(config, point), steps),
             task.loss_fn,
             gemjax.PerSeed(task.params_of),
             gemjax.PerSeed(task.batches_of),
             gemjax.PerSeed(lambda seed: model.trace(commits, seed)),
             part,
             seeds=seeds,
+            model_state=task.model_state,
             local=local if cell.method in LOCAL else None,
             diagnostics=("gap",),
             chunk_size=min(CHUNK, commits),
@@ -171,10 +173,11 @@ def _at(config: Config, point: dict[str, Any]) -> Any:
 def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[int, arrivals.SpeedUp]) -> list[Row]:
     """One row a run: what it was, and what came of it."""
     history, rows = result.history, []
-    begins = {seed: task.train_loss(task.params_of(seed)) for seed in speed_ups}
+    begins = {seed: task.train_loss(task.params_of(seed), task.model_state) for seed in speed_ups}
     for index, point in enumerate(result.table(last=max(1, history["loss"].shape[1] // 10))):
         applied, seed = history["applied"][index], point["seed"]
-        test_loss, accuracy = task.evaluate(jax.tree.map(lambda leaf, index=index: leaf[index], result.params))
+        reached = jax.tree.map(lambda leaf, index=index: leaf[index], (result.params, result.state.model_state))
+        test_loss, accuracy = task.evaluate(*reached)
         row = {
             "method": cell.method,
             "workers": cell.workers,
@@ -249,7 +252,7 @@ def _check_memory(grid: Grid, params: PyTree) -> None:
 def _memory(grid: Grid, cell: Cell, params: PyTree) -> dict[str, int]:
     """Bytes that one run of a cell keeps."""
     config = grid.config(cell)
-    return gemjax.memory_of(METHODS[cell.method](config), params, num_workers=cell.workers, local=local_steps(config))
+    return gemjax.memory_of(make_method(config), params, num_workers=cell.workers, local=local_steps(config))
 
 
 def _fit(needed: dict[str, int], runs: int) -> bool:

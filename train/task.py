@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import gemjax
-from train import data, models
+from train import data, losses, models, networks
 from train.config import Config
+from train.evaluate import make_evaluate
 
 PyTree = Any
 
@@ -20,59 +22,86 @@ class Task:
     """A learning problem, ready for any engine; another seed has other initial parameters and shuffles."""
 
     params: PyTree
+    model_state: PyTree  # Statistics of batch normalisation, the same for each seed; () where there are none.
     loss_fn: Callable
     batches: gemjax.Epochs
-    evaluate: Callable[[PyTree], tuple[float, float]]  # params -> (test loss, test accuracy)
-    train_loss: Callable[[PyTree], float]  # params -> loss on as many training rows as there are test rows
+    evaluate: Callable[..., tuple[float, float]]  # (params, model_state=()) -> (test loss, test accuracy)
+    train_loss: Callable[..., float]  # (params, model_state=()) -> loss on as many training rows as there are test rows
     num_commits: int
     params_of: Callable[[int], PyTree]  # seed -> params
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
 
 
-def network(config: Config) -> Any:
-    """The Flax module that `config` trains."""
-    return models.DigitsCNN() if config.dataset == "digits" else models.GemCNN(dropout=config.dropout)
+def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
+    """The Flax module that `config` trains on rows of `shape` with so many classes, or different tokens.
+
+    Raises:
+      ValueError: if it does not fit them.
+    """
+    networks.check(config.model, config.dataset, shape, (), config.depth, config.augment)
+    return networks.build(config.model, shape, classes, width=config.width, depth=config.depth, dropout=config.dropout)
 
 
 def parameter_shapes(config: Config) -> PyTree:
     """The parameters that `config` trains, as shapes; neither needs data nor compiles."""
     shape = data.image_shape(config.dataset)
-    return jax.eval_shape(lambda: models.init_params(network(config), jax.random.key(config.seed), shape))
+    model = network(config, shape, data.SOURCES[config.dataset].num_classes)
+    return jax.eval_shape(lambda: _init(model, shape, config.seed))[0]
 
 
 def make_task(config: Config) -> Task:
     """Reads the data and builds the network that `config` asks for."""
     dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir)
-    model = network(config)
-    normalisation = (dataset.mean, dataset.std, dataset.scale)
+    test_rows = len(jax.tree.leaves(dataset.test)[0])
+    text = "tokens" in dataset.train
+    shape = (dataset.train["tokens"].shape[1] - 1,) if text else dataset.train["image"].shape[1:]
+    model = network(config, shape, dataset.num_classes)
+    rows = losses.token_rows(model) if text else _image_rows(config, model, dataset)
+    evaluate = make_evaluate(rows)
 
     @functools.cache  # Flax compiles the initialisation anew each time.
-    def params_of(seed: int) -> PyTree:
-        return models.init_params(model, jax.random.key(seed), dataset.train["image"].shape[1:])
+    def begin(seed: int) -> tuple[PyTree, PyTree]:
+        return _init(model, shape, seed)
 
     def batches_of(seed: int) -> gemjax.Epochs:
-        return gemjax.Epochs(dataset.train, min(config.batch_size, len(dataset.train["label"])), seed)
+        return gemjax.Epochs(dataset.train, min(config.batch_size, len(jax.tree.leaves(dataset.train)[0])), seed)
 
-    evaluate = models.make_evaluate(model, *normalisation)
-    images, labels = jax.device_put((dataset.test["image"], dataset.test["label"]))
+    test = jax.device_put(dataset.test)
 
-    def evaluate_now(params: PyTree) -> tuple[float, float]:
-        loss, accuracy = evaluate(jax.device_put(params, images.sharding), images, labels)
+    def evaluate_now(params: PyTree, model_state: PyTree = ()) -> tuple[float, float]:
+        # Where the test set is; what is trained may be elsewhere, or spread.
+        where = jax.tree.leaves(test)[0].sharding
+        loss, accuracy = evaluate(*jax.device_put((params, model_state), where), test)
         return float(loss), float(accuracy)
 
-    def train_loss(params: PyTree) -> float:
-        some = len(dataset.test["label"])  # The same shapes: nothing is compiled for them.
-        rows = jax.device_put((dataset.train["image"][:some], dataset.train["label"][:some]))
-        return float(evaluate(params, *rows)[0])
+    def train_loss(params: PyTree, model_state: PyTree = ()) -> float:
+        some = jax.tree.map(lambda column: column[:test_rows], dataset.train)  # The same shapes: nothing is compiled.
+        return float(evaluate(params, model_state, jax.device_put(some))[0])
 
     batches = batches_of(config.seed)
+    params, model_state = begin(config.seed)
     return Task(
-        params=params_of(config.seed),
-        loss_fn=models.make_loss(model, *normalisation),
+        params=params,
+        model_state=model_state,
+        loss_fn=losses.make_loss(rows),
         batches=batches,
         evaluate=evaluate_now,
         train_loss=train_loss,
         num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / config.period))),
-        params_of=params_of,
+        params_of=lambda seed: begin(seed)[0],
         batches_of=batches_of,
     )
+
+
+def _init(model: Any, shape: tuple[int, ...], seed: int) -> tuple[PyTree, PyTree]:
+    return models.init(model, jax.random.key(seed), shape, jnp.int32 if len(shape) == 1 else jnp.float32)
+
+
+def _image_rows(config: Config, model: Any, dataset: data.Dataset) -> losses.Rows:
+    shift = None
+    if config.augment:
+        from train.augment import augment
+
+        # A shift by 2 pixels and the centre of 28x28 are a random crop of 28x28.
+        shift = functools.partial(augment, pad=2 if config.model == "cnn7" else 4)
+    return losses.image_rows(model, dataset.mean, dataset.std, dataset.scale, shift)

@@ -237,6 +237,11 @@ class Programs:
         """The central variable."""
         return self._join(self._slots[0], self._shared).params
 
+    @property
+    def model_state(self) -> PyTree:
+        """Its model state."""
+        return self._join(self._slots[0], self._shared).model_state
+
     def gather(self) -> RunState:
         """The whole state, per-worker slots stacked; valid until the next commit."""
         state = self._join(self._stacked([[s.value for s in mine] for mine in self._slots]), self._shared)

@@ -60,6 +60,7 @@ class Progress:
       rejected: commits rejected so far, for not being finite.
       dropped: commits that the method refused so far.
       params: the central variable now; valid during the callback only, so copy what you keep.
+      model_state: its model state now (BatchNorm statistics and the like); likewise.
       state: ``progress.state()`` is the whole state now (stacked when asked for); valid during the callback only.
       trace: ``progress.trace()`` is the trace of the commits so far; what a checkpoint needs beside the state.
       history: the columns of the commits since the last call.
@@ -70,6 +71,7 @@ class Progress:
     rejected: int
     dropped: int
     params: PyTree
+    model_state: PyTree
     state: Callable[[], RunState]
     trace: Callable[[], Trace]
     history: History

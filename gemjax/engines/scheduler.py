@@ -345,6 +345,7 @@ class Scheduler:
             rejected=records.rejected,
             dropped=records.dropped,
             params=self.programs.params,
+            model_state=self.programs.model_state,
             state=self.programs.gather,
             trace=records.trace,
             history=records.history(new=True),

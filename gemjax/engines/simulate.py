@@ -143,6 +143,7 @@ def simulate(
                 rejected=int(state.rejected),
                 dropped=int(state.dropped),
                 params=state.params,
+                model_state=state.model_state,
                 state=functools.partial(_same, state),
                 trace=functools.partial(trace.first, commits),
                 history=parts[-1],

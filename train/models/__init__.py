@@ -1,0 +1,69 @@
+"""Networks for images and for text.
+
+They are Flax Linen modules: Linen's `init` and `apply` are pure functions over a pytree of parameters, which is what
+the library's engines take. Networks for images expect them floating point and normalised, [B, H, W, C]; that for
+text expects tokens, int [B, L]. The type of their numbers follows that of parameters and images. What a network
+keeps besides parameters (statistics of batch normalisation) is its model state, `()` where there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from train.models.alexnet import AlexNet
+from train.models.cnn7 import CNN7
+from train.models.digits_cnn import DigitsCNN
+from train.models.gem_cnn import GemCNN
+from train.models.resnet import CifarResNet, ResNet50
+from train.models.transformer import Transformer
+from train.models.vgg import VGG16
+from train.models.wide_resnet import WideResNet
+
+__all__ = [
+    "CNN7",
+    "VGG16",
+    "AlexNet",
+    "CifarResNet",
+    "DigitsCNN",
+    "GemCNN",
+    "ResNet50",
+    "Transformer",
+    "WideResNet",
+    "init",
+    "init_params",
+]
+
+PyTree = Any
+
+
+def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> tuple[PyTree, PyTree]:
+    """Initial parameters and initial model state of `model`.
+
+    Args:
+      model: a network.
+      key: decides the parameters.
+      shape: of one of its inputs: [H, W, C] for images, [L] for tokens.
+      dtype: of its inputs; an integer type for tokens.
+
+    >>> params, model_state = init(CifarResNet(depth=8), jax.random.key(0), (8, 8, 3))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params)), list(model_state)
+    (75290, ['batch_stats'])
+    """
+    example = jax.ShapeDtypeStruct((1, *shape), dtype)
+
+    @jax.jit
+    def begin(key):
+        return model.lazy_init(key, example)  # The forward pass is traced, not compiled.
+
+    variables = dict(begin(key))
+    params = variables.pop("params")
+    return params, variables or ()
+
+
+def init_params(model: nn.Module, key: jax.Array, shape: tuple[int, ...]) -> PyTree:
+    """Initial parameters of a network for images of shape [H, W, C]."""
+    return init(model, key, shape)[0]
