@@ -40,8 +40,8 @@ class Bench:
     """Numbers of simulated workers (`simulate`)."""
     methods: tuple[Method, ...] = ("gem",)
     """Methods simulated (`simulate`)."""
-    networks: tuple[Literal["cnn", "mlp"], ...] = ("cnn",)
-    """What they train (`simulate`, `network`): GEM's MNIST network, or one of three dense layers."""
+    networks: tuple[Literal["cnn", "mlp", "cnn7", "resnet20"], ...] = ("cnn",)
+    """What they train (`simulate`, `network`): GEM's MNIST network, one of three dense layers, or those for CIFAR."""
     batch_sizes: tuple[int, ...] = (bench_simulate.BATCH_SIZE,)
     """Images a gradient (`simulate`, `network`)."""
     parameters: tuple[int, ...] = (160_000, 1_000_000, 10_000_000)

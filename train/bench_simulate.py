@@ -41,27 +41,32 @@ class Problem:
     """A network on noise: what is timed does not depend on what the images show."""
 
     params: PyTree
+    model_state: PyTree
     loss_fn: Callable
     batches: gemjax.Epochs
 
 
 MODELS: dict[str, Callable[[str | None], nn.Module]] = {
     "cnn": lambda implementation: models.GemCNN(implementation=implementation),
+    "cnn7": lambda implementation: models.CNN7(implementation=implementation),
+    "resnet20": lambda implementation: models.CifarResNet(implementation=implementation),
     "mlp": lambda implementation: MLP(),
 }
+
+SHAPES = {"cnn7": (28, 28, 3), "resnet20": (32, 32, 3)}  # Of the images, where they are not MNIST's.
 
 
 def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str | None = None) -> Problem:
     """A network of `MODELS`; `implementation` is that of its convolutions."""
-    rng = np.random.default_rng(0)
+    rng, shape = np.random.default_rng(0), SHAPES.get(network, (28, 28, 1))
     data = {
-        "image": rng.integers(0, 256, (60_000, 28, 28, 1), dtype=np.uint8),
+        "image": rng.integers(0, 256, (60_000, *shape), dtype=np.uint8),
         "label": rng.integers(0, 10, 60_000).astype(np.int32),
     }
     model = MODELS[network](implementation)
-    params = models.init_params(model, jax.random.key(0), (28, 28, 1))
+    params, model_state = models.init(model, jax.random.key(0), shape)
     loss_fn = losses.make_loss(losses.image_rows(model, 0.1307, 0.3081, 255.0))
-    return Problem(params, loss_fn, gemjax.Epochs(data, batch_size))
+    return Problem(params, model_state, loss_fn, gemjax.Epochs(data, batch_size))
 
 
 def ratios(
@@ -126,7 +131,9 @@ def _sequential(problem: Problem, steps: int) -> Callable[[], float]:
             params, opt_state, losses = carry
             key = jax.random.fold_in(jax.random.key(0), i)
             batch = batches.batch(data, selection[i])
-            (loss, _), grads = jax.value_and_grad(problem.loss_fn, has_aux=True)(params, (), batch, key)
+            (loss, _), grads = jax.value_and_grad(problem.loss_fn, has_aux=True)(
+                params, problem.model_state, batch, key
+            )
             updates, opt_state = tx.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, losses.at[i].set(loss)
 
@@ -154,7 +161,7 @@ def _simulated(problem: Problem, method: Any, num_workers: int, steps: int) -> C
     def run() -> float:
         at: list[float] = []
         gemjax.simulate(
-            tx, problem.loss_fn, problem.params, problem.batches, trace, local=local, chunk_size=steps,
+            tx, problem.loss_fn, problem.params, problem.batches, trace, model_state=problem.model_state, local=local, chunk_size=steps,
             callback=lambda progress: at.append(time.perf_counter()),
         )  # fmt: skip
         return (at[1] - at[0]) / steps

@@ -93,7 +93,7 @@ def _convolve_matmul(images, kernel, bias, pool):
         shifts = [((a, 1 - a), (b, 1 - b), (0, 0), (0, 0)) for a in (0, 1) for b in (0, 1)]
         kernel = jnp.stack([jnp.pad(kernel, shift) for shift in shifts], axis=3)
     batch_last = images.transpose(3, 1, 2, 0)
-    columns = patches(batch_last, window, stride, height, width)
+    columns = _patches(batch_last, window, stride, height, width)
     rows = kernel.reshape(columns.shape[0], places * features)
     out = lax.dot_general(rows, columns, (((0,), (0,)), ((), ())))
     out = out.reshape(places, features, height, width, images.shape[0])
@@ -113,14 +113,14 @@ def _slices(window, stride, height, width):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def patches(images, window, stride, height, width):
+def _patches(images, window, stride, height, width):
     """The values under a window at each place, [window * window * C, height * width * B]."""
     parts = [images[index] for index in _slices(window, stride, height, width)]
     return jnp.concatenate(parts).reshape(window * window * images.shape[0], -1)
 
 
 def _patches_forward(images, window, stride, height, width):
-    return patches(images, window, stride, height, width), images.shape
+    return _patches(images, window, stride, height, width), images.shape
 
 
 def _patches_backward(window, stride, height, width, shape, cotangent):
@@ -131,7 +131,7 @@ def _patches_backward(window, stride, height, width, shape, cotangent):
     return (total,)
 
 
-patches.defvjp(_patches_forward, _patches_backward)
+_patches.defvjp(_patches_forward, _patches_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

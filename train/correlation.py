@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from train.convolution import patches
 from train.layout import Layout
 
 CACHE = 2**21
@@ -42,12 +41,15 @@ def correlate(images: jax.Array, kernel: jax.Array, layout: Layout, stride: int 
     if padding:
         images = _pad(images, padding)
     height, width = ((extent - size) // stride + 1 for extent in images.shape[1:3])
-    if size == 1:
-        columns = images[:, ::stride, ::stride].reshape(images.shape[0], -1)
-    else:
-        columns = patches(images, size, stride, height, width)
-    out = _rows_of(kernel) @ columns
+    # Shifted rows first and of these shifted columns: 2 k slices instead of k * k, which compile in a fraction of the time.
+    rows = jnp.concatenate([images[:, _every(stride, i, height)] for i in range(size)])
+    columns = jnp.concatenate([rows[:, :, _every(stride, j, width)] for j in range(size)])
+    out = _rows_of(kernel.swapaxes(0, 1)) @ columns.reshape(columns.shape[0], -1)
     return out.reshape(-1, height, width, images.shape[3])
+
+
+def _every(stride: int, first: int, count: int) -> slice:
+    return slice(first, first + stride * (count - 1) + 1, stride)
 
 
 def _pad(images, padding):

@@ -70,7 +70,7 @@ class Grid:
     variant: Literal["constant", "adaptive"] = "constant"
     """Which delay compensation (`dc_asgd` only); see `gemjax.dc_asgd`."""
     model: ModelName = "auto"
-    """Network to train; `auto` is the data set's own: `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` (text)."""
+    """Network; `auto` is the data set's own: `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` (text)."""
     width: float = 1.0
     """Factor on the network's channels and units."""
     depth: int | None = None

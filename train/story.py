@@ -134,7 +134,8 @@ def _run_engine(
     policy = gemjax.Policy(max_staleness=config.max_staleness, quorum=config.quorum, deadline=config.deadline)
     return gemjax.run_on_devices(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
-        placement=placement, policy=policy, model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=state,
+        placement=placement, policy=policy, model_state=task.model_state, local=local, seed=config.seed,
+        diagnostics=("gap",), state=state,
         recorded=None if state is None else recorded, log=log, callback=watcher, callback_every=look_every,
     )  # fmt: skip
 

@@ -70,5 +70,5 @@ def test_the_work_of_a_network_is_counted_as_the_mathematics_has_it():
 
 def test_pytorch_trains_the_same_network():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed; it is compared with where it is")
-    for network in ("mlp", "cnn"):
+    for network in ("mlp", "cnn", "cnn7", "resnet20"):
         assert bench_network._theirs(torch, network, make_problem(network, 8), 2)() > 0

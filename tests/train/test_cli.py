@@ -45,7 +45,7 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist, sweep, report or bench"),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
         (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
-        (["--dropout", "0.1"], "--dropout acts only with --dataset mnist or fashion_mnist; --dataset is digits"),
+        (["--dropout", "0.1"], "--dropout acts only with --model gem_cnn or cnn7 or alexnet; the model is digits_cnn"),
         (["--cluster", "round_robin"], "--cluster acts only with --engine simulate; --engine is devices"),
         (
             ["--engine", "simulate", "--central", "host"],

@@ -61,6 +61,20 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("eval_seconds", 0.0, "--eval-seconds must be positive and finite; got 0.0"),
         ("eval_seconds", float("nan"), "--eval-seconds must be positive and finite"),
         ("eval_seconds", 1.0, "--eval-seconds counts virtual time, which only --engine simulate has; on devices use"),
+        ("model", "lenet", "--model must be one of auto, digits_cnn"),
+        (
+            "model",
+            "cnn7",
+            "--model cnn7 takes images of at least 28x28 pixels; digits has images of 8x8, which digits_cnn or",
+        ),
+        ("width", 0.0, "--width must be positive and finite; got 0.0"),
+        ("width", 0.5, "--width acts only with --model cnn7 or .*; the model is digits_cnn"),
+        ("depth", 8, "--depth acts only with --model resnet20 or wrn_16_4 or transformer; the model is digits_cnn"),
+        ("weight_decay", -1.0, "--weight-decay must be finite and not negative; got -1.0"),
+        ("warmup_epochs", float("inf"), "--warmup-epochs must be finite and not negative; got inf"),
+        ("decay_epochs", (2.0, 1.0), "--decay-epochs must be positive and rise; got 2.0 1.0"),
+        ("decay_epochs", (0.0,), "--decay-epochs must be positive and rise"),
+        ("decay_factor", 0.5, "--decay-factor acts only with --decay-epochs, which are not given"),
         ("engine", "cluster", "--engine must be one of devices, simulate"),
     ],
 )
@@ -141,10 +155,16 @@ def test_evaluations_are_counted_in_one_way():
 
 
 def test_a_configuration_is_plain_data():
-    assert json.loads(json.dumps(dataclasses.asdict(Config()))) == dataclasses.asdict(Config())
+    config = Config(decay_epochs=(1.0, 2.5))
+    assert Config(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_only_methods_with_a_strength_read_it(method):
     assert ("strength" in knobs(method)) == (method in STRONG)
     assert "learning_rate" in knobs(method)
+
+
+def test_a_decay_factor_beyond_one_is_refused():
+    with pytest.raises(ValueError, match=r"--decay-factor must be in \(0, 1\]; got 2.0"):
+        Config(decay_epochs=(1.0,), decay_factor=2.0)

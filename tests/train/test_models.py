@@ -1,4 +1,4 @@
-"""Tests of the convolution's implementations, of the networks, and of their loss."""
+"""The implementations of a pooled convolution, and the networks that are made of it."""
 
 import functools
 
@@ -6,18 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from train.convolution import IMPLEMENTATIONS, convolve, default_implementation
-from train.models import (
-    DigitsCNN,
-    GemCNN,
-    cross_entropy,
-    init_params,
-    make_evaluate,
-    make_loss,
-    normalise,
-)
+from train.losses import image_rows, make_loss
+from train.models import DigitsCNN, GemCNN, init_params
 
 
 def count(params):
@@ -32,11 +24,6 @@ def shapes(model, image_shape):
 @functools.cache
 def gem_params():
     return init_params(GemCNN(), jax.random.key(1), (28, 28, 1))
-
-
-@functools.cache
-def digits_params():
-    return init_params(DigitsCNN(), jax.random.key(1), (8, 8, 1))
 
 
 def raw_batch(seed, size, shape):
@@ -172,7 +159,7 @@ def test_networks_are_the_same_in_both_implementations():
     batch, key = raw_batch(0, 2, (28, 28, 1)), jax.random.key(1)
 
     def run(implementation):
-        loss_fn = make_loss(GemCNN(implementation=implementation), 0.3, 0.4, 255.0)
+        loss_fn = make_loss(image_rows(GemCNN(implementation=implementation), 0.3, 0.4, 255.0))
         return jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(gem_params(), {}, batch, key)
 
     ours, theirs = (jax.tree.leaves(run(name)) for name in ("matmul", "lax"))
@@ -203,84 +190,3 @@ def test_dropout_takes_whole_channels_by_key():
     assert ((masked != 0).any((1, 2)) == (masked != 0).all((1, 2))).all()
     np.testing.assert_array_equal(masked, dropped(jax.random.key(2)))
     assert (masked != dropped(jax.random.key(3))).any()
-
-
-def test_dropout_is_off_outside_training_and_at_rate_zero():
-    batch, key = raw_batch(1, 4, (28, 28, 1)), jax.random.key(0)
-    cases = [(0.5, False), (0.0, True), (0.5, True)]
-
-    @jax.jit
-    def losses(params):
-        models = [GemCNN(dropout=rate, implementation="lax") for rate, _ in cases]
-        return [
-            make_loss(model, 0.1, 0.3, 255.0, train=train)(params, {}, batch, key)[0]
-            for model, (_, train) in zip(models, cases, strict=True)
-        ]
-
-    evaluated, rate_zero, trained = losses(gem_params())
-    np.testing.assert_allclose(evaluated, rate_zero, rtol=1e-6)
-    assert abs(evaluated - trained) > 1e-4
-
-
-def test_cross_entropy_by_hand():
-    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]))
-    expected = -(np.log(0.25) + np.log(0.8)) / 2
-    np.testing.assert_allclose(cross_entropy(logits, jnp.array([1, 2])), expected, rtol=1e-5)
-
-
-def test_cross_entropy_of_huge_logits_is_finite():
-    np.testing.assert_allclose(cross_entropy(jnp.array([[1e4, 0.0]]), jnp.array([1])), 1e4)
-
-
-def test_normalise():
-    out = normalise(jnp.array([0, 255], jnp.uint8), 0.1307, 0.3081, 255.0)
-    np.testing.assert_allclose(out, [-0.1307 / 0.3081, (1 - 0.1307) / 0.3081], rtol=1e-5)
-
-
-def test_normalise_by_channel():
-    images = np.random.RandomState(0).randint(0, 256, (2, 3, 4, 3)).astype(np.uint8)
-    mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 1.0)
-    out = normalise(jnp.asarray(images), mean, std, 255.0)
-    np.testing.assert_allclose(out, (images / 255 - np.array(mean)) / np.array(std), rtol=1e-5, atol=1e-6)
-
-
-def test_loss_hands_the_model_state_through_and_reports_accuracy():
-    params, batch = digits_params(), raw_batch(2, 16, (8, 8, 1))
-    loss_fn = jax.jit(make_loss(DigitsCNN(), 0.5, 0.25, 255.0))
-    loss, (state, metrics) = loss_fn(params, {"seen": 3}, batch, jax.random.key(0))
-    images = (np.asarray(batch["image"]) / np.float32(255) - 0.5) / 0.25
-    logits = jax.jit(DigitsCNN().apply)({"params": params}, images)
-    np.testing.assert_allclose(loss, cross_entropy(logits, batch["label"]), rtol=1e-5)
-    assert state == {"seen": 3}
-    assert metrics["accuracy"] == (logits.argmax(-1) == batch["label"]).mean()
-
-
-@pytest.mark.parametrize("chunk", [7, 1000])
-def test_evaluate_counts_every_image_once(chunk):
-    params = digits_params()
-    batch = raw_batch(3, 25, (8, 8, 1))
-    loss_fn = jax.jit(make_loss(DigitsCNN(), 0.3, 0.4, 255.0, train=False))
-    expected, (_, metrics) = loss_fn(params, {}, batch, jax.random.key(0))
-    evaluate = make_evaluate(DigitsCNN(), 0.3, 0.4, 255.0, chunk=chunk)
-    loss, accuracy = evaluate(params, batch["image"], batch["label"])
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    np.testing.assert_allclose(accuracy, metrics["accuracy"], rtol=1e-6)
-
-
-class WantsFloat64(nn.Module):
-    """A model that checks the type of its images while it is traced."""
-
-    @nn.compact
-    def __call__(self, images, train=False):
-        assert images.dtype == jnp.float64
-        bias = self.param("bias", nn.initializers.zeros, (1, 10), jnp.float64)
-        return images.reshape(images.shape[0], -1)[:, :10] + bias
-
-
-def test_float64_parameters_see_float64_images():
-    with jax.enable_x64(True):
-        params = {"bias": jnp.zeros((1, 10), jnp.float64)}
-        batch, constants = raw_batch(4, 2, (4, 4, 1)), (0.3, 0.4, 255.0)
-        loss, _ = make_loss(WantsFloat64(), *constants)(params, {}, batch, jax.random.key(0))
-        means = make_evaluate(WantsFloat64(), *constants)(params, *batch.values())
-        assert [loss.dtype, *(mean.dtype for mean in means)] == [jnp.float64] * 3

@@ -236,7 +236,7 @@ def test_a_run_diverged_if_its_training_loss_says_so(small):
     """Whatever the test data say."""
     grid = dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.0, 0.02, 1e30), seeds=(3,))
     task = make_task(grid.config(grid.cells[0]))
-    worse = dataclasses.replace(task, evaluate=lambda params: (100.0, 0.0))
+    worse = dataclasses.replace(task, evaluate=lambda params, model_state: (100.0, 0.0))
     folder = SweepFolder.of(grid)
     with SweepProgress(Console(file=io.StringIO()), 60, 1) as progress:
         rows = sweep.run_cell(grid, grid.cells[0], worse, progress)

@@ -66,12 +66,12 @@ class Convolution(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         channels = images.shape[self.layout.value]
-        kernel = self.param("kernel", he_normal, (self.size, self.size, channels, self.features))
+        kernel = self.param("kernel", he_normal, (self.size, self.size, channels, self.features), jnp.float32)
         padding = self.size // 2 if self.padding is None else self.padding
         out = correlate(images, kernel, self.layout, self.stride, padding)
         if not self.use_bias:
             return out
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         return out + per_channel(bias, self.layout)
 
 
@@ -90,10 +90,11 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         shape = (images.shape[self.layout.value],)
-        scale = self.param("scale", nn.initializers.ones, shape)
-        bias = self.param("bias", nn.initializers.zeros, shape)
+        scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         running = [
-            self.variable("batch_stats", name, make, shape) for name, make in (("mean", jnp.zeros), ("var", jnp.ones))
+            self.variable("batch_stats", name, make, shape, jnp.float32)
+            for name, make in (("mean", jnp.zeros), ("var", jnp.ones))
         ]
         if not train:
             mean, variance = (statistic.value for statistic in running)
