@@ -1,6 +1,7 @@
 """`python -m train bench network`: a network's own step beside PyTorch's, and beside what the machine can do at most."""
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -139,7 +140,7 @@ def _resnet20(torch: Any) -> Any:
             return (self.body(images) + shortcut).relu()
 
     widths = [16] * 4 + [32] * 3 + [64] * 3
-    blocks = [Block(before, after, after // before) for before, after in zip(widths, widths[1:], strict=False)]
+    blocks = [Block(before, after, after // before) for before, after in itertools.pairwise(widths)]
     stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 

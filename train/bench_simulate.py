@@ -161,7 +161,8 @@ def _simulated(problem: Problem, method: Any, num_workers: int, steps: int) -> C
     def run() -> float:
         at: list[float] = []
         gemjax.simulate(
-            tx, problem.loss_fn, problem.params, problem.batches, trace, model_state=problem.model_state, local=local, chunk_size=steps,
+            tx, problem.loss_fn, problem.params, problem.batches, trace,
+            model_state=problem.model_state, local=local, chunk_size=steps,
             callback=lambda progress: at.append(time.perf_counter()),
         )  # fmt: skip
         return (at[1] - at[0]) / steps

@@ -16,7 +16,11 @@ from gemjax import eventlog
 from gemjax.testing import Faults
 from train import configs, models, story
 from train.config import Config
+from train.layout import Layout
+from train.methods import make_method
+from train.models.layers import BatchNorm
 from train.runfolder import RunFolder
+from train.task import make_task
 
 
 @pytest.fixture(scope="session")
@@ -280,3 +284,33 @@ def test_every_configuration_runs_shrunk(name, tmp_path, data_dir, monkeypatch):
     with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == summary["total"]
     assert np.isfinite(summary["test_loss"])
+
+
+class Normalised(nn.Module):
+    """A network with statistics."""
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        x = BatchNorm(Layout.CHANNELS_LAST)(images, train)
+        return nn.Dense(10)(x.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_batch_statistics_travel_with_a_run(monkeypatch, small, engine):
+    """They move, are kept in the checkpoint, and are what the evaluation uses."""
+    monkeypatch.setattr(models, "DigitsCNN", Normalised)
+    config = dataclasses.replace(small, engine=engine, weight_decay=1e-4, warmup_epochs=0.5, decay_epochs=(2.0,))
+    folder, summary, _ = run(config)
+    task = make_task(config)
+    tx = make_method(config, task.batches.steps_per_epoch)
+    like = gemjax.initial_state(tx, task.params, num_workers=3, model_state=task.model_state)
+    with folder.checkpoints() as checkpoints:
+        state, _, _ = checkpoints.load(like)
+    moved = state.model_state["batch_stats"]["BatchNorm_0"]
+    assert abs(float(moved["var"][0]) - 1) > 0.01
+    loss, accuracy = task.evaluate(state.params, state.model_state)
+    assert (loss, accuracy) == pytest.approx((summary["test_loss"], summary["test_accuracy"]), rel=1e-5)
+    assert loss != pytest.approx(task.evaluate(state.params, task.model_state)[0], rel=1e-3)
+    assert folder.read_metrics()["test_loss"][-1] == pytest.approx(summary["test_loss"], rel=1e-5)
+    longer = dataclasses.replace(config, epochs=1.5)
+    assert run(longer, folder)[1]["finished"]
