@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any, Literal
 
+from train.builders.originals import DataError
+
 ModelName = Literal[
     "auto",
     "digits_cnn",
@@ -102,7 +104,7 @@ def check(
       augment: `--augment`.
 
     Raises:
-      ValueError: with the flag, what was found and what fits.
+      DataError: with the flag, what was found and what fits (a ValueError).
     """
     if model == "auto" and shape is None:
         return
@@ -111,17 +113,17 @@ def check(
     if shape is not None and name not in fitting(shape):
         wanted = f"images of at least {network.side}x{network.side} pixels" if network.side else "text"
         has = "text" if len(shape) == 1 else "images of " + "x".join(map(str, shape[:2]))
-        raise ValueError(f"--model {name} takes {wanted}; {dataset} has {has}, which {_words(fitting(shape))} takes")
+        raise DataError(f"--model {name} takes {wanted}; {dataset} has {has}, which {_words(fitting(shape))} takes")
     if augment and not network.side:
-        raise ValueError(f"--augment is for images; --dataset {dataset} is text")
+        raise DataError(f"--augment is for images; --dataset {dataset} is text")
     for one in [*changed, *(["depth"] if depth is not None else [])]:
         if one not in network.flags:
             having = [other for other, its in NETWORKS.items() if one in its.flags]
-            raise ValueError(f"--{one} acts only with --model {_words(having)}; the model is {name}")
+            raise DataError(f"--{one} acts only with --model {_words(having)}; the model is {name}")
     step, besides = network.layers
     if depth is not None and (depth < step + besides or (depth - besides) % step):
         formula = f"{step} n + {besides} with n of at least 1" if besides else "at least 1"
-        raise ValueError(f"--depth of {name} must be {formula}; got {depth}")
+        raise DataError(f"--depth of {name} must be {formula}; got {depth}")
 
 
 def build(

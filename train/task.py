@@ -11,6 +11,7 @@ import numpy as np
 
 import gemjax
 from train import data, losses, models, networks
+from train.augment import augment
 from train.config import Config
 from train.evaluate import make_evaluate
 
@@ -36,7 +37,7 @@ def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
     """The Flax module that `config` trains on rows of `shape` with so many classes, or different tokens.
 
     Raises:
-      ValueError: if it does not fit them.
+      DataError: if it does not fit them (a ValueError).
     """
     networks.check(config.model, config.dataset, shape, (), config.depth, config.augment)
     return networks.build(config.model, shape, classes, width=config.width, depth=config.depth, dropout=config.dropout)
@@ -44,9 +45,9 @@ def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
 
 def parameter_shapes(config: Config) -> PyTree:
     """The parameters that `config` trains, as shapes; neither needs data nor compiles."""
-    shape = data.image_shape(config.dataset)
-    model = network(config, shape, data.SOURCES[config.dataset].num_classes)
-    return jax.eval_shape(lambda: _init(model, shape, config.seed))[0]
+    row = data.spec(config.dataset, data_dir=config.data_dir)
+    model = network(config, row.shape, row.num_classes)
+    return jax.eval_shape(lambda: _init(model, row.shape, config.seed))[0]
 
 
 def make_task(config: Config) -> Task:
@@ -71,7 +72,8 @@ def make_task(config: Config) -> Task:
     def evaluate_now(params: PyTree, model_state: PyTree = ()) -> tuple[float, float]:
         # Where the test set is; what is trained may be elsewhere, or spread.
         where = jax.tree.leaves(test)[0].sharding
-        loss, accuracy = evaluate(*jax.device_put((params, model_state), where), test)
+        there = jax.device_put((params, model_state), where)
+        loss, accuracy = evaluate(there[0], there[1], test)
         return float(loss), float(accuracy)
 
     def train_loss(params: PyTree, model_state: PyTree = ()) -> float:
@@ -100,8 +102,6 @@ def _init(model: Any, shape: tuple[int, ...], seed: int) -> tuple[PyTree, PyTree
 def _image_rows(config: Config, model: Any, dataset: data.Dataset) -> losses.Rows:
     shift = None
     if config.augment:
-        from train.augment import augment
-
         # A shift by 2 pixels and the centre of 28x28 are a random crop of 28x28.
         shift = functools.partial(augment, pad=2 if config.model == "cnn7" else 4)
     return losses.image_rows(model, dataset.mean, dataset.std, dataset.scale, shift)
