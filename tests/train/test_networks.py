@@ -7,7 +7,8 @@ import pytest
 
 from train import networks
 from train.losses import image_rows, make_loss, token_rows
-from train.models import CNN7, VGG16, AlexNet, CifarResNet, ResNet50, Transformer, WideResNet, init
+from train.models import CNN7, VGG16, AlexNet, CifarResNet, ResNet50, Transformer, WideResNet, init, layers
+from train.models.layers import he_normal
 from train.models.transformer import rotate
 from train.networks import NETWORKS, build, check, fitting
 
@@ -56,6 +57,16 @@ def test_the_transformer_has_the_documented_sizes(width, parameters):
 def test_half_the_width_is_about_a_quarter_of_the_parameters(model):
     whole, half = (count(model(width=width), (32, 32, 3))[0] for width in (1.0, 0.5))
     assert 0.2 < half / whole < 0.3
+
+
+def test_initial_kernels_have_hes_variance_and_go_by_the_key():
+    kernels = [he_normal(jax.random.key(seed), (3, 3, 64, 128)) for seed in (0, 0, 1)]
+    np.testing.assert_allclose(kernels[0].std(), (2 / (9 * 64)) ** 0.5, rtol=0.01)
+    np.testing.assert_allclose(kernels[0].mean(), 0, atol=1e-3)
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert (kernels[0] != kernels[2]).any()
+    drawn = np.unique(kernels[0])  # More than are drawn at once: no part is another one again.
+    assert len(drawn) > 0.9 * kernels[0].size > 0.9 * layers.DRAWN_AT_ONCE
 
 
 def raw_batch(size, side):

@@ -54,12 +54,7 @@ def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = 
     (75290, ['batch_stats'])
     """
     example = jax.ShapeDtypeStruct((1, *shape), dtype)
-
-    @jax.jit
-    def begin(key):
-        return model.lazy_init(key, example)  # The forward pass is traced, not compiled.
-
-    variables = dict(begin(key))
+    variables = dict(model.lazy_init(key, example))  # The forward pass is traced, not computed.
     params = variables.pop("params")
     return params, variables or ()
 
