@@ -17,6 +17,8 @@ from train.config import Config
 class Tiny(nn.Module):
     """Stands in for the convolutional network: it compiles in no time."""
 
+    num_classes: int = 10
+
     @nn.compact
     def __call__(self, images, train=False):
         del train

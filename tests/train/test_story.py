@@ -44,6 +44,8 @@ def small(data_dir, tmp_path):
 class Tiny(nn.Module):
     """Stands in for the convolutional networks where a test is not about learning: it compiles in no time."""
 
+    num_classes: int = 10
+
     @nn.compact
     def __call__(self, images, train=False):
         del train
@@ -289,9 +291,11 @@ def test_every_configuration_runs_shrunk(name, tmp_path, data_dir, monkeypatch):
 class Normalised(nn.Module):
     """A network with statistics."""
 
+    num_classes: int = 10
+
     @nn.compact
     def __call__(self, images, train=False):
-        x = BatchNorm(Layout.CHANNELS_LAST)(images, train)
+        x = BatchNorm(Layout.CHANNELS_LAST)(3.0 * images + 1.0, train)
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 

@@ -39,6 +39,8 @@ def data_dir(tmp_path_factory):
 class Tiny(nn.Module):
     """Stands in for the convolutional network: it compiles in no time."""
 
+    num_classes: int = 10
+
     @nn.compact
     def __call__(self, images, train=False):
         del train
