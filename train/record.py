@@ -13,7 +13,7 @@ import gemjax
 from gemjax.engines.result import History
 from train.claim import FREE, Run, num_commits
 from train.config import Config
-from train.methods import METHODS, local_steps
+from train.methods import local_steps, make_method
 from train.story import check_memory, cluster
 from train.sweep_table import MARGIN
 from train.task import Task, make_task
@@ -25,7 +25,7 @@ CHUNK = 1024  # Arrivals a compiled call.
 # What a task does not depend on: the same data and network serve runs that differ in these only.
 METHODICAL = (
     "method", "workers", "epochs", "learning_rate", "momentum", "kappa", "strength", "reading", "variant", "period",
-    "local_momentum", "outer_learning_rate", "cluster", "seed",
+    "local_momentum", "outer_learning_rate", "cluster", "seed", "weight_decay", "warmup_epochs", "decay_epochs", "decay_factor",
 )  # fmt: skip
 
 
@@ -49,19 +49,20 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
     check_memory(config, task.params_of(config.seed), total)
     trace = cluster(config).trace(total, config.seed)
     watcher = _Watcher(run, task, total, tell)
-    arguments = (METHODS[config.method](config), task.loss_fn, task.params_of(config.seed), batches, trace)
+    steps = batches.steps_per_epoch
+    arguments = (make_method(config, steps), task.loss_fn, task.params_of(config.seed), batches, trace)
     state, failed = None, ""
     try:
         for end, diagnostics in segments(total, config.workers, run.diagnostics):
             watcher.until = end
             result = gemjax.simulate(
-                *arguments, local=local_steps(config), seed=config.seed, diagnostics=diagnostics, state=state,
+                *arguments, model_state=task.model_state, local=local_steps(config, steps), seed=config.seed, diagnostics=diagnostics, state=state,
                 callback=watcher, chunk_size=CHUNK, stops=[*watcher.evaluations, end],
             )  # fmt: skip
             state = result.state
     except gemjax.RunFailedError as error:
         failed = str(error)
-    begin = task.train_loss(task.params_of(config.seed))
+    begin = task.train_loss(task.params_of(config.seed), task.model_state)
     return watcher.conclude(begin) | {
         "failed": failed,
         "commits": total,
@@ -124,7 +125,7 @@ class _Watcher:
             self._speed = (progress.commits - self._began[0]) / (now - self._began[1])
         evaluated = self.evaluated[-1][0] if self.evaluated else 0
         if progress.commits in self.evaluations and progress.commits > evaluated:
-            self.evaluated.append((progress.commits, *self.task.evaluate(progress.params)))
+            self.evaluated.append((progress.commits, *self.task.evaluate(progress.params, progress.model_state)))
         return progress.commits >= self.until
 
     def conclude(self, begin: float) -> dict[str, Any]:
