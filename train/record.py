@@ -56,7 +56,8 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
         for end, diagnostics in segments(total, config.workers, run.diagnostics):
             watcher.until = end
             result = gemjax.simulate(
-                *arguments, model_state=task.model_state, local=local_steps(config, steps), seed=config.seed, diagnostics=diagnostics, state=state,
+                *arguments, model_state=task.model_state, local=local_steps(config, steps), seed=config.seed,
+                diagnostics=diagnostics, state=state,
                 callback=watcher, chunk_size=CHUNK, stops=[*watcher.evaluations, end],
             )  # fmt: skip
             state = result.state
