@@ -211,7 +211,9 @@ class Scheduler:
             return False
         self.faults[worker] = 0
         draw = self.programs.draws[worker]
-        self.pending.append(Pending(arrival, now, draw, self.programs.commit(worker, gradient)))
+        report = self.programs.commit(worker, gradient)
+        # Its memory is free now for what is computed next; kept until the report is there, every commit takes fresh pages.
+        self.pending.append(Pending(arrival._replace(gradient=None), now, draw, report))
         self.clock += 1
         self.pulled_at[worker] = self.clock
         return True
