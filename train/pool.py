@@ -12,6 +12,7 @@ from train.runfolder import RUNS
 
 Record = dict[str, Any]
 POOL = RUNS / "reproduce"
+PUBLISHED = Path(__file__).parent / "results" / "runs"
 VERSION = importlib.metadata.version("gemjax")
 
 
@@ -19,10 +20,15 @@ class Pool:
     """Finished runs by what decides their numbers: configuration, what is recorded, and the library's version.
 
     Every file is there as a whole or not at all. A run whose configuration changed is another run, and made anew.
+
+    Args:
+      path: the folder that runs are kept in.
+      published: a folder of runs that others have made, looked into for those that `path` does not have; `None`: nowhere.
     """
 
-    def __init__(self, path: str | os.PathLike = POOL):
+    def __init__(self, path: str | os.PathLike = POOL, published: str | os.PathLike | None = PUBLISHED):
         self.path = Path(path)
+        self.published = None if published is None else Path(published)
 
     def file(self, run: Run) -> Path:
         """Where the record of `run` is, or will be."""
@@ -35,6 +41,8 @@ class Pool:
           ValueError: if its file is damaged or of something else.
         """
         path = self.file(run)
+        if not path.exists() and self.published is not None:
+            path = self.published / path.name
         if not path.exists():
             return None
         try:
@@ -49,3 +57,9 @@ class Pool:
         """Keeps what `run` recorded."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.file(run), json.dumps({"run": run.described()} | record, indent=1) + "\n")
+
+    def publish(self, run: Run, record: Record) -> None:
+        """Puts what `run` recorded where other checkouts find it, unless it is there."""
+        if self.published is not None and not (path := self.published / self.file(run).name).exists():
+            self.published.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps({"run": run.described()} | record, separators=(",", ":")) + "\n")

@@ -18,7 +18,7 @@ from train import cli, configs, interrupts
 from train.claim import Claim, Run, Scale, Statement, num_commits, verdict
 from train.files import write_whole
 from train.measured import Measured
-from train.pool import POOL, Pool, Record
+from train.pool import POOL, PUBLISHED, Pool, Record
 from train.progress import RunsProgress
 from train.workers import Processes
 
@@ -58,6 +58,8 @@ class Reproduce:
     """Folder of finished runs, from which an interrupted claim goes on."""
     out: str | None = None
     """Folder for CLAIM.json and CLAIM.png; if not given, `train/results` at full scale and the work folder at small."""
+    anew: bool = False
+    """Make runs that are published in `train/results/runs` anew, too; those in the work folder stay."""
     list: bool = False
     """List the claims with what they cost, and end."""
     dry_run: bool = False
@@ -66,6 +68,11 @@ class Reproduce:
     def __post_init__(self):
         if self.processes is not None and self.processes < 1:
             raise ValueError(f"--processes must be at least 1; got {self.processes}")
+
+    @property
+    def pool(self) -> Pool:
+        """Finished runs."""
+        return Pool(self.work, None if self.anew else PUBLISHED)
 
     @property
     def folder(self) -> Path:
@@ -126,7 +133,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     Raises:
       UsageError: if a run cannot be made.
     """
-    pool, runs = Pool(asked.work), claim.runs[asked.scale]
+    pool, runs = asked.pool, claim.runs[asked.scale]
     known = _known(pool, runs)
     _say(console, f"{claim.name} ({asked.scale}): {claim.title} [{claim.source}]")
     _say(console, f"{len(runs)} runs, {len(known)} of them done already; work folder {pool.path}")
@@ -140,6 +147,9 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     path = asked.folder / f"{claim.name}.json"
     write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     draw(claim, measured, path.with_suffix(".png"))
+    if asked.folder == RESULTS:
+        for run in runs:
+            pool.publish(run, known[run])
     tell(claim, statements, console)
     _say(console, f"results: {path}, picture: {path.with_suffix('.png')}")
     return result
@@ -243,7 +253,7 @@ def tell(claim: Claim, statements: Sequence[Statement], console: Console) -> Non
 
 def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     """Says what would be run."""
-    runs, pool = claim.runs[asked.scale], Pool(asked.work)
+    runs, pool = claim.runs[asked.scale], asked.pool
     known = _known(pool, runs)
     missing = [run for run in runs if run not in known]
     total, left = sum(map(commits, runs)), sum(map(commits, missing))

@@ -113,6 +113,18 @@ def test_a_claim_is_run_judged_drawn_and_written(claim, inline, tmp_path, capsys
     assert image.imread(tmp_path / "pretended.png").shape[2] >= 3
 
 
+def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")
+    assert cli.main(command(tmp_path, "--scale", "full")) == 0
+    assert len(inline.made) == len(list((tmp_path / "published").iterdir())) == 4
+    elsewhere = ["reproduce", "pretended", "--work", str(tmp_path / "elsewhere"), "--scale", "full"]
+    assert cli.main(elsewhere) == 0
+    assert len(inline.made) == 4
+    assert cli.main([*elsewhere, "--anew"]) == 0
+    assert len(inline.made) == 8
+
+
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):
     inline.fail["plain at 2, seed 0"] = KeyboardInterrupt()  # The longest runs come first.
     assert cli.main(command(tmp_path)) == 130
