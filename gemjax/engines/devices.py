@@ -124,19 +124,10 @@ def run_on_devices(
     if callback_every < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
     transition = Transition(tx, loss_fn, len(placement.workers), seed, names(diagnostics), average_model_state, local)
-    transition, initial = transition.init(params, model_state)
-    if state is not None and recorded is not None:
-        check_state(state, initial)
-        if recorded.num_workers != transition.num_workers:
-            raise ValueError(
-                f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
-            )
-        state = _with_unused_draws(state, recorded)
-    begin = initial if state is None else state
-    batches = _on_workers(as_batches(batches, transition.num_workers), placement, begin)
-    batches = batches if local is None else LocalBatches(batches, local)
-    programs = Programs(transition, batches, placement, begin)
-    records = Records(len(placement.workers), recorded, log, int(begin.rejected), int(begin.dropped))
+    programs = _programs(transition, placement, batches, params, model_state, state, recorded)
+    rejected, dropped = (0, 0) if state is None else (int(state.rejected), int(state.dropped))
+    del state  # The run has its own, in parts; whoever called may let this one go.
+    records = Records(len(placement.workers), recorded, log, rejected, dropped)
     policy, members = policy or Policy(), members or Members(len(placement.workers))
     policy.check(len(placement.workers))
     if members.num_workers != len(placement.workers):
@@ -151,6 +142,58 @@ def run_on_devices(
             failure.result = Result(programs.gather(), records.history(), records.trace(), stopped=True)
             raise
     return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+def _programs(
+    transition: Transition,
+    placement: Placement,
+    batches: Any,
+    params: PyTree,
+    model_state: PyTree,
+    state: RunState | None,
+    recorded: Trace | None,
+) -> Programs:
+    """The run's programs, with the state to begin with in parts where it belongs.
+
+    It is made in the host's memory: whole and stacked for all workers, it may be more than a device can hold.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        params, model_state = jax.tree.map(_on_host, (params, model_state))
+        if state is None or recorded is None:
+            transition, begin = transition.init(params, model_state)
+        else:
+            transition, begin = _continued(transition, params, model_state, state, recorded)
+        batches = _on_workers(as_batches(batches, transition.num_workers), placement, begin)
+        batches = batches if transition.local is None else LocalBatches(batches, transition.local)
+        return Programs(transition, batches, placement, begin)
+
+
+def _on_host(leaf: Any) -> Any:
+    return jax.device_put(leaf, jax.local_devices(backend="cpu")[0]) if isinstance(leaf, jax.Array) else leaf
+
+
+def _continued(
+    transition: Transition, params: PyTree, model_state: PyTree, state: RunState, recorded: Trace
+) -> tuple[Transition, RunState]:
+    """The transition, and the state to go on from, once it is known to be of this run and of that trace."""
+    ready: list[Transition] = []
+
+    def shapes(params, model_state):
+        made, begin = transition.init(params, model_state)
+        ready.append(made)  # It cannot leave eval_shape otherwise.
+        return begin
+
+    check_state(state, jax.eval_shape(shapes, params, model_state))
+    if recorded.num_workers != transition.num_workers:
+        raise ValueError(
+            f"the recorded trace has {recorded.num_workers} workers, but the run has {transition.num_workers}"
+        )
+    if int(state.commits) != len(recorded):
+        raise ValueError(
+            f"the state to continue from has made {int(state.commits)} commits, but recorded= has {len(recorded)}; give the "
+            "trace that belongs to it (the result's, or the checkpoint's)"
+        )
+    return ready[0], _with_unused_draws(state, recorded)
 
 
 def _warn_if_colocated(placement: Placement) -> None:

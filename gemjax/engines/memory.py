@@ -27,7 +27,8 @@ def memory_of(
     """Bytes that a run keeps, by what they are for; nothing is allocated.
 
     What a gradient and a commit need while they are computed comes on top: some copies of the parameters, and the
-    network's activations.
+    network's activations. In a run on devices every worker's device holds, besides, the view that it computes on and the
+    gradient under way: two copies of the parameters a worker, if its method keeps what it pulled at the centre, else one.
 
     Args:
       tx: the run's transformation.

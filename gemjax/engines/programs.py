@@ -36,15 +36,19 @@ class Programs:
         self.num_workers = transition.num_workers
         locals_ = state.view.value.local
         state = _without_local(state)
-        # Copied, because commits donate what they replace and device_put to the same device would alias the caller's.
-        taken = [self._to_centre(jax.tree.map(_copy, slots.take(state, worker))) for worker in range(self.num_workers)]
-        _, self._join, self._shared = slots.split(taken[0])
-        self._slots = [slots.split(mine)[0] for mine in taken]
-        self.steps = [int(mine.step.value) for mine in taken]
-        self.draws = [int(mine.draw.value) for mine in taken]
+        first, self._join, shared = slots.split(slots.take(state, 0))
+        self._shared = self._moved_in(shared)
+        # A worker at a time: nothing is there twice, and no device of the centre holds more than its part.
+        self._slots = [
+            self._moved_in(first if worker == 0 else slots.split(slots.take(state, worker))[0])
+            for worker in range(self.num_workers)
+        ]
+        mine = [self._join(own, self._shared) for own in self._slots]
+        self.steps = [int(one.step.value) for one in mine]
+        self.draws = [int(one.draw.value) for one in mine]
         self._drawn = 1 + max(self.draws)  # Whoever arrived last holds the newest.
         # Commits since each one's pull.
-        self.behind = [int(mine.commits) - int(mine.pulled_at.value) for mine in taken]
+        self.behind = [int(one.commits) - int(one.pulled_at.value) for one in mine]
         self._local = [
             jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, whole(place))
             for worker, place in enumerate(placement.workers)
@@ -54,9 +58,9 @@ class Programs:
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
         threads = min(threads_that_read(batches), self.num_workers)
         self.ahead = ReadAhead(lambda key: self._selection(*key), threads) if threads else None
-        self._define(taken[0])
+        self._define(mine[0])
         pack_view = jax.jit(lambda mine: self._view.pack(self._with_outcome(view_of(mine), jnp.array(False))))
-        self._views = [self.send(worker, pack_view(mine)) for worker, mine in enumerate(taken)]
+        self._views = [self.send(worker, pack_view(one)) for worker, one in enumerate(mine)]
 
     def _with_outcome(self, view: View, applied: jax.Array) -> tuple[View, Any]:
         """What is sent to a worker; one with a local optimizer must know whether its last commit was applied."""
@@ -127,6 +131,10 @@ class Programs:
             centre = self.placement.central
             return Packed(dict.fromkeys(tree.vectors, whole(centre)), shardings(centre, tree.apart))
         return shardings(self.placement.central, tree)
+
+    def _moved_in(self, tree: PyTree) -> PyTree:
+        """``tree`` at the centre, in memory of its own: commits donate what they replace, and device_put may alias."""
+        return self._to_centre(jax.tree.map(_copy, tree))
 
     def _to_centre(self, tree: PyTree) -> PyTree:
         return jax.device_put(tree, self._lie(tree))

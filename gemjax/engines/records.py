@@ -1,5 +1,6 @@
 """What happened in a run on devices: its history, its trace, its event log."""
 
+import array
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from gemjax.trace import COLUMNS, Trace
 
 # What the host knows of a commit; a row of the history is these and the numbers of its report.
 KNOWN = ("worker", "step", "draw", "time", "dispatched", "began", "ready", "pulled_at")
+COUNTS = ("worker", "step", "draw", "pulled_at")
 
 
 class Pending(NamedTuple):
@@ -34,7 +36,7 @@ class Records:
         self.commits = 0 if recorded is None else len(recorded)
         self.rejected, self.dropped = rejected, dropped
         self.rejected_in_a_row = 0
-        self._rows: list[tuple] = []  # Numbers as they come; what they are is told when somebody asks.
+        self._columns: list[array.array] = []  # 8 bytes a number; what they are is told when somebody asks.
         self._reported: Mapping[str, np.dtype] = {}
         self._told = 0
         self._epoch = 0.0
@@ -45,6 +47,7 @@ class Records:
         ``reported`` has the numbers of a report by name, with the types that they have in the history.
         """
         self._reported = reported
+        self._columns = [array.array("d") for _ in (*KNOWN, *reported)]
         at = {name: index for index, name in enumerate(reported)}
         self._applied, self._dropped, self._staleness = at["applied"], at["dropped"], at["staleness"]
         before = 0.0 if self.recorded is None else float(self.recorded.time[-1:].sum())
@@ -67,7 +70,8 @@ class Records:
         ready = arrival.ready - self._epoch
         pulled_at = self.commits - int(report[self._staleness])
         known = (arrival.worker, arrival.step, draw, now, arrival.dispatched, began, ready, pulled_at)
-        self._rows.append((*known, *report))
+        for column, value in zip(self._columns, (*known, *report), strict=True):
+            column.append(value)
         self.commits += applied
         self.dropped += dropped
         rejected = not applied and not dropped
@@ -88,17 +92,20 @@ class Records:
 
     def history(self, *, new: bool = False) -> History:
         """All rows as columns, or those since the last call with ``new``."""
-        rows = self._rows[self._told :] if new else self._rows
+        first = self._told if new else 0
         if new:
-            self._told = len(self._rows)
-        if not rows:
+            self._told = len(self._columns[0]) if self._columns else 0
+        if not self._columns or len(self._columns[0]) == first:
             return {}
-        columns = dict(zip((*KNOWN, *self._reported), map(np.array, zip(*rows, strict=True)), strict=True))
-        return columns | {name: columns[name].astype(dtype) for name, dtype in self._reported.items()}
+        return {name: self._column(name, first) for name in (*KNOWN, *self._reported)}
+
+    def _column(self, name: str, first: int = 0) -> np.ndarray:
+        numbers = np.array(self._columns[(*KNOWN, *self._reported).index(name)][first:])
+        return numbers.astype(self._reported.get(name, np.int64 if name in COUNTS else np.float64))
 
     def trace(self) -> Trace:
         """The applied commits, those before this run included."""
-        history = self.history()
+        history = {name: self._column(name) for name in (*COLUMNS, "applied")} if self._columns else {}
         columns: dict[str, Any] = {}
         for name in COLUMNS:
             dtype = np.float64 if name == "time" else np.int32

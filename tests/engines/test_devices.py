@@ -512,6 +512,12 @@ def test_a_state_of_another_run_is_refused():
         run(tx=ASGD, state=four, recorded=gemjax.Trace([], num_workers=2))
 
 
+def test_a_trace_of_another_length_is_refused_before_anything_runs():
+    state = gemjax.initial_state(ASGD, QUADRATIC.params, num_workers=4)
+    with pytest.raises(ValueError, match=r"has made 0 commits, but recorded= has 3"):
+        run(tx=ASGD, state=state, recorded=gemjax.Trace([0, 1, 2], num_workers=4))
+
+
 def test_batches_of_the_wrong_kind_are_refused():
     with pytest.raises(TypeError, match="batches must be a function"):
         run(QUADRATIC._replace(batches=[1, 2, 3]))

@@ -80,6 +80,36 @@ def test_each_of_eight_devices_holds_an_eighth():
                 programs.read(programs.commit(worker, programs.bring(gradient)))
 
 
+def test_a_run_keeps_no_other_copy_of_what_is_sharded():
+    """Not on the device that JAX takes by default, where the state is made; nor of the parameters that were given."""
+    devices = jax.devices()
+    placement = Placement(tuple(devices[:2]) * 8, tuple(devices[2:6]))
+    params = {"w": np.ones((512, 64), np.float32)}
+    size, before, most = params["w"].nbytes, _held(), {}
+
+    def callback(progress):
+        for device, held in _held().items():
+            most[device] = max(most.get(device, 0), held - before.get(device, 0))
+
+    loss = lambda params, batch: jnp.mean((params["w"] - batch) ** 2)
+    gemjax.run_on_devices(
+        gemjax.gem(0.01, num_workers=16), loss, params, lambda worker, step: jnp.float32(step), 40, placement=placement,
+        callback=callback, callback_every=20,
+    )  # fmt: skip
+    # Eight views, eight gradients, and some on their way; the state is 33 copies, of which each central device has a fourth.
+    assert max(most[device] for device in devices[:2]) < 20 * size
+    for device in devices[2:6]:
+        assert most[device] < (33 / 4 + 4) * size
+
+
+def _held():
+    held = {}
+    for leaf in jax.live_arrays():
+        for shard in leaf.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return held
+
+
 @pytest.mark.parametrize("central", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_of_several_devices_share_their_batches(central):
     placement = gemjax.place(3, "dedicated", worker_devices=2, central_devices=central)
