@@ -53,7 +53,7 @@ def test_the_run_is_that_of_data_on_the_device(batches):
 @pytest.mark.parametrize(
     "options",
     [
-        {"chunk_size": 1},
+        pytest.param({"chunk_size": 1}, marks=pytest.mark.slow),
         {"chunk_size": 7},
         pytest.param({"window": 4, "chunk_size": 9}, marks=pytest.mark.slow),
     ],
@@ -68,13 +68,15 @@ def test_in_other_pieces_too(options):
         assert_same_run(run(OnHost(batches), **options), run(batches))
 
 
-@pytest.mark.parametrize("period", [pytest.param(2, marks=pytest.mark.slow), (1, 3, 2, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("period", [2, (1, 3, 2, 1)])
 def test_local_steps(period):
     local, tx = gemjax.LocalSteps(optax.sgd(0.1), period), gemjax.downpour(num_workers=N)
     options = {"tx": tx, "local": local, "chunk_size": 5}
     assert_same_run(run(OnHost(KINDS["epochs"]), **options), run(KINDS["epochs"], **options))
 
 
+@pytest.mark.slow
 def test_a_continued_run():
     batches = OnHost(KINDS["epochs"])
     begun = run(batches, chunk_size=5, callback=lambda progress: progress.commits > 8)
@@ -93,6 +95,7 @@ def test_a_file_that_is_mapped_into_memory(tmp_path):
     assert_same_run(run(batches), run(KINDS["epochs"]))
 
 
+@pytest.mark.slow
 def test_a_sweep():
     def sweep(batches):
         return gemjax.sweep(lambda rate: gemjax.gem(rate, num_workers=N), loss_fn, START, batches, LATE,
@@ -103,7 +106,7 @@ def test_a_sweep():
     np.testing.assert_array_equal(found.history["rows"], expected.history["rows"])
 
 
-@pytest.mark.parametrize("kind", ["stream", "shards"])
+@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "shards"])
 def test_on_devices(kind):
     """Each gradient's batch comes to the device of its worker; the run replays with data on the device."""
     result = gemjax.run_on_devices(

@@ -120,6 +120,7 @@ def test_workers_of_several_devices_share_their_batches(central):
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_unequal_workers_in_one_run():
     devices = jax.devices()
     placement = Placement((devices[0], tuple(devices[1:5]), devices[5]), devices[8])
@@ -130,6 +131,7 @@ def test_unequal_workers_in_one_run():
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_central_devices(tmp_path):
     devices, tx = jax.devices(), gemjax.gem(0.02, num_workers=3)
     placements = [Placement((devices[0],) * 3, home) for home in (tuple(devices[1:5]), devices[1], tuple(devices[1:9]))]

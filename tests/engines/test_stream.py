@@ -194,7 +194,7 @@ def test_a_run_continued_on_devices_goes_on_in_the_stream():
     assert_replays(rest, batches=SPOILT)
 
 
-@pytest.mark.parametrize("commits", [20, 33])
+@pytest.mark.parametrize("commits", [20, pytest.param(33, marks=pytest.mark.slow)])
 def test_a_replay_is_continued_on_devices(commits):
     """It does not know what rejected gradients drew; nothing is used twice all the same, and the trace can be told."""
     begun = on_devices(commits, batches=SPOILT)

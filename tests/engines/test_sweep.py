@@ -174,6 +174,7 @@ def test_a_run_that_diverges_is_a_result():
     assert not bad["loss"] < 1e6 * good["loss"]
 
 
+@pytest.mark.slow
 def test_the_chunk_size_does_not_matter(x64):
     problem = quadratic()
     one, other = (sweep(problem, gem, {"rate": RATES}, chunk_size=size) for size in (None, 5))

@@ -27,6 +27,7 @@ def test_agrees_with_the_paper(x64, rate, closed_loop):
     assert 0 < np.isnan(seen[N:, 2]).sum() < 30  # Some came too late to be measured.
 
 
+@pytest.mark.slow
 def test_with_one_worker_the_total_is_what_is_applied_and_it_follows_the_target(x64):
     _, quantities = runs.run(gemjax.yellowfin(gain=0.2), [0] * 100, observe=MOMENTA)
     momentum, target, total = (np.array([q[name] for q in quantities]) for name in MOMENTA)
