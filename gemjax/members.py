@@ -45,6 +45,14 @@ class Members:
         """Has ``worker`` take part no longer; nothing happens if it does not."""
         self._request("leave", worker)
 
+    def look(self) -> None:
+        """Has the run's callback called now, though nothing has happened; from a signal handler, say, that wants it ended.
+
+        In a run that is still being compiled it is called as soon as the run begins.
+        """
+        self._requests.put(("look", -1))
+        self._wake()
+
     def close(self) -> None:
         """Says that nobody joins any more: a run that everybody has left fails then, with what it has reached."""
         self._closed = True
@@ -64,6 +72,6 @@ class Members:
         self._wake = wake
 
     def requests(self) -> Iterable[tuple[str, int]]:
-        """What has been asked for since the last time, in order."""
+        """What has been asked for since the last time, in order: ``"join"``, ``"leave"`` or ``"look"``, and the worker."""
         while not self._requests.empty():
             yield self._requests.get()

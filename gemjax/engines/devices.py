@@ -52,6 +52,7 @@ def run_on_devices(
     log: EventLog | None = None,
     callback: Callback | None = None,
     callback_every: int = 1024,
+    callback_seconds: float | None = None,
     gate: Callable[[int, int], Any] | None = None,
 ) -> Result:
     """Trains asynchronously on this host's devices, in the order in which they finish.
@@ -85,6 +86,8 @@ def run_on_devices(
       log: where events are written.
       callback: called every ``callback_every`` commits, in the dispatching thread; may end the run by returning true.
       callback_every: commits between two calls, positive.
+      callback_seconds: seconds from one call to the next, at most, positive, though fewer commits or none were made (there is
+        nothing in ``progress.history`` then); default: however long they take. ``members.look()`` has it called at once.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread when a gradient is finished and before it is
         queued; may block, raise, or return a function that changes what the worker sends (:class:`gemjax.testing.Faults`
         injects faults with it).
@@ -123,6 +126,8 @@ def run_on_devices(
         raise ValueError(f"num_commits must not be negative, got {num_commits}")
     if callback_every < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
+    if callback_seconds is not None and not callback_seconds > 0:
+        raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")
     transition = Transition(tx, loss_fn, len(placement.workers), seed, names(diagnostics), average_model_state, local)
     programs = _programs(transition, placement, batches, params, model_state, state, recorded)
     rejected, dropped = (0, 0) if state is None else (int(state.rejected), int(state.dropped))
@@ -135,7 +140,7 @@ def run_on_devices(
     with Waiters(len(placement.workers), gate) as waiters, contextlib.closing(programs):
         scheduler = Scheduler(programs, waiters, records, num_commits, policy, members)
         try:
-            stopped = scheduler.run(callback, callback_every)
+            stopped = scheduler.run(callback, callback_every, callback_seconds)
         except RunFailedError as failure:
             with contextlib.suppress(RunFailedError):  # One is enough.
                 scheduler.finish()

@@ -63,7 +63,7 @@ class Progress:
       model_state: its model state now (BatchNorm statistics and the like); likewise.
       state: ``progress.state()`` is the whole state now (stacked when asked for); valid during the callback only.
       trace: ``progress.trace()`` is the trace of the commits so far; what a checkpoint needs beside the state.
-      history: the columns of the commits since the last call.
+      history: the columns of the commits since the last call; empty if there were none.
     """
 
     commits: int

@@ -48,10 +48,11 @@ class Scheduler:
         self.pulled_at = [self.clock - behind for behind in programs.behind]
         self.quorum_at = float("inf")  # When the grace after the quorum is over.
         self.heard_at = 0.0  # time.perf_counter() of the last arrival, or of what kept us from looking.
+        self.call_at = float("inf")  # When the callback is to be called whether or not anybody has arrived.
         self.noticed = False  # Whether it has been said that nobody has arrived since.
         self.last_words: tuple[str, BaseException | None] = ("", None)  # Of the last worker that was given up.
 
-    def run(self, callback: Callback | None, callback_every: int) -> bool:
+    def run(self, callback: Callback | None, callback_every: int, callback_seconds: float | None = None) -> bool:
         """Commits until there are enough; returns whether the callback ended it before."""
         self.programs.warm_up()
         self.members.on_request(self.waiters.wake)
@@ -63,14 +64,19 @@ class Scheduler:
         self.admit()
         self.heard_at = time.perf_counter()
         called_at = self.records.commits
+        patience = float("inf") if callback is None or callback_seconds is None else callback_seconds
+        self.call_at = self.heard_at + patience
         while self.records.commits < self.num_commits:
             if self.lacking:
                 self.step()
             self.drain(wait=not self.lacking)
-            if callback is not None and self.records.commits >= called_at + callback_every:
-                if self.call(callback):
+            if self.records.commits >= called_at + callback_every or time.perf_counter() >= self.call_at:
+                began = time.perf_counter()
+                if callback is not None and self.call(callback):
                     return self.records.commits < self.num_commits
-                self.heard_at = time.perf_counter()
+                ended = time.perf_counter()
+                self.heard_at += ended - began  # It is no silence of the workers.
+                self.call_at = ended + patience
                 called_at = self.records.commits
         if callback is not None and self.records.commits > called_at:
             self.call(callback)
@@ -84,7 +90,10 @@ class Scheduler:
     def step(self) -> None:
         """Waits until something happens and deals with it."""
         for kind, worker in self.members.requests():
-            (self.join if kind == "join" else self.leave)(worker)
+            if kind == "look":
+                self.call_at = 0.0
+            else:
+                (self.join if kind == "join" else self.leave)(worker)
         self.move()
         if not self.lacking:
             return
@@ -104,12 +113,14 @@ class Scheduler:
             pass
 
     def timeout(self) -> float | None:
-        """Seconds until a deadline or a grace is over, or, if there is neither, the patience; ``None`` if that is, too."""
+        """Seconds until a deadline, a grace or the time to a callback is over, or, if there is none, the patience.
+
+        ``None`` if that is over, too.
+        """
         patience = None if self.noticed else PATIENCE
-        if self.policy.deadline is None and self.quorum_at == float("inf"):
-            return patience
-        first = next(iter(self.out.values()), None)
-        until = min(self.quorum_at, float("inf") if first is None else first.expires)
+        until = min(self.quorum_at, self.call_at)
+        if self.policy.deadline is not None and self.out:
+            until = min(until, next(iter(self.out.values())).expires)
         return patience if until == float("inf") else max(0.0, until - time.perf_counter())
 
     def admit(self) -> bool:

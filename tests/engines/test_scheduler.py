@@ -257,3 +257,76 @@ def test_who_joins_before_the_members_close_takes_part():
     members.join(1)
     members.close()
     assert set(run(members=members).trace.worker) == {1}
+
+
+def all_hang(at):
+    """Faults that have all four workers hang in that step; a run that nothing else mends fails in the end."""
+    return Faults().hang(0, at).hang(1, at).hang(2, at).hang(3, at)
+
+
+LIMIT = gemjax.Policy(deadline=60.0)
+
+
+def test_a_callback_is_called_though_nothing_arrives():
+    """Three times in a run that stands still, which does not begin its seconds anew; the fourth has it go on."""
+    called = []
+
+    def callback(progress):
+        assert len(progress.history.get("loss", ())) == progress.commits - sum(called)
+        called.append(progress.commits - sum(called))
+        if called[-4:] == [0, 0, 0, 0]:
+            for worker in range(4):
+                faults.let_go(worker, 5)
+
+    with all_hang(5) as faults:
+        run(callback=callback, callback_every=1000, callback_seconds=0.05, gate=faults, policy=LIMIT)
+    assert sum(called) == 60
+
+
+def test_a_callback_by_time_is_no_end_of_the_silence(monkeypatch):
+    """What is said after a while without an arrival is said though the callback is called all the time."""
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.3)
+    told = []
+    with all_hang(5) as faults, warnings.catch_warnings():
+
+        def tell(message, category, *where):
+            told.append(str(message))
+            for worker in range(4):
+                faults.let_go(worker, 5)
+
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", tell)
+        run(callback=lambda progress: None, callback_seconds=0.01, gate=faults, policy=LIMIT)
+    assert "computing: 0, 1, 2, 3" in told[-1]
+
+
+@pytest.mark.parametrize("callback_seconds", [None, 60.0])
+def test_a_run_that_stands_still_can_be_looked_at_and_ended(callback_seconds):
+    """When the last worker falls silent, its gate asks for a look, as a signal handler does."""
+    members, silent = gemjax.Members(4), []
+
+    def gate(worker, step):
+        if step == 5:
+            silent.append(worker)
+            if len(silent) == 4:
+                members.look()
+        faults(worker, step)
+
+    with all_hang(5) as faults:
+        result = gemjax.run_on_devices(
+            ASGD, *QUADRATIC[:3], 60, num_workers=4, members=members, gate=gate, policy=LIMIT,
+            callback=lambda progress: len(silent) == 4, callback_seconds=callback_seconds,
+        )  # fmt: skip
+    assert result.stopped
+    assert len(result.trace) == 20
+
+
+def test_a_look_without_a_callback_changes_nothing():
+    members = gemjax.Members(4)
+    members.look()
+    run(members=members)
+
+
+def test_seconds_between_callbacks_must_be_positive():
+    with pytest.raises(ValueError, match="callback_seconds must be positive or None, got 0"):
+        run(callback_seconds=0)
