@@ -1,7 +1,8 @@
 """Who takes part in a run: workers join and leave while it goes on."""
 
+import contextlib
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from gemjax.slots import check_worker
 from gemjax.staleness import check_num_workers
@@ -12,7 +13,8 @@ class Members:
 
     A worker that leaves is not waited for, and what it is computing is thrown away. One that joins pulls and goes on with its
     next step; what the method remembers of it is what it left behind. N is fixed: it is how many workers there can be at once.
-    A run that everybody has left waits for somebody to join, and says so after a minute; :meth:`close` ends it.
+    A run that everybody has left waits for somebody to join, and says so after a minute; :meth:`close` ends it. When a run has
+    ended, ``absent`` are those who had left by then: a run that continues it with the same members begins without them.
 
     Args:
       num_workers: number of workers N, positive.
@@ -26,10 +28,15 @@ class Members:
     def __init__(self, num_workers: int, absent: Iterable[int] = ()):
         check_num_workers(num_workers)
         self.num_workers = num_workers
-        self.absent = frozenset(int(check_worker(worker, num_workers)) for worker in absent)
+        self._absent = {int(check_worker(worker, num_workers)) for worker in absent}
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._closed = False
-        self._wake: Callable[[], None] = lambda: None
+        self._wake: Callable[[], None] = _nobody
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """Those that are not there, as far as the run has heard."""
+        return frozenset(self._absent)
 
     def join(self, worker: int) -> None:
         """Has ``worker`` take part from now on, one that was given up, too; nothing happens if it does.
@@ -67,11 +74,25 @@ class Members:
         self._requests.put((kind, int(check_worker(worker, self.num_workers))))
         self._wake()
 
-    def on_request(self, wake: Callable[[], None]) -> None:
-        """Has the scheduler woken at each request."""
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Has the scheduler woken at each request, until its run ends."""
         self._wake = wake
+        try:
+            yield
+        finally:
+            self._wake = _nobody
 
     def requests(self) -> Iterable[tuple[str, int]]:
         """What has been asked for since the last time, in order: ``"join"``, ``"leave"`` or ``"look"``, and the worker."""
         while not self._requests.empty():
-            yield self._requests.get()
+            kind, worker = self._requests.get()
+            if kind == "join":
+                self._absent.discard(worker)
+            elif kind == "leave":
+                self._absent.add(worker)
+            yield kind, worker
+
+
+def _nobody() -> None:
+    pass

@@ -15,7 +15,8 @@ from gemjax.diagnostics import names
 from gemjax.engines.memory import bytes_of, that_fit
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Records
-from gemjax.engines.result import Callback, Result, RunFailedError, RunWarning
+from gemjax.engines.reports import Reports
+from gemjax.engines.result import Callback, Result, RunWarning
 from gemjax.engines.scheduler import Scheduler
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.engines.waiters import Waiters
@@ -102,9 +103,10 @@ def run_on_devices(
 
     Raises:
       ValueError: if there are no workers, or the method or the batches are made for another number of them.
-      RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising or is
-        silent beyond its deadline, or all have made the commits that ``local`` has periods for. Its ``result`` is what was
-        reached.
+      RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising, is lost or
+        is silent beyond its deadline, all have made the commits that ``local`` has periods for, or a device of the central
+        variable fails. Whatever leaves the run once it has begun, an error of the callback's or a ``KeyboardInterrupt``,
+        too, has an attribute ``result``: what was reached, to be saved or continued, unless it cannot be read any more.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -141,12 +143,25 @@ def run_on_devices(
         scheduler = Scheduler(programs, waiters, records, num_commits, policy, members)
         try:
             stopped = scheduler.run(callback, callback_every, callback_seconds)
-        except RunFailedError as failure:
-            with contextlib.suppress(RunFailedError):  # One is enough.
-                scheduler.finish()
-            failure.result = Result(programs.gather(), records.history(), records.trace(), stopped=True)
+        except BaseException as error:
+            _leave_result(error, scheduler.reports, programs, records)
             raise
     return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+def _leave_result(error: BaseException, reports: Reports, programs: Programs, records: Records) -> None:
+    """Gives ``error`` a ``result``, what was reached, if the central variable can still be read and is that of the trace."""
+    with contextlib.suppress(Exception):  # One is enough.
+        reports.read_all()
+    try:
+        result = Result(jax.block_until_ready(programs.gather()), records.history(), records.trace(), stopped=True)
+        if int(result.state.commits) == len(result.trace):
+            vars(error)["result"] = result
+            return
+        lost = "it does not belong to the commits that are known"
+    except Exception as unreadable:
+        lost = repr(unreadable)
+    error.add_note(f"What the run had reached is lost, but for checkpoints: {lost}")
 
 
 def _programs(

@@ -14,8 +14,9 @@ from gemjax import slots
 from gemjax.batches import is_shared, part, select, threads_that_read
 from gemjax.engines.ahead import ReadAhead
 from gemjax.engines.packing import Packed, Packer
+from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, View, view_of
-from gemjax.local_steps import LocalBatches, Minibatches
+from gemjax.local_steps import LocalBatches, Minibatches, PeriodsEndError
 from gemjax.placement import Placement
 from gemjax.sharding import Place, cut_along, devices_of, shardings, split_batch, whole
 from gemjax.slots import Slots
@@ -53,6 +54,7 @@ class Programs:
             jax.device_put(slots.take(Slots(locals_, self.num_workers), worker).value, whole(place))
             for worker, place in enumerate(placement.workers)
         ]
+        self._undelivered: dict[int, Packed] = {}  # What workers have pulled, at the centre.
         self._moved = list(self._local)  # After the step at hand; kept if its commit is applied.
         self._keeps_local = bool(jax.tree.leaves(locals_))
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
@@ -114,6 +116,8 @@ class Programs:
             for place in self.placement.workers
         }
         self._settle = jax.jit(settle)
+        nothing = jax.eval_shape(self._gradient.zeros)
+        self._no_gradient = jax.jit(self._gradient.zeros, out_shardings=self._lie(nothing))
         self._commit = jax.jit(commit, donate_argnums=(0, 1), out_shardings=self._out_shardings(mine))
 
     def _out_shardings(self, mine: RunState) -> Any:
@@ -148,7 +152,7 @@ class Programs:
 
         def run_once(worker):
             with jax.enable_x64(x64):
-                gradient = jax.block_until_ready(self.compute(worker, self.select(worker)))
+                gradient = jax.block_until_ready(self.compute(worker, self._any_batch(worker)))
                 self._settled(worker)
                 return gradient
 
@@ -157,6 +161,13 @@ class Programs:
             gradients = list(pool.map(run_once, first.values()))
         scratch = jax.tree.map(jnp.copy, (self._shared, self._slots[0]))
         jax.block_until_ready(self._commit(*scratch, self._to_centre(gradients[0]), _who(0, 0, commits=True)))
+
+    def _any_batch(self, worker: int) -> PyTree:
+        """The batch of the worker's step, or, if it has made all its commits, of its first one."""
+        try:
+            return self.select(worker)
+        except PeriodsEndError:
+            return self._selection(worker, 0, 0)
 
     def is_ready(self, worker: int) -> bool:
         """Whether :meth:`select` would not wait for data that have to be read; begins to read them."""
@@ -221,24 +232,59 @@ class Programs:
         return _send(packed_view, self.placement.workers[worker])
 
     def commit(self, worker: int, packed: Packed) -> jax.Array:
-        """Dispatches the commit of a gradient at the centre and the pull that follows; returns the report's array at once."""
-        view, report = self.run_commit(worker, packed)
-        self._views[worker] = self.send(worker, view)
-        self._local[worker] = self._settled(worker)
+        """Dispatches the commit of a gradient at the centre and the pull that follows; returns the report's array at once.
+
+        The commit is made then, whatever becomes of the worker; :meth:`deliver` sends what it pulled.
+
+        Raises:
+          RunFailedError: if the centre cannot do it.
+        """
+        report = self._at_centre(worker, packed, commits=True)
         if self.ahead is not None:
             self.ahead.drop(self._key(worker))
         self.steps[worker] += 1
         self.draws[worker], self._drawn = self._drawn, self._drawn + 1
         return report
 
+    def deliver(self, worker: int) -> None:
+        """Sends a worker what it pulled, unless it has it; returns at once. If this raises, it can be tried again."""
+        if worker in self._undelivered:
+            self._views[worker] = self.send(worker, self._undelivered[worker])
+            self._local[worker] = self._settled(worker)
+            del self._undelivered[worker]
+
     def pull_again(self, worker: int) -> None:
-        """Has the worker pull without a commit; it keeps its step."""
-        view, _ = self.run_commit(worker, self._to_centre(self._gradient.zeros()), commits=False)
-        self._views[worker] = self.send(worker, view)
+        """Has the worker pull without a commit; it keeps its step.
+
+        Raises:
+          RunFailedError: if the centre cannot do it; anything else is the worker's fault.
+        """
+        self.deliver(worker)  # What became of its last commit, too, which its local optimizer has to know.
+        self._at_centre(worker, self._no_gradient(), commits=False)
+        self.deliver(worker)
+
+    def _at_centre(self, worker: int, packed: Packed, *, commits: bool) -> jax.Array:
+        try:
+            self._undelivered[worker], report = self.run_commit(worker, packed, commits=commits)
+        except Exception as error:
+            raise RunFailedError(
+                f"the central variable's devices ({self.placement.names()['central']}) failed at a "
+                f"{'commit' if commits else 'pull'} of worker {worker}: {error!r}"
+            ) from error
+        return report
 
     def read(self, report: jax.Array) -> list[float]:
-        """The numbers of a report, in the order of ``reported``; waits until they are there."""
-        return np.asarray(report).tolist()
+        """The numbers of a report, in the order of ``reported``; waits until they are there.
+
+        Raises:
+          RunFailedError: if the commit has failed at the centre.
+        """
+        try:
+            return np.asarray(report).tolist()
+        except Exception as error:
+            raise RunFailedError(
+                f"the central variable's devices ({self.placement.names()['central']}) failed: {error!r}"
+            ) from error
 
     @property
     def params(self) -> PyTree:
@@ -253,8 +299,15 @@ class Programs:
     def gather(self) -> RunState:
         """The whole state, per-worker slots stacked; valid until the next commit."""
         state = self._join(self._stacked([[s.value for s in mine] for mine in self._slots]), self._shared)
-        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[self._to_centre(one) for one in self._local])
+        mine = [self._local_at_centre(worker) for worker in range(self.num_workers)]
+        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mine)
         return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
+
+    def _local_at_centre(self, worker: int) -> PyTree:
+        local = self._to_centre(self._local[worker])
+        if not self._keeps_local or worker not in self._undelivered:
+            return local
+        return self._settle(self._undelivered[worker], local, self._to_centre(self._moved[worker]))
 
     def _stacked(self, values: list[list[PyTree]]) -> list[Slots]:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
+from gemjax.engines import at_exit
+
 
 class Arrival(NamedTuple):
     """A worker has finished, or failed."""
@@ -25,12 +27,16 @@ class Waiters:
     """Puts workers into a queue in the order in which their gradients are finished.
 
     First finished, first served: no worker can be overtaken by one that finished later, so none can starve. The threads
-    are daemons and never touch a device except to wait for it, which releases the interpreter.
+    are daemons and never touch a device except to wait for it, which releases the interpreter; its end waits for
+    those that do (:func:`gemjax.engines.at_exit.wait_for`).
     """
 
     def __init__(self, num_workers: int, gate: Callable[[int, int], Any] | None = None):
         self._gate = gate
         self._ready: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
+        self._watched = [False] * num_workers  # Set by the scheduler, taken back by the worker's thread.
+        self._inside = [False] * num_workers  # Whether the worker's thread waits for a device.
+        self._closed = False
         self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads = [
             threading.Thread(target=self._wait, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
@@ -40,6 +46,7 @@ class Waiters:
     def watch(self, worker: int, step: int, dispatched: float, view: Any, gradient: Any) -> None:
         """Has the worker's thread wait for ``gradient`` and report it; and for ``view`` if that is still on its way."""
         on_its_way = [part for part in jax.tree.leaves(view) if not part.is_ready()]
+        self._watched[worker] = True
         self._inboxes[worker].put((worker, step, dispatched, on_its_way, gradient))
 
     def failed(self, worker: int, step: int, dispatched: float, error: Exception) -> None:
@@ -56,9 +63,13 @@ class Waiters:
         except queue.Empty:
             return None
 
-    def nobody_waits(self) -> bool:
-        """Whether all who have finished were taken from the queue."""
-        return self._ready.empty()
+    def watches(self, worker: int) -> bool:
+        """Whether what the worker was last watched for is still to be put into the queue."""
+        return self._watched[worker]
+
+    def are_inside(self) -> bool:
+        """Whether a thread waits for a device."""
+        return any(self._inside)
 
     def wake(self) -> None:
         """Has :meth:`next` return though nobody has finished; from any thread."""
@@ -67,26 +78,36 @@ class Waiters:
     def _wait(self, inbox: queue.SimpleQueue) -> None:
         while (item := inbox.get()) is not None:
             worker, step, dispatched, on_its_way, gradient = item
+            if self._closed:
+                break
             error = began = None
             try:
+                self._inside[worker] = True
                 if on_its_way:
                     _wait_for(on_its_way)  # The commit before it is queued at the centre still.
                     began = time.perf_counter()
                 _wait_for(jax.tree.leaves(gradient))
+                self._inside[worker] = False
                 if self._gate is not None:
                     change = self._gate(worker, step)
                     gradient = gradient if change is None else change(gradient)
             except Exception as raised:  # Whatever a worker's computation raises is the scheduler's to handle.
                 error = raised
+                self._inside[worker] = False
+            self._watched[worker] = (
+                False  # First: who is no longer watched is in the queue as soon as somebody looks there.
+            )
             self._ready.put(Arrival(worker, step, dispatched, began, time.perf_counter(), gradient, error))
             del item, on_its_way, gradient  # Not kept until the worker's next one.
 
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
+        at_exit.wait_for(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True
         for inbox in self._inboxes:
             inbox.put(None)
 

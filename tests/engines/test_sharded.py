@@ -78,6 +78,7 @@ def test_each_of_eight_devices_holds_an_eighth():
             for worker in range(4):
                 gradient = programs.compute(worker, programs.select(worker))
                 programs.read(programs.commit(worker, programs.bring(gradient)))
+                programs.deliver(worker)
 
 
 def test_a_run_keeps_no_other_copy_of_what_is_sharded():
