@@ -110,13 +110,7 @@ class Scheduler:
             if worker is None:  # Their batches are being read, which wakes.
                 break
             workers.waiting.remove(worker)
-            if (
-                workers.pulled_at[worker] == workers.clock
-                or self.policy.may_commit(
-                    workers.clock - 1, [*workers.pulled_at_of_others(), workers.pulled_at[worker]]
-                )
-                or workers.pull_again(worker)
-            ):
+            if not workers.is_outdated(worker) or workers.pull_again(worker):
                 self.dispatch(worker)
         return len(workers.waiting) < waited
 
@@ -160,26 +154,24 @@ class Scheduler:
     def release(self) -> bool:
         """Commits what may be committed, and has its workers wait to be sent off again; whether there was any."""
         workers, held = self.workers, len(self.workers.held)
+        if not held:
+            self.quorum_at = float("inf")
+            return False
         if self.policy.quorum > 1:
             if held < self.policy.quorum:  # Somebody may have left.
                 self.quorum_at = float("inf")
-            if held and (not (workers.out or workers.waiting) or time.perf_counter() >= self.quorum_at):
+            if not (workers.out or workers.waiting) or time.perf_counter() >= self.quorum_at:
                 self.quorum_at = float("inf")
                 self.commit_together()
             return len(workers.held) < held
         while workers.held and self.lacking:
-            first = next((i for i, arrival in enumerate(workers.held) if self.may_commit(arrival)), None)
+            first = next((i for i, arrival in enumerate(workers.held) if workers.may_commit(arrival)), None)
             if first is None:
                 break
             ready = workers.held.pop(first)
             if self.commit(ready):
                 workers.waiting.append(ready.worker)
         return len(workers.held) < held
-
-    def may_commit(self, arrival: Arrival) -> bool:
-        if self.policy.max_staleness is None:
-            return True
-        return self.policy.may_commit(self.workers.clock, self.workers.pulled_at_of_others(arrival.worker))
 
     def commit_together(self) -> None:
         """Commits all that is held; only then do its workers pull."""

@@ -71,6 +71,19 @@ class Workers:
         others = {*self.out, *(arrival.worker for arrival in self.held)} - {worker}
         return [self.pulled_at[other] for other in others]
 
+    def may_commit(self, arrival: Arrival) -> bool:
+        """Whether the policy lets a gradient commit now."""
+        if self.policy.max_staleness is None:
+            return True
+        return self.policy.may_commit(self.clock, self.pulled_at_of_others(arrival.worker))
+
+    def is_outdated(self, worker: int) -> bool:
+        """Whether the policy would never let a gradient commit that began now on what the worker has pulled."""
+        pulled_at = self.pulled_at[worker]
+        if self.policy.max_staleness is None or pulled_at == self.clock:
+            return False
+        return not self.policy.may_commit(self.clock - 1, [*self.pulled_at_of_others(), pulled_at])
+
     def pull_again(self, worker: int) -> bool:
         """Has a worker pull without a commit; whether it got its view. If not, that is its fault, and dealt with."""
         error = self._pull(worker)

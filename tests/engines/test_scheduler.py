@@ -330,3 +330,118 @@ def test_a_look_without_a_callback_changes_nothing():
 def test_seconds_between_callbacks_must_be_positive():
     with pytest.raises(ValueError, match="callback_seconds must be positive or None, got 0"):
         run(callback_seconds=0)
+
+
+def test_a_hang_is_noticed_though_somebody_always_waits_in_the_queue(monkeypatch, tmp_path):
+    """A queue that is never empty, as of a scheduler that has all it can do, hides nobody's silence."""
+    from gemjax.engines.waiters import Waiters
+
+    take = Waiters.next
+
+    def never_empty(self, timeout=None):
+        while self._ready.qsize() < 2:
+            self.wake()
+        return take(self, timeout)
+
+    monkeypatch.setattr(Waiters, "next", never_empty)
+    with gemjax.EventLog(tmp_path / "log") as log, Faults().hang(2, 3) as faults:
+
+        def callback(progress):
+            return progress.commits > 50_000 or "hang" in (tmp_path / "log").read_text()
+
+        result = gemjax.run_on_devices(
+            ASGD, *QUADRATIC[:3], 10**6, num_workers=4, policy=gemjax.Policy(deadline=0.3), gate=faults, log=log,
+            callback=callback, callback_every=100,
+        )  # fmt: skip
+    assert len(result.trace) < 50_000
+
+
+def test_a_callback_that_keeps_workers_from_finishing_is_no_silence(tmp_path):
+    """It holds what their gradients need, for longer than the deadline."""
+    needed, paused = threading.Lock(), threading.Event()
+
+    def gate(worker, step):
+        with needed:
+            pass
+
+    def callback(progress):
+        with needed:
+            paused.wait(0.8)
+
+    with gemjax.EventLog(tmp_path / "log") as log:
+        run(policy=gemjax.Policy(deadline=0.5), gate=gate, callback=callback, callback_every=30, log=log)
+    assert "hang" not in [event["event"] for event in gemjax.eventlog.read(tmp_path / "log")]
+
+
+def test_who_joins_while_it_hangs_is_sent_off_when_it_is_back(tmp_path):
+    """However often it is asked to join: nothing piles up behind what it does not finish."""
+    members, calls = gemjax.Members(4), []
+
+    def callback(progress):
+        calls.append(progress.commits)
+        if len(calls) == 20:
+            faults.let_go(2, 1)
+        members.join(2)
+        return len(calls) > 20 and 2 in progress.history["worker"]
+
+    with gemjax.EventLog(tmp_path / "log") as log, Faults().hang(2, 1) as faults:
+        faults.slow(0, 0.005).slow(1, 0.005).slow(3, 0.005)
+        result = gemjax.run_on_devices(
+            ASGD, *QUADRATIC[:3], 10**6, num_workers=4, policy=gemjax.Policy(deadline=0.1), gate=faults, log=log,
+            callback=callback, callback_every=30, members=members,
+        )  # fmt: skip
+    events = [event for event in gemjax.eventlog.read(tmp_path / "log") if event.get("worker") == 2]
+    sent = [event["step"] for event in events if event["event"] == "dispatch"]
+    assert sent[:3] == [0, 1, 1]
+    assert sent.count(1) == 2
+    assert (result.trace.step[result.trace.worker == 2][:2] == [0, 1]).all()
+
+
+def test_a_worker_that_leaves_and_joins_at_once_is_waited_for():
+    """It is the only one, and its thread is busy still with what it began before."""
+    members, joined = gemjax.Members(1), threading.Event()
+
+    def gate(worker, step):
+        if step == 5 and not joined.is_set():
+            members.leave(0)
+            members.join(0)
+            members.close()
+            joined.set()
+            held.wait(0.5)
+
+    held = threading.Event()
+    result = gemjax.run_on_devices(
+        gemjax.asgd(0.05, num_workers=1), *QUADRATIC[:3], 20, num_workers=1, members=members, gate=gate
+    )
+    assert len(result.trace) == 20
+
+
+def test_a_deadline_does_not_put_off_what_is_said_of_a_silence(monkeypatch):
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.2)
+    told = []
+    with all_hang(5) as faults, warnings.catch_warnings():
+
+        def tell(message, category, *where):
+            told.append(str(message))
+            for worker in range(4):
+                faults.let_go(worker, 5)
+
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", tell)
+        run(gate=faults, policy=LIMIT)  # Which would fail after a minute.
+    assert "computing: 0, 1, 2, 3" in told[-1]
+
+
+def test_members_remember_who_has_left():
+    """A run that goes on with them begins without those; and they hold on to nothing of the run before."""
+    members = gemjax.Members(4, absent=[0])
+    members.leave(1)
+    members.join(0)
+    woken = members._wake
+    first = gemjax.run_on_devices(ASGD, *QUADRATIC[:3], 30, num_workers=4, members=members)
+    assert members.absent == {1}
+    assert members._wake is woken
+    second = gemjax.run_on_devices(
+        ASGD, *QUADRATIC[:3], 60, num_workers=4, members=members, state=first.state, recorded=first.trace
+    )
+    assert 1 not in second.trace.worker
