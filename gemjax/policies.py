@@ -17,9 +17,11 @@ class Policy:
     **Quorum.** With ``quorum=Q`` gradients are held until Q are at hand, then for another ``grace`` seconds, or until no worker
     is out any more; then all of them commit, one after the other, and only then do their workers pull. Q = N is a barrier.
 
-    **Faults.** A worker that raises pulls afresh and tries its step again, ``retries`` times in a row; then it is retired. One
-    that has been silent for ``deadline`` seconds is retired at once; should it finish after all, what it computed is thrown
-    away, it pulls and goes on.
+    **Faults.** A worker that raises pulls afresh and tries its step again, ``retries`` times in a row; then it is retired. So
+    is one whose batch a source (:class:`gemjax.FromSource`) cannot read, or to which nothing can be sent any more: its
+    device is lost. One that has been silent for ``deadline`` seconds is retired at once; should it finish after all, what it
+    computed is thrown away, it pulls and goes on. Time in which the run itself could not listen does not count: callbacks,
+    a process or a machine that was stopped.
 
     Args:
       max_staleness: K, a non-negative int; ``None`` (default) sets no bound. Not together with a quorum.

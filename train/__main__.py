@@ -1,14 +1,10 @@
 """`python -m train`."""
 
-import sys
-
 from train import interrupts
 
 if __name__ == "__main__":
     interrupts.end_at_once()
     from train.cli import main
 
-    status = main()
-    if status == 130:
-        interrupts.leave(status)
-    sys.exit(status)
+    # All is written by now; the interpreter's own end would wait for workers that compute still.
+    interrupts.leave(main())

@@ -1,7 +1,5 @@
 """What breaks in a run on devices, and what is left of it: devices, sources of data, logs, callbacks."""
 
-import threading
-
 import jax
 import numpy as np
 import optax
@@ -10,6 +8,7 @@ from engines.problems import assert_close, quadratic
 
 import gemjax
 from gemjax.engines.programs import Programs
+from gemjax.engines.scheduler import Scheduler
 from gemjax.testing import Faults
 
 QUADRATIC = quadratic()
@@ -159,28 +158,32 @@ def test_a_full_disk_leaves_what_was_reached(tmp_path):
     check_replay(failure.value.result)
 
 
-def test_commits_behind_the_one_that_fails_the_run_are_known():
-    """A round of a barrier is under way when its first rejections are too many: what its last worker commits is applied."""
-    others, turn = N - 1, threading.Condition()
-    arrived = []
+def test_commits_behind_the_one_that_fails_the_run_are_known(monkeypatch):
+    """A round of a barrier is under way when its second rejection is one too many: behind it are two more, and a commit."""
+    num_workers, rounds, healthy = 5, 4, 4
+    assert 3 * num_workers + 7 == rounds * num_workers + 2
+    commit_together = Scheduler.commit_together
+
+    def in_order(self):
+        self.workers.held.sort(key=lambda arrival: arrival.worker)
+        commit_together(self)
 
     def gate(worker, step):
-        with turn:  # So that the healthy one is always the last of its round.
-            turn.wait_for(lambda: len(arrived) % N == worker, timeout=60)
-            arrived.append(worker)
-            turn.notify_all()
-        failing_round = (3 * N + 7) // N
-        return None if worker == others and step >= failing_round else poison
+        return None if worker == healthy and step == rounds else poison
 
     def poison(gradient):
         return jax.tree.map(lambda x: x * np.nan if np.issubdtype(x.dtype, np.inexact) else x, gradient)
 
+    monkeypatch.setattr(Scheduler, "commit_together", in_order)
     with pytest.raises(gemjax.RunFailedError, match="all rejected") as failure:
-        run(gate=gate, policy=gemjax.Policy(quorum=N))
+        gemjax.run_on_devices(
+            gemjax.asgd(0.05, num_workers), *QUADRATIC[:3], 60, num_workers=num_workers, gate=gate,
+            policy=gemjax.Policy(quorum=num_workers),
+        )  # fmt: skip
     result = failure.value.result
-    assert len(result.history["worker"]) == 4 * (1 + (3 * N + 7) // N)
-    assert len(result.trace) == 1
-    check_replay(result)
+    assert result.history["worker"].tolist() == list(range(num_workers)) * (rounds + 1)
+    assert result.trace.worker.tolist() == [healthy]
+    check_replay(result, gemjax.asgd(0.05, num_workers))
 
 
 class Source:
