@@ -34,7 +34,8 @@ class FromSource:
     engine. Results are those of the same rows in memory, bit for bit, under the condition that :class:`gemjax.OnHost` names.
 
     :func:`gemjax.run_on_devices` reads a worker's next batch while it computes the present one, in threads; a worker whose
-    batch is late waits for it alone, and the others go on. (A policy's deadline begins when the batch is there. Local steps on
+    batch is late waits for it alone, and the others go on. (A policy's deadline begins when the batch is there. What
+    cannot be read is tried again, as often as the policy says. Local steps on
     a :class:`gemjax.Stream` are read in threads but not ahead: who draws what is known only when it is drawn.)
     :func:`gemjax.simulate` reads the rows of a chunk while the chunk before is computed.
 
