@@ -31,6 +31,7 @@ FREE = (
     "eval_every",
     "eval_seconds",
     "checkpoint_every",
+    "checkpoint_seconds",
 )
 
 

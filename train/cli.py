@@ -72,8 +72,9 @@ def _train(argv: list[str]) -> int:
     if not config.dry_run:
         console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags are known to be right: this imports JAX.
+    from train.footprint import dry_run
     from train.runfolder import RunFolder
-    from train.story import dry_run, train
+    from train.story import train
 
     if config.dry_run:
         dry_run(config, console)
@@ -82,8 +83,7 @@ def _train(argv: list[str]) -> int:
     try:
         summary = train(config, folder, console)
     except gemjax.RunFailedError as error:
-        kept = "" if error.result is None else f"; what was reached is in {folder.path}"
-        raise UsageError(f"the run failed: {error}{kept}") from error
+        raise UsageError(f"the run failed: {error}") from error
     return 0 if summary["finished"] else 130
 
 

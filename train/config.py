@@ -2,16 +2,15 @@
 
 import dataclasses
 import json
-import math
 import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_type_hints
 
 import tyro
 
-from train import networks
 from train.files import write_whole
 from train.networks import ModelName
+from train.ranges import check, flag
 
 Engine = Literal["devices", "simulate"]
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar10_jpeg", "tiny_shakespeare")
@@ -47,31 +46,6 @@ Method = Literal[
     "momentum_lookahead",
     "heloco",
 ]
-# Methods whose workers take steps of their own between two commits.
-LOCAL = (
-    "downpour",
-    "agn",
-    "easgd",
-    "lsgd",
-    "delayed_nesterov",
-    "diloco",
-    "momentum_lookahead",
-    "heloco",
-)
-# Methods with a number of their own that says how strongly they act.
-STRONG = ("dc_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
-PULLS = ("easgd", "eamsgd", "lsgd")  # Of these, those that pull towards a point: beyond it with more than 1.
-# What else a flag needs to act.
-NEEDS = {
-    "kappa": ("method", ("gem",)),
-    "reading": ("method", ("gem",)),
-    "variant": ("method", ("dc_asgd",)),
-    "cluster": ("engine", ("simulate",)),
-    **dict.fromkeys(
-        ("central", "central_devices", "worker_devices", "max_staleness", "quorum", "deadline"),
-        ("engine", ("devices",)),
-    ),
-}
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
 
 
@@ -143,14 +117,20 @@ class Config:
     """Commits that a gradient may be stale at most; faster workers wait for slower ones (`--engine devices` only)."""
     quorum: int = 1
     """Gradients to wait for before any is committed; the number of workers makes a barrier (`--engine devices` only)."""
+    grace: float = 0.0
+    """Seconds that gradients may still come in after the quorum (`--engine devices` only)."""
     deadline: float | None = None
     """Seconds after which a worker that is silent is given up; never if not given (`--engine devices` only)."""
+    retries: int = 2
+    """Times in a row that a worker which raises tries its step again, before it is given up (`--engine devices` only)."""
     eval_every: int = 0
     """Commits between two evaluations on the test set; 0 makes it 20 in a run."""
     eval_seconds: float | None = None
     """Virtual seconds between two evaluations instead (`--engine simulate` only); a gradient takes one on average."""
     checkpoint_every: int = 0
-    """Commits between two checkpoints, at least; 0 writes one at the end and on Ctrl-C."""
+    """Commits between two checkpoints, at least; 0 does not count commits. One is written at the end and on Ctrl-C."""
+    checkpoint_seconds: float = 600.0
+    """Seconds between two checkpoints, at least, beside `--checkpoint-every`: what a run that is killed loses; 0 for never."""
     data_dir: str | None = None
     """Folder of prepared data sets; TFDS's own default if not given."""
     manual_dir: str | None = None
@@ -170,90 +150,7 @@ class Config:
             choices = get_args(kind)
             if choices and all(isinstance(choice, str) for choice in choices) and getattr(self, name) not in choices:
                 raise ValueError(f"{flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        for name in ("workers", "batch_size", "period", "central_devices", "worker_devices", "quorum"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{flag(name)} must be at least 1; got {getattr(self, name)}")
-        for name in ("eval_every", "checkpoint_every", "seed", "kappa", "learning_rate"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{flag(name)} must not be negative; got {getattr(self, name)}")
-        for name in ("learning_rate", "kappa", "epochs"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{flag(name)} must be finite; got {getattr(self, name)}")
-        if self.seed >= 2**32:
-            raise ValueError(f"--seed must be below 2**32; got {self.seed}")
-        for name in ("momentum", "local_momentum", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{flag(name)} must be in [0, 1); got {getattr(self, name)}")
-        if self.outer_learning_rate is not None and not 0 <= self.outer_learning_rate < math.inf:
-            raise ValueError(f"--outer-learning-rate must be finite and not negative; got {self.outer_learning_rate}")
-        for name, (other, values) in NEEDS.items():
-            if (
-                getattr(self, other) not in values
-                and getattr(self, name) != type(self).__dataclass_fields__[name].default
-            ):
-                raise ValueError(
-                    f"{flag(name)} acts only with {flag(other)} {' or '.join(values)}; {flag(other)} is {getattr(self, other)}"
-                )
-        if self.method not in LOCAL:
-            for name in ("period", "local_momentum", "outer_learning_rate"):
-                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                    raise ValueError(
-                        f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {self.method}"
-                    )
-        self._check_network()
-        self._check_schedule()
-        if self.quorum > self.workers:
-            raise ValueError(f"--quorum must be at most --workers, {self.workers}; got {self.quorum}")
-        if self.max_staleness is not None and (self.max_staleness < 0 or self.quorum > 1):
-            raise ValueError(
-                f"--max-staleness must not be negative, nor stand beside --quorum; got {self.max_staleness}"
-            )
-        if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise ValueError(f"--deadline must be a positive number of seconds; got {self.deadline}")
-        if self.eval_seconds is not None:
-            self._check_eval_seconds(self.eval_seconds)
-        if self.strength is not None:
-            if self.method not in STRONG:
-                raise ValueError(f"--strength is for {', '.join(STRONG)}; --method is {self.method}")
-            if not 0 <= self.strength < math.inf:
-                raise ValueError(f"--strength must be finite and not negative; got {self.strength}")
-            if self.method in PULLS and self.strength > 1:
-                raise ValueError(f"--strength must be in [0, 1] with {self.method}; got {self.strength}")
-        if not self.epochs > 0:
-            raise ValueError(f"--epochs must be positive; got {self.epochs}")
-
-    def _check_network(self):
-        if not 0 < self.width < math.inf:
-            raise ValueError(f"--width must be positive and finite; got {self.width}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"--weight-decay must be finite and not negative; got {self.weight_decay}")
-        changed = {
-            name
-            for name in ("dropout", "width")
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default
-        }
-        networks.check(self.model, self.dataset, networks.SHAPES.get(self.dataset), changed, self.depth, self.augment)
-
-    def _check_schedule(self):
-        if not 0 <= self.warmup_epochs < math.inf:
-            raise ValueError(f"--warmup-epochs must be finite and not negative; got {self.warmup_epochs}")
-        epochs = self.decay_epochs
-        if any(not 0 < epoch < math.inf for epoch in epochs) or sorted(set(epochs)) != list(epochs):
-            raise ValueError(f"--decay-epochs must be positive and rise; got {' '.join(map(str, epochs))}")
-        if not 0 < self.decay_factor <= 1:
-            raise ValueError(f"--decay-factor must be in (0, 1]; got {self.decay_factor}")
-        if not epochs and self.decay_factor != type(self).__dataclass_fields__["decay_factor"].default:
-            raise ValueError("--decay-factor acts only with --decay-epochs, which are not given")
-
-    def _check_eval_seconds(self, seconds: float):
-        if not 0 < seconds < math.inf:
-            raise ValueError(f"--eval-seconds must be positive and finite; got {seconds}")
-        if self.engine != "simulate":
-            raise ValueError(
-                "--eval-seconds counts virtual time, which only --engine simulate has; on devices use --eval-every"
-            )
-        if self.eval_every:
-            raise ValueError(f"give --eval-seconds or --eval-every, not both; --eval-every is {self.eval_every}")
+        check(self)
 
     def changed(self, before: "Config") -> list[str]:
         """Flags that a resumed run must keep and that differ from those it began with."""
@@ -262,6 +159,7 @@ class Config:
             "eval_every",
             "eval_seconds",
             "checkpoint_every",
+            "checkpoint_seconds",
             "data_dir",
             "manual_dir",
             "out",
@@ -272,7 +170,9 @@ class Config:
             "central_devices",
             "max_staleness",
             "quorum",
+            "grace",
             "deadline",
+            "retries",
         )
         names = [field.name for field in dataclasses.fields(self) if field.name not in free]
         return [flag(name) for name in names if getattr(self, name) != getattr(before, name)]
@@ -293,8 +193,3 @@ class Config:
             return cls(**fields)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not the configuration of a run: {error}") from error
-
-
-def flag(name: str) -> str:
-    """The command-line flag of a field."""
-    return "--" + name.replace("_", "-")

@@ -42,6 +42,11 @@ class Workers:
         if self.measured:
             self.computing += np.bincount(workers, history["ready"] - history["began"], self.num_workers)
 
+    def wait(self, seconds: float) -> None:
+        """Takes in that so much time has passed without a commit, in a run whose time is measured."""
+        if self.measured:
+            self.now += seconds
+
     def state(self, worker: int) -> str:
         """In a word: computing, or what became of its last commit, or how long it has been silent."""
         if not self.arrivals[worker]:

@@ -10,8 +10,9 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from train.config import LOCAL, STRONG, Cluster, Config, DatasetName, Method, flag
+from train.config import Cluster, Config, DatasetName, Method
 from train.networks import ModelName
+from train.ranges import LOCAL, STRONG, flag
 
 # What one cell tries all combinations of, by the name that one value has in `Config`.
 LISTS = {

@@ -9,7 +9,8 @@ import optax
 
 import gemjax
 from train import schedules
-from train.config import LOCAL, Config, Method
+from train.config import Config, Method
+from train.ranges import LOCAL
 
 METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "gem": lambda c: gemjax.gem(c.learning_rate, c.momentum, c.workers, kappa=c.kappa, reading=c.reading),

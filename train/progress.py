@@ -14,7 +14,8 @@ from train.dashboard import MOST_WORKERS, Workers
 ROOM = 8  # Lines of a terminal beside the table of workers, for what was printed before and the bar.
 OFTEN = 0.1  # Seconds from one drawing of the table to the next, at least.
 LINES = 20  # Plain lines a run, where the output is not a terminal.
-MINUTE = 60.0  # Seconds from one plain line to the next at most, while many runs go on.
+MINUTE = 60.0  # Seconds from one plain line to the next at most.
+SILENCE = 10.0  # Seconds without a commit after which that is said.
 
 
 def mean_loss(history: dict[str, Any]) -> float:
@@ -24,15 +25,27 @@ def mean_loss(history: dict[str, Any]) -> float:
 
 
 class ProgressLine:
-    """Shows commits, their rate, the time left, the loss, the staleness and the last test accuracy."""
+    """Shows commits, their rate, the time left, the loss, the staleness and the last test accuracy.
 
-    def __init__(self, console: Console, total: int, done: int = 0, workers: int = 0):
-        self.console, self.total, self.done = console, total, done
+    Args:
+      console: a terminal gets the live view, anything else plain lines.
+      total: commits of the run.
+      done: those made before.
+      workers: number of workers, for the table of them; default none.
+      clock: seconds.
+    """
+
+    def __init__(
+        self, console: Console, total: int, done: int = 0, workers: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ):  # fmt: skip
+        self.console, self.total, self.done, self.clock = console, total, done, clock
         self.accuracy = float("nan")
         self._began: float | None = None  # Of the first commits seen: what came before them was compilation.
         self._begun_at = self._line_at = done
-        self._seen = 0.0  # Of the newest commits.
+        self._seen = self._newest = self._printed = clock()  # Of the last look, the newest commits, the last line.
         self._drawn_at = -OFTEN
+        self._said = "no commit yet"
         self._live = self._workers = None
         if console.is_terminal:
             columns = ("{task.completed}/{task.total} commits", "{task.fields[rate]}", "{task.fields[text]}")
@@ -69,33 +82,48 @@ class ProgressLine:
 
     @property
     def rate_text(self) -> str:
-        return f"{self.rate:.0f}/s" if self.rate > 0 else "…/s"
+        return f"{self.rate:.0f}/s" if self.rate >= 10 else f"{self.rate:.2g}/s" if self.rate > 0 else "…/s"
 
     def update(self, done: int, rejected: int, history: dict[str, Any]) -> None:
-        """Shows that `done` commits are made, the newest of which are in `history`."""
-        self.done, self._seen = done, time.perf_counter()
-        if self._began is None:
-            self._began, self._begun_at = self._seen, done
-        loss, staleness = mean_loss(history), history["staleness"]
-        p50, p95 = np.percentile(staleness, [50, 95])
-        text = f"loss {loss:.4f}  staleness p50 {p50:.0f} p95 {p95:.0f}  test accuracy {100 * self.accuracy:.2f} %"
-        if rejected:
-            text += f"  rejected {rejected}"
+        """Shows that `done` commits are made, the newest of which are in `history`; if it is empty, that none has come."""
+        before, self._seen = self._seen, self.clock()
+        self.done = done
+        if history:
+            self._newest = self._seen
+            if self._began is None:
+                self._began, self._begun_at = self._seen, done
+            self._said = self._words(rejected, history)
+        silent = self._seen - self._newest
+        text = self._said + (f"  nothing for {silent:.0f} s" if self._began is not None and silent >= SILENCE else "")
         if self._live is not None:
             self._bar.update(self._task, completed=done, rate=self.rate_text, text=text)
-            self._draw(history)
-        elif done >= self.total or done - self._line_at >= self.total / LINES:
-            self._line_at = done
+            self._draw(history, self._seen - before)
+        elif (
+            done >= self.total
+            or done - self._line_at >= self.total / LINES
+            or self._seen - self._printed >= MINUTE
+        ):  # fmt: skip
+            self._line_at, self._printed = done, self._seen
             left = f"{(self.total - done) / self.rate:.0f} s" if self.rate > 0 else "…"
             self.console.print(
                 f"{done}/{self.total} commits  {self.rate_text}  left {left}  {text}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
 
-    def _draw(self, history: dict[str, Any]) -> None:
+    def _words(self, rejected: int, history: dict[str, Any]) -> str:
+        p50, p95 = np.percentile(history["staleness"], [50, 95])
+        return (
+            f"loss {mean_loss(history):.4f}  staleness p50 {p50:.0f} p95 {p95:.0f}  "
+            f"test accuracy {100 * self.accuracy:.2f} %" + (f"  rejected {rejected}" if rejected else "")
+        )
+
+    def _draw(self, history: dict[str, Any], seconds: float) -> None:
         if self._workers is None or not isinstance(self._live, Live):
             return
-        self._workers.update(history)
+        if history:
+            self._workers.update(history)
+        else:
+            self._workers.wait(seconds)
         if self._seen - self._drawn_at >= OFTEN or self.done >= self.total:
             self._drawn_at = self._seen
             self._live.update(Group(self._workers.table(), self._bar), refresh=True)

@@ -13,8 +13,9 @@ import gemjax
 from gemjax.engines.result import History
 from train.claim import FREE, Run, num_commits
 from train.config import Config
+from train.footprint import check_memory
 from train.methods import local_steps, make_method
-from train.story import check_memory, cluster
+from train.story import cluster
 from train.sweep_table import MARGIN
 from train.task import Task, make_task
 

@@ -17,10 +17,11 @@ import gemjax
 from gemjax import arrivals
 from gemjax.engines.memory import check_fits, readable
 from train import cli, configs, interrupts, sweep_plots, sweep_table
-from train.config import LOCAL, Config
+from train.config import Config
 from train.grid import Cell, Grid, programs
 from train.methods import knobs, local_steps, make_method
 from train.progress import SweepProgress
+from train.ranges import LOCAL
 from train.story import cluster
 from train.sweepfolder import Row, SweepFolder
 from train.task import PyTree, Task, make_task, parameter_shapes

@@ -44,7 +44,10 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--engine=tpu"], "invalid choice 'tpu' for argument '--engine'. Expected one of ('devices', 'simulate')."),
         (["--methd", "gem"], "Unrecognized options: --methd, gem; did you mean --method?"),
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
-        (["imagenet"], "there is no configuration 'imagenet'; choose one of digits, mnist, sweep, report or bench"),
+        (
+            ["imagenet"],
+            "there is no configuration 'imagenet'; choose one of digits, mnist, sweep, reproduce, results, report or bench",
+        ),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
         (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
         (["--dropout", "0.1"], "--dropout acts only with --model gem_cnn or cnn7 or alexnet; the model is digits_cnn"),

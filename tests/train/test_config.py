@@ -7,8 +7,9 @@ from typing import get_args
 import pytest
 
 from train import configs
-from train.config import STRONG, Config, Method
+from train.config import Config, Method
 from train.methods import METHODS, knobs, local_steps
+from train.ranges import STRONG
 
 
 @pytest.mark.parametrize("name", configs.NAMES)
@@ -47,6 +48,11 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("central_devices", 0, "--central-devices must be at least 1; got 0"),
         ("quorum", 9, "--quorum must be at most --workers, 8; got 9"),
         ("max_staleness", -1, "--max-staleness must not be negative"),
+        ("grace", -1.0, "--grace must not be negative; got -1.0"),
+        ("grace", 1.0, "--grace is the time after a quorum and acts only with --quorum; got 1.0"),
+        ("retries", -1, "--retries must not be negative; got -1"),
+        ("checkpoint_seconds", -1.0, "--checkpoint-seconds must not be negative; got -1.0"),
+        ("checkpoint_seconds", float("inf"), "--checkpoint-seconds must be finite; got inf"),
         ("deadline", 0.0, "--deadline must be a positive number of seconds; got 0.0"),
         ("batch_size", 0, "--batch-size must be at least 1"),
         ("epochs", 0.0, "--epochs must be positive"),

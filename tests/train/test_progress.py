@@ -86,3 +86,61 @@ def test_elsewhere_there_are_plain_lines():
     lines = shown.splitlines()
     assert len(lines) == LINES
     assert lines[-1].startswith("180/180 commits")
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_plain_lines_go_on_while_no_commit_comes():
+    """One a minute, which says so, and whose rate falls."""
+    console, clock = Console(file=io.StringIO(), width=200), Clock()
+    line = ProgressLine(console, total=1000, clock=clock)
+    for done, now in ((10, 101.0), (20, 111.0)):
+        clock.now = now
+        line.update(done, 0, history([0] * 10, np.full(10, now - 100)))
+    assert console.file.getvalue() == ""
+    for second in range(111, 231):
+        clock.now = second
+        line.update(20, 0, {})
+    first, second = console.file.getvalue().splitlines()
+    assert first.startswith("20/1000 commits  0.17/s  left 5782 s  loss 0.5000")
+    assert first.endswith("nothing for 49 s")
+    assert second.startswith("20/1000 commits  0.084/s")
+    assert second.endswith("nothing for 109 s")
+
+
+def test_plain_lines_come_each_minute_when_commits_are_slow():
+    console, clock = Console(file=io.StringIO(), width=200), Clock()
+    line = ProgressLine(console, total=1000, clock=clock)
+    for commit in range(1, 11):
+        clock.now += 30.0
+        line.update(commit, 0, history([0], [30.0 * commit]))
+    lines = console.file.getvalue().splitlines()
+    assert [text.split("/")[0] for text in lines] == ["2", "4", "6", "8", "10"]
+    assert "0.033/s" in lines[-1]
+
+
+def test_the_table_goes_on_while_no_commit_comes():
+    """Who is silent for longer and longer is told so, in a measured run; virtual time stands still."""
+    clock = Clock()
+    console = terminal(height=30)
+    with ProgressLine(console, total=10, workers=2, clock=clock) as line:
+        line.update(0, 0, {})  # Before the first commit.
+        line.update(2, 0, history([0, 1], [1.0, 1.5]))
+        for _ in range(25):
+            clock.now += 1.0
+            line.update(2, 0, {})
+    shown = console.file.getvalue()
+    assert "no commit yet" in shown
+    assert "silent for 25.0 s" in shown
+    workers = Workers(1)
+    workers.update(history([0], [1.0], measured=False))
+    workers.wait(100.0)
+    assert workers.state(0) == "computing"

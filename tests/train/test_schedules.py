@@ -11,8 +11,9 @@ import pytest
 import gemjax
 from gemjax import arrivals
 from train import schedules
-from train.config import LOCAL, Config
+from train.config import Config
 from train.methods import METHODS, local_steps, make_method
+from train.ranges import LOCAL
 
 WORKERS, COMMITS = 2, 12
 

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import io
 import json
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -140,7 +142,7 @@ def test_an_interrupted_simulation_goes_on_bit_for_bit(tiny, small, monkeypatch,
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder = RunFolder.fresh(cut)
     with monkeypatch.context() as patched:
-        patched.setattr(story._Interrupt, "is_set", lambda self: True)
+        patched.setattr(story.Interrupt, "is_set", lambda self: True)
         _, stopped, output = run(cut, folder)
     assert not stopped["finished"]
     assert stopped["commits"] == 3  # A third of the way to the first evaluation.
@@ -158,6 +160,17 @@ def test_the_policy_and_the_places_of_a_run_come_from_flags(tiny, small):
     assert eventlog.trace_of(folder.events, 3).staleness.max() == 1
     begun = next(iter(eventlog.read(folder.events)))
     assert [len(names.split("+")) for names in (*begun["devices"], begun["central"])] == [2, 2, 2, 2]
+
+
+def test_grace_and_retries_of_a_run_come_from_flags(tiny, small, monkeypatch):
+    """All three arrive within the grace after two; one that fails four times goes on if it is tried again as often."""
+    with Faults().fail(1, 3, times=4) as faults:
+        hanging(monkeypatch, faults)
+        folder, summary, _ = run(dataclasses.replace(small, quorum=2, grace=60.0, retries=4))
+    assert summary["finished"]
+    kinds = [event["event"] for event in eventlog.read(folder.events)]
+    assert (kinds.count("fault"), kinds.count("retire")) == (4, 0)
+    np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
 
 
 def test_a_quorum_of_all_workers_is_a_barrier(tiny, small):
@@ -181,12 +194,147 @@ def test_a_run_that_fails_keeps_what_it_reached(tiny, small, monkeypatch):
     assert len(eventlog.trace_of(folder.events, 3)) == 33
 
 
+def hanging(monkeypatch, gate):
+    """Has the runs to come meet `gate`."""
+    monkeypatch.setattr(gemjax, "run_on_devices", functools.partial(gemjax.run_on_devices, gate=gate))
+
+
+def test_the_first_ctrl_c_ends_a_run_that_stands_still_with_a_checkpoint(tiny, small, monkeypatch, capfd):
+    """All workers hang; the signal alone must wake the run, long before it would look by itself."""
+    silent = []
+
+    def gate(worker, step):
+        if step == 4:
+            silent.append(worker)
+            if len(silent) == 3:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        faults(worker, step)
+
+    monkeypatch.setattr(story, "LOOK_SECONDS", 1e6)
+    with monkeypatch.context() as patched, Faults().hang(0, 4).hang(1, 4).hang(2, 4) as faults:
+        hanging(patched, gate)
+        folder, summary, _ = run(dataclasses.replace(small, deadline=60.0))  # Ends it where nothing else does.
+    assert not summary["finished"]
+    assert summary["commits"] == 12
+    assert "stopping after the commits at hand" in capfd.readouterr().err
+    with folder.checkpoints() as checkpoints:
+        assert checkpoints.latest == 12
+    assert run(small, folder)[1]["finished"]
+
+
+@pytest.mark.slow
+def test_a_run_that_stands_still_is_looked_at(tiny, small, monkeypatch):
+    """So its progress goes on, and it could be ended; here, what is looked for at the fifth look lets it go on."""
+    looks = []
+    update = story.Watcher.look
+
+    def look(self, progress):
+        looks.append(progress.history)
+        if [not history for history in looks[-5:]] == [True] * 5:
+            for worker in range(3):
+                faults.let_go(worker, 4)
+        return update(self, progress)
+
+    monkeypatch.setattr(story, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(story.Watcher, "look", look)
+    with Faults().hang(0, 4).hang(1, 4).hang(2, 4) as faults:
+        hanging(monkeypatch, faults)
+        summary = run(dataclasses.replace(small, deadline=60.0))[1]
+    assert summary["finished"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_the_first_commit_leaves_a_run_to_go_on_with(tiny, small, monkeypatch):
+    monkeypatch.setattr(story, "LOOK_SECONDS", 1e-6)
+    folder = RunFolder.fresh(small)
+    with monkeypatch.context() as patched, Faults().hang(0, 0).hang(1, 0).hang(2, 0) as faults:
+        hanging(patched, faults)
+        patched.setattr(story.Interrupt, "is_set", lambda self: True)
+        summary = run(dataclasses.replace(small, deadline=60.0), folder)[1]
+    assert (summary["commits"], summary["finished"]) == (0, False)
+    assert run(small, folder)[1]["finished"]
+
+
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seconds", "expected"), [(1e-9, [11, 22, 33]), (0.0, [33]), (1e6, [33])])
+def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, seconds, expected):
+    """Whenever the run is looked at, if that is longer ago; not of what is written already."""
+    saved = []
+    save = RunFolder.save_checkpoint
+    monkeypatch.setattr(
+        RunFolder, "save_checkpoint", lambda folder, *args: saved.append(len(args[2])) or save(folder, *args)
+    )
+    monkeypatch.setattr(story, "LOOK_SECONDS", 1e6)
+    run(dataclasses.replace(small, engine=engine, checkpoint_seconds=seconds))
+    if engine == "devices":  # It is looked at when so many commits are read, or a few more.
+        assert len(saved) == len(expected)
+        assert saved[-1] == 33
+    else:
+        assert saved == expected
+
+
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
+def test_what_was_reached_is_kept_whatever_ends_a_run(tiny, small, monkeypatch, engine):
+    """Here an evaluation fails, the second: its own error comes out, and the run goes on from where it was."""
+
+    def fail(self, progress):
+        if progress.commits >= 22:
+            raise ZeroDivisionError("the second evaluation")
+        return evaluate(self, progress)
+
+    evaluate = story.Watcher.evaluate
+    config = dataclasses.replace(small, engine=engine)
+    folder = RunFolder.fresh(config)
+    output = Console(file=io.StringIO(), width=200)
+    with monkeypatch.context() as patched:
+        patched.setattr(story.Watcher, "evaluate", fail)
+        with pytest.raises(ZeroDivisionError, match="the second evaluation"):
+            story.train(config, folder, output)
+    with folder.checkpoints() as checkpoints:
+        reached = checkpoints.latest
+    assert 22 <= reached < 33
+    kept = f"what was reached, {reached} commits, is kept; go on with: python -m train --resume {folder.path}"
+    assert output.file.getvalue().count(kept) == 1
+    _, summary, _ = run(config, folder)
+    assert summary["finished"]
+    assert len(eventlog.trace_of(folder.events, 3)) == 33
+
+
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_error_of_the_engine_s_keeps_what_it_tells(tiny, small, monkeypatch, lost):
+    """Also where it was raised from another, which has the result; not if the log, on a full disk, has lost commits."""
+    run_on_devices, write, losses = gemjax.run_on_devices, gemjax.EventLog.write, ["commit"] * lost
+
+    def failing(*args, **options):
+        result = run_on_devices(*args, **options | {"callback": lambda progress: True, "callback_every": 9})
+        failure = gemjax.RunFailedError("inside")
+        failure.result = result
+        raise OSError("the source cannot be read") from failure
+
+    def lossy(self, event, time, **fields):
+        if event in losses:
+            losses.remove(event)
+        else:
+            write(self, event, time, **fields)
+
+    folder, output = RunFolder.fresh(small), Console(file=io.StringIO(), width=200)
+    with monkeypatch.context() as patched:
+        patched.setattr(gemjax, "run_on_devices", failing)
+        patched.setattr(gemjax.EventLog, "write", lossy)
+        with pytest.raises(OSError, match="the source cannot be read"):
+            story.train(small, folder, output)
+    with folder.checkpoints() as checkpoints:
+        assert checkpoints.latest is None if lost else checkpoints.latest >= 9
+    assert ("could not be kept: " in output.file.getvalue()) == bool(lost)
+    assert run(small, folder)[1]["finished"]
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_on_devices_goes_on_without_gap_or_repeat(tiny, small, monkeypatch):
     monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
     folder = RunFolder.fresh(small)
     with monkeypatch.context() as patched:
-        patched.setattr(story._Interrupt, "is_set", lambda self: True)
+        patched.setattr(story.Interrupt, "is_set", lambda self: True)
         _, stopped, _ = run(small, folder)
     assert stopped["commits"] < 33
     _, resumed, _ = run(small, folder)
@@ -205,7 +353,7 @@ def test_local_steps_run_and_go_on_from_a_checkpoint(tiny, small, monkeypatch, t
     whole, summary, _ = run(config)
     assert summary["commits"] == summary["total"] == 17
     monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
-    monkeypatch.setattr(story._Interrupt, "is_set", lambda self: True)
+    monkeypatch.setattr(story.Interrupt, "is_set", lambda self: True)
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder, summary, _ = run(cut)
     assert summary["commits"] == 3  # A third of the way to the first evaluation.

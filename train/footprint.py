@@ -1,0 +1,60 @@
+"""What memory a run keeps, known before it begins."""
+
+import jax
+from rich.console import Console
+
+import gemjax
+from gemjax.engines.memory import check_fits, readable
+from train.config import Config
+from train.console import say
+from train.methods import local_steps, make_method
+from train.task import PyTree, make_task, parameter_shapes
+
+RECORDS = 64  # Bytes a commit, at least: what its trace and its history hold.
+
+
+def dry_run(config: Config, console: Console) -> None:
+    """Says what the run would be and what memory it would keep.
+
+    Raises:
+      MemoryError: if that does not fit, after it has been said.
+    """
+    params = parameter_shapes(config)
+    try:
+        task = make_task(config)
+    except FileNotFoundError:  # The originals of the data: what is kept does not depend on them.
+        task = None
+    data = "not known before they are prepared"
+    if task is not None:
+        data = readable(sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data)))
+    commits = None if task is None else task.num_commits
+    kept = _kept(config, params)
+    say(console, in_words(config, params, commits))
+    parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
+    say(
+        console,
+        f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; gradients and activations come on top",
+    )
+    check_memory(config, params, commits or 0)
+
+
+def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
+    """Raises `MemoryError` if what a run keeps cannot fit; says nothing of devices that share it among them."""
+    cpu = jax.devices("cpu")[0]  # Of it, all devices that are CPUs have their memory.
+    if config.engine == "simulate" or jax.default_backend() == "cpu":
+        check_fits(_kept(config, params), jax.devices()[0] if config.engine == "simulate" else cpu)
+    check_fits({"trace and history": RECORDS * num_commits}, cpu, "fewer workers, fewer epochs or larger batches")
+
+
+def _kept(config: Config, params: PyTree) -> dict[str, int]:
+    return gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
+
+
+def in_words(config: Config, params: PyTree, commits: int | None) -> str:
+    """What the run is, in a line."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return (
+        f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "
+        + ("" if commits is None else f"{commits:,} commits, ")
+        + f"engine {config.engine} ({jax.default_backend()})"
+    )

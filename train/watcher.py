@@ -1,0 +1,121 @@
+"""What happens between the commits of a run: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+import gemjax
+from gemjax import eventlog
+from train.console import say
+from train.evaluations import evaluations
+from train.progress import ProgressLine, mean_loss
+from train.scalars import Scalars
+
+
+class Watcher:
+    """What happens between commits: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
+
+    def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, state, done: int):
+        self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
+        self.log, self.interrupt, self.console = log, interrupt, console
+        self.line = ProgressLine(console, task.num_commits, done, config.workers)
+        self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
+        self.evaluations = evaluations(config, task.num_commits, trace)
+        self._evaluated = self._due(done)
+        self._saved, self._saved_at = done, time.perf_counter()
+        self._written = None if state is None else int(state.arrivals)
+        self._kept = False
+
+    def __call__(self, progress: gemjax.Progress) -> bool:
+        if self.config.engine == "simulate":
+            _log_commits(self.log, progress.history)
+        try:
+            self.look(progress)
+        except Exception:
+            self.keep(progress)
+            raise
+        return self.interrupt.is_set()
+
+    def look(self, progress: gemjax.Progress) -> None:
+        """Evaluates, shows and saves what is due."""
+        done = progress.commits
+        if (due := self._due(done)) > self._evaluated:
+            self._evaluated = due
+            self.evaluate(progress)
+        self.line.update(done, progress.rejected, progress.history)
+        if progress.history:
+            self.scalars.progress(done, progress.history, self.line.rate)
+        if done > self._saved and self._is_time_to_save(done):
+            self.save(progress.state(), progress.trace())
+            self._saved, self._saved_at = done, time.perf_counter()
+
+    def _is_time_to_save(self, done: int) -> bool:
+        every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
+        return bool(
+            (every and done - self._saved >= every) or (seconds and time.perf_counter() - self._saved_at >= seconds)
+        )
+
+    def save(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
+        """Writes a checkpoint, but not the same twice: the one that is there would be deleted first."""
+        if int(state.arrivals) != self._written:
+            self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
+            self._written = int(state.arrivals)
+
+    def keep(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
+        """Writes what was reached by a run that an exception ends, and says so; what is wrong now must not hide that one."""
+        if reached is None or self._kept:  # When the callback raised.
+            return
+        try:
+            state, trace = (
+                (reached.state, reached.trace)
+                if isinstance(reached, gemjax.Result)
+                else (reached.state(), reached.trace())
+            )
+            self.log.flush()
+            if (logged := len(eventlog.trace_of(self.folder.events, trace.num_workers))) != int(state.commits):
+                raise OSError(f"the event log has {logged} commits of {int(state.commits)}")
+            self.save(state, trace)
+            self.checkpoints.wait()
+        except Exception as error:
+            say(self.console, f"what was reached could not be kept: {error}; the last checkpoint before is there")
+        else:
+            self._kept = True
+            say(
+                self.console,
+                f"what was reached, {len(trace)} commits, is kept; go on with: python -m train --resume {self.folder.path}",
+            )
+
+    def _due(self, done: int) -> int:
+        """How many evaluations there should have been after so many commits."""
+        return int(np.searchsorted(self.evaluations, done, side="right"))
+
+    def evaluate(self, progress: gemjax.Progress) -> None:
+        """Looks at the test set, and notes what it tells."""
+        loss, accuracy = self.task.evaluate(progress.params, progress.model_state)
+        self.line.accuracy = accuracy
+        self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
+        recent = progress.history
+        self.folder.add_metrics(
+            commits=progress.commits,
+            time=float(recent["time"][-1]),
+            train_loss=finite(mean_loss(recent)),
+            gap=finite(np.mean(recent["gap"])),
+            test_loss=finite(loss),
+            test_accuracy=accuracy,
+            rejected=progress.rejected,
+            dropped=progress.dropped,
+        )
+
+
+def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
+    """Writes simulated commits to the event log, as a run on devices does."""
+    names = [name for name in history if name not in ("time", "applied", "dropped")]
+    for row in range(len(history["worker"])):
+        event = "commit" if history["applied"][row] else "drop" if history["dropped"][row] else "reject"
+        log.write(event, history["time"][row], **{name: history[name][row] for name in names})
+
+
+def finite(value: Any) -> float | None:
+    """The number, or nothing if it is none: JSON has no other word for that."""
+    return float(value) if np.isfinite(value) else None
