@@ -11,6 +11,7 @@ import numpy as np
 
 from gemjax import Checkpoints, RunState, Trace, eventlog
 from train.config import Config
+from train.files import RecordError
 
 RUNS = Path("runs")
 METRICS = ("commits", "time", "test_loss", "test_accuracy")  # What a line of metrics has at least.
@@ -84,15 +85,38 @@ class RunFolder:
 
         It is written in the background; closing `checkpoints` waits for the last one.
         """
-        log.flush()
+        log.sync()  # Before the checkpoint that names its size; or a power cut might leave the one without the other.
+        _sync(self.metrics)
         sizes = {"events": self.events.stat().st_size, "metrics": _size(self.metrics)}
         checkpoints.save(state, trace, sizes, wait=False)
 
     def rewind(self, sizes: dict[str, int]) -> None:
-        """Cuts the records back to where the checkpoint was written."""
-        for path, size in ((self.events, sizes["events"]), (self.metrics, sizes["metrics"])):
-            if _size(path) > size:
-                os.truncate(path, size)
+        """Cuts the records back to where the checkpoint was written.
+
+        Raises:
+          RecordError: if they are not as long as that any more, or the checkpoint does not say how long they were.
+        """
+        records = {"events": self.events, "metrics": self.metrics}
+        for name, path in records.items():
+            size = sizes.get(name)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise RecordError(
+                    f"{self.checkpoints_path} does not say how long {path.name} was ({name} is {ascii(size)[:60]}), so this run "
+                    "cannot go on; begin anew in another folder"
+                )
+            if _size(path) < size:
+                raise RecordError(
+                    f"{path} has {_size(path)} bytes, but {size} when the checkpoint in {self.checkpoints_path} was written: "
+                    "lines are missing at its end; put the whole file back, or begin anew in another folder"
+                )
+            if not _ends_a_line(path, size):
+                raise RecordError(
+                    f"{path} was changed: no line ends where it ended when the checkpoint in {self.checkpoints_path} was "
+                    "written; put the file back, or begin anew in another folder"
+                )
+        for name, path in records.items():
+            if _size(path) > sizes[name]:
+                os.truncate(path, sizes[name])
 
     def add_metrics(self, **fields: Any) -> None:
         """Appends one line to `metrics.jsonl`."""
@@ -130,3 +154,18 @@ def _metrics(line: bytes, where: str) -> dict[str, float]:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _ends_a_line(path: Path, size: int) -> bool:
+    if size == 0:
+        return True
+    with open(path, "rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
+
+
+def _sync(path: Path) -> None:
+    """Has what was written to a file on disk; nothing if there is none."""
+    if path.exists():
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
