@@ -1,6 +1,7 @@
 """What an event of a run is: its fields and their kinds, out of one line of a log that is never trusted."""
 
 import json
+import sys
 from typing import Any
 
 EVENTS = (
@@ -51,7 +52,7 @@ def parse(line: bytes) -> dict[str, Any]:
     if len(line) >= LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE} bytes")
     try:
-        record = json.loads(line.decode(), parse_constant=_refuse_constant)
+        record = _DECODE(line.decode())
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except json.JSONDecodeError as error:
@@ -91,8 +92,9 @@ def _is(kind: str, value: Any) -> bool:
     return number or value is None or isinstance(value, bool)
 
 
-_LARGEST = 1.7976931348623157e308
-
-
 def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is not JSON")
+
+
+_LARGEST = sys.float_info.max
+_DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode

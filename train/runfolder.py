@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import gemjax
 from gemjax import Checkpoints, RunState, Trace, eventlog
 from train.config import Config
 from train.files import RecordError
@@ -75,7 +76,35 @@ class RunFolder:
 
     def finished(self, num_commits: int) -> bool:
         """Whether the run in this folder has made that many commits already, and has summed up."""
-        return self.summary.exists() and json.loads(self.summary.read_text())["commits"] >= num_commits
+        return self.summary.exists() and self.summed_up() >= num_commits
+
+    def summed_up(self) -> int:
+        """The commits that the run had made when it was summed up.
+
+        Raises:
+          RecordError: if `summary.json` does not say.
+        """
+        try:
+            commits = json.loads(self.summary.read_bytes())["commits"]
+            if type(commits) is not int:
+                raise TypeError(f"commits is {ascii(commits)[:60]}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RecordError(f"{self.summary} is not the summary of a run ({error!r}); delete it to go on") from error
+        return commits
+
+    def check_length(self, summary: gemjax.Summary, *, measured: bool) -> None:
+        """Refuses an event log that has fewer commits than the run when it was summed up: nothing else tells its end.
+
+        Raises:
+          RecordError: if it has.
+        """
+        # A simulation counts the commits that it did not apply, too.
+        found = summary.commits + (0 if measured else summary.dropped + summary.rejected)
+        if self.summary.exists() and found < (expected := self.summed_up()):
+            raise RecordError(
+                f"{self.events} has {found} commits, but the run had made {expected} when it was summed up: lines are missing at "
+                "its end"
+            )
 
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.checkpoints_path)
