@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp

@@ -106,7 +106,9 @@ def trace_of(path: str | os.PathLike, num_workers: int) -> Trace:
     for number, event in enumerate(read(path)):
         if event["event"] == "start":
             if number == 0 and event.get("commits", 0):
-                raise ValueError(f"{os.fspath(path)}: it begins after {event['commits']} commits, which are no part of it")
+                raise ValueError(
+                    f"{os.fspath(path)}: it begins after {event['commits']} commits, which are no part of it"
+                )
             for column in columns.values():
                 del column[event.get("commits", 0) :]
         elif event["event"] == "commit":

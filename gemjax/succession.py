@@ -49,7 +49,9 @@ class Succession:
             self._start(record)
         worker = record.get("worker", 0)
         if worker >= (self.num_workers or MOST_WORKERS):
-            raise ValueError(f"worker is {worker}, but the run has {self.num_workers or f'at most {MOST_WORKERS}'} workers")
+            raise ValueError(
+                f"worker is {worker}, but the run has {self.num_workers or f'at most {MOST_WORKERS}'} workers"
+            )
         if event == "dispatch":
             self._dispatch(worker, record["step"], record["time"])
         elif event == "ready":
@@ -111,7 +113,9 @@ class Succession:
         if cycle.ready is not None:
             raise ValueError(f"step {record['step']} of worker {worker} was ready before: {LINES}")
         if not cycle.dispatched - SLACK <= began <= ready + SLACK:
-            raise ValueError(f"dispatched at {cycle.dispatched}, began at {began}, ready at {ready}: times run backwards")
+            raise ValueError(
+                f"dispatched at {cycle.dispatched}, began at {began}, ready at {ready}: times run backwards"
+            )
         self._cycles[worker, record["step"]] = cycle._replace(ready=ready)
 
     def _cycle(self, worker: int, record: dict[str, Any]) -> _Cycle:
@@ -144,7 +148,9 @@ class Succession:
                 raise ValueError(f"step {step} of worker {worker} arrives before its step {step - 1}: {LINES}")
             next_one = self._cycles.get((worker, step + 1))
             if next_one is not None and next_one.dispatched < time - SLACK:
-                raise ValueError(f"it arrived at {time}, after worker {worker} was sent off with its next step: {LINES}")
+                raise ValueError(
+                    f"it arrived at {time}, after worker {worker} was sent off with its next step: {LINES}"
+                )
             del self._cycles[worker, step]
             self._free[worker] = max(self._free[worker], time)
         self._last[worker], self._time = (step, draw), time
@@ -179,8 +185,9 @@ class _Commits:
     def add(self, worker: int, step: int, draw: int, time: float) -> None:
         self._earlier.append(self._newest.get(worker, -1))
         self._newest[worker] = len(self._worker)
-        for column, value in ((self._worker, worker), (self._step, step), (self._draw, draw), (self._time, time)):
+        for column, value in ((self._worker, worker), (self._step, step), (self._draw, draw)):
             column.append(value)
+        self._time.append(time)
 
     def cut(self, count: int) -> None:
         """Forgets all but the first `count`."""

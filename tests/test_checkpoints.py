@@ -80,7 +80,9 @@ def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr("gemjax.checkpoints.FORMAT", "gemjax.run.1")
             checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-        with pytest.raises(ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.2'"):
+        with pytest.raises(
+            ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.2'"
+        ):
             checkpoints.load(like())
 
 
@@ -118,7 +120,10 @@ def test_a_checkpoint_under_another_number_is_refused(tmp_path):
     (tmp_path / "5").rename(tmp_path / "4")
     path = tmp_path / "4" / "_CHECKPOINT_METADATA"
     path.write_text(path.read_text().replace('"commits":5', '"commits":4').replace('"commits": 5', '"commits": 4'))
-    with gemjax.Checkpoints(tmp_path) as checkpoints, pytest.raises(gemjax.CheckpointError, match="its trace has columns"):
+    with (
+        gemjax.Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(gemjax.CheckpointError, match="its trace has columns"),
+    ):
         checkpoints.load(like())
 
 

@@ -85,7 +85,9 @@ def _newest(run: Timeline) -> Timeline:
 def draw(run: Timeline, summary: Summary, metrics: figures.Metrics, pngs: Path) -> list[page.Picture]:
     """All figures that the records have data for, each also as a PNG in `pngs`."""
     if pngs.is_symlink():
-        raise RecordError(f"{pngs} is a link to somewhere else; a report writes into its run's folder only: remove the link")
+        raise RecordError(
+            f"{pngs} is a link to somewhere else; a report writes into its run's folder only: remove the link"
+        )
     pngs.mkdir(exist_ok=True)
     return [_render(*drawing, pngs) for drawing in _drawings(run, summary, metrics)]
 

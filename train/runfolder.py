@@ -102,8 +102,8 @@ class RunFolder:
         found = summary.commits + (0 if measured else summary.dropped + summary.rejected)
         if self.summary.exists() and found < (expected := self.summed_up()):
             raise RecordError(
-                f"{self.events} has {found} commits, but the run had made {expected} when it was summed up: lines are missing at "
-                "its end"
+                f"{self.events} has {found} commits, but the run had made {expected} when it was summed up: lines are missing "
+                "at its end"
             )
 
     def checkpoints(self) -> Checkpoints:
@@ -130,8 +130,8 @@ class RunFolder:
             size = sizes.get(name)
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise RecordError(
-                    f"{self.checkpoints_path} does not say how long {path.name} was ({name} is {ascii(size)[:60]}), so this run "
-                    "cannot go on; begin anew in another folder"
+                    f"{self.checkpoints_path} does not say how long {path.name} was ({name} is {ascii(size)[:60]}), so this "
+                    "run cannot go on; begin anew in another folder"
                 )
             if _size(path) < size:
                 raise RecordError(
