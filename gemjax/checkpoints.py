@@ -136,8 +136,8 @@ class Checkpoints:
 
     def _damaged(self, name: str, found: Any, expected: Any) -> CheckpointError:
         return CheckpointError(
-            f"{self.folder}: checkpoint {self.latest} is damaged: its {name} is {ascii(found)[:60]}, expected {expected}; go on "
-            "from another checkpoint, or begin the run anew"
+            f"{self.folder}: checkpoint {self.latest} is damaged: its {name} is {ascii(found)[:60]}, expected {expected}; go "
+            "on from another checkpoint, or begin the run anew"
         )
 
     def _check_shapes(self, saved: Any, like: RunState, commits: int) -> None:

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 import gemjax
+from train import cli, story
+from train.config import Config
 from train.files import RecordError
 from train.runfolder import RunFolder
 
@@ -70,3 +72,14 @@ def test_the_records_are_on_disk_before_the_checkpoint_that_names_their_size(tmp
         folder.save_checkpoint(Checkpoints(), state, gemjax.Trace(worker=[], num_workers=1), log)
     assert saved == {"events": folder.events.stat().st_size, "metrics": folder.metrics.stat().st_size}
     assert dict(synced)[folder.events.stat().st_ino] == saved["events"]
+
+
+@pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])
+def test_the_command_line_tells_it_in_one_line(tmp_path, monkeypatch, capsys, error):
+    def refuse(*_):
+        raise error("lines are missing")
+
+    RunFolder(tmp_path / "run").begin(Config(workers=2))
+    monkeypatch.setattr(story, "train", refuse)
+    assert cli.main(["--resume", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == "train: lines are missing\n"
