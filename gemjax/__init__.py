@@ -3,7 +3,7 @@
 from gemjax import arrivals, eventlog, telemetry
 from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Stream
-from gemjax.checkpoints import Checkpoints
+from gemjax.checkpoints import CheckpointError, Checkpoints
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
@@ -50,6 +50,7 @@ from gemjax.telemetry import Timeline, timeline
 from gemjax.trace import Trace
 
 __all__ = [
+    "CheckpointError",
     "Checkpoints",
     "Computed",
     "Epochs",

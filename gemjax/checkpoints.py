@@ -13,6 +13,11 @@ from gemjax.engines.transition import RunState
 from gemjax.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Counts up whenever RunState or the columns of a trace change.
+KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, of something else, or none of gemjax; the message names its folder."""
 
 
 class Checkpoints:
@@ -82,39 +87,69 @@ class Checkpoints:
 
         Raises:
           FileNotFoundError: if the folder holds no checkpoint.
-          ValueError: if the checkpoint is of another method, model or number of workers, or not one of gemjax.
+          CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, model or number of workers, or not
+            one of gemjax; the message names its folder.
         """
         like = jax.tree.map(jnp.asarray, like)
         if self.latest is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
-        known: Any = self._checkpointer.metadata(self.latest).custom_metadata
-        found = known.get("format") if isinstance(known, dict) else None
-        if found != FORMAT:
-            raise ValueError(
-                f"{self.folder}: checkpoint {self.latest} is of the format {found}, but this version of gemjax reads {FORMAT}; "
-                "go on with the version that wrote it, or begin the run anew"
-            )
-        commits = int(known["commits"])
+        try:
+            metadata: Any = self._checkpointer.metadata(self.latest)
+        except Exception as error:  # Orbax raises many things; the folder and the mend are what matters.
+            raise self._unreadable(error) from error
+        known = self._known(metadata.custom_metadata)
+        commits, num_workers = known["commits"], jax.tree.leaves(like.step)[0].shape[0]
+        self._check_shapes(metadata.metadata, like, commits)
+        if known.get("num_workers") != num_workers:
+            raise self._damaged("num_workers", known.get("num_workers"), num_workers)
         abstract: Any = {
             "state": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         }
         if commits:
-            kinds = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
-            abstract["trace"] = {name: np.empty(commits, kind) for name, kind in kinds.items()}
-        self._check_shapes(like)
+            abstract["trace"] = {name: np.empty(commits, kind) for name, kind in KINDS.items()}
         try:
             tree: Any = self._checkpointer.load(self.latest, abstract)
-        except Exception as error:  # Orbax raises many things; the file and the mend are what matters.
-            raise ValueError(
-                f"{self.folder}: checkpoint {self.latest} cannot be read into this run's state; it is damaged, "
-                f"or of another method ({type(error).__name__}: {error})"
-            ) from error
-        trace = Trace(**tree.get("trace", {"worker": []}), num_workers=int(known["num_workers"]))
+            trace = Trace(**tree.get("trace", {"worker": []}), num_workers=num_workers)
+        except Exception as error:
+            raise self._unreadable(error) from error
         return tree["state"], trace, known["user"]
 
-    def _check_shapes(self, like: RunState) -> None:
-        saved: Any = self._checkpointer.metadata(self.latest).metadata
-        saved = saved["state"] if isinstance(saved, dict) else saved
+    def _known(self, known: Any) -> dict[str, Any]:
+        """What :meth:`save` notes beside the arrays, if it is that."""
+        found = known.get("format") if isinstance(known, dict) else None
+        if found != FORMAT:
+            raise CheckpointError(
+                f"{self.folder}: checkpoint {self.latest} is of the format {str(found)[:60]!a}, but this version of gemjax "
+                f"reads {FORMAT!r}; go on with the version that wrote it, or begin the run anew"
+            )
+        if type(known.get("commits")) is not int or known["commits"] != self.latest:
+            raise self._damaged("commits", known.get("commits"), self.latest)
+        if not isinstance(known.get("user"), dict):
+            raise self._damaged("user", known.get("user"), "an object")
+        return known
+
+    def _unreadable(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"{self.folder}: checkpoint {self.latest} cannot be read into this run's state; it is damaged, "
+            f"or of another method ({type(error).__name__}: {error})"
+        )
+
+    def _damaged(self, name: str, found: Any, expected: Any) -> CheckpointError:
+        return CheckpointError(
+            f"{self.folder}: checkpoint {self.latest} is damaged: its {name} is {ascii(found)[:60]}, expected {expected}; go "
+            "on from another checkpoint, or begin the run anew"
+        )
+
+    def _check_shapes(self, saved: Any, like: RunState, commits: int) -> None:
+        columns = {name: [commits] for name in KINDS} if commits else {}
+        if not isinstance(saved, dict) or "state" not in saved:
+            raise CheckpointError(f"{self.folder}: checkpoint {self.latest} is damaged: it holds no state")
+        lengths = {name: list(column.shape) for name, column in saved.get("trace", {}).items()}
+        if lengths != columns:
+            raise CheckpointError(
+                f"{self.folder}: checkpoint {self.latest} is damaged: its trace has columns {lengths}, expected {columns}"
+            )
+        saved = saved["state"]
         found, wanted = (
             {
                 _name(path): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
@@ -124,7 +159,7 @@ class Checkpoints:
         )
         if found != wanted:
             different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-            raise ValueError(
+            raise CheckpointError(
                 f"{self.folder}: checkpoint {self.latest} is of another method, model or number of workers; "
                 f"{len(different)} arrays differ, the first is {different[0]!r}: saved {found.get(different[0])}, "
                 f"expected {wanted.get(different[0])}"

@@ -3,56 +3,25 @@
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
 
+from gemjax.events import EVENTS, LONGEST_LINE, NEEDED, parse
+from gemjax.succession import Succession
 from gemjax.trace import COLUMNS, Trace
 
-EVENTS = (
-    "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "hang", "late", "join", "leave", "end",
-    "pause", "idle",
-)  # fmt: skip
+__all__ = ["EVENTS", "NEEDED", "EventLog", "read", "trace_of"]
 
-# What is checked when a log is read: fields that an event cannot do without besides its time, and kinds of fields;
-# whatever else was measured is a number or null.
-_CYCLE = ("worker", "step")
-NEEDED = {
-    "dispatch": _CYCLE,
-    "ready": _CYCLE,
-    "commit": (*_CYCLE, "pulled_at"),
-    "drop": (*_CYCLE, "pulled_at"),
-    "reject": (*_CYCLE, "pulled_at"),
-    "fault": _CYCLE,
-    "retire": ("worker",),
-    "hang": _CYCLE,
-    "late": _CYCLE,
-    "join": ("worker",),
-    "leave": ("worker",),
-    "end": ("worker",),
-    "pause": ("seconds",),
-    "idle": ("seconds",),
-}
-KINDS = {"event": "text", "time": "time", "staleness": "count", "draw": "count"} | dict.fromkeys(
-    NEEDED["commit"], "count"
-)
-KINDS_OF = {
-    "start": KINDS | {"num_workers": "count", "commits": "count", "devices": "list of names", "central": "text"},
-    "ready": KINDS | {"began": "time"},
-    "fault": KINDS | {"error": "text"},
-    "pause": KINDS | {"seconds": "time"},
-    "idle": KINDS | {"seconds": "time"},
-}
 LINE_BEGINS = b'{"event":"'
-LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
 
 
 class EventLog:
     """Appends events to a JSONL file.
 
-    Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time).
+    Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time; up to
+    2⁴³).
     ``start`` adds the number of workers, the commits made before, and the devices. ``dispatch`` adds worker and step;
     ``ready`` too, and ``began``, the time when the worker had its view. ``commit``, ``reject`` (it was not finite) and
     ``drop`` (the method refused it) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
@@ -79,6 +48,11 @@ class EventLog:
         """Hands what was written to the operating system."""
         self._file.flush()
 
+    def sync(self) -> None:
+        """Has what was written on disk, power cuts notwithstanding; for what is to know how long the log is."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 
@@ -97,19 +71,21 @@ def read(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
 
     Raises:
       ValueError: if the file is no event log, was damaged, or was changed: a line that is not JSON, an unknown event, a
-        field that is missing or of another kind, a worker out of range, a commit that does not follow from those before.
-        The message names file, line and what is wrong.
+        field that is missing or of another kind, a worker out of range, a line that does not follow from those before
+        (commits, drops and rejects by clock, step, draw and time; on devices what was sent off and ready, too; a start by
+        the commits it goes on after). The message names file, line and what is wrong. Whole lines that are missing at the
+        end are what a crash leaves, and other numbers of the right kind what another run leaves: no reader can tell.
     """
     name = os.fspath(path)
-    progress = _Progress()
+    succession = Succession()
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
             try:
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     _check_cut_line(line)
                     return
-                record = _parse(line)
-                progress.check(record)
+                record = parse(line)
+                succession.check(record)
             except ValueError as error:
                 shown = line[:80].decode(errors="replace").strip()
                 raise ValueError(
@@ -126,18 +102,24 @@ def trace_of(path: str | os.PathLike, num_workers: int) -> Trace:
     Raises:
       ValueError: as :func:`read` does, or if the commits are no trace of ``num_workers`` workers.
     """
-    commits: list[dict[str, Any]] = []
-    for event in read(path):
+    columns: dict[str, list] = {name: [] for name in COLUMNS}
+    drawn = True
+    for number, event in enumerate(read(path)):
         if event["event"] == "start":
-            del commits[event.get("commits", 0) :]
+            if number == 0 and event.get("commits", 0):
+                raise ValueError(
+                    f"{os.fspath(path)}: it begins after {event['commits']} commits, which are no part of it"
+                )
+            for column in columns.values():
+                del column[event.get("commits", 0) :]
         elif event["event"] == "commit":
-            commits.append(event)
-    names = [
-        name for name in COLUMNS if name != "draw" or all("draw" in event for event in commits)
-    ]  # Older logs: none.
-    columns = {name: np.array([event[name] for event in commits]) for name in names}
+            drawn = drawn and "draw" in event  # Older logs have none.
+            for name, column in columns.items():
+                column.append(event.get(name))
+    if not drawn:
+        del columns["draw"]
     try:
-        return Trace(**columns, num_workers=num_workers)
+        return Trace(**{name: np.array(column) for name, column in columns.items()}, num_workers=num_workers)
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)}: its commits are no trace of {num_workers} workers: {error}") from error
 
@@ -146,77 +128,6 @@ def _check_cut_line(line: bytes) -> None:
     """A file without line breaks may be anything; what a crash leaves begins like an event."""
     if not line.startswith(LINE_BEGINS[: len(line)]):
         raise ValueError("the last line is neither whole nor the beginning of an event")
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    if len(line) >= LONGEST_LINE:
-        raise ValueError(f"it is longer than {LONGEST_LINE} bytes")
-    try:
-        record = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"it is a JSON {type(record).__name__}, expected an object")
-    event = record.get("event")
-    if not isinstance(event, str) or event not in EVENTS:
-        raise ValueError(f"event is {event!r}, expected one of {', '.join(EVENTS)}")
-    for field in ("time", *NEEDED.get(event, ())):
-        if field not in record:
-            raise ValueError(f"a {event} has a {field}, and this one has none")
-    kinds = KINDS_OF.get(event, KINDS)
-    for field, value in record.items():
-        kind = kinds.get(field, "number or null")
-        if not _is(kind, value):
-            raise ValueError(f"{field} is {repr(value)[:60]}, expected a {kind}")
-    return record
-
-
-def _is(kind: str, value: Any) -> bool:
-    if kind == "text":
-        return isinstance(value, str)
-    if kind == "list of names":
-        return isinstance(value, list) and all(isinstance(name, str) for name in value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if kind == "count":
-        return number and isinstance(value, int) and 0 <= value < 2**31
-    if kind == "time":
-        return number and value >= 0
-    return number or value is None or isinstance(value, bool)
-
-
-class _Progress:
-    """What the events so far say about the next one."""
-
-    def __init__(self):
-        self.num_workers = 2**31
-        self.commits: int | None = 0  # Applied so far; none where the log cannot tell.
-
-    def check(self, record: dict[str, Any]) -> None:
-        event = record["event"]
-        if event == "start":
-            self.num_workers = record.get("num_workers", self.num_workers)
-            self.commits = record.get("commits")
-        if record.get("worker", 0) >= self.num_workers:
-            raise ValueError(f"worker is {record['worker']}, but the run has {self.num_workers} workers")
-        if event in ("drop", "reject"):
-            self.commits = None  # In a simulated run, versions count them too.
-        if event != "commit" or self.commits is None:
-            return
-        version = record["pulled_at"] + record.get("staleness", self.commits - record["pulled_at"])
-        if version != self.commits:
-            raise ValueError(
-                f"it is commit {version} by its pulled_at and staleness, but {self.commits} came before it: lines are missing, "
-                "repeated or out of order"
-            )
-        self.commits += 1
-
-
-def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _drop_cut_line(path: str | os.PathLike) -> None:

@@ -1,6 +1,8 @@
 """A run's timeline in the Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
-from collections.abc import Iterable, Mapping
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from gemjax.telemetry import Timeline, timeline
 CENTRE = 0  # Its track; worker w has w + 1.
 PROCESS = 1
 COUNTERS = ("loss", "staleness")
+SHOWN = ("step", "pulled_at", "staleness", "loss", "gap")  # Of a gradient.
 
 
 def chrome_trace(
@@ -38,39 +41,79 @@ def chrome_trace(
     [('gradient', 0, 800000), ('commit wait', 800000, 200000)]
     """
     run = source if isinstance(source, Timeline) else timeline(source, num_workers)
-    events = [event for cycle in _cycles(run) for event in _of_cycle(cycle)] + [_of_incident(i) for i in run.incidents]
-    # A slice before those within it, as the format wants it.
-    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+    return {"traceEvents": list(_events(run))} | _about(run)
+
+
+def chrome_trace_text(run: Timeline) -> Iterator[str]:
+    """What :func:`chrome_trace` gives, as JSON text, an event at a time: a long run's is a hundred times its timeline.
+
+    >>> import gemjax, json
+    >>> events = [{"event": "commit", "time": 1.0, "worker": 0, "step": 0, "pulled_at": 0, "staleness": 0, "loss": 2.0}]
+    >>> run = gemjax.timeline(events)
+    >>> json.loads("".join(chrome_trace_text(run))) == gemjax.chrome_trace(run)
+    True
+    """
+    encode = json.JSONEncoder(allow_nan=False).encode
+    yield '{"traceEvents": ['
+    for number, event in enumerate(_events(run)):
+        yield (",\n" if number else "") + encode(event)
+    yield "], " + encode(_about(run))[1:]
+
+
+def _about(run: Timeline) -> dict[str, Any]:
     return {
-        "traceEvents": _names(run) + events,
         "displayTimeUnit": "ms",
         "otherData": {"producer": "gemjax", "time": "measured" if run.measured else "virtual"},
     }
 
 
-def _cycles(run: Timeline) -> Iterable[dict[str, Any]]:
-    for row in zip(*run.cycles.values(), strict=True):
-        yield dict(zip(run.cycles, row, strict=True))
+def _events(run: Timeline) -> Iterator[dict[str, Any]]:
+    """All events in order; each is made when it is its turn, of the number of its cycle and of what it tells of it."""
+    yield from _names(run)
+    cycles, kinds = run.cycles, run.cycles["event"]
+    # Rounded before they are compared: a slice must end where the next begins.
+    sent, began, ready, end = (
+        np.rint(cycles[name] * 1e6).astype(np.int64) for name in ("dispatch", "began", "ready", "time")
+    )
+    commits, nothing = kinds == "commit", np.zeros(len(sent), np.int64)
+    parts = [
+        (np.ones(len(sent), bool), sent, ready - sent),
+        (began > sent, sent, np.minimum(began, ready) - sent),
+        (end > ready, ready, end - ready),
+        (np.isin(kinds, ("drop", "reject")), end, nothing),
+        *((commits & np.isfinite(cycles[name]), end, nothing) for name in COUNTERS),
+    ]
+    rows = [np.flatnonzero(there) for there, *_ in parts] + [np.arange(len(run.incidents))]
+    incidents = [_of_incident(incident) for incident in run.incidents]
+    at = [begin[row] for (_, begin, _), row in zip(parts, rows, strict=False)]
+    lasts = [length[row] for (*_, length), row in zip(parts, rows, strict=False)]
+    at.append(np.array([incident["ts"] for incident in incidents], np.int64))
+    lasts.append(np.array([incident.get("dur", 0) for incident in incidents], np.int64))
+    part = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    row, at, lasts = (np.concatenate(column) for column in (rows, at, lasts))
+    told = {name: cycles[name].tolist() for name in ("event", "worker", *SHOWN) if name in cycles}
+    # A slice before those within it, as the format wants it.
+    for index in np.lexsort((part, -lasts, at)):
+        kind, number = int(part[index]), int(row[index])
+        if kind == len(parts):
+            yield incidents[number]
+        else:
+            cycle = {name: column[number] for name, column in told.items()}
+            yield _of_cycle(cycle, kind, int(at[index]), int(lasts[index]))
 
 
-def _of_cycle(cycle: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    kind, track = str(cycle["event"]), int(cycle["worker"]) + 1
-    about = {
-        name: _plain(cycle[name]) for name in ("step", "pulled_at", "staleness", "loss", "gap") if name in cycle
-    }  # fmt: skip
-    about = {name: value for name, value in about.items() if value is not None}
-    sent, began, ready, end = (_microseconds(cycle[name]) for name in ("dispatch", "began", "ready", "time"))
-    yield _slice("gradient", track, sent, ready, about | {"became": kind})
-    if began > sent:
-        yield _slice("waits for its view", track, sent, min(began, ready), {})
-    if end > ready:
-        yield _slice("commit wait", track, ready, end, {})
-    if kind in ("drop", "reject"):
-        yield _instant(kind, track, end, about)
-    if kind == "commit":
-        for name in COUNTERS:
-            if name in about:
-                yield {"name": name, "ph": "C", "ts": end, "pid": PROCESS, "args": {name: about[name]}}
+def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[str, Any]:
+    """One of the events of a cycle, which begins at ``at`` microseconds and lasts for ``length``."""
+    kind, track = cycle["event"], cycle["worker"] + 1
+    if part in (1, 2):
+        return _slice(("waits for its view", "commit wait")[part - 1], track, at, at + length, {})
+    about = {name: _plain(cycle[name]) for name in SHOWN if name in cycle and math.isfinite(cycle[name])}
+    if part == 0:
+        return _slice("gradient", track, at, at + length, about | {"became": kind})
+    if part == 3:
+        return _instant(kind, track, at, about)
+    name = COUNTERS[part - 4]
+    return {"name": name, "ph": "C", "ts": at, "pid": PROCESS, "args": {name: about[name]}}
 
 
 def _of_incident(incident: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,9 +148,6 @@ def _microseconds(time: float) -> int:
     return round(float(time) * 1e6)
 
 
-def _plain(value: Any) -> float | int | None:
-    """JSON has no NaN; counts are shown as such."""
-    value = float(value)
-    if not np.isfinite(value):
-        return None
-    return int(value) if value.is_integer() else value
+def _plain(value: float) -> float | int:
+    """Counts are shown as such."""
+    return int(value) if float(value).is_integer() else value

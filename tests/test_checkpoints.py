@@ -1,6 +1,7 @@
 """Checkpoints: what was saved comes back, and nothing else is taken for it."""
 
 import concurrent.futures
+import json
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +80,51 @@ def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr("gemjax.checkpoints.FORMAT", "gemjax.run.1")
             checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-        with pytest.raises(ValueError, match=r"checkpoint 5 is of the format gemjax\.run\.1, .* reads gemjax\.run\.2"):
+        with pytest.raises(
+            ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.2'"
+        ):
             checkpoints.load(like())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("commits", None, "its commits is None, expected 5"),
+        ("commits", "x", "its commits is 'x', expected 5"),
+        ("commits", 0, "its commits is 0, expected 5"),
+        ("commits", 5.0, "its commits is 5.0, expected 5"),
+        ("num_workers", None, "its num_workers is None, expected 3"),
+        ("num_workers", 7, "its num_workers is 7, expected 3"),
+        ("user", None, "its user is None, expected an object"),
+        ("user", [1], r"its user is \[1\], expected an object"),
+        ("format", ["\x1b[2J"], r"of the format .*x1b\[2J"),
+    ],
+)
+def test_metadata_that_were_changed_are_refused_by_folder(tmp_path, name, value, wrong):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": 1})
+    path = tmp_path / "5" / "_CHECKPOINT_METADATA"
+    metadata = json.loads(path.read_text())
+    metadata["custom_metadata"][name] = value
+    path.write_text(json.dumps(metadata))
+    with gemjax.Checkpoints(tmp_path) as checkpoints, pytest.raises(gemjax.CheckpointError, match=wrong) as refused:
+        checkpoints.load(like())
+    assert str(tmp_path) in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_a_checkpoint_under_another_number_is_refused(tmp_path):
+    """Its trace is not as long as the number says."""
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    (tmp_path / "5").rename(tmp_path / "4")
+    path = tmp_path / "4" / "_CHECKPOINT_METADATA"
+    path.write_text(path.read_text().replace('"commits":5', '"commits":4').replace('"commits": 5', '"commits": 4'))
+    with (
+        gemjax.Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(gemjax.CheckpointError, match="its trace has columns"),
+    ):
+        checkpoints.load(like())
 
 
 @pytest.mark.parametrize("engine", ["simulate", "devices"])

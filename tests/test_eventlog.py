@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 import gemjax
-from gemjax import eventlog
+from gemjax import eventlog, testing
 from gemjax.eventlog import EventLog
 
 
@@ -21,8 +21,16 @@ def write_commits(log, trace, rows):
             worker=trace.worker[t],
             step=trace.step[t],
             pulled_at=trace.pulled_at[t],
+            staleness=trace.staleness[t],
             loss=np.float32(0.5),
         )
+
+
+def with_a_step_used_up(trace, row):
+    """As if what the worker of this row sent had been rejected first."""
+    later = (trace.worker == trace.worker[row]) & (np.arange(len(trace)) >= row)
+    columns = {name: getattr(trace, name) for name in ("worker", "pulled_at", "time", "draw")}
+    return gemjax.Trace(**columns, step=trace.step + later, num_workers=trace.num_workers)
 
 
 @pytest.fixture
@@ -34,11 +42,19 @@ def trace():
 def test_events_are_lines_of_json(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("start", 0.0, num_workers=2)
-        log.write("commit", np.float64(1.23456789), worker=np.int32(1), step=2, pulled_at=0, applied=np.bool_(True))
+        log.write(
+            "commit",
+            np.float64(1.23456789),
+            worker=np.int32(1),
+            step=2,
+            pulled_at=0,
+            staleness=0,
+            applied=np.bool_(True),
+        )
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(lines[0]) == {"event": "start", "time": 0.0, "num_workers": 2}
     assert json.loads(lines[1]) == {
-        "event": "commit", "time": 1.234568, "worker": 1, "step": 2, "pulled_at": 0, "applied": True
+        "event": "commit", "time": 1.234568, "worker": 1, "step": 2, "pulled_at": 0, "staleness": 0, "applied": True
     }  # fmt: skip
     assert list(eventlog.read(tmp_path / "log.jsonl")) == [json.loads(line) for line in lines]
 
@@ -48,14 +64,14 @@ def test_events_are_lines_of_json(tmp_path):
 )
 def test_what_is_not_finite_is_null(tmp_path, value):
     with EventLog(tmp_path / "log.jsonl") as log:
-        log.write("reject", 0.0, worker=0, step=0, pulled_at=0, loss=value)
+        log.write("reject", 0.0, worker=0, step=0, pulled_at=0, staleness=0, loss=value)
     assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
 
 
 @pytest.mark.parametrize("value", [1.2345678e-12, 1.5e20, -3.0e-5, 0.0])
 def test_small_and_large_numbers_keep_their_digits(tmp_path, value):
     with EventLog(tmp_path / "log.jsonl") as log:
-        log.write("commit", 0.0, worker=0, step=0, pulled_at=0, loss=np.float32(value))
+        log.write("commit", 0.0, worker=0, step=0, pulled_at=0, staleness=0, loss=np.float32(value))
     np.testing.assert_allclose(next(eventlog.read(tmp_path / "log.jsonl"))["loss"], value, rtol=1e-6)
 
 
@@ -70,7 +86,8 @@ def test_the_trace_comes_back(tmp_path, trace):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("start", 0.0, num_workers=3, commits=0)
         write_commits(log, trace, range(6))
-        log.write("reject", trace.time[5], worker=0, step=99, pulled_at=6, loss=float("nan"))
+        log.write("reject", trace.time[5], worker=trace.worker[6], step=trace.step[6], pulled_at=6, staleness=0)
+        trace = with_a_step_used_up(trace, 6)
         write_commits(log, trace, range(6, 12))
     assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
 
@@ -87,7 +104,7 @@ def test_a_run_continued_from_an_earlier_commit_supersedes_what_came_after_it(tm
     """A checkpoint is older than the crash: the commits between them happened, and are made again."""
     for start, end in [(0, 9), (5, 12)]:
         with EventLog(tmp_path / "log.jsonl") as log:
-            log.write("start", 0.0, num_workers=3, commits=start)
+            log.write("start", trace.time[start - 1] if start else 0.0, num_workers=3, commits=start)
             write_commits(log, trace, range(start, end))
     assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
 
@@ -131,8 +148,14 @@ def test_a_log_cut_short_by_a_crash_can_be_continued(tmp_path):
         ('{"event":"dispatch","time":NaN,"worker":0,"step":0}', "NaN is not JSON"),
         ('{"event":"dispatch","time":1' + "0" * 400 + ',"worker":0,"step":0}', "expected a time"),
         ('{"event":"dispatch","time":1' + "0" * 5000 + ',"worker":0,"step":0}', "4300 digits"),
-        ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"loss":"<b>"}', "expected a number or null"),
-        ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"gap":[1]}', "expected a number or null"),
+        (
+            '{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"staleness":0,"loss":"<b>"}',
+            "expected a number or null",
+        ),
+        (
+            '{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"staleness":0,"gap":[1]}',
+            "expected a number or null",
+        ),
         ('{"event":"start","time":0,"devices":"all"}', "devices is 'all', expected a list of names"),
         ('{"event":"fault","time":0,"worker":0,"step":0,"error":7}', "error is 7, expected a text"),
         ('{"event":' + "[" * 100_000, "nested too deeply"),
@@ -189,6 +212,46 @@ def test_a_run_writes_what_can_be_read(tmp_path, real_log):
     assert all(0 <= event["began"] <= event["time"] for event in ready)
 
 
+@pytest.fixture(scope="module")
+def mixed_log(tmp_path_factory):
+    """Of a run with a fault, rejected gradients and a drop, broken off and gone on with from an earlier commit; its lines."""
+    path = tmp_path_factory.mktemp("mixed") / "log.jsonl"
+    tx = gemjax.ringmaster(0.1, threshold=2, num_workers=3)
+    problem = testing.quadratic()
+    faults = testing.Faults().fail(1, 1).poison(0, 1).poison(2, 2).poison(1, 3)
+    with faults, EventLog(path) as log:
+        first = gemjax.run_on_devices(tx, *problem, 9, num_workers=3, log=log, gate=faults)
+        begun = gemjax.run_on_devices(tx, *problem, 12, num_workers=3, log=log, state=first.state, recorded=first.trace)
+        gemjax.run_on_devices(tx, *problem, 18, num_workers=3, log=log, state=first.state, recorded=first.trace)
+    assert len(begun.trace) == 12
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert {line.split(b'"')[3] for line in lines} >= {b"start", b"dispatch", b"ready", b"commit", b"reject", b"fault"}
+    return lines
+
+
+def test_a_run_that_was_broken_off_and_gone_on_with_can_be_read(mixed_log, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(mixed_log))
+    assert len(list(eventlog.read(path))) == len(mixed_log)
+    assert len(eventlog.trace_of(path, 3)) == 18
+
+
+def test_a_name_that_a_terminal_would_obey_is_shown_as_text(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"event":"start","time":0,"\\u001b]0;owned\\u0007":"x"}\n')
+    with pytest.raises(ValueError, match="owned") as refused:
+        list(eventlog.read(tmp_path / "log.jsonl"))
+    assert str(refused.value).isprintable()
+
+
+def test_a_log_that_begins_later_than_its_run_is_no_trace(tmp_path):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("start", 4.0, num_workers=1, commits=1)
+        log.write("commit", 5.0, worker=0, step=1, pulled_at=1, staleness=0)
+    assert len(list(eventlog.read(tmp_path / "log.jsonl"))) == 2
+    with pytest.raises(ValueError, match="it begins after 1 commits"):
+        eventlog.trace_of(tmp_path / "log.jsonl", num_workers=1)
+
+
 def test_a_lost_repeated_or_moved_commit_is_found(tmp_path, real_log):
     lines = real_log.splitlines(keepends=True)
     commits = [number for number, line in enumerate(lines) if line.startswith(b'{"event":"commit"')]
@@ -227,7 +290,17 @@ def test_a_trace_of_too_few_workers_is_refused_by_name(tmp_path, trace):
 
 
 def test_every_event_that_is_documented_can_be_read(tmp_path):
+    """In an order in which they can happen: three steps of a worker, of which each ends in its own way."""
+    steps = {"commit": 0, "drop": 1, "reject": 2}
     with EventLog(tmp_path / "log.jsonl") as log:
         for event in eventlog.EVENTS:
-            log.write(event, 0.0, **dict.fromkeys(eventlog.NEEDED.get(event, ()), 0))
-    assert tuple(event["event"] for event in eventlog.read(tmp_path / "log.jsonl")) == eventlog.EVENTS
+            fields = dict.fromkeys(eventlog.NEEDED.get(event, ()), 0)
+            if event in steps:
+                who = {"worker": 0, "step": steps[event]}
+                if event != "commit":  # The first of each is written by the loop.
+                    log.write("dispatch", 0.0, **who)
+                    log.write("ready", 0.0, **who)
+                fields |= who | {"pulled_at": 0, "staleness": int(event != "commit")}
+            log.write(event, 0.0, **fields)
+    found = list(dict.fromkeys(event["event"] for event in eventlog.read(tmp_path / "log.jsonl")))
+    assert tuple(found) == eventlog.EVENTS

@@ -6,6 +6,7 @@ import pytest
 from cycles import cycle, free, start
 
 import gemjax
+from gemjax.perfetto import chrome_trace_text
 
 EVENTS = [
     *free(3, rounds=5, wait=0.1, view=0.05),
@@ -98,3 +99,8 @@ def test_tracks_are_named_after_worker_and_device(events):
 
 def test_a_run_without_commits_is_an_empty_timeline():
     assert all(event["ph"] == "M" for event in gemjax.chrome_trace([start(2)])["traceEvents"])
+
+
+def test_as_text_it_is_the_same():
+    run = gemjax.timeline(EVENTS)
+    assert json.loads("".join(chrome_trace_text(run))) == gemjax.chrome_trace(run)

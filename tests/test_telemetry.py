@@ -1,5 +1,7 @@
 """Cycles of workers out of logs and histories."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from cycles import cycle, free, start
@@ -100,3 +102,55 @@ def test_times_that_run_backwards_are_refused(changes, wrong):
 def test_a_worker_too_many_is_refused():
     with pytest.raises(ValueError, match="worker 3 commits, but the run has 2 workers"):
         gemjax.timeline(free(4)[1:], num_workers=2)
+
+
+def test_a_log_that_begins_after_some_commits_is_cut_back_by_their_number():
+    events = [
+        start(2, commits=5, time=1.0),
+        *cycle(0, 3, dispatch=1.0, began=1.0, ready=2.0, time=2.0, pulled_at=5, staleness=0),
+        *cycle(1, 3, dispatch=1.0, began=1.0, ready=2.5, time=2.5, pulled_at=5, staleness=1),
+        start(2, commits=6, time=2.0),
+        *cycle(1, 3, dispatch=2.0, began=2.0, ready=4.0, time=4.0, pulled_at=5, staleness=1),
+    ]
+    run = gemjax.timeline(events)
+    np.testing.assert_array_equal(run.cycles["time"], [2.0, 4.0])
+
+
+def test_times_of_a_cycle_are_not_taken_from_the_event_that_ends_it():
+    (_, _, commit) = cycle(0, 0, 0.0, 0.0, 0.5, 1.0, 0, 0)
+    run = gemjax.timeline([commit | {"ready": 0.25, "dispatch": 0.125}])
+    assert not run.measured
+    assert run.cycles["ready"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"num_workers": 3}, "of a run with 3 workers, but the run has 4"),
+        ({"devices": ["cpu:0"]}, "names 1 devices, but the run has 4 workers"),
+    ],
+)
+def test_a_log_of_another_number_of_workers_is_refused(change, wrong):
+    events = free(4, rounds=2)
+    with pytest.raises(ValueError, match=wrong):
+        gemjax.timeline([events[0] | change, *events[1:]], num_workers=4)
+
+
+def test_times_that_no_timeline_can_show_are_refused():
+    with pytest.raises(ValueError, match=r"times after 8\.8e"):
+        gemjax.timeline(cycle(0, 0, 0.0, 0.0, 0.5, 1e300, 0, 0))
+
+
+def test_a_long_run_takes_some_bytes_a_cycle_and_number():
+    """Read as a stream: neither the events nor rows of them are kept."""
+
+    def events(commits):
+        for commit in range(commits):
+            yield from cycle(0, commit, commit, commit, commit, commit, commit, 0)
+
+    tracemalloc.start()
+    run = gemjax.timeline(events(20_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(run.cycles["time"]) == 20_000
+    assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and some room.

@@ -12,6 +12,7 @@ from rich.console import Console
 from train import configs, scalars
 from train.builders.originals import DataError
 from train.config import DATASETS, Config
+from train.files import RecordError
 
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("train: interrupted", file=sys.stderr)
         return 130
-    except (UsageError, DataError, OSError, MemoryError) as error:
+    except (UsageError, DataError, RecordError, OSError, MemoryError) as error:
         message = (
             str(error).replace("manual_dir", "--manual-dir").replace("as data_dir", "as --data-dir")
             or "there is not enough memory"
@@ -82,6 +83,8 @@ def _train(argv: list[str]) -> int:
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     try:
         summary = train(config, folder, console)
+    except gemjax.CheckpointError as error:
+        raise UsageError(str(error)) from error
     except gemjax.RunFailedError as error:
         raise UsageError(f"the run failed: {error}") from error
     return 0 if summary["finished"] else 130

@@ -1,11 +1,14 @@
 """The picture of a run, drawn from what its folder holds."""
 
+import io
+
 from matplotlib.figure import Figure
 
 import gemjax
 from gemjax import eventlog
 from train import figures
 from train.config import Config
+from train.files import write_whole
 from train.runfolder import RunFolder
 
 
@@ -25,4 +28,6 @@ def draw_run(folder: RunFolder, config: Config) -> None:
         f"{config.dataset}: {config.method}, {config.workers} workers, learning rate {config.learning_rate:g}, "
         f"engine {config.engine}"
     )
-    figure.savefig(folder.picture, dpi=110)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
+    write_whole(folder.picture, png.getvalue())

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,9 +16,10 @@ from rich.console import Console
 import gemjax
 from gemjax import Summary, Timeline, Verdict, eventlog
 from gemjax.asynchrony import duration
+from gemjax.perfetto import chrome_trace_text
 from train import figures, page
 from train.config import Config, flag
-from train.files import write_whole
+from train.files import RecordError, write_whole
 from train.runfolder import RunFolder
 
 SIZE = (6.6, 4.0)
@@ -59,15 +59,16 @@ def write_report(folder: RunFolder) -> Verdict:
         there is no commit yet.
     """
     config = Config.load(folder.config)
-    events = list(eventlog.read(folder.events)) if folder.events.exists() else []
     try:
-        run = gemjax.timeline(events, config.workers)
+        run = gemjax.timeline(eventlog.read(folder.events) if folder.events.exists() else [], config.workers)
         summary = gemjax.summarise(run)
     except ValueError as error:
-        raise ValueError(f"{folder.events}: {error}") from error
+        named = str(error).startswith(str(folder.events))
+        raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
+    folder.check_length(summary, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
     pictures = draw(run, summary, metrics, folder.path / "figures")
-    write_whole(folder.timeline, json.dumps(gemjax.chrome_trace(_newest(run)), allow_nan=False))
+    write_whole(folder.timeline, chrome_trace_text(_newest(run)))
     write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, pictures))
     return verdict
 
@@ -83,6 +84,10 @@ def _newest(run: Timeline) -> Timeline:
 
 def draw(run: Timeline, summary: Summary, metrics: figures.Metrics, pngs: Path) -> list[page.Picture]:
     """All figures that the records have data for, each also as a PNG in `pngs`."""
+    if pngs.is_symlink():
+        raise RecordError(
+            f"{pngs} is a link to somewhere else; a report writes into its run's folder only: remove the link"
+        )
     pngs.mkdir(exist_ok=True)
     return [_render(*drawing, pngs) for drawing in _drawings(run, summary, metrics)]
 
@@ -126,8 +131,9 @@ def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path
     wide = name == "timeline"
     figure = Figure(figsize=(2 * SIZE[0], SIZE[1]) if wide else SIZE, layout="constrained")
     drawing(figure.add_subplot())
-    figure.savefig(pngs / f"{name}.png", dpi=130)
-    svg = io.BytesIO()
+    png, svg = io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", dpi=130)
+    write_whole(pngs / f"{name}.png", png.getvalue())
     with matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return page.Picture(name, caption, svg.getvalue(), wide)

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+import gemjax
 from gemjax import Checkpoints, RunState, Trace, eventlog
 from train.config import Config
+from train.files import RecordError
 
 RUNS = Path("runs")
 METRICS = ("commits", "time", "test_loss", "test_accuracy")  # What a line of metrics has at least.
@@ -74,7 +76,35 @@ class RunFolder:
 
     def finished(self, num_commits: int) -> bool:
         """Whether the run in this folder has made that many commits already, and has summed up."""
-        return self.summary.exists() and json.loads(self.summary.read_text())["commits"] >= num_commits
+        return self.summary.exists() and self.summed_up() >= num_commits
+
+    def summed_up(self) -> int:
+        """The commits that the run had made when it was summed up.
+
+        Raises:
+          RecordError: if `summary.json` does not say.
+        """
+        try:
+            commits = json.loads(self.summary.read_bytes())["commits"]
+            if type(commits) is not int:
+                raise TypeError(f"commits is {ascii(commits)[:60]}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RecordError(f"{self.summary} is not the summary of a run ({error!r}); delete it to go on") from error
+        return commits
+
+    def check_length(self, summary: gemjax.Summary, *, measured: bool) -> None:
+        """Refuses an event log that has fewer commits than the run when it was summed up: nothing else tells its end.
+
+        Raises:
+          RecordError: if it has.
+        """
+        # A simulation counts the commits that it did not apply, too.
+        found = summary.commits + (0 if measured else summary.dropped + summary.rejected)
+        if self.summary.exists() and found < (expected := self.summed_up()):
+            raise RecordError(
+                f"{self.events} has {found} commits, but the run had made {expected} when it was summed up: lines are missing "
+                "at its end"
+            )
 
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.checkpoints_path)
@@ -84,15 +114,38 @@ class RunFolder:
 
         It is written in the background; closing `checkpoints` waits for the last one.
         """
-        log.flush()
+        log.sync()  # Before the checkpoint that names its size; or a power cut might leave the one without the other.
+        _sync(self.metrics)
         sizes = {"events": self.events.stat().st_size, "metrics": _size(self.metrics)}
         checkpoints.save(state, trace, sizes, wait=False)
 
     def rewind(self, sizes: dict[str, int]) -> None:
-        """Cuts the records back to where the checkpoint was written."""
-        for path, size in ((self.events, sizes["events"]), (self.metrics, sizes["metrics"])):
-            if _size(path) > size:
-                os.truncate(path, size)
+        """Cuts the records back to where the checkpoint was written.
+
+        Raises:
+          RecordError: if they are not as long as that any more, or the checkpoint does not say how long they were.
+        """
+        records = {"events": self.events, "metrics": self.metrics}
+        for name, path in records.items():
+            size = sizes.get(name)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise RecordError(
+                    f"{self.checkpoints_path} does not say how long {path.name} was ({name} is {ascii(size)[:60]}), so this "
+                    "run cannot go on; begin anew in another folder"
+                )
+            if _size(path) < size:
+                raise RecordError(
+                    f"{path} has {_size(path)} bytes, but {size} when the checkpoint in {self.checkpoints_path} was written: "
+                    "lines are missing at its end; put the whole file back, or begin anew in another folder"
+                )
+            if not _ends_a_line(path, size):
+                raise RecordError(
+                    f"{path} was changed: no line ends where it ended when the checkpoint in {self.checkpoints_path} was "
+                    "written; put the file back, or begin anew in another folder"
+                )
+        for name, path in records.items():
+            if _size(path) > sizes[name]:
+                os.truncate(path, sizes[name])
 
     def add_metrics(self, **fields: Any) -> None:
         """Appends one line to `metrics.jsonl`."""
@@ -130,3 +183,18 @@ def _metrics(line: bytes, where: str) -> dict[str, float]:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _ends_a_line(path: Path, size: int) -> bool:
+    if size == 0:
+        return True
+    with open(path, "rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
+
+
+def _sync(path: Path) -> None:
+    """Has what was written to a file on disk; nothing if there is none."""
+    if path.exists():
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())

@@ -39,11 +39,12 @@ def hostile_events():
     events = free(rounds=12)
     events[0] |= {"devices": [HOSTILE, "gpu:1", "gpu:2", "gpu:3"], "central": HOSTILE}
     at = events[-1]["time"]
+    step = 1 + max(event["step"] for event in events if event["event"] == "commit" and event["worker"] == 3)
     return [
         *events,
-        {"event": "dispatch", "time": at, "worker": 3, "step": 99},
-        {"event": "fault", "time": at + 0.5, "worker": 3, "step": 99, "error": HOSTILE},
-        {"event": "retire", "time": at + 0.5, "worker": 3, "step": 99},
+        {"event": "dispatch", "time": at, "worker": 3, "step": step},
+        {"event": "fault", "time": at + 0.5, "worker": 3, "step": step, "error": HOSTILE},
+        {"event": "retire", "time": at + 0.5, "worker": 3, "step": step},
         {"event": "pause", "time": at + 1.0, "seconds": 0.25},
     ]
 
@@ -169,7 +170,11 @@ def test_many_workers_and_commits_fit_on_the_page(tmp_path):
     [
         ("events.jsonl", b"\x00\x01 no log", r"events\.jsonl, line 1: not an event"),
         ("events.jsonl", b"", r"events\.jsonl: the run has no applied commit"),
-        ("events.jsonl", b'{"event":"commit","time":1,"worker":9,"step":0,"pulled_at":0}\n', "the run has 4 workers"),
+        (
+            "events.jsonl",
+            b'{"event":"commit","time":1,"worker":9,"step":0,"pulled_at":0,"staleness":0}\n',
+            "the run has 4 workers",
+        ),
         ("metrics.jsonl", b"[]\n", r"metrics\.jsonl, line 1: not metrics of a run: expected an object of numbers"),
         (
             "metrics.jsonl",
@@ -189,6 +194,48 @@ def test_a_damaged_record_is_answered_in_one_line(tmp_path, capsys, name, conten
     assert re.search(wrong, error)
     assert error.count("\n") == 1
     assert not folder.report.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (
+            {"num_workers": 5, "devices": list("abcde")},
+            r"events\.jsonl: it is of a run with 5 workers, but the run has 4",
+        ),
+        ({"devices": ["cpu:0"]}, r"events\.jsonl, line 1: .*it names 1 devices for 4 workers"),
+        ({"num_workers": 2**31 - 1, "devices": []}, r"events\.jsonl, line 1: .*num_workers is 2147483647"),
+        ({"time": 1e303}, r"events\.jsonl, line 1: .*time is 1e\+303"),
+    ],
+)
+def test_a_log_of_another_run_is_answered_in_one_line(tmp_path, capsys, change, wrong):
+    events = free(rounds=4)
+    events[0] |= change
+    folder = make_run(tmp_path / "run", events)
+    assert cli.main(["report", str(folder.path)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(wrong, error)
+    assert error.count("\n") == 1
+
+
+def test_a_log_that_lost_its_end_is_not_reported_on(tmp_path, capsys):
+    folder = make_run(tmp_path / "run", free(rounds=4))
+    for made, wrong in (
+        ('{"commits": 17}', "has 16 commits, but the run had made 17 when"),
+        ("[]", "is not the summary"),
+    ):
+        folder.summary.write_text(made)
+        assert cli.main(["report", str(folder.path)]) == 2
+        assert wrong in capsys.readouterr().err
+
+
+def test_figures_are_not_written_through_a_link(tmp_path, capsys):
+    folder, elsewhere = make_run(tmp_path / "run", free(rounds=4)), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder.path / "figures").symlink_to(elsewhere)
+    assert cli.main(["report", str(folder.path)]) == 2
+    assert "figures is a link to somewhere else" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
 
 
 def test_metrics_cut_short_by_a_crash_are_read_up_to_there(tmp_path):

@@ -1,0 +1,100 @@
+"""What an event of a run is: its fields and their kinds, out of one line of a log that is never trusted."""
+
+import json
+import sys
+from typing import Any
+
+EVENTS = (
+    "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "hang", "late", "join", "leave", "end",
+    "pause", "idle",
+)  # fmt: skip
+ARRIVALS = ("commit", "drop", "reject")  # What becomes of a gradient that gets to the centre.
+
+# Fields that an event cannot do without besides its time, and kinds of fields; whatever else was measured is a number or
+# null.
+_CYCLE = ("worker", "step")
+NEEDED = {
+    "dispatch": _CYCLE,
+    "ready": _CYCLE,
+    "commit": (*_CYCLE, "pulled_at", "staleness"),
+    "drop": (*_CYCLE, "pulled_at", "staleness"),
+    "reject": (*_CYCLE, "pulled_at", "staleness"),
+    "fault": _CYCLE,
+    "retire": ("worker",),
+    "hang": _CYCLE,
+    "late": _CYCLE,
+    "join": ("worker",),
+    "leave": ("worker",),
+    "end": ("worker",),
+    "pause": ("seconds",),
+    "idle": ("seconds",),
+}
+KINDS = {"event": "text", "time": "time", "draw": "count"} | dict.fromkeys(NEEDED["commit"], "count")
+KINDS_OF = {
+    "start": KINDS | {"num_workers": "count", "commits": "count", "devices": "list of names", "central": "text"},
+    "ready": KINDS | {"began": "time"},
+    "fault": KINDS | {"error": "text"},
+    "pause": KINDS | {"seconds": "time"},
+    "idle": KINDS | {"seconds": "time"},
+}
+FOREIGN = {"dispatch", "dispatched", "began", "ready"}  # Times of a cycle that other events tell, not its last one.
+LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
+LATEST = 2.0**43  # Seconds, or units of virtual time: its microseconds are integers of 64 bits.
+MOST_WORKERS = 1 << 20
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """The event that a line holds.
+
+    Raises:
+      ValueError: if it holds none: the message says what is wrong.
+    """
+    if len(line) >= LONGEST_LINE:
+        raise ValueError(f"it is longer than {LONGEST_LINE} bytes")
+    try:
+        record = _DECODE(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"it is a JSON {type(record).__name__}, expected an object")
+    event = record.get("event")
+    if not isinstance(event, str) or event not in EVENTS:
+        raise ValueError(f"event is {event!r}, expected one of {', '.join(EVENTS)}")
+    for field in ("time", *NEEDED.get(event, ())):
+        if field not in record:
+            raise ValueError(f"a {event} has a {field}, and this one has none")
+    kinds = KINDS_OF.get(event, KINDS)
+    for field, value in record.items():
+        kind = kinds.get(field, "number or null")
+        if not _is(kind, value):
+            # As Python writes it: a name may hold what a terminal obeys.
+            named = field if field.isidentifier() else ascii(field)[:60]
+            raise ValueError(f"{named} is {ascii(value)[:60]}, expected a {kind}")
+    if event in ARRIVALS and not FOREIGN.isdisjoint(record):
+        raise ValueError(f"a {event} does not tell its times of {' and '.join(sorted(FOREIGN & record.keys()))}")
+    return record
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind == "text":
+        return isinstance(value, str)
+    if kind == "list of names":
+        return isinstance(value, list) and all(isinstance(name, str) for name in value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+    if kind == "count":
+        return number and isinstance(value, int) and 0 <= value < 2**31
+    if kind == "time":
+        return number and 0 <= value <= LATEST
+    return number or value is None or isinstance(value, bool)
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_LARGEST = sys.float_info.max
+_DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
