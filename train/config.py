@@ -29,6 +29,7 @@ Method = Literal[
     "dana_zero",
     "dana_dc",
     "dc_asgd",
+    "dc_momentum_asgd",
     "gap_aware",
     "gap_aware_adam",
     "dana_ga",
@@ -42,6 +43,7 @@ Method = Literal[
     "agn",
     "easgd",
     "lsgd",
+    "outer_nesterov",
     "delayed_nesterov",
     "diloco",
     "momentum_lookahead",
@@ -53,13 +55,14 @@ LOCAL = (
     "agn",
     "easgd",
     "lsgd",
+    "outer_nesterov",
     "delayed_nesterov",
     "diloco",
     "momentum_lookahead",
     "heloco",
 )
 # Methods with a number of their own that says how strongly they act.
-STRONG = ("dc_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
+STRONG = ("dc_asgd", "dc_momentum_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
 PULLS = ("easgd", "eamsgd", "lsgd")  # Of these, those that pull towards a point: beyond it with more than 1.
 # What else a flag needs to act.
 NEEDS = {
@@ -67,12 +70,13 @@ NEEDS = {
     "reading": ("method", ("gem",)),
     "variant": ("method", ("dc_asgd",)),
     "cluster": ("engine", ("simulate",)),
+    "dynamic_periods": ("cluster", ("tiered",)),
     **dict.fromkeys(
         ("central", "central_devices", "worker_devices", "max_staleness", "quorum", "deadline"),
         ("engine", ("devices",)),
     ),
 }
-Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
+Cluster = Literal["homogeneous", "heterogeneous", "round_robin", "barrier", "tiered"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Config:
     """Momentum, for the methods that have one; in [0, 1)."""
     period: int = 1
     """Local steps of a worker from one commit to the next, for the methods that have them (`downpour`, `easgd`, `lsgd`, …)."""
+    dynamic_periods: bool = False
+    """Slower workers take fewer local steps, so that all commit equally often (`--cluster tiered` only)."""
     local_momentum: float = 0.0
     """Nesterov momentum of local steps, in [0, 1); the worker's own."""
     outer_learning_rate: float | None = None
@@ -105,7 +111,7 @@ class Config:
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
     strength: float | None = None
-    """λ of `dc_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of `one_step_delay`; the published
+    """λ of `dc_asgd`, `dc_momentum_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of `one_step_delay`; the published
     one if not given."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
@@ -132,7 +138,8 @@ class Config:
     seed: int = 0
     """Decides initial parameters, shuffles, dropout masks and simulated arrivals."""
     cluster: Cluster = "homogeneous"
-    """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means, or in turn."""
+    """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means; in turn;
+    `barrier`: equal means, and all wait for each other; `tiered`: full, 3/4, half and quarter speed, worker by worker."""
     central: Literal["auto", "dedicated", "host", "colocated"] = "auto"
     """Where the central variable lives (`--engine devices` only)."""
     central_devices: int = 1
@@ -195,7 +202,7 @@ class Config:
                     f"{flag(name)} acts only with {flag(other)} {' or '.join(values)}; {flag(other)} is {getattr(self, other)}"
                 )
         if self.method not in LOCAL:
-            for name in ("period", "local_momentum", "outer_learning_rate"):
+            for name in ("period", "dynamic_periods", "local_momentum", "outer_learning_rate"):
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                     raise ValueError(
                         f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {self.method}"
