@@ -111,8 +111,8 @@ class Config:
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
     strength: float | None = None
-    """λ of `dc_asgd`, `dc_momentum_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of `one_step_delay`; the published
-    one if not given."""
+    """λ of `dc_asgd`, `dc_momentum_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of
+    `one_step_delay`; the published one if not given."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"

@@ -49,7 +49,8 @@ class Reproduce:
     claims: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CLAIM")] = ()
     """Claims to check, by name; `all` for every one."""
     scale: Scale = "small"
-    """`small` takes minutes and judges directions; `full` is the paper's setting; `cpu`, which some claims have, about an hour."""
+    """`small` takes minutes and judges directions; `full` is the paper's setting; `cpu`, which some claims have, takes
+    about an hour."""
     processes: int | None = None
     """Runs side by side, a process each; one for each core if not given, a single one on an accelerator."""
     data_dir: str | None = None

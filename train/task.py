@@ -89,7 +89,9 @@ def make_task(config: Config) -> Task:
         batches=batches,
         evaluate=evaluate_now,
         train_loss=train_loss,
-        num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / pace.mean_period(config)))),
+        num_commits=max(
+            1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / pace.mean_period(config)))
+        ),
         params_of=lambda seed: begin(seed)[0],
         batches_of=batches_of,
     )

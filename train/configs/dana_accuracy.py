@@ -23,6 +23,8 @@ Deviations:
   6. The last rows of an epoch that fill no batch are left out: 390 commits an epoch for 391.
 """
 
+from typing import Any
+
 from train.claim import Claim, Run, Statement, over_seeds
 from train.config import Config, Method
 from train.configs.cifar_setting import CIFAR10, CPU, CPU_NETWORK, DIGITS, percent, shared
@@ -62,7 +64,7 @@ def runs(base: Config, epochs: float, workers, seeds, **changes) -> list[Run]:
     rows = over_seeds(BASELINE, one, seeds=seeds)
     for series, method in METHODS.items():
         for count in workers:
-            own = dict(changes, learning_rate=1.0) if method == "yellowfin" else changes
+            own: dict[str, Any] = changes | {"learning_rate": 1.0} if method == "yellowfin" else changes
             config = shared(base, method, count, epochs, **own)
             rows += over_seeds(series, config, seeds=seeds, diagnostics=("gap",) if count == GAP_AT else ())
     return rows
@@ -71,7 +73,8 @@ def runs(base: Config, epochs: float, workers, seeds, **changes) -> list[Run]:
 def judge(measured) -> list[Statement]:
     points = measured.points("DANA-DC")
     reached = {
-        series: [measured.mean("test_accuracy", series, n) for n in points] for series in (*OURS, *OTHERS, "LWP", "ASGD")
+        series: [measured.mean("test_accuracy", series, n) for n in points]
+        for series in (*OURS, *OTHERS, "LWP", "ASGD")
     }
     one = measured.mean("test_accuracy", BASELINE, 1)
     near = 0.015 if measured.full else 0.05
@@ -100,7 +103,9 @@ def judge(measured) -> list[Statement]:
         Statement(
             "the better DANA is ahead of every other method with a momentum at each number of workers, to half a point",
             all(
-                max(reached[ours][k] for ours in OURS) >= max(reached[other][k] for other in (*OTHERS, "LWP")) - 0.005 > 0
+                max(reached[ours][k] for ours in OURS)
+                >= max(reached[other][k] for other in (*OTHERS, "LWP")) - 0.005
+                > 0
                 for k in range(len(points))
             ),
             "; ".join(f"{series} {percent(reached[series])}" for series in (*OURS, *OTHERS, "LWP")),
@@ -121,9 +126,11 @@ def judge(measured) -> list[Statement]:
 
 
 def _published(measured, series: str) -> str:
-    return percent([*PAPER["test_accuracy"].get(series, {}).values()]) if measured.full and series in PAPER[
-        "test_accuracy"
-    ] else ""
+    return (
+        percent([*PAPER["test_accuracy"].get(series, {}).values()])
+        if measured.full and series in PAPER["test_accuracy"]
+        else ""
+    )
 
 
 def draw(figure, measured) -> None:
@@ -140,8 +147,8 @@ def draw(figure, measured) -> None:
     claim_plots.log_axis(right)
 
 
-FULL = {"warmup_epochs": 5.0, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}
-SHORT = {"warmup_epochs": 0.5, "decay_epochs": (4.0, 6.0), "weight_decay": 1e-4}
+FULL: dict[str, Any] = {"warmup_epochs": 5.0, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}
+SHORT: dict[str, Any] = {"warmup_epochs": 0.5, "decay_epochs": (4.0, 6.0), "weight_decay": 1e-4}
 CLAIM = Claim(
     name="dana_accuracy",
     title="DANA keeps one worker's accuracy where other asynchronous momenta fail",

@@ -30,9 +30,7 @@ AT = dana_accuracy.GAP_AT
 
 
 def _runs(base: Config, epochs: float, seeds, **changes) -> list[Run]:
-    known = [
-        run for run in dana_accuracy.runs(base, epochs, (AT,), seeds, **changes) if run.series in SERIES
-    ]
+    known = [run for run in dana_accuracy.runs(base, epochs, (AT,), seeds, **changes) if run.series in SERIES]
     zero = over_seeds(ZERO, shared(base, "dana_zero", AT, epochs, **changes), seeds=seeds, diagnostics=("gap",))
     return sorted([*known, *zero], key=lambda run: (*SERIES, ZERO).index(run.series))
 

@@ -18,12 +18,14 @@ Deviations:
   4. The first compensation of a worker is against the initial parameters (the authors' code: against zero).
 """
 
+from typing import Any
+
 from train.claim import Claim, Run, Statement, over_seeds
 from train.config import Config
 from train.configs.cifar_setting import CIFAR10, CPU, CPU_NETWORK, DIGITS, percent, shared
 
 ONE = "SGD, one worker"
-SERIES: dict[str, dict] = {
+SERIES: dict[str, dict[str, Any]] = {
     "ASGD": {"method": "asgd"},
     "DC-ASGD-c": {"method": "dc_asgd", "variant": "constant", "strength": 0.04},
     "DC-ASGD-a": {"method": "dc_asgd", "variant": "adaptive", "strength": 2.0},
@@ -51,7 +53,9 @@ def judge(measured) -> list[Statement]:
     points = measured.points("ASGD")
     errors = {series: [1 - measured.mean("test_accuracy", series, n) for n in points] for series in SERIES}
     one = 1 - measured.mean("test_accuracy", ONE, 1)
-    paper = {series: percent([*values.values()]) if measured.full else "" for series, values in PAPER["test_error"].items()}
+    paper = {
+        series: percent([*values.values()]) if measured.full else "" for series, values in PAPER["test_error"].items()
+    }
     shown = {series: f"{percent(values)}, SGD {percent([one])}" for series, values in errors.items()}
     plain, constant, adaptive = errors.values()
     statements = [
@@ -110,8 +114,8 @@ def draw(figure, measured) -> None:
     claim_plots.log_axis(right)
 
 
-LONG = {"learning_rate": 0.5, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}
-SHORT = {"learning_rate": 0.5, "decay_epochs": (5.0, 7.5), "weight_decay": 1e-4}
+LONG: dict[str, Any] = {"learning_rate": 0.5, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}
+SHORT: dict[str, Any] = {"learning_rate": 0.5, "decay_epochs": (5.0, 7.5), "weight_decay": 1e-4}
 CLAIM = Claim(
     name="dc_asgd_table",
     title="Delay compensation wins back what staleness costs",
@@ -119,7 +123,7 @@ CLAIM = Claim(
     runs={
         "full": _runs(CIFAR10, 160.0, range(3), **LONG),
         "cpu": _runs(CPU, 10.0, range(3), **SHORT),
-        "small": _runs(DIGITS, 10.0, (0,), learning_rate=0.5),
+        "small": _runs(DIGITS, 10.0, (0,), learning_rate=0.15),
     },
     judge=judge,
     draw=draw,
