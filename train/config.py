@@ -76,7 +76,7 @@ NEEDS = {
         ("engine", ("devices",)),
     ),
 }
-Cluster = Literal["homogeneous", "heterogeneous", "round_robin", "barrier", "tiered"]
+Cluster = Literal["homogeneous", "heterogeneous", "round_robin", "tiered", "tiered_barrier"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Config:
     """Decides initial parameters, shuffles, dropout masks and simulated arrivals."""
     cluster: Cluster = "homogeneous"
     """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means; in turn;
-    `barrier`: equal means, and all wait for each other; `tiered`: full, 3/4, half and quarter speed, worker by worker."""
+    `tiered`: full, 3/4, half and quarter speed, worker by worker; `tiered_barrier`: these, and all wait for the slowest."""
     central: Literal["auto", "dedicated", "host", "colocated"] = "auto"
     """Where the central variable lives (`--engine devices` only)."""
     central_devices: int = 1

@@ -3,7 +3,7 @@
 from typing import Any
 
 TIERS = (1.0, 0.75, 0.5, 0.25)
-"""Speeds of the workers of a `tiered` cluster, in turn."""
+"""Speeds of the workers of a `tiered` cluster, worker by worker."""
 
 
 def speeds(config: Any) -> tuple[float, ...]:
@@ -13,7 +13,7 @@ def speeds(config: Any) -> tuple[float, ...]:
     >>> speeds(Config(engine="simulate", workers=5, cluster="tiered"))
     (1.0, 0.75, 0.5, 0.25, 1.0)
     """
-    tiered = config.cluster == "tiered"
+    tiered = config.cluster in ("tiered", "tiered_barrier")
     return tuple(TIERS[worker % len(TIERS)] if tiered else 1.0 for worker in range(config.workers))
 
 

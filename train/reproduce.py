@@ -288,7 +288,8 @@ def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     processes = asked.processes or Processes.usual()
     seconds = left / _speed(known, claim, asked.scale, total, processes)
     _say(console, f"{claim.name} ({asked.scale}): {len(runs)} runs of {total:,} commits in all, {len(known)} done")
-    _say(console, f"left: {left:,} commits, about {seconds / 60:.0f} min with {processes} processes")
+    more = "; then more runs, by what these measure" if claim.then is not None else ""
+    _say(console, f"left: {left:,} commits, about {seconds / 60:.0f} min with {processes} processes{more}")
     for place in dict.fromkeys((run.series, run.point) for run in missing):
         here = [run for run in missing if (run.series, run.point) == place]
         seeds = f"{len(here)} seed{'s' if len(here) > 1 else ''}"
@@ -307,7 +308,7 @@ def _speed(known: dict[Run, Record], claim: Claim, scale: Scale, total: int, pro
 def _listed() -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("claim", "what", "small (min)", "cpu (min)", "full (min)"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "claim")
     for name in configs.CLAIMS:
         claim = configs.claim(name)
         minutes = [

@@ -155,12 +155,12 @@ def cluster(config: Config) -> arrivals.Arrivals:
         config.workers, batch_variation=0.1 / config.period**0.5, mean=float(config.period),
         machine_variation=0.6 if config.cluster == "heterogeneous" else 0.0,
     )  # fmt: skip
-    if config.cluster == "tiered":
+    if config.cluster in ("tiered", "tiered_barrier"):
         periods = pace.periods(config)
         counts = [periods] * config.workers if isinstance(periods, int) else periods
         speeds = [speed * config.period / count for speed, count in zip(pace.speeds(config), counts, strict=True)]
-        return arrivals.Scaled(model, speeds)
-    return arrivals.Barrier(model) if config.cluster == "barrier" else model
+        model = arrivals.Scaled(model, speeds)
+    return arrivals.Barrier(model) if config.cluster == "tiered_barrier" else model
 
 
 def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.Checkpoints):

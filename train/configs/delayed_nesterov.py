@@ -17,10 +17,9 @@ Deviations:
   1. Local steps are SGD with Nesterov's momentum 0.9 (the paper: AdamW, 2e-4).
   2. All workers draw from the whole text; the paper's have shards of their own. It has a grace period in which commits are
      gathered; these are applied one by one.
-  3. The synchronous run has workers of equal speed, where a barrier costs least; the paper's waits for its slowest.
-  4. A commit of the runs with every commit's momentum, and of those without, has the rate 0.7 √N / N, and in one more series
+  3. A commit of the runs with every commit's momentum, and of those without, has the rate 0.7 √N / N, and in one more series
      a tenth of that, as the authors' notebook has it.
-  5. Runs are compared after the same number of gradients, not commits: dynamic local updates make more commits of fewer.
+  4. Runs are compared after the same number of gradients, not commits: dynamic local updates make more commits of fewer.
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ SYNC, PLAIN, NESTEROV, TENTH, DELAYED, DYNAMIC = (
 WORKERS = 4
 RATE = 0.7
 SERIES: dict[str, dict[str, Any]] = {
-    SYNC: {"method": "diloco", "outer_learning_rate": RATE, "cluster": "barrier"},
+    SYNC: {"method": "diloco", "outer_learning_rate": RATE, "cluster": "tiered_barrier"},
     PLAIN: {"method": "outer_nesterov", "momentum": 0.0, "outer_learning_rate": RATE * WORKERS**-0.5},
     NESTEROV: {"method": "outer_nesterov", "outer_learning_rate": RATE * WORKERS**-0.5},
     TENTH: {"method": "outer_nesterov", "outer_learning_rate": 0.1 * RATE * WORKERS**-0.5},
@@ -92,9 +91,14 @@ def judge(measured) -> list[Statement]:
             paper,
         ),
         Statement(
-            "dynamic local updates do not take it further from the synchronous run",
+            "dynamic local updates do not make delayed Nesterov worse",
             loss[DYNAMIC] <= 1.005 * loss[DELAYED] < float("inf"),
-            f"{words([loss[DYNAMIC]])} against {words([loss[DELAYED]])}; virtual times {words([*time.values()])}",
+            f"{words([loss[DYNAMIC]])} against {words([loss[DELAYED]])}",
+        ),
+        Statement(
+            "and the same gradients take less than half of the synchronous run's time",
+            0 < time[DYNAMIC] < 0.5 * time[SYNC],
+            f"{words([time[DYNAMIC]])} against {words([time[SYNC]])}",
         ),
     ]
 
@@ -134,7 +138,7 @@ CLAIM = Claim(
         "full": _runs(TEXT, range(3)),
         "cpu": _runs(dataclasses.replace(TEXT, depth=2, width=0.5, period=20, epochs=10.0), (0, 1)),
         "small": _runs(
-            dataclasses.replace(TEXT, dataset="digits", batch_size=32, learning_rate=0.02, period=10, epochs=6.0), (0,)
+            dataclasses.replace(TEXT, dataset="digits", batch_size=32, learning_rate=0.005, period=10, epochs=6.0), (0,)
         ),
     },
     judge=judge,
