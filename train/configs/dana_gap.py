@@ -99,7 +99,7 @@ CLAIM = Claim(
     runs={
         "full": _runs(CIFAR10, 160.0, range(5), learning_rate=0.1, **dana_accuracy.FULL),
         "cpu": _runs(CPU, 8.0, (0,), learning_rate=0.1, **dana_accuracy.SHORT),
-        "small": _runs(DIGITS, 20.0, (0,), learning_rate=0.05, warmup_epochs=2.0),
+        "small": _runs(DIGITS, 20.0, (0,), learning_rate=0.01, warmup_epochs=2.0),
     },
     judge=judge,
     draw=draw,
