@@ -36,7 +36,7 @@ OURS = ("DANA-DC", "DANA-Slim")
 def gaps(claim, scale, sizes, curve=(1.0, 0.01)):
     def diagnostics(series, n):
         one = {"median": sizes.get(series, sizes["ASGD"]), "time": [1.0, 2.0], "curve": list(curve)}
-        return {"gap": one}
+        return {"gap": one, "normalised_gap": one}
 
     return measured(claim, scale, lambda series, n: 0.1, diagnostics=diagnostics)
 
