@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from train import pace
 from train.config import Config
 
 if TYPE_CHECKING:  # Claims are listed and planned without drawing.
@@ -16,8 +17,9 @@ if TYPE_CHECKING:  # Claims are listed and planned without drawing.
 
     from train.measured import Measured
 
-Scale = Literal["small", "full"]
-SCALES: tuple[Scale, ...] = ("small", "full")
+Scale = Literal["small", "cpu", "full"]
+SCALES: tuple[Scale, ...] = ("small", "cpu", "full")
+REQUIRED: tuple[Scale, ...] = ("small", "full")
 Verdict = Literal["held", "held in part", "did not hold"]
 
 # Fields of a configuration that change no number of a simulated run.
@@ -112,12 +114,15 @@ class Claim:
       title: one line, what is claimed.
       source: the paper and figure.
       runs: for each scale, what is run: `"full"` is the paper's setting, `"small"` takes minutes on two cores and needs no
-        files from elsewhere.
+        files from elsewhere; `"cpu"`, where the paper's setting would take days there, about an hour.
       paper: published numbers by quantity, series and point (`{"train_loss": {"GEM": {5: 0.075}}}`).
       read_off: whether those were read off a figure, so are approximate.
       judge: a pure function of what was measured; the statements, each held or not. It can ask for `measured.scale`.
       draw: draws what was measured, beside the published numbers at full scale, into an empty figure.
-      minutes: for each scale, what it took on two CPU cores.
+      minutes: for each scale, what it took on two CPU cores, or would take by the speed of its first commits.
+      setting: for each scale whose setting is not the paper's, what it is, in a few words; stands in tables and pictures.
+      paper_note: where the published numbers are from and how sure they are, if that is not simply the paper.
+      then: further runs that depend on what the first ones measured (rates chosen on one seed, reported on others).
     """
 
     name: str
@@ -129,11 +134,14 @@ class Claim:
     paper: Mapping[str, Mapping[str, Mapping[Any, float]]] = dataclasses.field(default_factory=dict)
     read_off: bool = True
     minutes: Mapping[Scale, float] = dataclasses.field(default_factory=dict)
+    setting: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
+    paper_note: str = ""
+    then: Callable[[Measured], Sequence[Run]] | None = None
 
     def __post_init__(self):
-        if missing := set(SCALES) - set(self.runs):
+        if missing := set(REQUIRED) - set(self.runs):
             raise ValueError(f"the claim {self.name} has no runs at scale {', '.join(sorted(missing))}")
-        for scale in SCALES:
+        for scale in self.runs:
             if not self.runs[scale]:
                 raise ValueError(f"the claim {self.name} has no runs at scale {scale}")
             seen: dict[tuple, Run] = {}
@@ -161,7 +169,7 @@ def num_commits(config: Config, rows: int) -> int:
     4685
     """
     steps = rows // min(config.batch_size, rows)
-    return max(1, math.ceil(config.workers * config.epochs * steps / config.period))
+    return max(1, math.ceil(config.workers * config.epochs * steps / pace.mean_period(config)))
 
 
 def over_seeds(

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from train import pace
 from train.measured import Measured
 
 MARKERS = "osD^vP*X"
@@ -114,7 +115,7 @@ def curve(
     """A curve along the run, mean over seeds; `per` is what the horizontal axis counts: `worker` steps or data `epoch`s."""
     commits, values = measured.curve(what, series, point, kind)
     config = next(run.config for run, _ in measured.records if (run.series, run.point) == (series, point))
-    over = config.workers if per == "worker" else measured.steps_per_epoch(series, point) / config.period
+    over = config.workers if per == "worker" else measured.steps_per_epoch(series, point) / pace.mean_period(config)
     factor = 100.0 if what == "test_accuracy" else 1.0
     axes.plot(commits / over, factor * values, label=label or series, lw=1.3, **style)
     axes.set(

@@ -28,6 +28,7 @@ Method = Literal[
     "dana_zero",
     "dana_dc",
     "dc_asgd",
+    "dc_momentum_asgd",
     "gap_aware",
     "gap_aware_adam",
     "dana_ga",
@@ -41,12 +42,13 @@ Method = Literal[
     "agn",
     "easgd",
     "lsgd",
+    "outer_nesterov",
     "delayed_nesterov",
     "diloco",
     "momentum_lookahead",
     "heloco",
 ]
-Cluster = Literal["homogeneous", "heterogeneous", "round_robin"]
+Cluster = Literal["homogeneous", "heterogeneous", "round_robin", "tiered", "tiered_barrier"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Config:
     """Momentum, for the methods that have one; in [0, 1)."""
     period: int = 1
     """Local steps of a worker from one commit to the next, for the methods that have them (`downpour`, `easgd`, `lsgd`, …)."""
+    dynamic_periods: bool = False
+    """Slower workers take fewer local steps, so that all commit equally often (`--cluster tiered` only)."""
     local_momentum: float = 0.0
     """Nesterov momentum of local steps, in [0, 1); the worker's own."""
     outer_learning_rate: float | None = None
@@ -79,8 +83,8 @@ class Config:
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
     strength: float | None = None
-    """λ of `dc_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of `one_step_delay`; the published
-    one if not given."""
+    """λ of `dc_asgd`, `dc_momentum_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of
+    `one_step_delay`; the published one if not given."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"
@@ -106,7 +110,8 @@ class Config:
     seed: int = 0
     """Decides initial parameters, shuffles, dropout masks and simulated arrivals."""
     cluster: Cluster = "homogeneous"
-    """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means, or in turn."""
+    """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means; in turn;
+    `tiered`: full, 3/4, half and quarter speed, worker by worker; `tiered_barrier`: these, and all wait for the slowest."""
     central: Literal["auto", "dedicated", "host", "colocated"] = "auto"
     """Where the central variable lives (`--engine devices` only)."""
     central_devices: int = 1

@@ -1,7 +1,7 @@
 """What the runs of a claim measured: means and intervals over seeds, by series and point."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,10 @@ class Measured:
     def full(self) -> bool:
         """Whether this is the paper's setting, so that its numbers can be compared."""
         return self.scale == "full"
+
+    def where(self, keep: Callable[[Run], bool]) -> "Measured":
+        """The same of those runs alone that `keep` says."""
+        return Measured(self.scale, [(run, record) for run, record in self.records if keep(run)])
 
     @property
     def series(self) -> list[str]:

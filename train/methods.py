@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 import gemjax
-from train import schedules
+from train import pace, schedules
 from train.config import Config, Method
 from train.ranges import LOCAL
 
@@ -25,6 +25,7 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "dana_zero": lambda c: gemjax.dana_zero(c.learning_rate, c.momentum, c.workers),
     "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers, **_strength(c)),
     "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers, variant=c.variant, **_strength(c)),
+    "dc_momentum_asgd": lambda c: _dc_momentum(c),
     "gap_aware": lambda c: gemjax.gap_aware(c.learning_rate, c.momentum, c.workers),
     "gap_aware_adam": lambda c: gemjax.gap_aware_adam(c.learning_rate, c.workers),
     "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
     "agn": lambda c: gemjax.agn(_outer(c, 1.0), c.workers),
     "easgd": lambda c: gemjax.easgd(_outer(c, 1.0), c.workers, **_strength(c)),
     "lsgd": lambda c: gemjax.lsgd(_outer(c, 1.0), c.workers, **_strength(c)),
+    "outer_nesterov": lambda c: gemjax.delayed_nesterov(_outer(c, 0.07), c.momentum, c.workers, buffer_size=1),
     "delayed_nesterov": lambda c: gemjax.delayed_nesterov(_outer(c, 0.07), c.momentum, c.workers),
     "diloco": lambda c: gemjax.diloco(_outer(c, 0.7), c.momentum, c.workers),
     "momentum_lookahead": lambda c: gemjax.momentum_lookahead(_outer(c, 0.7), c.momentum, c.workers),
@@ -48,6 +50,13 @@ METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
 def _strength(config: Config) -> dict[str, Any]:
     """The strength of a method that has one, if it is given."""
     return {} if config.strength is None else {"strength": config.strength}
+
+
+def _dc_momentum(config: Config) -> optax.GradientTransformation:
+    """Delay compensation in front of one momentum for all, which DANA's experiments call DC-ASGD."""
+    compensate = gemjax.compensate_delay(2.0 if config.strength is None else config.strength)
+    momentum = optax.sgd(config.learning_rate, config.momentum)
+    return gemjax.asynchronous(optax.chain(compensate, momentum), config.workers)
 
 
 def _outer(config: Config, published: float) -> float:
@@ -83,7 +92,7 @@ def local_steps(config: Config, steps_per_epoch: float = 1.0) -> gemjax.LocalSte
     momentum = config.local_momentum or None
     rate = schedules.rate(config, steps_per_epoch / config.workers)
     tx = _decayed(config, optax.sgd(rate, momentum, nesterov=bool(momentum)))
-    return gemjax.LocalSteps(tx, config.period)
+    return gemjax.LocalSteps(tx, pace.periods(config))
 
 
 def _decayed(config: Config, tx: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -14,13 +14,14 @@ LOCAL = (
     "agn",
     "easgd",
     "lsgd",
+    "outer_nesterov",
     "delayed_nesterov",
     "diloco",
     "momentum_lookahead",
     "heloco",
 )
 # Methods with a number of their own that says how strongly they act.
-STRONG = ("dc_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
+STRONG = ("dc_asgd", "dc_momentum_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
 PULLS = ("easgd", "eamsgd", "lsgd")  # Of these, those that pull towards a point: beyond it with more than 1.
 # What else a flag needs to act.
 NEEDS = {
@@ -28,6 +29,7 @@ NEEDS = {
     "reading": ("method", ("gem",)),
     "variant": ("method", ("dc_asgd",)),
     "cluster": ("engine", ("simulate",)),
+    "dynamic_periods": ("cluster", ("tiered",)),
     **dict.fromkeys(
         ("central", "central_devices", "worker_devices", "max_staleness", "quorum", "grace", "deadline", "retries"),
         ("engine", ("devices",)),
@@ -76,7 +78,7 @@ def check(config: "Config") -> None:
                 f"{flag(name)} acts only with {flag(other)} {' or '.join(values)}; {flag(other)} is {getattr(config, other)}"
             )
     if config.method not in LOCAL:
-        for name in ("period", "local_momentum", "outer_learning_rate"):
+        for name in ("period", "dynamic_periods", "local_momentum", "outer_learning_rate"):
             if getattr(config, name) != type(config).__dataclass_fields__[name].default:
                 raise ValueError(
                     f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {config.method}"

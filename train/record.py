@@ -26,7 +26,8 @@ CHUNK = 1024  # Arrivals a compiled call.
 # What a task does not depend on: the same data and network serve runs that differ in these only.
 METHODICAL = (
     "method", "workers", "epochs", "learning_rate", "momentum", "kappa", "strength", "reading", "variant", "period",
-    "local_momentum", "outer_learning_rate", "cluster", "seed", "weight_decay", "warmup_epochs", "decay_epochs", "decay_factor",
+    "dynamic_periods", "local_momentum", "outer_learning_rate", "cluster", "seed", "weight_decay", "warmup_epochs",
+    "decay_epochs", "decay_factor",
 )  # fmt: skip
 
 
@@ -127,8 +128,14 @@ class _Watcher:
             self._speed = (progress.commits - self._began[0]) / (now - self._began[1])
         evaluated = self.evaluated[-1][0] if self.evaluated else 0
         if progress.commits in self.evaluations and progress.commits > evaluated:
-            self.evaluated.append((progress.commits, *self.task.evaluate(progress.params, progress.model_state)))
+            self.evaluated.append((progress.commits, *self.task.evaluate(self._judged(progress), progress.model_state)))
         return progress.commits >= self.until
+
+    def _judged(self, progress: gemjax.Progress) -> Any:
+        """The parameters that are evaluated: the central ones, or as LSGD's authors do the average of its workers'."""
+        if self.run.config.method == "lsgd":
+            return gemjax.average_position(progress.state().opt_state)
+        return progress.params
 
     def conclude(self, begin: float) -> dict[str, Any]:
         """What is kept of the run, given its training loss before the first commit."""

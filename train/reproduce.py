@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from train import cli, configs, interrupts
-from train.claim import Claim, Run, Scale, Statement, num_commits, verdict
+from train.claim import SCALES, Claim, Run, Scale, Statement, num_commits, verdict
 from train.files import write_whole
 from train.measured import Measured
 from train.pool import POOL, PUBLISHED, Pool, Record
@@ -25,7 +25,8 @@ from train.workers import Processes
 RESULTS = Path(__file__).parent / "results"
 DESCRIPTION = """Checks published claims with runs in gemjax's simulator.
 
-`small` takes minutes on two CPU cores and needs no files; it judges directions only. `full` is the paper's setting. Every
+`small` takes minutes on two CPU cores and needs no files; it judges directions only. `full` is the paper's setting. Claims
+whose setting takes days on CPUs have `cpu` in between, a smaller network that takes about an hour. Every
 finished run is kept at once, and claims share runs: a command that was interrupted goes on when it is given again."""
 # Training rows of the data sets of claims, to count commits without their data.
 ROWS = {
@@ -37,6 +38,7 @@ ROWS = {
     "cifar10_jpeg": 50_000,
     "tiny_shakespeare": 7_842,
 }
+PUBLISHED_RUNS = 400  # Of a claim with more, the table alone is committed.
 SPEED = 250.0  # Commits a second, to estimate with where nothing has been measured.
 
 
@@ -47,7 +49,8 @@ class Reproduce:
     claims: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CLAIM")] = ()
     """Claims to check, by name; `all` for every one."""
     scale: Scale = "small"
-    """`small` takes minutes and judges directions; `full` is the paper's setting."""
+    """`small` takes minutes and judges directions; `full` is the paper's setting; `cpu`, which some claims have, takes
+    about an hour."""
     processes: int | None = None
     """Runs side by side, a process each; one for each core if not given, a single one on an accelerator."""
     data_dir: str | None = None
@@ -57,7 +60,8 @@ class Reproduce:
     work: str = str(POOL)
     """Folder of finished runs, from which an interrupted claim goes on."""
     out: str | None = None
-    """Folder for CLAIM.json and CLAIM.png; if not given, `train/results` at full scale and the work folder at small."""
+    """Folder for CLAIM.json and CLAIM.png (CLAIM-cpu.json, …); if not given, the work folder at small scale, else
+    `train/results`."""
     anew: bool = False
     """Make runs that are published in `train/results/runs` anew, too; those in the work folder stay."""
     list: bool = False
@@ -77,7 +81,7 @@ class Reproduce:
     @property
     def folder(self) -> Path:
         """Where results go."""
-        return Path(self.out or (RESULTS if self.scale == "full" else Path(self.work) / "small"))
+        return Path(self.out or (Path(self.work) / "small" if self.scale == "small" else RESULTS))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -122,9 +126,14 @@ def parse(argv: Sequence[str]) -> tuple[Reproduce, list[Claim]]:
     if not names and not asked.list:
         raise cli.UsageError(f"name a claim: {', '.join(configs.CLAIMS)}, or all (python -m train reproduce --list)")
     try:
-        return asked, [configs.claim(name) for name in names]
+        claims = [configs.claim(name) for name in names]
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
+    if asked.claims == ("all",):
+        return asked, [claim for claim in claims if asked.scale in claim.runs]
+    if without := [claim.name for claim in claims if asked.scale not in claim.runs]:
+        raise cli.UsageError(f"{', '.join(without)} has no scale {asked.scale}; its full one takes no days on a CPU")
+    return asked, claims
 
 
 def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any]:
@@ -137,22 +146,38 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     known = _known(pool, runs)
     _say(console, f"{claim.name} ({asked.scale}): {claim.title} [{claim.source}]")
     _say(console, f"{len(runs)} runs, {len(known)} of them done already; work folder {pool.path}")
-    missing = sorted((run for run in runs if run not in known), key=commits, reverse=True)
-    if missing:
-        _make(missing, known, pool, asked, console)
+    _make_missing(runs, known, pool, asked, console)
     measured = Measured(asked.scale, [(run, known[run]) for run in runs])
+    if claim.then is not None:
+        runs = [*runs, *claim.then(measured)]
+        known |= _known(pool, runs)
+        _say(console, f"{len(runs)} runs with those that follow from what was measured")
+        _make_missing(runs, known, pool, asked, console)
+        measured = Measured(asked.scale, [(run, known[run]) for run in runs])
     statements = list(claim.judge(measured))
     result = summary(claim, measured, statements)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    path = asked.folder / f"{claim.name}.json"
+    path = asked.folder / f"{file_name(claim, asked.scale)}.json"
     write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     draw(claim, measured, path.with_suffix(".png"))
-    if asked.folder == RESULTS:
+    if asked.folder == RESULTS and len(runs) <= PUBLISHED_RUNS:
         for run in runs:
             pool.publish(run, known[run])
     tell(claim, statements, console)
     _say(console, f"results: {path}, picture: {path.with_suffix('.png')}")
     return result
+
+
+def file_name(claim: Claim, scale: Scale) -> str:
+    """What a claim's files are called, without their ending: full and small scale lie in different folders."""
+    return f"{claim.name}-cpu" if scale == "cpu" else claim.name
+
+
+def _make_missing(
+    runs: Sequence[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console
+) -> None:
+    if missing := sorted((run for run in runs if run not in known), key=commits, reverse=True):
+        _make(missing, known, pool, asked, console)
 
 
 def _known(pool: Pool, runs: Sequence[Run]) -> dict[Run, Record]:
@@ -203,6 +228,7 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
         "title": claim.title,
         "source": claim.source,
         "scale": measured.scale,
+        "setting": claim.setting.get(measured.scale, ""),
         "verdict": verdict(statements),
         "statements": [dataclasses.asdict(statement) for statement in statements],
         "results": measured.rows(),
@@ -211,6 +237,7 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
             for what, by in claim.paper.items()
         },
         "read_off_a_figure": claim.read_off,
+        "paper_note": claim.paper_note,
         "cost": {
             "runs": len(records),
             "commits": sum(record["commits"] for record in records),
@@ -234,8 +261,9 @@ def draw(claim: Claim, measured: Measured, path: Path) -> None:
     means = f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one seed"
     note = ", dashed: the paper, read off a figure" if claim.paper and claim.read_off and measured.full else ""
     datasets = ", ".join(dict.fromkeys(run.config.dataset for run, _ in measured.records))
-    small = "" if measured.full else "SMALL SCALE, not the paper's setting; "
-    figure.suptitle(f"{claim.title}\n{small}{datasets}, {means}{note}", fontsize="medium")
+    small = "" if measured.full else f"{measured.scale.upper()} SCALE, not the paper's setting; "
+    own = claim.setting.get(measured.scale, "")
+    figure.suptitle(f"{claim.title}\n{small}{own or datasets}, {means}{note}", fontsize="medium")
     figure.savefig(path, dpi=110)
 
 
@@ -260,7 +288,8 @@ def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     processes = asked.processes or Processes.usual()
     seconds = left / _speed(known, claim, asked.scale, total, processes)
     _say(console, f"{claim.name} ({asked.scale}): {len(runs)} runs of {total:,} commits in all, {len(known)} done")
-    _say(console, f"left: {left:,} commits, about {seconds / 60:.0f} min with {processes} processes")
+    more = "; then more runs, by what these measure" if claim.then is not None else ""
+    _say(console, f"left: {left:,} commits, about {seconds / 60:.0f} min with {processes} processes{more}")
     for place in dict.fromkeys((run.series, run.point) for run in missing):
         here = [run for run in missing if (run.series, run.point) == place]
         seeds = f"{len(here)} seed{'s' if len(here) > 1 else ''}"
@@ -278,11 +307,14 @@ def _speed(known: dict[Run, Record], claim: Claim, scale: Scale, total: int, pro
 
 def _listed() -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("claim", "what", "small (min)", "full (min)"):
-        table.add_column(column)
+    for column in ("claim", "what", "small (min)", "cpu (min)", "full (min)"):
+        table.add_column(column, no_wrap=column == "claim")
     for name in configs.CLAIMS:
         claim = configs.claim(name)
-        minutes = [f"{claim.minutes[scale]:g}" if scale in claim.minutes else "?" for scale in ("small", "full")]
+        minutes = [
+            "" if scale not in claim.runs else f"{claim.minutes[scale]:g}" if scale in claim.minutes else "?"
+            for scale in SCALES
+        ]
         table.add_row(name, f"{claim.title} [dim]({claim.source})[/dim]", *minutes)
     table.caption = "minutes on two CPU cores"
     return table

@@ -68,8 +68,12 @@ def _row(result: dict[str, Any]) -> tuple[str, ...]:
         for kind in (True, False)
     )
     minutes = cost["run_minutes"] / cost["processes"]
+    scale = result["scale"]
+    suffix = "" if scale == "full" else f"-{scale}"
+    words = result.get("setting") or ("" if scale == "full" else "a smaller setting")
+    setting = "" if not words else f". **{'' if scale == 'full' else 'Not the published setting: '}{words}**"
     return (
-        f"[{result['title']}](train/results/{name}.png) ({result['source']}; `{name}`)",
+        f"[{result['title']}](train/results/{name}{suffix}.png) ({result['source']}; `{name}`){setting}",
         f"**{result['verdict']}**",
         held,
         failed,

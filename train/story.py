@@ -9,7 +9,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax import arrivals
-from train import plots
+from train import pace, plots
 from train.config import Config
 from train.console import say, warnings_on
 from train.files import write_whole
@@ -111,10 +111,16 @@ def cluster(config: Config) -> arrivals.Arrivals:
     if config.cluster == "round_robin":
         return arrivals.RoundRobin(config.workers)
     # A commit of tau local steps takes tau times as long, and varies by 1/sqrt(tau).
-    return arrivals.Gamma(
+    model: arrivals.Arrivals = arrivals.Gamma(
         config.workers, batch_variation=0.1 / config.period**0.5, mean=float(config.period),
         machine_variation=0.6 if config.cluster == "heterogeneous" else 0.0,
     )  # fmt: skip
+    if config.cluster in ("tiered", "tiered_barrier"):
+        periods = pace.periods(config)
+        counts = [periods] * config.workers if isinstance(periods, int) else periods
+        speeds = [speed * config.period / count for speed, count in zip(pace.speeds(config), counts, strict=True)]
+        model = arrivals.Scaled(model, speeds)
+    return arrivals.Barrier(model) if config.cluster == "tiered_barrier" else model
 
 
 def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.Checkpoints):

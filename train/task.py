@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gemjax
-from train import data, losses, models, networks
+from train import data, losses, models, networks, pace
 from train.augment import augment
 from train.config import Config
 from train.evaluate import make_evaluate
@@ -89,7 +89,9 @@ def make_task(config: Config) -> Task:
         batches=batches,
         evaluate=evaluate_now,
         train_loss=train_loss,
-        num_commits=max(1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / config.period))),
+        num_commits=max(
+            1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / pace.mean_period(config)))
+        ),
         params_of=lambda seed: begin(seed)[0],
         batches_of=batches_of,
     )

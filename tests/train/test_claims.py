@@ -2,30 +2,45 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from test_reproduce import made_up
 
-from train import configs, reproduce
-from train.claim import SCALES
+from train import configs, pace, reproduce, task
+from train.claim import REQUIRED, SCALES
+from train.data import SOURCES, Dataset
 from train.measured import Measured
-from train.record import record
+from train.record import _task, record
 
 CLAIMS = [configs.claim(name) for name in configs.CLAIMS]
 BY_NAME = {claim.name: claim for claim in CLAIMS}
+AT_EACH_SCALE = [
+    pytest.param(claim, scale, id=f"{claim.name}-{scale}")
+    for claim in CLAIMS
+    for scale in SCALES
+    if scale in claim.runs
+]
 
 
 def measured(claim, scale, loss, **changes):
     """Made-up results; `loss` and what else is a function of (series, point) decide them."""
+    found = Measured(scale, _rows(claim.runs[scale], loss, changes))
+    if claim.then is None:
+        return found
+    return Measured(scale, [*found.records, *_rows(claim.then(found), loss, changes)])
+
+
+def _rows(runs, loss, changes):
     rows = []
-    for run in claim.runs[scale]:
+    for run in runs:
         own = {name: change(run.series, run.point) for name, change in changes.items()}
         made = made_up(run, loss(run.series, run.point), **own)
         made["diagnostics"] = {
             name: {**one, "median": 0.9 * one["median"]} for name, one in made["diagnostics"].items()
         }
         rows.append((run, made))
-    return Measured(scale, rows)
+    return rows
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
@@ -40,9 +55,13 @@ def test_claims_are_what_they_say(claim):
     ):
         assert part in module.__doc__
     assert configs.claim(claim.name) is claim
-    for scale in SCALES:
-        assert all(reproduce.commits(run) > 0 for run in claim.runs[scale])
+    assert set(REQUIRED) <= claim.runs.keys()
+    for scale, runs in claim.runs.items():
+        assert all(reproduce.commits(run) > 0 for run in runs)
         assert claim.minutes[scale] > 0
+        assert scale != "cpu" or (
+            ("Setting (cpu)" in module.__doc__ or "Setting:" in module.__doc__) and claim.setting["cpu"]
+        )
     assert all(run.config.dataset == "digits" for run in claim.runs["small"])  # Which no file is needed for.
 
 
@@ -52,8 +71,7 @@ def test_the_commits_in_a_claims_docstring_are_those_it_makes(claim):
     assert f"{total:,} commits" in configs._MODULES[claim.name].__doc__
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+@pytest.mark.parametrize(("claim", "scale"), AT_EACH_SCALE)
 def test_claims_judge_and_draw_runs_that_failed(claim, scale):
     """Nothing is learned anywhere: every run diverged."""
     failed = measured(
@@ -65,7 +83,7 @@ def test_claims_judge_and_draw_runs_that_failed(claim, scale):
     claim.draw(Figure(), failed)
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", REQUIRED)
 def test_figure_1_holds_where_only_gem_gains(scale):
     claim = BY_NAME["gem_figure_1"]
     losses = {"GEM": lambda n: 0.4 / n, "DOWNPOUR": lambda n: 0.1 * n, "adaptive staleness": lambda n: 0.5}
@@ -105,15 +123,61 @@ def test_figure_5_tells_a_loss_that_rises_again():
     assert [statement.held for statement in found] == [False, False, False]
 
 
+SHRUNK = ("asgd", "gem", "lsgd", "diloco")  # Of the table of all methods, which are too many to run here.
+
+
+def some(runs):
+    return [run for run in runs if len(runs) < 100 or run.config.method in SHRUNK]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path):
     """One seed, and so few commits that only wiring is tested."""
-    rows = []
-    for run in claim.runs["small"]:
-        run = dataclasses.replace(run, config=dataclasses.replace(run.config, epochs=0.1))
-        rows.append((run, record(run, {"data_dir": str(tmp_path), "manual_dir": None})))
-    found = Measured("small", rows)
+
+    def make(run):
+        run = dataclasses.replace(run, config=dataclasses.replace(run.config, epochs=min(0.1, run.config.epochs)))
+        return run, record(run, {"data_dir": str(tmp_path), "manual_dir": None})
+
+    found = Measured("small", [make(run) for run in some(claim.runs["small"])])
+    if claim.then is not None:
+        found = Measured("small", [*found.records, *map(make, claim.then(found))])
     assert all(statement.text for statement in claim.judge(found))
     reproduce.draw(claim, found, tmp_path / "claim.png")
     assert (tmp_path / "claim.png").stat().st_size > 10_000
+
+
+def few_rows(name, **_):
+    """Random rows of the shape that those of `name` have."""
+    rng, (column, shape, classes) = np.random.default_rng(0), dataclasses.astuple(SOURCES[name].spec(128))
+
+    def rows(count):
+        if column == "tokens":
+            return {"tokens": rng.integers(0, classes, (count, shape[0] + 1), np.uint8)}
+        images = rng.integers(0, 256, (count, *shape), np.uint8)
+        return {"image": images, "label": rng.integers(0, classes, count).astype(np.int32)}
+
+    return Dataset(name, rows(16), rows(4), classes, mean=0.5, std=0.25, scale=255.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_the_first_commits_of_the_full_scale_run_shrunk(claim, tmp_path, monkeypatch):
+    """Every kind of run with its network, a quarter as wide, its schedule and its period, on made-up rows."""
+    monkeypatch.setattr(task.data, "load", few_rows)
+    _task.cache_clear()
+    for run in {_kind(run): run for run in some(claim.runs["full"])}.values():
+        width = {"width": 0.25} if run.config.dataset in ("cifar10", "tiny_shakespeare") else {}
+        config = dataclasses.replace(run.config, batch_size=4, **width)
+        epochs = 3 * pace.mean_period(config) / (config.workers * 4)
+        run = dataclasses.replace(run, config=dataclasses.replace(config, epochs=epochs), evaluations=1)
+        found = record(run, {"data_dir": str(tmp_path), "manual_dir": None})
+        assert not found["failed"]
+        assert found["commits"] in (3, 4)
+        assert found["train_loss"] is not None
+    _task.cache_clear()
+
+
+def _kind(run):
+    config = run.config
+    return config.method, config.variant, config.model, config.cluster, config.dynamic_periods

@@ -125,6 +125,49 @@ def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path,
     assert len(inline.made) == 8
 
 
+def test_the_scale_for_cpus_has_files_of_its_own(claim, inline, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "PUBLISHED", tmp_path / "published")
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")
+    own = dataclasses.replace(claim, runs=dict(claim.runs, cpu=claim.runs["small"][:2]), setting={"cpu": "a little"})
+    own = dataclasses.replace(own, judge=lambda measured: [Statement("cpu", measured.scale == "cpu", "ours")])
+    monkeypatch.setattr(configs, "claim", lambda name: own)
+    assert cli.main(command(tmp_path, "--scale", "full")) == 0
+    assert cli.main(command(tmp_path, "--scale", "cpu")) == 0
+    full, cpu = (json.loads((tmp_path / "results" / f"pretended{end}.json").read_text()) for end in ("", "-cpu"))
+    assert (full["scale"], cpu["scale"], cpu["setting"]) == ("full", "cpu", "a little")
+    assert cpu["verdict"] == "held"
+    assert (tmp_path / "results" / "pretended-cpu.png").exists()
+    capsys.readouterr()
+    assert cli.main(["reproduce", "--list"]) == 0
+    assert "pretended" in capsys.readouterr().out
+
+
+def test_a_claim_without_a_scale_for_cpus_says_so_and_all_leaves_it_out(claim, inline, tmp_path, capsys):
+    assert cli.main(command(tmp_path, "--scale", "cpu")) == 2
+    assert "pretended has no scale cpu" in capsys.readouterr().err
+    asked, claims = reproduce.parse(["all", "--scale", "cpu"])
+    assert (asked.scale, claims) == ("cpu", [])
+    assert [one.name for one in reproduce.parse(["all"])[1]] == ["pretended"]
+
+
+def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline, tmp_path, monkeypatch, capsys):
+    def then(measured):
+        assert len(measured.records) == 4
+        return over_seeds("plain", BASE, seeds=(7,))
+
+    own = dataclasses.replace(claim, then=then)
+    monkeypatch.setattr(configs, "claim", lambda name: own)
+    assert cli.main(command(tmp_path, "--out", str(tmp_path))) == 0
+    assert inline.made[-1] == "plain at 2, seed 7"
+    assert "5 runs with those that follow" in capsys.readouterr().out
+    assert json.loads((tmp_path / "pretended.json").read_text())["results"][0]["seeds"] == [0, 1, 7]
+    inline.made.clear()
+    assert cli.main(command(tmp_path, "--out", str(tmp_path))) == 0
+    assert inline.made == []
+    cli.main(command(tmp_path, "--dry-run"))
+    assert "then more runs" in capsys.readouterr().out
+
+
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):
     inline.fail["plain at 2, seed 0"] = KeyboardInterrupt()  # The longest runs come first.
     assert cli.main(command(tmp_path)) == 130

@@ -35,6 +35,18 @@ def test_a_row_says_verdict_statements_and_cost(tmp_path):
     assert "Made on made up (2 cores, jax 0.10, 2 runs at a time), commit `abc`, 2026-01-01: `pretended`." in table
 
 
+def test_what_is_not_the_published_setting_is_labelled_so(tmp_path):
+    other = RESULT | {"scale": "cpu", "setting": "a small network"}
+    (tmp_path / "pretended-cpu.json").write_text(json.dumps(other))
+    (tmp_path / "pretended.json").write_text(json.dumps(RESULT))
+    table = results_table.markdown(results_table.load(tmp_path))
+    assert "(train/results/pretended.png) (nobody, 2026; `pretended`) |" in table
+    assert (
+        "(train/results/pretended-cpu.png) (nobody, 2026; `pretended`). **Not the published setting: a small network** |"
+        in table
+    )
+
+
 def test_only_what_is_between_the_marks_is_written(tmp_path, capsys):
     path = tmp_path / "page.md"
     path.write_text(f"before\n{results_table.BEGIN}\nold\n{results_table.END}\nafter\n")
