@@ -20,9 +20,9 @@ LINE_BEGINS = b'{"event":"'
 class EventLog:
     """Appends events to a JSONL file.
 
-    Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time;
-    up to 2⁴³). ``start`` adds the number of workers, the commits made before, and the devices. ``dispatch`` adds worker and step;
-    ``ready`` too, and ``began``, the time when the worker had its view. ``commit``, ``reject`` (it was not finite) and
+    Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time, up
+    to 2**43). ``start`` adds the number of workers, the commits made before, and the devices. ``dispatch`` adds worker and
+    step; ``ready`` too, and ``began``, the time when the worker had its view. ``commit``, ``reject`` (it was not finite) and
     ``drop`` (the method refused it) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
     :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and what diagnostics were asked for. ``fault`` adds
     worker, step and ``error``; ``retire`` (it kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the
