@@ -10,12 +10,12 @@ worker. Gaps are compared by the median of the normalised gap, the gap over the 
 more has smaller gradients, and by them a smaller gap. Small: digits, 8 workers.
 
 Cost (full): 30 runs, 1,872,000 commits, of which five runs are not in `dana_accuracy` (312,000 commits).
-Expected: NAG-ASGD about ten times ASGD; DANA within a factor of two of it.
+Expected: NAG-ASGD about ten times ASGD; DANA-Zero within a factor of two of it.
 
 Deviations:
   1. Those of `dana_accuracy`.
-  2. DANA-Slim's gap is between what it sent then and would send now, DANA-Zero's between what it sent and its true
-     parameters; which one the paper's plot has is not known to us.
+  2. DANA's gap is judged at DANA-Zero, whose centre has the true parameters. The centre of DANA-Slim is the look-ahead itself,
+     which moves by momentum, too: between two of its points lies more, though both methods send the same. It is drawn.
   3. No published number could be read: directions are judged alone.
 """
 
@@ -49,17 +49,14 @@ def judge(measured) -> list[Statement]:
             gaps["NAG-ASGD"] >= 3 * plain > 0,
             shown,
         ),
-        *(
-            Statement(
-                f"{series}'s gap is like ASGD's: between a third of it and three times as large",
-                learned and plain / 3 <= gaps[series] <= 3 * plain,
-                f"{gaps[series]:.2g} against {plain:.2g}",
-            )
-            for series in ("DANA-Slim", ZERO)
+        Statement(
+            "DANA-Zero's gap is like ASGD's: between a third of it and three times as large",
+            learned and plain / 3 <= gaps[ZERO] <= 3 * plain,
+            f"{gaps[ZERO]:.2g} against {plain:.2g}",
         ),
         Statement(
-            "linear prediction does not close it: LWP's gap is at least twice the larger of DANA's",
-            gaps["LWP"] >= 2 * max(gaps["DANA-Slim"], gaps[ZERO]),
+            "linear prediction does not close it: LWP's gap is at least twice DANA-Zero's",
+            gaps["LWP"] >= 2 * gaps[ZERO] > 0,
             f"LWP {gaps['LWP']:.2g}",
         ),
     ]
