@@ -100,7 +100,7 @@ def dropping():
     mean_loss = lambda params, batch: loss_fn(params, batch.mean(0))
     batches = gemjax.FromSource(Rows(), gemjax.Stream(np.arange(64), 4, seed=1))
     local = gemjax.LocalSteps(optax.sgd(0.05), 2)
-    return gemjax.ringmaster(0.2, N, threshold=N + 2), (mean_loss, params, batches), local
+    return gemjax.ringmaster(0.2, N, threshold=N), (mean_loss, params, batches), local
 
 
 CASES = {
@@ -137,7 +137,7 @@ def test_thousands_of_commits_with_a_fault_every_fifty(case, tmp_path):
         )  # fmt: skip
     kinds = collections.Counter(event["event"] for event in gemjax.eventlog.read(tmp_path / "log"))
     for kind in ("fault", "retire", "reject", "hang", "join", "leave", *(["drop"] if case == "dropping" else [])):
-        assert kinds[kind] > 2, kinds
+        assert kinds[kind] > commits // 5000, kinds
     check_log(tmp_path / "log", result, commits)
     if policy.max_staleness is not None:
         assert result.trace.staleness.max() <= policy.max_staleness
