@@ -10,7 +10,7 @@ from train.console import say
 from train.methods import local_steps, make_method
 from train.task import PyTree, make_task, parameter_shapes
 
-RECORDS = 64  # Bytes a commit, at least: what its trace and its history hold.
+RECORDS = 160  # Bytes a commit, about: its trace, and a history of twelve columns or so.
 
 
 def dry_run(config: Config, console: Console) -> None:
@@ -33,7 +33,7 @@ def dry_run(config: Config, console: Console) -> None:
     parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
     say(
         console,
-        f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; gradients and activations come on top",
+        f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {"" if config.engine == "devices" else "gradients and "}activations come on top",
     )
     check_memory(config, params, commits or 0)
 
@@ -47,7 +47,11 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
 
 
 def _kept(config: Config, params: PyTree) -> dict[str, int]:
-    return gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
+    kept = gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
+    if config.engine == "devices":  # Workers hold what they compute on and what they compute, whatever the method keeps.
+        copies = config.workers * kept["central variable"]
+        kept |= {"views": max(copies, kept["views"]), "gradients": copies}
+    return kept
 
 
 def in_words(config: Config, params: PyTree, commits: int | None) -> str:
