@@ -31,10 +31,8 @@ def dry_run(config: Config, console: Console) -> None:
     kept = _kept(config, params)
     say(console, in_words(config, params, commits))
     parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
-    say(
-        console,
-        f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {"" if config.engine == "devices" else "gradients and "}activations come on top",
-    )
+    more = "activations" if config.engine == "devices" else "gradients and activations"
+    say(console, f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {more} come on top")
     check_memory(config, params, commits or 0)
 
 
@@ -48,7 +46,9 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
 
 def _kept(config: Config, params: PyTree) -> dict[str, int]:
     kept = gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
-    if config.engine == "devices":  # Workers hold what they compute on and what they compute, whatever the method keeps.
+    if (
+        config.engine == "devices"
+    ):  # Workers hold what they compute on and what they compute, whatever the method keeps.
         copies = config.workers * kept["central variable"]
         kept |= {"views": max(copies, kept["views"]), "gradients": copies}
     return kept
