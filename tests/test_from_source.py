@@ -86,6 +86,7 @@ def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):
 
 
 @pytest.mark.parametrize("kind", ["epochs", pytest.param("stream", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_local_steps(kind):
     local, tx = gemjax.LocalSteps(optax.sgd(0.1), 2), gemjax.downpour(num_workers=N)
     source = FromSource(Source(), KINDS[kind](NUMBERS))

@@ -208,6 +208,7 @@ def test_data_that_do_not_fit_stay_on_the_host(monkeypatch):
     assert taken == [ROOMY]
 
 
+@pytest.mark.filterwarnings("ignore:the central variable shares its device")
 def test_nor_do_they_come_to_devices_that_cannot_hold_them(monkeypatch):
     """CPU devices are one memory, in which each has its copy."""
     taken = []

@@ -122,6 +122,7 @@ def test_it_holds_for_the_model_state(average, x64):
     assert not np.allclose(jax.device_get(result.model_state["mean"]), other.model_state["mean"], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_holds_around_transformations_that_do_not_step_every_time(x64):
     """The engine counts arrivals, the method only every third of them."""
     problem = mlp(jnp.float64)

@@ -93,6 +93,7 @@ def test_the_chunk_size_changes_no_bit(chunk_size):
     assert_same_bits(chunked.history, whole.history)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_the_run_that_did_not_stop():
     """At every cut, between a late pull and its commit too, and after a rejection; the momenta come along."""
     given = poisoned(problem(), [(1, 4), (3, 0)])
@@ -238,6 +239,7 @@ def assert_the_law(result, given, tx=DOWNPOUR, local=LOCAL, *, pulls=True):
         np.testing.assert_allclose(result.history[name][applied], again.history[name][rows], rtol=1e-8, err_msg=name)
 
 
+@pytest.mark.slow
 def test_local_optimizers_survive_faults_and_stops(x64):
     """Retried workers, commits that are not finite at their first, middle or last step; stopped and continued."""
     given = problem("float64")

@@ -97,8 +97,8 @@ def test_a_run_keeps_no_other_copy_of_what_is_sharded():
         gemjax.gem(0.01, num_workers=16), loss, params, lambda worker, step: jnp.float32(step), 40, placement=placement,
         callback=callback, callback_every=20,
     )  # fmt: skip
-    # Eight views, eight gradients, and some on their way; the state is 33 copies, of which each central device has a fourth.
-    assert max(most[device] for device in devices[:2]) < 20 * size
+    # Eight views, eight gradients, and as many on their way; the state is 33 copies, of which each central device has a fourth.
+    assert max(most[device] for device in devices[:2]) < 30 * size
     for device in devices[2:6]:
         assert most[device] < (33 / 4 + 4) * size
 

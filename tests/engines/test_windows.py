@@ -51,6 +51,7 @@ def test_the_result_is_that_of_one_by_one(make, x64):
         np.testing.assert_allclose(found.history[name], column, rtol=1e-8, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_it_is_that_of_one_by_one_for_a_quick_problem(x64):
     for trace in (UNEQUAL, late()):
         expected, *found = (run(quadratic(), gem, trace, window=window) for window in (1, 2, 4))

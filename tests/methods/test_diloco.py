@@ -65,6 +65,7 @@ def test_one_worker_is_nesterov(x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_after_every_round_delayed_nesterov_is_there_too(x64):
     """If both are committed the same displacements."""
     both = gemjax.diloco(0.3, 0.8, 3), gemjax.delayed_nesterov(0.3, 0.8, 3)

@@ -36,6 +36,7 @@ def test_eamsgd_equals_the_reference(x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_eamsgd_is_easgd_with_a_momentum_and_a_period_of_one(x64):
     expected, _ = run(gemjax.eamsgd(0.01, 0.9, NUM_WORKERS, strength=0.3))
     found, _ = run_locally(easgd(), gemjax.LocalSteps(optax.sgd(0.01, momentum=0.9, nesterov=True)), TRACE)

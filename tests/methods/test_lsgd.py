@@ -96,6 +96,7 @@ def test_at_strength_zero_workers_are_alone(x64):
     assert min(np.abs(found[-1] - x).max() for x in alone) < 1e-12
 
 
+@pytest.mark.slow
 def test_the_leader_feels_no_pull(x64):
     params, tx = jnp.zeros(2), lsgd(strength=0.7)
     state = tx.init(params)
@@ -109,6 +110,7 @@ def test_the_leader_feels_no_pull(x64):
     np.testing.assert_allclose(view, 3.0 - 0.7 * (3.0 - jnp.full(2, 2.0)))
 
 
+@pytest.mark.slow
 def test_at_strength_one_workers_go_on_from_the_leader(x64):
     found, result = run_locally(lsgd(strength=1.0), gemjax.LocalSteps(optax.sgd(0.03), 2), TRACE)
     np.testing.assert_allclose(positions(result)[ORDER[-1]], found[-1], rtol=0, atol=1e-12)

@@ -129,6 +129,7 @@ def test_a_residual_network_learns_inside_a_compiled_loop():
     assert losses[-1] < 0.3
 
 
+@pytest.mark.slow
 def test_cnn7_sees_the_middle_of_larger_images():
     images = jnp.asarray(np.random.RandomState(0).standard_normal((2, 32, 32, 3)), jnp.float32)
     model = CNN7(width=0.05, implementation="lax")

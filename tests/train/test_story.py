@@ -162,6 +162,7 @@ def test_the_policy_and_the_places_of_a_run_come_from_flags(tiny, small):
     assert [len(names.split("+")) for names in (*begun["devices"], begun["central"])] == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_grace_and_retries_of_a_run_come_from_flags(tiny, small, monkeypatch):
     """All three arrive within the grace after two; one that fails four times goes on if it is tried again as often."""
     with Faults().fail(1, 3, times=4) as faults:
@@ -173,6 +174,7 @@ def test_grace_and_retries_of_a_run_come_from_flags(tiny, small, monkeypatch):
     np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
 
 
+@pytest.mark.slow
 def test_a_quorum_of_all_workers_is_a_barrier(tiny, small):
     folder, _, _ = run(dataclasses.replace(small, quorum=3))
     np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
@@ -388,6 +390,7 @@ def test_resuming_a_finished_run_touches_nothing(tiny, small):
     assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_batch_size_beyond_the_data_is_cut_and_said(tiny, small):
     config = dataclasses.replace(small, engine="simulate", batch_size=5000)
     _, summary, output = run(config)
@@ -447,7 +450,7 @@ class Normalised(nn.Module):
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 
-@pytest.mark.parametrize("engine", ["simulate", "devices"])
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
 def test_batch_statistics_travel_with_a_run(monkeypatch, small, engine):
     """They move, are kept in the checkpoint, and are what the evaluation uses."""
     monkeypatch.setattr(models, "DigitsCNN", Normalised)

@@ -29,6 +29,7 @@ def colours(monkeypatch):
     return Config(model="resnet20", depth=8, width=0.25, batch_size=4, workers=2, epochs=1.0)
 
 
+@pytest.mark.slow
 def test_a_network_with_statistics_on_colour_images(colours):
     made = make_task(colours)
     assert made.num_commits == 10
@@ -43,7 +44,7 @@ def test_a_network_with_statistics_on_colour_images(colours):
     assert (other["Convolution_0"]["kernel"] != made.params["Convolution_0"]["kernel"]).any()
 
 
-@pytest.mark.parametrize(("model", "pad"), [("resnet20", 4), ("cnn7", 2)])
+@pytest.mark.parametrize(("model", "pad"), [("resnet20", 4), pytest.param("cnn7", 2, marks=pytest.mark.slow)])
 def test_images_are_shifted_as_far_as_the_network_sees(colours, monkeypatch, model, pad):
     seen = []
     monkeypatch.setattr(task, "augment", lambda images, key, pad: seen.append(pad) or images)
@@ -58,6 +59,7 @@ def test_images_are_shifted_as_far_as_the_network_sees(colours, monkeypatch, mod
     assert seen == [pad]
 
 
+@pytest.mark.slow
 def test_text_is_trained_with_a_transformer(monkeypatch):
     tokens = np.random.RandomState(0).randint(0, 10, (12, 9)).astype(np.uint8)
     monkeypatch.setattr(data, "load", lambda name, **folders: dataset(name, tokens=tokens))
