@@ -1,6 +1,6 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
-from gemjax import arrivals, eventlog, telemetry
+from gemjax import arrivals, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import CheckpointError, Checkpoints
@@ -139,6 +139,7 @@ __all__ = [
     "summarise",
     "sweep",
     "telemetry",
+    "testing",
     "timeline",
     "tune_momentum",
     "verdict",
