@@ -82,7 +82,8 @@ def place(
       devices: default ``jax.local_devices()``.
       central_devices: over how many devices the central variable is sharded, positive, default 1; with ``"dedicated"`` the
         last ones, with ``"colocated"`` the first.
-      worker_devices: how many devices a worker has, which share each of its batches; positive, default 1.
+      worker_devices: how many devices a worker has, which share each of its batches; positive, default 1. Devices that are left
+        over, fewer than that, are not used.
 
     Raises:
       ValueError: if there are no workers, the choice is unknown, or there are not as many devices as are asked for.
