@@ -13,8 +13,7 @@ class AlexNet(nn.Module):
     """AlexNet in the form of Krizhevsky (2014, arXiv:1404.5997, "one weird trick"): 61,100,840 parameters at 224x224x3.
 
     This is the single-tower form that PyTorch's torchvision has, without local response normalisation; not the one of
-    2012 with two towers (60 million), and GEM's paper does not say which it trains. Needs an rng named `"dropout"` where
-    `train` is true.
+    2012 with two towers (60 million). Needs an rng named `"dropout"` where `train` is true.
 
     Args:
       num_classes: number of classes.
