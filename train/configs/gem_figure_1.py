@@ -121,5 +121,5 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper=PAPER,
-    minutes={"full": 60, "small": 2},
+    minutes={"full": 45, "small": 2},
 )
