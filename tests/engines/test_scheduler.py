@@ -283,8 +283,11 @@ def test_a_callback_is_called_though_nothing_arrives():
     assert sum(called) == 60
 
 
-def test_a_callback_by_time_is_no_end_of_the_silence(monkeypatch):
-    """What is said after a while without an arrival is said though the callback is called all the time."""
+@pytest.mark.parametrize(
+    "options", [{"callback": lambda progress: None, "callback_seconds": 0.01}, {}], ids=["callback by time", "deadline"]
+)
+def test_what_is_said_of_a_silence_is_put_off_by_nothing(monkeypatch, options):
+    """Neither by a callback that is called all the time, nor by a deadline a minute away."""
     monkeypatch.setattr(scheduler, "PATIENCE", 0.3)
     told = []
     with all_hang(5) as faults, warnings.catch_warnings():
@@ -296,7 +299,7 @@ def test_a_callback_by_time_is_no_end_of_the_silence(monkeypatch):
 
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", tell)
-        run(callback=lambda progress: None, callback_seconds=0.01, gate=faults, policy=LIMIT)
+        run(**options, gate=faults, policy=LIMIT)
     assert "computing: 0, 1, 2, 3" in told[-1]
 
 
@@ -414,22 +417,6 @@ def test_a_worker_that_leaves_and_joins_at_once_is_waited_for():
         gemjax.asgd(0.05, num_workers=1), *QUADRATIC[:3], 20, num_workers=1, members=members, gate=gate
     )
     assert len(result.trace) == 20
-
-
-def test_a_deadline_does_not_put_off_what_is_said_of_a_silence(monkeypatch):
-    monkeypatch.setattr(scheduler, "PATIENCE", 0.2)
-    told = []
-    with all_hang(5) as faults, warnings.catch_warnings():
-
-        def tell(message, category, *where):
-            told.append(str(message))
-            for worker in range(4):
-                faults.let_go(worker, 5)
-
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", tell)
-        run(gate=faults, policy=LIMIT)  # Which would fail after a minute.
-    assert "computing: 0, 1, 2, 3" in told[-1]
 
 
 def test_members_remember_who_has_left():

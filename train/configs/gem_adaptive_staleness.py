@@ -1,4 +1,4 @@
-"""What would explain the published loss of adaptive staleness: a smaller rate than the text says.
+"""Whether a smaller rate than the text says would explain the published loss of adaptive staleness.
 
 Question: figure 1 has adaptive staleness, a rate divided by τ + 1, at final losses of 0.33 to 0.41; at the paper's η = 0.05
 we measure less than half of that, at every number of workers. With rates divided by τ + 1 all workers together move as far
@@ -81,7 +81,7 @@ def draw(figure, measured) -> None:
 
 CLAIM = Claim(
     name="gem_adaptive_staleness",
-    title="The published loss of adaptive staleness is that of a smaller rate",
+    title="Would a smaller rate explain the published loss of adaptive staleness?",
     source="Hermans & Louppe, 2018, figure 1",
     runs={
         "full": _runs(mnist, (0.05, 0.025, 0.01), (5, 10, 30)),
