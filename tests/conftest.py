@@ -1,5 +1,10 @@
 """The strict world of the tests: eight worker devices and a central one, no rank promotion, slow tests on demand."""
 
+import os
+
+# Most of the time of these tests is compilation: programs are optimised less. Before JAX starts; processes inherit it.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1".strip()
+
 import jax
 import pytest
 

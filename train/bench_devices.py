@@ -1,6 +1,8 @@
 """`python -m train bench devices`: what the scheduler adds to a commit, and how busy it keeps workers."""
 
 import functools
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,6 +59,7 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
     measured = [(_bare(programs, commits), engine(1)) for _ in range(max(1, rounds))]
     added = [engine_time - bare for bare, engine_time in measured]
     figures = _pieces(programs, commits) | {
+        "there and back between two threads": _handover(commits),
         "bare loop of these, a commit": float(np.median([bare for bare, _ in measured])),
         "engine with 1 worker, a commit": float(np.median([engine_time for _, engine_time in measured])),
         "overhead of the scheduler, a commit": float(np.median(added)),
@@ -107,6 +110,26 @@ def _bare(programs: Programs, count: int) -> float:
         at.append(time.perf_counter())
     jax.block_until_ready(report)
     return float(np.median(np.diff(at)))
+
+
+def _handover(count: int) -> float:
+    """Seconds for an object to go to a thread that waits for it, and back: what any waiting in threads costs here."""
+    there, back, spent = queue.SimpleQueue(), queue.SimpleQueue(), []
+
+    def echo() -> None:
+        while (item := there.get()) is not None:
+            back.put(item)
+
+    thread = threading.Thread(target=echo, name="gemjax-bench-echo")
+    thread.start()
+    for _ in range(count):
+        began = time.perf_counter()
+        there.put(began)
+        back.get()
+        spent.append(time.perf_counter() - began)
+    there.put(None)
+    thread.join()
+    return float(np.median(spent))
 
 
 def _pieces(programs: Programs, count: int) -> dict[str, float]:

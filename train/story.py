@@ -19,6 +19,7 @@ from train.methods import local_steps, make_method
 from train.runfolder import RunFolder
 from train.task import Task, make_task
 from train.watcher import Watcher, finite
+from train.workers import cores
 
 # Between two looks at the run, at most.
 CALLBACK_EVERY = 100  # Commits.
@@ -31,7 +32,9 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     Returns what `summary.json` holds.
     """
     if config.engine == "devices":
-        gemjax.cpu_devices(config.workers * config.worker_devices + config.central_devices)
+        # Each compiles its own programs, and more than there are cores would only take turns.
+        places = min(config.workers, cores() + 1)
+        gemjax.cpu_devices(places * config.worker_devices + config.central_devices)
     task = make_task(config)
     if folder.finished(task.num_commits):
         say(console, f"{folder.path} has made all its {task.num_commits} commits; raise --epochs to go on")

@@ -23,6 +23,11 @@ Record = dict[str, Any]
 Found = tuple[Run, Record | None, BaseException | None]
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Processes:
     """Processes that make runs.
 
@@ -47,7 +52,7 @@ class Processes:
     @staticmethod
     def usual() -> int:
         """How many there are on a CPU: as many as cores that this process may use."""
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores()
 
     def __enter__(self) -> Self:
         return self

@@ -120,6 +120,22 @@ def test_what_a_run_warns_of_is_a_line_on_the_terminal(tiny, small):
     assert output.count("warning: the central variable shares its device with worker 0: ") == 1
 
 
+def test_a_cpu_is_split_no_further_than_its_cores_can_compute(small, monkeypatch):
+    monkeypatch.setattr(story, "cores", lambda: 2)
+    asked = []
+
+    def stop(count):
+        asked.append(count)
+        raise InterruptedError
+
+    monkeypatch.setattr(gemjax, "cpu_devices", stop)
+    for workers, of_each, central in ((8, 1, 1), (8, 2, 3), (1, 1, 1)):
+        config = dataclasses.replace(small, workers=workers, worker_devices=of_each, central_devices=central)
+        with pytest.raises(InterruptedError):
+            run(config)
+    assert asked == [3 + 1, 3 * 2 + 3, 1 + 1]
+
+
 @pytest.mark.slow
 def test_a_run_on_devices_is_evaluated_as_soon_as_it_is_looked_at(tiny, small):
     folder, _, _ = run(dataclasses.replace(small, eval_every=7))
