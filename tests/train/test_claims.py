@@ -133,11 +133,15 @@ def some(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path):
-    """One seed, and so few commits that only wiring is tested."""
+    """So few commits that only wiring is tested, and one run a method, which stands for those that differ in numbers."""
+    made = {}
 
     def make(run):
-        run = dataclasses.replace(run, config=dataclasses.replace(run.config, epochs=min(0.1, run.config.epochs)))
-        return run, record(run, {"data_dir": str(tmp_path), "manual_dir": None})
+        kind = run.config.method, *_setting(run)
+        if kind not in made:
+            short = dataclasses.replace(run, config=dataclasses.replace(run.config, epochs=min(0.1, run.config.epochs)))
+            made[kind] = record(short, {"data_dir": str(tmp_path), "manual_dir": None})
+        return run, made[kind]
 
     found = Measured("small", [make(run) for run in some(claim.runs["small"])])
     if claim.then is not None:
@@ -160,24 +164,29 @@ def few_rows(name, **_):
     return Dataset(name, rows(16), rows(4), classes, mean=0.5, std=0.25, scale=255.0)
 
 
+def _setting(run):
+    config = run.config
+    return config.dataset, config.model, config.cluster, config.weight_decay
+
+
+FULL = {_setting(run): run for claim in CLAIMS for run in some(claim.runs["full"])}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_the_first_commits_of_the_full_scale_run_shrunk(claim, tmp_path, monkeypatch):
-    """A run with each network, a quarter as wide, its schedule and its period, on made-up rows."""
+@pytest.mark.parametrize("run", FULL.values(), ids=["-".join(map(str, setting)) for setting in FULL])
+def test_the_first_commits_of_the_full_scale_run_shrunk(run, tmp_path, monkeypatch):
+    """A run in each setting that claims share, its network a quarter as wide, its schedule and period, on made-up rows.
+
+    Methods are compiled by their own tests, networks nowhere else at full depth.
+    """
     monkeypatch.setattr(task.data, "load", few_rows)
     _task.cache_clear()
-    for run in {_kind(run): run for run in some(claim.runs["full"])}.values():
-        width = {"width": 0.25} if run.config.dataset in ("cifar10", "tiny_shakespeare") else {}
-        config = dataclasses.replace(run.config, batch_size=4, **width)
-        epochs = 3 * pace.mean_period(config) / (config.workers * 4)
-        run = dataclasses.replace(run, config=dataclasses.replace(config, epochs=epochs), evaluations=1)
-        found = record(run, {"data_dir": str(tmp_path), "manual_dir": None})
-        assert not found["failed"]
-        assert found["commits"] in (3, 4)
-        assert found["train_loss"] is not None
+    width = {"width": 0.25} if run.config.dataset in ("cifar10", "tiny_shakespeare") else {}
+    config = dataclasses.replace(run.config, batch_size=4, **width)
+    epochs = 3 * pace.mean_period(config) / (config.workers * 4)
+    run = dataclasses.replace(run, config=dataclasses.replace(config, epochs=epochs), evaluations=1)
+    found = record(run, {"data_dir": str(tmp_path), "manual_dir": None})
+    assert not found["failed"]
+    assert found["commits"] in (3, 4)
+    assert found["train_loss"] is not None
     _task.cache_clear()
-
-
-def _kind(run):
-    config = run.config
-    return config.model, config.cluster  # Methods are compiled by their own tests, networks nowhere else at full depth.
