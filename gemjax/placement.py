@@ -73,7 +73,9 @@ def place(
     """Spreads workers over this host's devices and finds a place for the central variable.
 
     Args:
-      num_workers: number of workers N, positive; they go round the worker devices in turn.
+      num_workers: number of workers N, positive; they go round the worker devices in turn. With two to a device it is
+        pipelined: it computes for one, on the view at hand, while the other's commit and pull are on their way, and staleness
+        doubles.
       central: ``"dedicated"`` keeps the last device for the central variable; ``"host"`` keeps it on the host's CPU beside
         accelerators; ``"colocated"`` puts it on the first worker's device, where commits queue behind that worker's
         gradients (:func:`gemjax.run_on_devices` warns of it). Default: with one device, ``host`` beside an accelerator and

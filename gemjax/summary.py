@@ -28,10 +28,11 @@ class Summary:
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), when nothing was committed.
       share: float64 [N]; of the applied commits.
-      utilisation: float64 [N]; time computing / time from the worker's first dispatch to the end.
+      utilisation: float64 [N]; time computing / time from the worker's first dispatch to the end. Waiting for a device that
+        computes for another worker counts.
       view_wait: float64 [N]; the same for waiting for a view that was on its way.
       commit_wait: float64 [N]; the same for waiting with a finished gradient.
-      at_once: workers computing at a time, in the mean over the time in which at least one did.
+      at_once: workers computing at a time, in the mean over the time in which at least one did; at most ``num_devices``.
       gradient_time: median time of a gradient.
       wait_median: median wait of a cycle, for the view and for the commit.
       wait_p95: 95 % of the cycles wait no longer.
@@ -98,6 +99,7 @@ def summarise(
     staleness = commits["staleness"][np.isfinite(commits["staleness"])]
     staleness = staleness if len(staleness) else np.zeros(1)
     p50, p95 = np.percentile(staleness, [50, 95])
+    num_devices = len(set(run.devices)) or run.num_workers
 
     def part(begin: str, end: str) -> np.ndarray:
         spent = np.bincount(cycles["worker"], cycles[end] - cycles[begin], run.num_workers)
@@ -105,7 +107,7 @@ def summarise(
 
     return Summary(
         num_workers=run.num_workers,
-        num_devices=len(set(run.devices)) or run.num_workers,
+        num_devices=num_devices,
         colocated=bool({*run.central.split("+")} & {one for names in run.devices for one in names.split("+")} - {""}),
         measured=run.measured,
         commits=len(commits["worker"]),
@@ -119,7 +121,7 @@ def summarise(
         utilisation=part("began", "ready"),
         view_wait=part("dispatch", "began"),
         commit_wait=part("ready", "time"),
-        at_once=_at_once(cycles),
+        at_once=min(_at_once(cycles), num_devices),
         gradient_time=float(np.median(cycles["ready"] - cycles["began"])),
         wait_median=float(np.median(waits)),
         wait_p95=float(np.percentile(waits, 95)),

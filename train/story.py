@@ -33,8 +33,9 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     """
     if config.engine == "devices":
         # Each compiles its own programs, and more than there are cores would only take turns.
-        places = min(config.workers, cores() + 1)
-        gemjax.cpu_devices(places * config.worker_devices + config.central_devices)
+        places = min(config.workers, cores() + 1) * config.worker_devices
+        apart = config.central in ("auto", "dedicated")
+        gemjax.cpu_devices(places + config.central_devices if apart else max(places, config.central_devices))
     task = make_task(config)
     if folder.finished(task.num_commits):
         say(console, f"{folder.path} has made all its {task.num_commits} commits; raise --epochs to go on")
@@ -47,12 +48,10 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
         say(console, f"--batch-size {config.batch_size} is more than all rows: a batch has {rows}")
     say(console, "compiling (once a device) …")
     with folder.checkpoints() as checkpoints, Interrupt() as interrupt:
-        restored, recorded = _restore(config, task, folder, checkpoints)
+        restored, recorded = _restore(config, task, folder, checkpoints, console)
         folder.begin(config)  # After what it continues was found to fit.
         with gemjax.EventLog(folder.events) as log:
-            watcher = Watcher(
-                config, task, folder, checkpoints, log, interrupt, console, trace, restored, len(recorded)
-            )
+            watcher = Watcher(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
             begin = [restored]  # Taken out by who begins with it: kept here, it would be in memory for the whole run.
             del restored
             with watcher.line, watcher.scalars, warnings_on(console):
@@ -126,15 +125,18 @@ def cluster(config: Config) -> arrivals.Arrivals:
     return arrivals.Barrier(model) if config.cluster == "tiered_barrier" else model
 
 
-def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.Checkpoints):
+def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.Checkpoints, console: Console):
     """The state and trace to go on from, or nothing of a new run; records beyond the checkpoint are cut off."""
     if checkpoints.latest is None:
+        if folder.events.exists():
+            say(console, "there is no checkpoint yet: beginning again")
         folder.rewind({"events": 0, "metrics": 0})
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     tx, local = _optimizers(config, task)
     like = gemjax.initial_state(tx, task.params, num_workers=config.workers, model_state=task.model_state, local=local)
     state, recorded, sizes = checkpoints.load(like)
     folder.rewind(sizes)
+    say(console, f"going on from the checkpoint at {len(recorded)} commits")
     return state, recorded
 
 

@@ -16,7 +16,7 @@ from train.scalars import Scalars
 class Watcher:
     """What happens between commits: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
 
-    def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, state, done: int):
+    def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, done: int):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt, self.console = log, interrupt, console
         self.line = ProgressLine(console, task.num_commits, done, config.workers)
@@ -24,7 +24,6 @@ class Watcher:
         self.evaluations = evaluations(config, task.num_commits, trace)
         self._evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
-        self._written = None if state is None else int(state.arrivals)
         self._kept = False
 
     def __call__(self, progress: gemjax.Progress) -> bool:
@@ -57,10 +56,9 @@ class Watcher:
         )
 
     def save(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Writes a checkpoint, but not the same twice: the one that is there would be deleted first."""
-        if int(state.arrivals) != self._written:
+        """Writes a checkpoint, but none of the same commits again: the one that is there would be deleted first."""
+        if len(trace) != self.checkpoints.latest:
             self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
-            self._written = int(state.arrivals)
 
     def keep(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
         """Writes what was reached by a run that an exception ends, and says so; what is wrong now must not hide that one."""

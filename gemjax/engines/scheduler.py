@@ -1,5 +1,6 @@
 """The event loop of a run on devices: the only thread that dispatches, and the only one that touches the central variable."""
 
+import collections
 import time
 import warnings
 
@@ -14,6 +15,7 @@ from gemjax.local_steps import PeriodsEndError
 from gemjax.members import Members
 from gemjax.policies import Policy
 
+ROOM = 8  # Gradients that queue at a device; JAX has the caller wait for those beyond 32 on a CPU device.
 PATIENCE = 60.0  # Seconds without an arrival after which the run says what it waits for.
 
 
@@ -81,7 +83,8 @@ class Scheduler:
         self.workers.check_any_left(self.records.commits + len(self.reports.pending), self.num_commits)
         arrival = self.waiters.next(self.timeout())
         if arrival is not None:
-            self.heard_at, self.noticed = arrival.ready, False
+            # What arrived during a callback was ready before its end.
+            self.heard_at, self.noticed = max(self.heard_at, arrival.ready), False
             self.arrive(arrival)
         elif not self.noticed and time.perf_counter() >= self.heard_at + PATIENCE:
             self.notice()
@@ -105,13 +108,20 @@ class Scheduler:
     def admit(self) -> bool:
         """Sends off those that wait, as many as may go; whether any did."""
         workers, waited = self.workers, len(self.workers.waiting)
+        places = self.programs.placement.workers
+        queues = collections.Counter(places[worker] for worker in workers.out)
+
+        def may_go(worker: int) -> bool:
+            return queues[places[worker]] < ROOM and self.programs.is_ready(worker)
+
         while workers.waiting and self.lacking and self.policy.admits(len(workers.out) + len(workers.held)):
-            worker = next(filter(self.programs.is_ready, workers.waiting), None)
-            if worker is None:  # Their batches are being read, which wakes.
+            worker = next(filter(may_go, workers.waiting), None)
+            if worker is None:  # Their batches are being read, which wakes, or their devices have enough to do.
                 break
             workers.waiting.remove(worker)
             if not workers.is_outdated(worker) or workers.pull_again(worker):
                 self.dispatch(worker)
+                queues[places[worker]] += worker in workers.out
         return len(workers.waiting) < waited
 
     def dispatch(self, worker: int) -> None:
@@ -148,8 +158,6 @@ class Scheduler:
             workers.fault(worker, arrival.error)
             return
         workers.held.append(arrival)
-        if len(workers.held) == self.policy.quorum > 1:
-            self.quorum_at = time.perf_counter() + self.policy.grace
 
     def release(self) -> bool:
         """Commits what may be committed, and has its workers wait to be sent off again; whether there was any."""
@@ -160,6 +168,8 @@ class Scheduler:
         if self.policy.quorum > 1:
             if held < self.policy.quorum:  # Somebody may have left.
                 self.quorum_at = float("inf")
+            elif self.quorum_at == float("inf"):  # It is there, or was left over by commits that were then refused.
+                self.quorum_at = time.perf_counter() + self.policy.grace
             if not (workers.out or workers.waiting) or time.perf_counter() >= self.quorum_at:
                 self.quorum_at = float("inf")
                 self.commit_together()

@@ -37,6 +37,7 @@ class Waiters:
         self._watched = [False] * num_workers  # Set by the scheduler, taken back by the worker's thread.
         self._inside = [False] * num_workers  # Whether the worker's thread waits for a device.
         self._closed = False
+        self._x64 = jax.config.read("jax_enable_x64")  # As the caller has it: a gate may compute.
         self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads = [
             threading.Thread(target=self._wait, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
@@ -76,6 +77,10 @@ class Waiters:
         self._ready.put(None)
 
     def _wait(self, inbox: queue.SimpleQueue) -> None:
+        with jax.enable_x64(self._x64):
+            self._wait_for_each(inbox)
+
+    def _wait_for_each(self, inbox: queue.SimpleQueue) -> None:
         while (item := inbox.get()) is not None:
             worker, step, dispatched, on_its_way, gradient = item
             if self._closed:
@@ -91,7 +96,7 @@ class Waiters:
                 if self._gate is not None:
                     change = self._gate(worker, step)
                     gradient = gradient if change is None else change(gradient)
-            except Exception as raised:  # Whatever a worker's computation raises is the scheduler's to handle.
+            except BaseException as raised:  # Whatever is raised here is the scheduler's to handle: the thread goes on.
                 error = raised
                 self._inside[worker] = False
             self._watched[worker] = (

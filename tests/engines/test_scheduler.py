@@ -1,5 +1,6 @@
 """Policies and members in real runs; each is replayed."""
 
+import itertools
 import threading
 import warnings
 
@@ -432,3 +433,66 @@ def test_members_remember_who_has_left():
         ASGD, *QUADRATIC[:3], 60, num_workers=4, members=members, state=first.state, recorded=first.trace
     )
     assert 1 not in second.trace.worker
+
+
+def test_a_quorum_left_over_when_commits_are_refused_goes_on():
+    """More are held than the run needs; then one of those that it took is not finite, and it needs them after all."""
+    with Faults().hang(3, 0).poison(0, 1).poison(1, 1).poison(2, 1) as faults:
+        looks = itertools.count()
+        result = run(
+            4, ASGD, policy=gemjax.Policy(quorum=2, grace=0.2), gate=faults,
+            callback=lambda progress: next(looks) > 100, callback_seconds=0.1,
+        )  # fmt: skip
+    assert (~result.history["applied"]).sum() >= 1
+
+
+def test_what_arrived_during_a_callback_is_no_silence(monkeypatch, tmp_path):
+    """It was ready long ago when the callback is over."""
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.2)
+    slept = threading.Event()  # Never set: waiting for it is the callback's work.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Faults().slow(0, 0.02).slow(1, 0.02) as faults:
+            run(
+                24, gemjax.asgd(0.05, num_workers=2), 2, gate=faults, callback_every=8,
+                callback=lambda progress: slept.wait(0.5),
+            )  # fmt: skip
+
+
+def test_no_more_gradients_queue_at_a_device_than_it_has_room_for(monkeypatch):
+    monkeypatch.setattr(scheduler, "ROOM", 2)
+    devices, most = jax.devices()[:3], [0]
+    dispatch = scheduler.Scheduler.dispatch
+
+    def counting(self, worker):
+        dispatch(self, worker)
+        places = self.programs.placement.workers
+        most.append(sum(places[other] == places[worker] for other in self.workers.out))
+
+    monkeypatch.setattr(scheduler.Scheduler, "dispatch", counting)
+    result = run(90, gemjax.asgd(0.01, num_workers=9), 9, placement=gemjax.place(9, devices=devices))
+    assert max(most) == 2
+    assert set(result.trace.worker) == set(range(9))
+
+
+def test_a_gate_that_wants_to_exit_is_a_fault_of_its_worker():
+    def gate(worker, step):
+        if (worker, step) == (1, 2) and not left:
+            left.append(worker)
+            raise SystemExit
+
+    left = []
+    result = run(gate=gate)
+    assert left == [1]
+    assert (result.trace.worker == 1).sum() > 2
+
+
+def test_a_gate_computes_as_precisely_as_the_run(x64):
+    """Double precision is a setting of a thread."""
+    seen = []
+
+    def gate(worker, step):
+        return lambda gradient: seen.append(jax.numpy.zeros(()).dtype) or gradient
+
+    gemjax.run_on_devices(ASGD, *QUADRATIC[:3], 8, num_workers=4, gate=gate)
+    assert set(seen) == {np.dtype("float64")}

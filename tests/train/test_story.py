@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from train.methods import make_method
 from train.models.layers import BatchNorm
 from train.runfolder import RunFolder
 from train.task import make_task
+from train.watcher import Watcher
 
 
 @pytest.fixture(scope="session")
@@ -110,9 +112,21 @@ def test_no_checkpoint_is_written_over(tiny, small, monkeypatch):
     folder, _, _ = run(config)
     assert saved == [11, 22, 33]
     folder.summary.unlink()  # As if it had been killed before it summed up.
-    _, summary, _ = run(config, folder)
+    _, summary, output = run(config, folder)
     assert summary["finished"]
+    assert "going on from the checkpoint at 33 commits" in output
     assert saved == [11, 22, 33]
+
+
+def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
+    """Also if arrivals that were refused have come since: what replaces it might not get onto a full disk."""
+    written = []
+    watcher = object.__new__(Watcher)
+    watcher.log, watcher.checkpoints = None, SimpleNamespace(latest=2)
+    watcher.folder = SimpleNamespace(save_checkpoint=lambda *what: written.append(len(what[2])))
+    for commits in (2, 3):
+        watcher.save(None, gemjax.Trace(worker=[0] * commits, num_workers=1))
+    assert written == [3]
 
 
 def test_what_a_run_warns_of_is_a_line_on_the_terminal(tiny, small):
@@ -129,11 +143,18 @@ def test_a_cpu_is_split_no_further_than_its_cores_can_compute(small, monkeypatch
         raise InterruptedError
 
     monkeypatch.setattr(gemjax, "cpu_devices", stop)
-    for workers, of_each, central in ((8, 1, 1), (8, 2, 3), (1, 1, 1)):
-        config = dataclasses.replace(small, workers=workers, worker_devices=of_each, central_devices=central)
+    for workers, of_each, central, home in (
+        (8, 1, 1, "auto"),
+        (8, 2, 3, "dedicated"),
+        (1, 1, 1, "auto"),
+        (8, 1, 1, "host"),
+    ):
+        config = dataclasses.replace(
+            small, workers=workers, worker_devices=of_each, central_devices=central, central=home
+        )
         with pytest.raises(InterruptedError):
             run(config)
-    assert asked == [3 + 1, 3 * 2 + 3, 1 + 1]
+    assert asked == [3 + 1, 3 * 2 + 3, 1 + 1, 3]
 
 
 @pytest.mark.slow
