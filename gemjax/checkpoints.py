@@ -80,7 +80,8 @@ class Checkpoints:
         """The newest checkpoint.
 
         Args:
-          like: a state of the same run's structure, shapes and dtypes, such as the one it started from.
+          like: a state of the same run's structure, shapes and dtypes, such as the one it started from; or their shapes
+            (``jax.ShapeDtypeStruct``), with the shardings that the arrays are to have.
 
         Returns:
           ``(state, trace, metadata)`` as given to :meth:`save`.
@@ -90,7 +91,7 @@ class Checkpoints:
           CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, model or number of workers, or not
             one of gemjax; the message names its folder.
         """
-        like = jax.tree.map(jnp.asarray, like)
+        like = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "sharding") else jnp.asarray(leaf), like)
         if self.latest is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
         try:

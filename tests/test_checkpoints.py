@@ -40,6 +40,19 @@ def test_state_and_trace_come_back_and_the_run_goes_on_bit_for_bit(tmp_path):
     assert int(rest.opt_state[1].clock) == 40
 
 
+def test_arrays_come_back_where_their_shapes_are_to_lie(tmp_path):
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[2])
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), jax.eval_shape(like)
+    )
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(0))
+        state, _, _ = checkpoints.load(shapes)
+    for found, saved in zip(jax.tree.leaves(state), jax.tree.leaves(like()), strict=True):
+        assert found.sharding == there
+        np.testing.assert_array_equal(found, saved)
+
+
 def test_only_the_newest_are_kept(tmp_path):
     with gemjax.Checkpoints(tmp_path, keep=2) as checkpoints:
         assert checkpoints.latest is None

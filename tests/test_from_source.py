@@ -158,6 +158,16 @@ def broken(number):
         raise OSError("the disk is gone")
 
 
+@pytest.mark.parametrize("first", [1, 5, 40])
+def test_one_read_that_fails_costs_nothing_whenever_it_is(first):
+    """Also before the run has begun, when programs are compiled for the first rows."""
+    source = Source(lambda number: broken(17) if len(source.read) == first else None)
+    found = on_devices(FromSource(source, KINDS["epochs"](NUMBERS)))
+    assert len(found.trace) == 24
+    replay = simulate(KINDS["epochs"](DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("run", [simulate, on_devices])
 @pytest.mark.parametrize("kind", [Source, Whole])
 def test_a_row_that_cannot_be_read_is_named(run, kind):

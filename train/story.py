@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -133,7 +134,15 @@ def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.
         folder.rewind({"events": 0, "metrics": 0})
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     tx, local = _optimizers(config, task)
-    like = gemjax.initial_state(tx, task.params, num_workers=config.workers, model_state=task.model_state, local=local)
+    like = jax.eval_shape(
+        lambda: gemjax.initial_state(
+            tx, task.params, num_workers=config.workers, model_state=task.model_state, local=local
+        )
+    )
+    # Of a run on devices into the host's memory: whole, it may be more than one of them holds.
+    (place, *_) = jax.local_devices(backend="cpu" if config.engine == "devices" else None)
+    there = jax.sharding.SingleDeviceSharding(place)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), like)
     state, recorded, sizes = checkpoints.load(like)
     folder.rewind(sizes)
     say(console, f"going on from the checkpoint at {len(recorded)} commits")

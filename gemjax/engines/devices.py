@@ -131,12 +131,13 @@ def run_on_devices(
     if callback_seconds is not None and not callback_seconds > 0:
         raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")
     transition = Transition(tx, loss_fn, len(placement.workers), seed, names(diagnostics), average_model_state, local)
-    programs = _programs(transition, placement, batches, params, model_state, state, recorded)
+    policy = policy or Policy()
+    policy.check(len(placement.workers))
+    programs = _programs(transition, placement, batches, params, model_state, state, recorded, policy.retries)
     rejected, dropped = (0, 0) if state is None else (int(state.rejected), int(state.dropped))
     del state  # The run has its own, in parts; whoever called may let this one go.
     records = Records(len(placement.workers), recorded, log, rejected, dropped)
-    policy, members = policy or Policy(), members or Members(len(placement.workers))
-    policy.check(len(placement.workers))
+    members = members or Members(len(placement.workers))
     if members.num_workers != len(placement.workers):
         raise ValueError(f"members are of {members.num_workers} workers, but the run has {len(placement.workers)}")
     with Waiters(len(placement.workers), gate) as waiters, contextlib.closing(programs):
@@ -172,6 +173,7 @@ def _programs(
     model_state: PyTree,
     state: RunState | None,
     recorded: Trace | None,
+    retries: int,
 ) -> Programs:
     """The run's programs, with the state to begin with in parts where it belongs.
 
@@ -185,7 +187,7 @@ def _programs(
             transition, begin = _continued(transition, params, model_state, state, recorded)
         batches = _on_workers(as_batches(batches, transition.num_workers), placement, begin)
         batches = batches if transition.local is None else LocalBatches(batches, transition.local)
-        return Programs(transition, batches, placement, begin)
+        return Programs(transition, batches, placement, begin, retries=retries)
 
 
 def _on_host(leaf: Any) -> Any:

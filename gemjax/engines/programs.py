@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,8 +33,11 @@ class Programs:
     of the centre travel by themselves, each part to where it belongs.
     """
 
-    def __init__(self, transition: Transition, batches: Any, placement: Placement, state: RunState):
+    def __init__(
+        self, transition: Transition, batches: Any, placement: Placement, state: RunState, *, retries: int = 0
+    ):
         self.transition, self.batches, self.placement = transition, batches, placement
+        self._retries = retries  # Of reading a batch before the run, when it is no worker's fault yet.
         self.num_workers = transition.num_workers
         locals_ = state.view.value.local
         state = _without_local(state)
@@ -80,7 +84,7 @@ class Programs:
             return self.transition.gradient(view._replace(local=local), batch, worker, step)
 
         local = self._local[0]
-        data, selection = self._selection(0, 0, 0)
+        data, selection = self._again(lambda: self._selection(0, 0, 0))
         data = self.batches.data if data is None else data
         shapes = jax.eval_shape(gradient, view_shapes[0], local, data, selection, np.zeros(3, np.int32))
         self._gradient = Packer(shapes._replace(local=()), lambda shape: apart(shape) is not None)
@@ -165,9 +169,20 @@ class Programs:
     def _any_batch(self, worker: int) -> PyTree:
         """The batch of the worker's step, or, if it has made all its commits, of its first one."""
         try:
-            return self.select(worker)
+            return self._again(lambda: self.select(worker))
         except PeriodsEndError:
-            return self._selection(worker, 0, 0)
+            return self._again(lambda: self._selection(worker, 0, 0))
+
+    def _again(self, read: Callable[[], PyTree]) -> PyTree:
+        """What ``read`` returns, though it may raise a few times before."""
+        for _ in range(self._retries):
+            try:
+                return read()
+            except PeriodsEndError:
+                raise
+            except Exception:
+                continue
+        return read()
 
     def is_ready(self, worker: int) -> bool:
         """Whether :meth:`select` would not wait for data that have to be read; begins to read them."""

@@ -11,8 +11,8 @@ Setting (small): digits with 4 and 16 workers at η = 0.1 and 0.02, one seed.
 
 Cost (full): 9 runs, 126,495 commits, a third of them shared with figure 1.
 Expected: 0.14, 0.2 and 0.35.
-Found: 0.14, 0.22 and 0.42, flat. η = 0.01 comes near the paper with 30 workers (0.41) and is too slow with 5 (0.33); no one rate
-gives the paper's rise with workers, so more than the rate differs.
+Found: 0.14, 0.22 and 0.42, flat. η = 0.01 comes near the paper with 30 workers (0.41) and is too slow with 5 (0.33); no one
+rate gives the paper's rise with workers, so more than the rate differs.
 
 Deviations:
   1. Those of figure 1.
