@@ -108,8 +108,8 @@ def _lock_step(s: Summary) -> Finding:
         passed,
         f"Workers pulled {'each on its own' if passed else 'together'}: {s.versions:.2f} versions of the central variable were "
         f"read a commit (it is {1 / s.num_workers:.2f} in lock step, where all wait for the slowest).",
-        "remove the barrier: dispatch a worker as soon as its own commit is made. A quorum makes one, too, with a grace that is long "
-        "beside a gradient (`--quorum`, `--grace`).",
+        "remove the barrier: dispatch a worker as soon as its own commit is made. A quorum makes one, too, with a grace "
+        "that is long beside a gradient (`--quorum`, `--grace`).",
         decisive=True,
     )
 
