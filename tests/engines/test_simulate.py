@@ -3,6 +3,7 @@
 import ast
 import functools
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -178,7 +179,8 @@ def test_other_processes_compute_the_same_bits():
     others = [
         subprocess.Popen(
             [sys.executable, "-c", script],
-            stdout=subprocess.PIPE, text=True, env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE, text=True,
+            env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed, "XLA_FLAGS": os.environ["XLA_FLAGS"]},
         )
         for seed in ("1", "2")
     ]  # fmt: skip
