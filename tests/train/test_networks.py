@@ -162,7 +162,7 @@ def test_the_transformer_learns_a_pattern_that_needs_the_past():
         def step(params, _):
             gradient = jax.value_and_grad(loss_fn, has_aux=True)
             (loss, _), gradients = gradient(params, (), {"tokens": rows}, jax.random.key(0))
-            return jax.tree.map(lambda p, g: p - 0.5 * g, params, gradients), loss
+            return jax.tree.map(lambda p, g: p - 0.2 * g, params, gradients), loss  # 0.5 is chaotic.
 
         return jax.lax.scan(step, params, None, length=300)[1]
 
