@@ -41,7 +41,7 @@ class Checkpoints:
         self._writing: Any = None  # What Orbax answers to a write in the background.
 
     def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None, *, wait: bool = True) -> None:
-        """Writes ``state`` after the commits of ``trace``.
+        """Writes ``state`` after the commits of ``trace``; a checkpoint of as many commits is deleted first.
 
         Args:
           state: of the run.

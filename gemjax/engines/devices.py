@@ -60,10 +60,11 @@ def run_on_devices(
 
     The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from one
     queue, first finished first served, commits, and sends the worker its next view; it never waits for one particular
-    worker, so a slow or hung one delays nobody. A commit and the pull that follows are one compiled program on the
-    device of the central variable. The first round starts when all programs are compiled. ``Ctrl-C`` during the run is
-    raised to the caller as ``KeyboardInterrupt``; use ``callback`` to stop between commits with a result. A worker that
-    hangs costs its own commits only; with a ``deadline`` in the policy it is given up, and the run ends when all are.
+    worker, so a slow or hung one delays nobody (but eight that hang hold up others at a device that they share). A commit
+    and the pull that follows are one compiled program on the device of the central variable. The first round starts when
+    all programs are compiled. ``Ctrl-C`` during the run is raised to the caller as ``KeyboardInterrupt``; use ``callback``
+    to stop between commits with a result. A worker that hangs costs its own commits only; with a ``deadline`` in the policy
+    it is given up, and the run ends when all are.
 
     Args:
       tx: a gemjax method, a chain that holds one, or any optax transformation.
