@@ -2,10 +2,10 @@
 
 Claim: with 100 workers (an effective batch of 6,400 rows) training is stable and ends at 99.38 % test accuracy.
 
-Setting (full): figure 1's with 100 workers, in each of the three readings of the paper (see `gemjax.gem`), three seeds.
+Setting (full): figure 1's with 100 workers, in each of the three readings of the paper (see `gemjax.gem`), one seed.
 Setting (small): digits, 32 workers, one seed, two epochs a worker.
 
-Cost (full): 9 runs, 843,300 commits.
+Cost (full): 3 runs, 281,100 commits.
 Expected: all readings stable, a final training loss of about 0.02, test accuracy about 99.2 %.
 
 Deviations:
@@ -79,10 +79,10 @@ CLAIM = Claim(
     name="gem_figure_2",
     title="GEM is stable with a hundred asynchronous workers",
     source="Hermans & Louppe, 2018, figure 2",
-    runs={"full": _runs(mnist, 100, (0, 1, 2)), "small": _runs(digits, 32, (0,), epochs=2.0)},
+    runs={"full": _runs(mnist, 100, (0,)), "small": _runs(digits, 32, (0,), epochs=2.0)},
     judge=judge,
     draw=draw,
     paper=PAPER,
     read_off=False,
-    minutes={"full": 90, "small": 2},
+    minutes={"full": 30, "small": 2},
 )
