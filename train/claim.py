@@ -123,6 +123,8 @@ class Claim:
       setting: for each scale whose setting is not the paper's, what it is, in a few words; stands in tables and pictures.
       paper_note: where the published numbers are from and how sure they are, if that is not simply the paper.
       then: further runs that depend on what the first ones measured (rates chosen on one seed, reported on others).
+      together: whether runs that differ in learning rate and seed alone are made as one program, for networks so small
+        that compiling takes longer than running; their numbers are the same up to rounding.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Claim:
     setting: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     paper_note: str = ""
     then: Callable[[Measured], Sequence[Run]] | None = None
+    together: bool = False
 
     def __post_init__(self):
         if missing := set(REQUIRED) - set(self.runs):
@@ -188,3 +191,26 @@ def over_seeds(
     """
     point = config.workers if point is None else point
     return [Run(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations) for seed in seeds]
+
+
+def groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """`runs` in groups of which each can be one program: every learning rate of a group with every seed of it.
+
+    Runs with diagnostics, or with more than one look at the test set, are groups of their own.
+
+    >>> slow, fast = (Config(engine="simulate", learning_rate=rate) for rate in (0.01, 0.1))
+    >>> together = groups([*over_seeds("slow", slow, seeds=(0, 1)), *over_seeds("fast", fast, seeds=(0, 1, 2))])
+    >>> [[run.name for run in group] for group in together]
+    [['slow at 8, seed 0', 'slow at 8, seed 1'], ['fast at 8, seed 0', 'fast at 8, seed 1', 'fast at 8, seed 2']]
+    """
+    by_rate: dict[Any, list[Run]] = {}  # By all but the seed.
+    for index, run in enumerate(runs):
+        config = dataclasses.replace(run.config, seed=0)
+        alone = bool(run.diagnostics) or run.evaluations > 1
+        by_rate.setdefault((config, index if alone else None), []).append(run)
+    found: dict[Any, list[Run]] = {}
+    for (config, alone), group in by_rate.items():
+        seeds = tuple(run.config.seed for run in group)
+        same = dataclasses.replace(config, learning_rate=1.0), seeds, alone
+        found.setdefault(same, []).extend(group)
+    return list(found.values())

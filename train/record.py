@@ -45,7 +45,7 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
       seconds. Numbers that are not finite are `None`.
     """
     began = time.perf_counter()
-    task = _task(_as_key(run.config, machine))
+    task = task_of(run.config, machine)
     config, batches = run.config, task.batches_of(run.config.seed)
     total = num_commits(config, len(jax.tree.leaves(batches.data)[0]))
     check_memory(config, task.params_of(config.seed), total)
@@ -68,9 +68,7 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
     begin = task.train_loss(task.params_of(config.seed), task.model_state)
     return watcher.conclude(begin) | {
         "failed": failed,
-        "commits": total,
         "steps_per_epoch": batches.steps_per_epoch,
-        "initial_train_loss": _number(begin),
         "seconds": round(time.perf_counter() - began, 2),
     }
 
@@ -91,12 +89,12 @@ def segments(total: int, workers: int, diagnostics: tuple[str, ...]) -> list[tup
     return [part for end in ends for part in ((end - workers, ()), (end, diagnostics))]
 
 
-def _as_key(config: Config, machine: dict[str, Any]) -> Config:
-    """The configuration of the task alone, equal for all runs that can share it."""
+def task_of(config: Config, machine: dict[str, Any]) -> Task:
+    """The task of a configuration, the same object for all runs that can share it."""
     left_out = {*METHODICAL, *FREE}
-    kept = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    kept = {name: value for name, value in kept.items() if name not in left_out}
-    return Config(**kept | {"method": "asgd"} | machine)
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    fields = {name: value for name, value in fields.items() if name not in left_out}
+    return _task(Config(**fields | {"method": "asgd"} | machine))
 
 
 @functools.lru_cache(maxsize=2)
@@ -128,43 +126,21 @@ class _Watcher:
             self._speed = (progress.commits - self._began[0]) / (now - self._began[1])
         evaluated = self.evaluated[-1][0] if self.evaluated else 0
         if progress.commits in self.evaluations and progress.commits > evaluated:
-            self.evaluated.append((progress.commits, *self.task.evaluate(self._judged(progress), progress.model_state)))
+            self.evaluated.append(
+                (
+                    progress.commits,
+                    *self.task.evaluate(judged(self.run, progress.params, progress.state), progress.model_state),
+                )
+            )
         return progress.commits >= self.until
-
-    def _judged(self, progress: gemjax.Progress) -> Any:
-        """The parameters that are evaluated: the central ones, or as LSGD's authors do the average of its workers'."""
-        if self.run.config.method == "lsgd":
-            return gemjax.average_position(progress.state().opt_state)
-        return progress.params
 
     def conclude(self, begin: float) -> dict[str, Any]:
         """What is kept of the run, given its training loss before the first commit."""
         shared = {name: np.concatenate([part[name] for part in self.parts]) for name in _columns(self.parts)}
-        workers = self.run.config.workers
-        applied = shared.get("applied", np.zeros(0, bool))
-        losses = shared["loss"][applied][-LAST * workers :] if applied.any() else np.array([np.nan])
-        done = self.evaluated and self.evaluated[-1][0] == self.total
-        _, test_loss, accuracy = self.evaluated[-1] if done else (0, np.nan, np.nan)
-        train_loss = float(np.mean(losses)) if done else np.nan
-        staleness = shared["staleness"][applied] if applied.any() else np.full(1, np.nan)
-        p50, p95 = np.percentile(staleness, [50, 95])
-        return {
-            "train_loss": _number(train_loss),
-            "test_loss": _number(test_loss),
-            "test_accuracy": _number(accuracy),
-            "diverged": not train_loss <= (1 + MARGIN) * begin,
+        return kept(self.run, self.total, shared, self.evaluated, begin) | {
             "rejected": getattr(self, "rejected", 0),
             "dropped": getattr(self, "dropped", 0),
-            "time": _number(shared["time"][-1]) if len(applied) else None,
-            "staleness_p50": _number(p50),
-            "staleness_p95": _number(p95),
             "diagnostics": {name: self._diagnostic(name) for name in self.run.diagnostics},
-            "curve": _curve(shared, self.total, workers),
-            "evaluations": {
-                "commits": [row[0] for row in self.evaluated],
-                "test_loss": [_number(row[1]) for row in self.evaluated],
-                "test_accuracy": [_number(row[2]) for row in self.evaluated],
-            },
             "commits_per_second": _number(self._speed),
         }
 
@@ -179,6 +155,55 @@ class _Watcher:
             "time": [_number(part["time"][-1]) for part in taken],
             "curve": [_number(np.median(part)) if len(part) else None for part in values],
         }
+
+
+def judged(run: Run, params: Any, state: Callable[[], Any]) -> Any:
+    """The parameters that are evaluated: the central ones, or as LSGD's authors do the average of its workers'.
+
+    Args:
+      run: whose they are.
+      params: the central variable.
+      state: gives the whole state of the run.
+    """
+    return gemjax.average_position(state().opt_state) if run.config.method == "lsgd" else params
+
+
+def kept(
+    run: Run, total: int, history: History, evaluated: list[tuple[int, float, float]], begin: float
+) -> dict[str, Any]:
+    """What is kept of a run of `total` commits apart from diagnostics, counters and cost.
+
+    Args:
+      run: which it was.
+      total: commits that it should have made.
+      history: those that it made.
+      evaluated: commits, test loss and accuracy of each evaluation; the last one counts if it is of the end.
+      begin: the training loss before the first commit.
+    """
+    workers, applied = run.config.workers, history.get("applied", np.zeros(0, bool))
+    losses = history["loss"][applied][-LAST * workers :] if applied.any() else np.array([np.nan])
+    done = evaluated and evaluated[-1][0] == total
+    _, test_loss, accuracy = evaluated[-1] if done else (0, np.nan, np.nan)
+    train_loss = float(np.mean(losses)) if done else np.nan
+    staleness = history["staleness"][applied] if applied.any() else np.full(1, np.nan)
+    p50, p95 = np.percentile(staleness, [50, 95])
+    return {
+        "train_loss": _number(train_loss),
+        "test_loss": _number(test_loss),
+        "test_accuracy": _number(accuracy),
+        "diverged": not train_loss <= (1 + MARGIN) * begin,
+        "initial_train_loss": _number(begin),
+        "commits": total,
+        "time": _number(history["time"][-1]) if len(applied) else None,
+        "staleness_p50": _number(p50),
+        "staleness_p95": _number(p95),
+        "curve": _curve(history, total, workers),
+        "evaluations": {
+            "commits": [row[0] for row in evaluated],
+            "test_loss": [_number(row[1]) for row in evaluated],
+            "test_accuracy": [_number(row[2]) for row in evaluated],
+        },
+    }
 
 
 def _columns(parts: list[History]) -> list[str]:

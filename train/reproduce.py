@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from train import cli, configs, interrupts
-from train.claim import SCALES, Claim, Run, Scale, Statement, num_commits, verdict
+from train.claim import SCALES, Claim, Run, Scale, Statement, groups, num_commits, verdict
 from train.files import write_whole
 from train.measured import Measured
 from train.pool import POOL, PUBLISHED, Pool, Record
@@ -146,13 +146,13 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     known = _known(pool, runs)
     _say(console, f"{claim.name} ({asked.scale}): {claim.title} [{claim.source}]")
     _say(console, f"{len(runs)} runs, {len(known)} of them done already; work folder {pool.path}")
-    _make_missing(runs, known, pool, asked, console)
+    _make_missing(claim, runs, known, pool, asked, console)
     measured = Measured(asked.scale, [(run, known[run]) for run in runs])
     if claim.then is not None:
         runs = [*runs, *claim.then(measured)]
         known |= _known(pool, runs)
         _say(console, f"{len(runs)} runs with those that follow from what was measured")
-        _make_missing(runs, known, pool, asked, console)
+        _make_missing(claim, runs, known, pool, asked, console)
         measured = Measured(asked.scale, [(run, known[run]) for run in runs])
     statements = list(claim.judge(measured))
     result = summary(claim, measured, statements)
@@ -174,10 +174,10 @@ def file_name(claim: Claim, scale: Scale) -> str:
 
 
 def _make_missing(
-    runs: Sequence[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console
+    claim: Claim, runs: Sequence[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console
 ) -> None:
     if missing := sorted((run for run in runs if run not in known), key=commits, reverse=True):
-        _make(missing, known, pool, asked, console)
+        _make(groups(missing) if claim.together else [[run] for run in missing], known, pool, asked, console)
 
 
 def _known(pool: Pool, runs: Sequence[Run]) -> dict[Run, Record]:
@@ -192,18 +192,19 @@ def _known(pool: Pool, runs: Sequence[Run]) -> dict[Run, Record]:
         raise cli.UsageError(str(error)) from error
 
 
-def _make(missing: list[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console) -> None:
+def _make(grouped: list[list[Run]], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console) -> None:
     """Makes runs, the longest first, and keeps each as it ends.
 
     Raises:
       UsageError: if one cannot be made; those that are under way are given up.
     """
     machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
-    total = sum(map(commits, missing))
-    with Processes(asked.processes) as processes, RunsProgress(console, total, len(missing)) as progress:
+    runs = [run for group in grouped for run in group]
+    total = sum(map(commits, runs))
+    with Processes(asked.processes) as processes, RunsProgress(console, total, len(runs)) as progress:
         _say(console, f"{processes.count} at a time on {processes.hardware['device']}, {total:,} commits to make")
         commit = _git_commit()
-        for run, record, error in processes.make(missing, machine, progress.update):
+        for run, record, error in processes.make(grouped, machine, progress.update):
             if record is None:
                 raise cli.UsageError(f"{run.name}: {error}") from error
             own = {"hardware": processes.hardware, "processes": processes.count, "git_commit": commit}

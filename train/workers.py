@@ -64,26 +64,26 @@ class Processes:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def make(
-        self, runs: Sequence[Run], machine: dict[str, Any], progress: Callable[[str, int], None]
+        self, groups: Sequence[Sequence[Run]], machine: dict[str, Any], progress: Callable[[str, int], None]
     ) -> Iterator[Found]:
-        """Makes runs, and yields each with its record, or with what it raised, as it ends.
+        """Makes runs, each group as one program, and yields each run with its record, or with what its group raised.
 
         `progress` is called with a run's name and its commits so far.
         """
-        waiting, going = list(runs), {}
+        waiting, going = list(groups), {}
         while waiting or going:
             with _one_thread():  # For processes that begin now.
                 while waiting and len(going) < self.count:
-                    run = waiting.pop(0)
-                    going[self._pool.submit(_make, run, machine)] = run
+                    group = waiting.pop(0)
+                    going[self._pool.submit(_make, group, machine)] = group
             done, _ = futures.wait(going, timeout=0.5, return_when=futures.FIRST_COMPLETED)
             with contextlib.suppress(Empty):
                 while True:
                     progress(*self._queue.get_nowait())
             for future in done:
-                run = going.pop(future)
-                error = future.exception()
-                yield (run, None, error) if error is not None else (run, future.result(), None)
+                group, error = going.pop(future), future.exception()
+                records = [None] * len(group) if error is not None else future.result()
+                yield from ((run, record, error) for run, record in zip(group, records, strict=True))
 
 
 def describe() -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _make(run: Run, machine: dict[str, Any]) -> Record:
-    from train.record import record  # Not before the process has been set up: it imports JAX.
+def _make(group: Sequence[Run], machine: dict[str, Any]) -> list[Record]:
+    from train.together import record_together  # Not before the process has been set up: it imports JAX.
 
-    return record(run, machine, lambda done: _news.put((run.name, done)))
+    return record_together(group, machine, lambda name, done: _news.put((name, done)))

@@ -51,8 +51,8 @@ class Inline:
     def usual():
         return 2
 
-    def make(self, runs, machine, progress):
-        for run in runs:
+    def make(self, groups, machine, progress):
+        for run in [run for group in groups for run in group]:
             if error := self.fail.get(run.name):
                 if isinstance(error, KeyboardInterrupt):
                     raise error

@@ -202,6 +202,7 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     then=then,
+    together=True,
     minutes={"full": 900, "cpu": 75, "small": 9},
     setting={"cpu": "digits in place of MNIST, 30 epochs"},
 )
