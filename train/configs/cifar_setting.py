@@ -11,9 +11,9 @@ from train.config import Config, Method
 
 CIFAR10 = Config(dataset="cifar10", engine="simulate", model="resnet20", batch_size=128, augment=True)
 CPU = Config(
-    dataset="cifar10_jpeg", engine="simulate", model="resnet20", depth=8, width=0.5, batch_size=128, augment=True
+    dataset="cifar10_jpeg", engine="simulate", model="resnet20", depth=8, width=0.5, batch_size=64, augment=True
 )
-CPU_NETWORK = "ResNet-8 at half width on CIFAR-10 (JPEG q75)"
+CPU_NETWORK = "ResNet-8 at half width on CIFAR-10 (JPEG q75), batches of 64"
 DIGITS = Config(dataset="digits", engine="simulate", batch_size=32)
 
 

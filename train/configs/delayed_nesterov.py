@@ -7,7 +7,7 @@ commits, and local steps by speed (dynamic local updates), close the distance to
 Setting (full): Tiny Shakespeare by bytes instead of C4 (not the paper's setting in its data), a transformer of 1.2 million
 parameters instead of 20 to 150; 4 workers of full, 3/4, half and quarter speed, rows of 128 bytes in batches of 16, 50 local
 steps a commit, 15 epochs of data a worker, three seeds. Outer rate 0.7 and momentum 0.9 (DiLoCo's).
-Setting (cpu): the same with 2 blocks of half the units, 10 epochs a worker, 20 local steps, two seeds.
+Setting (cpu): the same with 2 blocks of half the units, rows in batches of 8, 2 epochs a worker, 20 local steps, one seed.
 Setting (small): digits instead of text, 4 workers, 10 local steps, 6 epochs a worker; directions alone.
 
 Cost (full): 18 runs, 11,667 commits of 50 gradients each at most; about a day on two cores.
@@ -136,7 +136,7 @@ CLAIM = Claim(
     source="Liu et al., 2024; on another, smaller text",
     runs={
         "full": _runs(TEXT, range(3)),
-        "cpu": _runs(dataclasses.replace(TEXT, depth=2, width=0.5, period=20, epochs=10.0), (0, 1)),
+        "cpu": _runs(dataclasses.replace(TEXT, depth=2, width=0.5, batch_size=8, period=20, epochs=2.0), (0,)),
         "small": _runs(
             dataclasses.replace(TEXT, dataset="digits", batch_size=32, learning_rate=0.005, period=10, epochs=6.0), (0,)
         ),
@@ -144,10 +144,10 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper_note="medium: one pair of perplexities, from a secondary source, in words only",
-    minutes={"full": 1_400, "cpu": 60, "small": 1},
+    minutes={"full": 1_400, "cpu": 20, "small": 1},
     setting={
         "full": "a transformer of 1.2 million parameters on Tiny Shakespeare, for the paper's on C4",
-        "cpu": "a transformer of 2 blocks of 64 units on Tiny Shakespeare, 10 epochs a worker",
+        "cpu": "a transformer of 2 blocks of 64 units on Tiny Shakespeare, 2 epochs a worker",
         "small": "digits",
     },
 )

@@ -8,6 +8,8 @@ Setting (small): digits at η = 0.05 with 4, 16 and 32 workers, one seed.
 
 Cost (full): 21 runs, 199,581 commits.
 Expected: GEM 0.07 to 0.05; DOWNPOUR 0.14, 0.10, and 2.3 (chance) with 20.
+Found: GEM 0.077 / 0.056 / 0.041, DOWNPOUR 0.14 / 0.28 / 2.3: the claim held. The sequential proxy ends at 0.82 with its one
+epoch, dropout 0.5 and an effective rate of η / (1 - μ) = 1: GEM is not near it, but far better, with any number of workers.
 
 Deviations:
   1. Those of figure 1.
@@ -72,7 +74,8 @@ def draw(figure, measured) -> None:
     left.axhline(measured.mean("train_loss", PROXY, 1), color="0.3", ls=":", label=PROXY)
     claim_plots.points_axis(left, points, "workers")
     claim_plots.log_axis(left)
-    left.legend(frameon=False, fontsize="small")
+    left.set_ylim(top=3 * left.get_ylim()[1])  # Room for the legend.
+    left.legend(frameon=False, fontsize="small", loc="upper left")
     for column, series in enumerate(METHODS):
         for index, workers in enumerate(points):
             claim_plots.curve(
@@ -85,7 +88,8 @@ def draw(figure, measured) -> None:
                 ls=("-", "--", ":")[index % 3],
             )
     claim_plots.log_axis(right)
-    right.legend(frameon=False, fontsize="small", ncols=2)
+    right.set_ylim(right.get_ylim()[0] / 3)
+    right.legend(frameon=False, fontsize="small", ncols=2, loc="lower left")
 
 
 CLAIM = Claim(
