@@ -30,6 +30,16 @@ def test_danas_accuracy_holds_at_the_published_numbers_and_not_where_others_keep
     assert all(held(claim, short))
 
 
+def test_danas_order_on_a_wide_network_is_judged_without_published_numbers():
+    claim = BY_NAME["dana_wide_resnet"]
+    reached = lambda series, n: 0.95 if series.startswith("DANA") or n < 20 else 0.1
+    found = accuracies(claim, "full", reached)
+    assert held(claim, found) == [True] * 6
+    assert not any(statement.paper for statement in claim.judge(found))
+    assert held(claim, accuracies(claim, "full", lambda series, n: 0.95 if n < 16 else 0.1)) == [False] * 5 + [True]
+    assert {run.config.model for runs in claim.runs.values() for run in runs} == {"wrn_16_4"}
+
+
 OURS = ("DANA-DC", "DANA-Slim")
 
 

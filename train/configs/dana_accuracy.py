@@ -24,6 +24,8 @@ Deviations:
   6. The last rows of an epoch that fill no batch are left out: 390 commits an epoch for 391.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from train.claim import Claim, Run, Statement, over_seeds
@@ -73,6 +75,24 @@ def runs(base: Config, epochs: float, workers, seeds, **changes) -> list[Run]:
 
 
 def judge(measured) -> list[Statement]:
+    statements = judge_order(measured, PAPER["test_accuracy"] if measured.full else {})
+    if measured.full:
+        known = PAPER["test_accuracy"]["DANA-DC"]
+        ours = [measured.mean("test_accuracy", "DANA-DC", n) for n in known]
+        statements.append(
+            Statement(
+                "DANA-DC is within a point of the published accuracy, 32 workers apart",
+                all(abs(a - b) <= 0.01 for a, (n, b) in zip(ours, known.items(), strict=True) if n < 32),
+                percent(ours),
+                percent([*known.values()]),
+            )
+        )
+    return statements
+
+
+def judge_order(measured, paper: Mapping[str, Mapping[int, float]] = MappingProxyType({})) -> list[Statement]:
+    """How the methods stand to one worker and to each other; `paper` is shown beside them."""
+    shown = {series: percent([*points.values()]) for series, points in paper.items()}
     points = measured.points("DANA-DC")
     reached = {
         series: [measured.mean("test_accuracy", series, n) for n in points]
@@ -87,7 +107,7 @@ def judge(measured) -> list[Statement]:
             f"{series} stays within {100 * near:g} points of one worker up to 16 workers",
             one > 0 and all(reached[series][index] >= one - near for index in up_to),
             f"{percent(reached[series])}, one worker {percent([one])}",
-            _published(measured, series),
+            shown.get(series, ""),
         )
         for series in OURS
     ]
@@ -97,7 +117,7 @@ def judge(measured) -> list[Statement]:
             f"{series} fails with {points[many]:g} workers: at least ten points below the better DANA",
             reached[series][many] <= best - 0.1,
             f"{percent(reached[series])}, DANA there {percent([best])}",
-            _published(measured, series) and f"{_published(measured, series)}, then fails",
+            f"{shown[series]}, then fails" if series in shown else "",
         )
         for series in OTHERS
     ]
@@ -113,36 +133,22 @@ def judge(measured) -> list[Statement]:
             "; ".join(f"{series} {percent(reached[series])}" for series in (*OURS, *OTHERS, "LWP")),
         )
     )
-    if measured.full:
-        known = PAPER["test_accuracy"]["DANA-DC"]
-        ours = [measured.mean("test_accuracy", "DANA-DC", n) for n in known]
-        statements.append(
-            Statement(
-                "DANA-DC is within a point of the published accuracy, 32 workers apart",
-                all(abs(a - b) <= 0.01 for a, (n, b) in zip(ours, known.items(), strict=True) if n < 32),
-                percent(ours),
-                percent([*known.values()]),
-            )
-        )
     return statements
 
 
-def _published(measured, series: str) -> str:
-    return (
-        percent([*PAPER["test_accuracy"].get(series, {}).values()])
-        if measured.full and series in PAPER["test_accuracy"]
-        else ""
-    )
-
-
 def draw(figure, measured) -> None:
+    draw_accuracy(figure, measured, PAPER)
+
+
+def draw_accuracy(figure, measured, paper: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Accuracy and training loss by number of workers, with the published ones of `paper`."""
     from train import claim_plots
 
     left, right = figure.subplots(1, 2)
     series = [name for name in measured.series if name != BASELINE]
     one = 100 * measured.mean("test_accuracy", BASELINE, 1)
     for axes, what in ((left, "test_accuracy"), (right, "train_loss")):
-        claim_plots.lines(axes, measured, what, PAPER.get(what), series)
+        claim_plots.lines(axes, measured, what, paper.get(what), series)
         claim_plots.points_axis(axes, measured.points(series[0]), "workers")
     left.axhline(one, color="0.3", ls=":", lw=1.2, label=BASELINE)
     left.legend(frameon=False, fontsize="x-small", ncols=2)

@@ -74,7 +74,7 @@ def draw(figure, measured) -> None:
     left.axhline(measured.mean("train_loss", PROXY, 1), color="0.3", ls=":", label=PROXY)
     claim_plots.points_axis(left, points, "workers")
     claim_plots.log_axis(left)
-    left.set_ylim(top=3 * left.get_ylim()[1])  # Room for the legend.
+    left.margins(y=0.3)  # Room for the legend.
     left.legend(frameon=False, fontsize="small", loc="upper left")
     for column, series in enumerate(METHODS):
         for index, workers in enumerate(points):
@@ -88,7 +88,7 @@ def draw(figure, measured) -> None:
                 ls=("-", "--", ":")[index % 3],
             )
     claim_plots.log_axis(right)
-    right.set_ylim(right.get_ylim()[0] / 3)
+    right.margins(y=0.3)
     right.legend(frameon=False, fontsize="small", ncols=2, loc="lower left")
 
 
