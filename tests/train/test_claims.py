@@ -45,7 +45,7 @@ def _rows(runs, loss, changes):
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_claims_are_what_they_say(claim):
-    module = configs._MODULES[claim.name]
+    module = configs.module(claim.name)
     assert module.__doc__ is not None
     for part in (
         "Setting (full)" if "Setting:" not in module.__doc__ else "Setting:",
@@ -68,7 +68,7 @@ def test_claims_are_what_they_say(claim):
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_the_commits_in_a_claims_docstring_are_those_it_makes(claim):
     total = sum(reproduce.commits(run) for run in claim.runs["full"])
-    assert f"{total:,} commits" in configs._MODULES[claim.name].__doc__
+    assert f"{total:,} commits" in configs.module(claim.name).__doc__
 
 
 @pytest.mark.parametrize(("claim", "scale"), AT_EACH_SCALE)

@@ -6,6 +6,7 @@
 
 import importlib
 import pkgutil
+from types import ModuleType
 
 from train.claim import Claim
 from train.config import Config
@@ -37,3 +38,8 @@ def claim(name: str) -> Claim:
     if name not in CLAIMS:
         raise ValueError(f"there is no claim {name!r}; choose one of {', '.join(CLAIMS)}")
     return _MODULES[name].CLAIM
+
+
+def module(name: str) -> ModuleType:
+    """The module of the configuration or claim called `name`."""
+    return _MODULES[name]
