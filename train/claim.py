@@ -104,6 +104,9 @@ class Statement:
     measured: str
     paper: str = ""
 
+    def __post_init__(self):
+        object.__setattr__(self, "held", bool(self.held))  # JSON has no numpy.bool.
+
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
@@ -123,6 +126,7 @@ class Claim:
       setting: for each scale whose setting is not the paper's, what it is, in a few words; stands in tables and pictures.
       paper_note: where the published numbers are from and how sure they are, if that is not simply the paper.
       then: further runs that depend on what the first ones measured (rates chosen on one seed, reported on others).
+      tuning: seeds that serve this choice alone, and are not reported.
       together: whether runs that differ in learning rate and seed alone are made as one program, for networks so small
         that compiling takes longer than running; their numbers are the same up to rounding.
     """
@@ -139,6 +143,7 @@ class Claim:
     setting: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     paper_note: str = ""
     then: Callable[[Measured], Sequence[Run]] | None = None
+    tuning: Sequence[int] = ()
     together: bool = False
 
     def __post_init__(self):

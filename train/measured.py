@@ -128,7 +128,7 @@ class Measured:
         """A diagnostic along the first seed's run: parts of its virtual time, in (0, 1], and the median of each moment."""
         found = self.of(series, point)[0]["diagnostics"][what]
         times = np.array(found["time"], float)
-        return times / times[-1], np.array(found["curve"], float)
+        return times / times[-1:], np.array(found["curve"], float)
 
     def steps_per_epoch(self, series: str, point: float) -> int:
         """Commits of one worker that are one epoch of data."""

@@ -169,8 +169,8 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
 
 
 def file_name(claim: Claim, scale: Scale) -> str:
-    """What a claim's files are called, without their ending: full and small scale lie in different folders."""
-    return f"{claim.name}-cpu" if scale == "cpu" else claim.name
+    """What a claim's files are called, without their ending."""
+    return claim.name if scale == "full" else f"{claim.name}-{scale}"
 
 
 def _make_missing(
@@ -258,7 +258,7 @@ def draw(claim: Claim, measured: Measured, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     claim.draw(figure, measured)
-    seeds = len({run.config.seed for run, _ in measured.records})
+    seeds = len({run.config.seed for run, _ in measured.records if run.config.seed not in claim.tuning})
     means = f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one seed"
     note = ", dashed: the paper, read off a figure" if claim.paper and claim.read_off and measured.full else ""
     datasets = ", ".join(dict.fromkeys(run.config.dataset for run, _ in measured.records))

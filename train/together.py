@@ -23,7 +23,8 @@ def record_together(
 ) -> list[dict[str, Any]]:
     """Makes the runs of one group of :func:`train.claim.groups`; returns what is kept of each, as `train.record.record` does.
 
-    The cost in seconds is shared evenly.
+    The cost in seconds is shared evenly. A run that fails goes on beside the others to its end, and what its commits were is
+    kept; made alone it ends there, and nothing is kept of the last of its compiled calls.
 
     Args:
       runs: the group.

@@ -1,6 +1,7 @@
 """Every claim: judged on made-up results that bear it out and that do not, drawn from them, and run for real, tiny."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -37,7 +38,8 @@ def _rows(runs, loss, changes):
         own = {name: change(run.series, run.point) for name, change in changes.items()}
         made = made_up(run, loss(run.series, run.point), **own)
         made["diagnostics"] = {
-            name: {**one, "median": 0.9 * one["median"]} for name, one in made["diagnostics"].items()
+            name: one if one["median"] is None else {**one, "median": 0.9 * one["median"]}
+            for name, one in made["diagnostics"].items()
         }
         rows.append((run, made))
     return rows
@@ -72,15 +74,22 @@ def test_the_commits_in_a_claims_docstring_are_those_it_makes(claim):
 
 
 @pytest.mark.parametrize(("claim", "scale"), AT_EACH_SCALE)
-def test_claims_judge_and_draw_runs_that_failed(claim, scale):
-    """Nothing is learned anywhere: every run diverged."""
-    failed = measured(
-        claim, scale, lambda series, point: None, test_accuracy=lambda s, p: None, diverged=lambda s, p: True
-    )
-    statements = claim.judge(failed)
-    assert not all(statement.held for statement in statements)
+@pytest.mark.parametrize("early", [False, True], ids=["in-the-end", "at-once"])
+def test_claims_judge_and_draw_runs_that_failed(claim, scale, early):
+    """Nothing is learned anywhere: every run diverged, or was given up before anything of it was kept."""
+    failed = {name: lambda s, p: None for name in ("test_loss", "test_accuracy")} | {"diverged": lambda s, p: True}
+    if early:
+        nothing = {"commits": [], "time": [], "train_loss": [], "test_loss": [], "test_accuracy": []}
+        failed |= dict.fromkeys(("time", "staleness_p50", "staleness_p95"), lambda s, p: None)
+        failed |= dict.fromkeys(("curve", "evaluations"), lambda s, p: nothing)
+        empty = {"median": None, "mean": None, "time": [], "curve": []}
+        failed["diagnostics"] = lambda s, p: dict.fromkeys(("gap", "normalised_gap", "pi_median"), empty)
+    found = measured(claim, scale, lambda series, point: None, **failed)
+    statements = claim.judge(found)
+    assert not any(statement.held for statement in statements)
     assert all(statement.text and statement.measured for statement in statements)
-    claim.draw(Figure(), failed)
+    json.dumps([dataclasses.asdict(statement) for statement in statements])
+    claim.draw(Figure(), found)
 
 
 @pytest.mark.parametrize("scale", REQUIRED)
@@ -111,25 +120,34 @@ def test_figure_2_compares_the_accuracy_of_each_reading():
 def test_what_closes_the_gap_to_the_published_accuracy_is_judged_one_by_one():
     claim = BY_NAME["gem_accuracy"]
     reached = {"as published": 0.9917, "no dropout": 0.9910, "κ = 2": 0.9929, "rate / 10": 0.9935}
-    found = claim.judge(measured(claim, "full", lambda s, n: 0.02, test_accuracy=lambda series, n: reached[series]))
+
+    def looks(series, n):
+        accuracies = [0.9, *[reached[series] + 0.001 * k for k in (-2, 2, 1, -1, 0)]]
+        return {"commits": [*range(1, 7)], "test_loss": [0.02] * 6, "test_accuracy": accuracies}
+
+    found = claim.judge(measured(claim, "full", lambda s, n: 0.02, evaluations=looks))
     assert [statement.held for statement in found] == [False, False, True, True]
-    found = claim.judge(measured(claim, "small", lambda s, n: 0.02, test_accuracy=lambda series, n: reached[series]))
-    assert [statement.held for statement in found] == [True, True]
+    reached |= {"κ = 2": 0.9960, "rate / 10": 0.9970}
+    found = claim.judge(measured(claim, "small", lambda s, n: 0.02, evaluations=looks))
+    assert [statement.held for statement in found] == [False, True]
 
 
 def test_figure_5_tells_a_loss_that_rises_again():
     claim = BY_NAME["gem_figure_5"]
-    falling, rising = ([0.1 - 0.002 * k for k in range(30)], [0.04 + 0.001 * abs(k - 10) for k in range(30)])
+    falling, rising = ([0.085 - 0.002 * k for k in range(30)], [0.04 + 0.001 * abs(k - 10) for k in range(30)])
 
     def looks(series, point):
         losses = falling if series == "GEM" else rising
-        return {"commits": [937 * (k + 1) for k in range(30)], "test_loss": losses, "test_accuracy": losses}
+        return {"commits": [937 * (k + 1) for k in range(len(losses))], "test_loss": losses, "test_accuracy": losses}
 
     found = claim.judge(measured(claim, "full", lambda s, p: 0.1, evaluations=looks))
-    assert [statement.held for statement in found] == [True, True, True]
+    assert [statement.held for statement in found] == [True] * 4
     falling, rising = rising, falling
     found = claim.judge(measured(claim, "full", lambda s, p: 0.1, evaluations=looks))
-    assert [statement.held for statement in found] == [False, False, False]
+    assert [statement.held for statement in found] == [False] * 4
+    falling, rising = rising[:12], falling  # As if it had failed.
+    (found,) = claim.judge(measured(claim, "full", lambda s, p: 0.1, evaluations=looks))
+    assert not found.held
 
 
 SHRUNK = ("asgd", "gem", "lsgd", "diloco")  # Of the table of all methods, which are too many to run here.

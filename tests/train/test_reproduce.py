@@ -103,14 +103,14 @@ def test_a_claim_is_run_judged_drawn_and_written(claim, inline, tmp_path, capsys
     said = capsys.readouterr().out
     assert "the claim held in part: 1 of 2 statements" in said
     assert "4/4 runs done  100 %" in said
-    result = json.loads((tmp_path / "pretended.json").read_text())
+    result = json.loads((tmp_path / "pretended-small.json").read_text())
     assert result["verdict"] == "held in part"
     assert [statement["held"] for statement in result["statements"]] == [True, False]
     assert [(row["point"], row["seeds"]) for row in result["results"]] == [(2, [0, 1]), (4, [0, 1])]
     assert result["results"][0]["train_loss"] == {"mean": 0.1, "interval_95": 0.0, "values": [0.1, 0.1]}
     assert result["cost"]["commits"] == 2 * 88 + 2 * 176
     assert result["hardware"] == [inline.hardware]
-    assert image.imread(tmp_path / "pretended.png").shape[2] >= 3
+    assert image.imread(tmp_path / "pretended-small.png").shape[2] >= 3
 
 
 def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline
     assert cli.main(command(tmp_path, "--out", str(tmp_path))) == 0
     assert inline.made[-1] == "plain at 2, seed 7"
     assert "5 runs with those that follow" in capsys.readouterr().out
-    assert json.loads((tmp_path / "pretended.json").read_text())["results"][0]["seeds"] == [0, 1, 7]
+    assert json.loads((tmp_path / "pretended-small.json").read_text())["results"][0]["seeds"] == [0, 1, 7]
     inline.made.clear()
     assert cli.main(command(tmp_path, "--out", str(tmp_path))) == 0
     assert inline.made == []

@@ -1,4 +1,4 @@
-"""Runs that are made as one program have the records that they have alone."""
+"""Runs that are made as one program have the records that they have alone, unless they fail."""
 
 import dataclasses
 
@@ -47,7 +47,12 @@ def test_a_run_beside_others_has_the_record_that_it_has_alone(method, changes):
 
 
 def test_a_run_that_fails_does_so_without_the_others():
-    calm, wild = record_together(runs("momentum_asgd", (0.01, 1e9), (0,), epochs=3.0), {})
+    both = runs("momentum_asgd", (0.01, 1e9), (0,), epochs=3.0)
+    calm, wild = record_together(both, {})
+    alone = record(both[1], {})
+    for name in ("train_loss", "test_loss", "test_accuracy", "diverged", "commits", "initial_train_loss"):
+        assert wild[name] == alone[name]
+    assert wild["failed"].split(";")[-1] == alone["failed"].split(";")[-1]
     assert calm["failed"] == ""
     assert calm["train_loss"] < calm["initial_train_loss"]
     assert "not finite" in wild["failed"]

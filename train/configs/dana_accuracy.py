@@ -45,6 +45,7 @@ METHODS: dict[str, Method] = {
 OURS = ("DANA-Slim", "DANA-DC")
 OTHERS = ("NAG-ASGD", "Multi-ASGD", "DC-ASGD")
 BASELINE = "one worker"
+CHANCE = 0.2  # A test accuracy, of ten classes, that nothing has to have been learned for.
 WORKERS = (4, 8, 12, 16, 20, 24, 32)
 GAP_AT = 8  # Where `dana_gap` looks at the same runs.
 GAPS = ("gap", "normalised_gap")
@@ -62,15 +63,18 @@ PAPER = {
 FAIL_AT = 20  # Where those notes have all three others failed.
 
 
-def runs(base: Config, epochs: float, workers, seeds, **changes) -> list[Run]:
-    """One worker, and every method with each number of `workers`; `epochs` are shared by all of them."""
+def runs(base: Config, epochs: float, workers, seeds, gaps: tuple[str, ...] = GAPS, **changes) -> list[Run]:
+    """One worker, and every method with each number of `workers`; `epochs` are shared by all of them.
+
+    `gaps` are the diagnostics of the runs with `GAP_AT` workers.
+    """
     one = shared(base, "nag_asgd", 1, epochs, **changes)
     rows = over_seeds(BASELINE, one, seeds=seeds)
     for series, method in METHODS.items():
         for count in workers:
             own: dict[str, Any] = changes | {"learning_rate": 1.0} if method == "yellowfin" else changes
             config = shared(base, method, count, epochs, **own)
-            rows += over_seeds(series, config, seeds=seeds, diagnostics=GAPS if count == GAP_AT else ())
+            rows += over_seeds(series, config, seeds=seeds, diagnostics=gaps if count == GAP_AT else ())
     return rows
 
 
@@ -105,7 +109,7 @@ def judge_order(measured, paper: Mapping[str, Mapping[int, float]] = MappingProx
     statements = [
         Statement(
             f"{series} stays within {100 * near:g} points of one worker up to 16 workers",
-            one > 0 and all(reached[series][index] >= one - near for index in up_to),
+            one > CHANCE and all(reached[series][index] >= one - near for index in up_to),
             f"{percent(reached[series])}, one worker {percent([one])}",
             shown.get(series, ""),
         )
@@ -126,8 +130,7 @@ def judge_order(measured, paper: Mapping[str, Mapping[int, float]] = MappingProx
             "the better DANA is ahead of every other method with a momentum at each number of workers, to half a point",
             all(
                 max(reached[ours][k] for ours in OURS)
-                >= max(reached[other][k] for other in (*OTHERS, "LWP")) - 0.005
-                > 0
+                >= max(CHANCE, *(reached[other][k] - 0.005 for other in (*OTHERS, "LWP")))
                 for k in range(len(points))
             ),
             "; ".join(f"{series} {percent(reached[series])}" for series in (*OURS, *OTHERS, "LWP")),

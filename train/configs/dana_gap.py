@@ -2,7 +2,8 @@
 
 Claim: one momentum (NAG-ASGD) makes the gap, the RMS distance between the parameters a gradient was computed at and those it
 is applied to, far larger than it is without momentum (ASGD) at the same lag; DANA's gap is like that of ASGD though it has
-momentum; linear prediction (LWP) does not close it; a tenth of the learning rate makes a tenth of the gap.
+momentum; linear prediction (LWP) does not close it; the gap falls with the learning rate (to a hundredth of it:
+below a tenth).
 
 Setting: the runs of `dana_accuracy` with 8 workers at ASGD, NAG-ASGD, Multi-ASGD, LWP and DANA-Slim, of which this claim asks
 one number more, and DANA-Zero in the same setting. The gap is looked at in 40 moments spread over a run, for one commit a
@@ -18,6 +19,8 @@ Deviations:
      which moves by momentum, too: between two of its points lies more, though both methods send the same. It is drawn.
   3. No published number could be read: directions are judged alone.
 """
+
+import math
 
 from train.claim import Claim, Run, Statement, over_seeds
 from train.config import Config
@@ -46,7 +49,7 @@ def judge(measured) -> list[Statement]:
     statements = [
         Statement(
             "one momentum for all opens the gap: NAG-ASGD's is at least three times ASGD's",
-            gaps["NAG-ASGD"] >= 3 * plain > 0,
+            math.inf > gaps["NAG-ASGD"] >= 3 * plain > 0,
             shown,
         ),
         Statement(
@@ -56,7 +59,7 @@ def judge(measured) -> list[Statement]:
         ),
         Statement(
             "linear prediction does not close it: LWP's gap is at least twice DANA-Zero's",
-            gaps["LWP"] >= 2 * gaps[ZERO] > 0,
+            math.inf > gaps["LWP"] >= 2 * gaps[ZERO] > 0,
             f"LWP {gaps['LWP']:.2g}",
         ),
     ]
@@ -70,7 +73,7 @@ def _falls(measured) -> Statement:
     ratios = []
     for series in ("ASGD", "DANA-Slim"):
         _, gaps = measured.diagnostic("gap", series, AT)
-        ratios.append(gaps[-1] / max(gaps.max(), 1e-30))
+        ratios.append(gaps[-1] / max(gaps.max(), 1e-30) if len(gaps) else math.inf)
     return Statement(
         "where the learning rate has fallen to a hundredth, the gap is below a tenth of its largest (ASGD, DANA-Slim)",
         all(0 < ratio < 0.1 for ratio in ratios),

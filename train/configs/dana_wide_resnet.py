@@ -41,8 +41,8 @@ CLAIM = Claim(
     title="DANA keeps one worker's accuracy on WRN-16-4",
     source="Hakimi et al., 2019, WRN-16-4 on CIFAR-10",
     runs={
-        "full": dana_accuracy.runs(WIDE, 200.0, dana_accuracy.WORKERS, range(5), learning_rate=0.1, **SCHEDULE),
-        "small": dana_accuracy.runs(DIGITS, 5.0, (4, 32), (0,), learning_rate=0.05, warmup_epochs=1.0),
+        "full": dana_accuracy.runs(WIDE, 200.0, dana_accuracy.WORKERS, range(5), (), learning_rate=0.1, **SCHEDULE),
+        "small": dana_accuracy.runs(DIGITS, 5.0, (4, 32), (0,), (), learning_rate=0.05, warmup_epochs=1.0),
     },
     judge=dana_accuracy.judge_order,
     draw=dana_accuracy.draw_accuracy,

@@ -73,6 +73,12 @@ def judge(measured) -> list[Statement]:
             paper["DC-ASGD-c"],
         ),
         Statement(
+            "it takes back more than half of what asynchrony cost",
+            all(b - a > 0.5 * (b - one) > 0 for a, b in zip(constant, plain, strict=True)),
+            shown["DC-ASGD-c"],
+            paper["DC-ASGD-c"],
+        ),
+        Statement(
             "an adaptive λ makes it smaller than a constant one does",
             all(a < b < 1 for a, b in zip(adaptive, constant, strict=True)),
             shown["DC-ASGD-a"],
@@ -92,6 +98,7 @@ def judge(measured) -> list[Statement]:
             for series, values in errors.items()
             for n, value in zip(points, values, strict=True)
         ]
+        far.append(abs(one - table[ONE][1]))
         statements.append(
             Statement(
                 "every error is within one point of the published one",

@@ -18,11 +18,13 @@ Deviations:
   2. YellowFin's rate is a factor on the one that it tunes; for methods with local steps it is that of the steps, and the
      rate at the centre is as published.
   3. A best rate at the edge of the grid may not be the best there is; how many there are is a statement.
+  4. The best of many methods is compared with the best of four plain ones, which favours the many; so it has to be ahead by
+     more than half a point and more than the 95 % interval of their difference.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from train.claim import Claim, Run, Statement
@@ -32,9 +34,18 @@ from train.ranges import LOCAL
 
 METHODS: tuple[Method, ...] = get_args(Method)
 PLAIN = ("asgd", "momentum_asgd", "nag_asgd", "multi_asgd")
+SELDOM = (
+    "downpour",
+    "easgd",
+    "eamsgd",
+    "lsgd",
+    "diloco",
+    "outer_nesterov",
+)  # Made to send less; neither plain nor for staleness.
 TUNING = 0  # The seed that chooses rates.
 PERIOD = 4
-CLOSE = 0.002  # What two test accuracies may differ by and count as equal.
+CLOSE = 0.005  # What two test accuracies may differ by and count as equal, at least: digits has 360 test rows.
+LEARNED = 0.5  # A test accuracy that says that a method learned.
 
 
 def _series(method: str, cluster: str, rate: float) -> str:
@@ -107,20 +118,28 @@ def judge(measured: Measured) -> list[Statement]:
             here: dict[str, float] = {
                 method: means[method, cluster, count] for method in METHODS if (method, cluster, count) in means
             }
-            statements.append(_plain_or_not(here, cluster, count))
-    return [*statements, _stable(means), _edges(measured)]
+            margin = lambda one, other, at=(cluster, count): _margin(accuracy[one, *at], accuracy[other, *at])
+            statements.append(_plain_or_not(here, cluster, count, margin))
+    statements.append(_stable(means))
+    return statements if measured.scale == "small" else [*statements, _edges(measured)]  # Two rates are two edges.
 
 
-def _plain_or_not(here: dict[str, float], cluster: str, count: float) -> Statement:
+def _margin(one: Sequence[float], other: Sequence[float]) -> float:
+    """What the means of two methods have to differ by to count as different: half the 95 % interval of the difference."""
+    half = math.hypot(measured_half(one), measured_half(other))
+    return max(CLOSE, half) if math.isfinite(half) else CLOSE
+
+
+def _plain_or_not(here: dict[str, float], cluster: str, count: float, margin: Callable[[str, str], float]) -> Statement:
     """Whether a method that was made for staleness is ahead of all plain ones, and who is."""
     order = sorted(here, key=lambda method: -here[method])
     plain = max((method for method in order if method in PLAIN), key=lambda method: here[method])
-    made = max((method for method in order if method not in PLAIN), key=lambda method: here[method])
+    made = max((method for method in order if method not in (*PLAIN, *SELDOM)), key=lambda method: here[method])
     first = ", ".join(f"{method} {100 * here[method]:.2f}" for method in order[:4])
     return Statement(
         f"{count:g} workers, {cluster}: the best method made for staleness is ahead of the best plain one",
-        here[made] > here[plain] + CLOSE,
-        f"{first} %; plain: {plain} {100 * here[plain]:.2f} %",
+        here[made] > here[plain] + margin(made, plain),
+        f"{first} %; plain: {plain} {100 * here[plain]:.2f} %; margin {100 * margin(made, plain):.2f}",
     )
 
 
@@ -130,14 +149,17 @@ def _stable(means: dict[tuple[str, str, float], float]) -> Statement:
     lost = {
         f"{method} ({cluster})": means[method, cluster, fewest] - value
         for (method, cluster, count), value in means.items()
-        if count == most
+        if count == most and means[method, cluster, fewest] > LEARNED
     }
+    plain = [name for name in lost if name.split(" ")[0] in PLAIN]
+    if not plain:
+        return Statement("a plain method learns with the fewest workers", False, "none does")
     order = sorted(lost, key=lambda name: lost[name])
-    plain = min((name for name in order if name.split(" ")[0] in PLAIN), key=lambda name: lost[name])
+    plain = min(plain, key=lambda name: lost[name])
     ahead = [name for name in order if lost[name] < lost[plain] - CLOSE]
     return Statement(
         f"some method loses less accuracy from {fewest:g} to {most:g} workers than any plain one",
-        bool(ahead) and max(means.values()) > 0.5,
+        bool(ahead),
         f"least: {', '.join(f'{name} {100 * lost[name]:.2f}' for name in order[:4])}; {plain} {100 * lost[plain]:.2f} points",
     )
 
@@ -149,7 +171,7 @@ def _edges(measured: Measured) -> Statement:
     edges = sum(_parts(series)[2] in (rates[0], rates[-1]) for series in best.values())
     return Statement(
         "the best rates lie inside of the grid in at least three quarters of the table",
-        edges <= len(best) / 4 and any(values for values in best),
+        edges <= len(best) / 4,
         f"{edges} of {len(best)} at an edge",
     )
 
@@ -202,6 +224,7 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     then=then,
+    tuning=(TUNING,),
     together=True,
     minutes={"full": 900, "cpu": 75, "small": 9},
     setting={"cpu": "digits in place of MNIST, 30 epochs"},

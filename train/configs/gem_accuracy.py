@@ -35,12 +35,12 @@ def _runs(make, workers: int, changes: dict[str, dict[str, Any]], **shared: Any)
 
 def judge(measured) -> list[Statement]:
     (workers,) = measured.points(PLAIN)
-    reached = {series: measured.mean("test_accuracy", series, workers) for series in measured.series}
+    reached = {series: _last(measured, series, workers) for series in measured.series}
     if measured.full:
         return [
             Statement(
-                f"{series}: the test accuracy ends within 0.1 percentage points of the published one",
-                abs(accuracy - PUBLISHED) <= 0.001,
+                f"{series}: the test accuracy (mean of the last five looks) reaches the published one to 0.1 points",
+                accuracy >= PUBLISHED - 0.001,
                 f"{100 * accuracy:.2f} %",
                 f"{100 * PUBLISHED:.2f} %",
             )
@@ -48,13 +48,19 @@ def judge(measured) -> list[Statement]:
         ]
     return [
         Statement(
-            f"{series}: the test accuracy ends above that as published",
-            accuracy > reached[PLAIN],
+            f"{series}: the test accuracy (mean of the last five looks) is above that as published, by half a point",
+            accuracy >= reached[PLAIN] + 0.005 > 0.5,
             f"{100 * accuracy:.2f} %, as published {100 * reached[PLAIN]:.2f} %",
         )
         for series, accuracy in reached.items()
         if series != PLAIN
     ]
+
+
+def _last(measured, series: str, workers: float) -> float:
+    """The mean of the last five looks, of which one alone moves by more than what is asked; 0 if the run failed."""
+    _, accuracy = measured.curve("test_accuracy", series, workers, "evaluations")
+    return 0.0 if measured.diverged(series, workers) else float(accuracy[-5:].mean())
 
 
 def draw(figure, measured) -> None:

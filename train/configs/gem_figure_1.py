@@ -88,6 +88,14 @@ def judge(measured) -> list[Statement]:
         ),
     ]
     if measured.full:
+        statements.append(
+            Statement(
+                "with 20 workers, too, DOWNPOUR's final loss is at least ten times GEM's",
+                plain[points.index(20)] >= 10 * gem[points.index(20)] < math.inf,
+                shown["DOWNPOUR"],
+                published["DOWNPOUR"],
+            )
+        )
         statements += _within(final, paper)
     return statements
 

@@ -38,6 +38,11 @@ def judge(measured) -> list[Statement]:
     (epochs,) = measured.points(GEM)
     gem, sgd = (measured.curve("test_loss", series, epochs, "evaluations")[1] for series in (GEM, SGD))
     gem, sgd = (np.where(np.isfinite(losses), losses, np.inf) for losses in (gem, sgd))
+    whole = len(gem) == len(sgd) == epochs and not any(measured.diverged(series, epochs) for series in (GEM, SGD))
+    if not whole:
+        return [
+            Statement("both runs reach their end", False, f"{len(gem)} and {len(sgd)} of {epochs:g} looks"),
+        ]
     last = {series: float(np.mean(curve[-3:])) for series, curve in ((GEM, gem), (SGD, sgd))}
     said = {
         series: f"{last[series]:.3g} at the end, least {np.min(curve):.3g} at epoch {1 + int(np.argmin(curve))}"
@@ -58,6 +63,12 @@ def judge(measured) -> list[Statement]:
                 last[GEM] <= 1.15 * np.min(gem) < np.inf,
                 said[GEM],
                 "falls to ≈ 0.025",
+            ),
+            Statement(
+                "it ends within a factor of 1.5 of the published one",
+                0.025 / 1.5 <= last[GEM] <= 0.025 * 1.5,
+                f"{last[GEM]:.3g}",
+                "≈ 0.025",
             ),
             Statement(
                 "that of momentum SGD rises again, by more than 15 % from its least",

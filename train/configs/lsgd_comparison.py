@@ -107,6 +107,12 @@ def _judge(measured, network: str) -> list[Statement]:
             paper,
         ),
         Statement(
+            f"{network}: its lead over DOWNPOUR and EASGD grows from 4 to 16 workers",
+            lsgd[1] - lsgd[0] < min(downpour[1] - downpour[0], easgd[1] - easgd[0]),
+            shown,
+            paper,
+        ),
+        Statement(
             f"{network}: it is sooner there than EASGD: a lower error on average over the run",
             all(a < b < 1 for a, b in zip(areas["LSGD"], areas["EASGD"], strict=True)),
             "; ".join(f"{series} {percent(values)}" for series, values in areas.items()),
