@@ -90,7 +90,7 @@ def draw(figure, measured) -> None:
         )
     claim_plots.points_axis(left, points, "workers")
     left.set_ylim(bottom=0)
-    left.legend(frameon=False)
+    left.legend(frameon=False, fontsize="small", ncols=2)
     for index, series in enumerate(measured.series):
         claim_plots.curve(right, measured, series, points[-1], color=f"C{index}")
     right.set_title(f"{points[-1]:g} workers", fontsize="medium")
