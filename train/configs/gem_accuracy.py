@@ -11,6 +11,9 @@ of 32 on.
 
 Cost (full): 4 runs, 374,800 commits, a quarter of them shared with figure 2.
 Expected: the lower rate gains most.
+Found: it does, and closes about half of the gap: 99.26 and 99.30 % in the two looks under it, where a steady rate ends between
+99.17 and 99.25. Without dropout the network fits all of its data (training loss 0.0001) and ends at 99.2 % as well; κ = 2
+costs a third of a point. What is left, a tenth of a point, is ten test rows, and less than one look differs from the next.
 
 Deviations:
   1. Those of figure 1.

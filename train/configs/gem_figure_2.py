@@ -9,7 +9,7 @@ Cost (full): 3 runs, 281,100 commits.
 Expected: all readings stable, a final training loss of about 0.02, test accuracy about 99.2 %.
 Found: all readings stable at 0.024; test accuracy 99.17 / 99.20 / 98.98 % (equations, code, algorithm) at the end. From half
 of the run on it wanders between 98.9 and 99.3 % from one look to the next at all of them alike: the reading does not
-explain the paper's 99.38 %. `gem_accuracy` asks what does.
+explain the paper's 99.38 %. `gem_accuracy` asks what does: half of the gap is the noise of a rate that stays as it is.
 
 Deviations:
   1. Simulated workers, as in figure 1.
