@@ -15,7 +15,8 @@ Expected: with 4 workers most methods alike; with 64 and more those ahead that d
 Found (cpu): with 4 workers plain asynchronous SGD is within the interval of the best, as it is with 16; it is even ahead of
 most methods with momentum there. With 64 and 128, so 20 and 10 commits each, GEM leads on unequal workers (97.8 ± 3.2 and
 95.8 ± 1.8 %) and DANA-GA on equal ones (83.4 ± 6.4 and 78.6 ± 2.4 %). The grid is too narrow: 98 of 248 best rates are its
-lowest, most of them of methods with momentum and many workers, which are not at their best here; 71 are its highest.
+lowest, two thirds of them with 64 or 128 workers, so methods that need small rates there are not at their best; 71 are
+its highest.
 
 Deviations:
   1. Only the learning rate is tuned; momentum, strengths and periods are as published or as they are by default.
