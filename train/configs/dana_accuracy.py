@@ -17,8 +17,8 @@ Expected: one worker 91.6 %; DANA within a point of it up to 16 workers.
 Found (cpu): the published order, not the published distances. The better DANA is ahead of every other method with a momentum
 at 4, 8, 16 and 32 workers (54.3 / 40.8 / 22.8 / 14.6 %, next best 49.3 / 29.4 / 20.1 / 12.3), but it loses accuracy from 4
 workers on (one worker: 58.3), and asynchronous SGD without momentum, which the paper's table does not list, is ahead of all
-with 16 and 32 (36.0, 24.0). So short a run has 98 commits a worker at 16 workers, where the paper has thousands, and a warm-up of 98
-commits in all: it ends before staleness has been outgrown.
+with 16 and 32 (36.0, 24.0). So short a run has 98 commits a worker at 16 workers, where the paper has thousands, and a
+warm-up of 98 commits in all: it ends before staleness has been outgrown.
 
 Deviations:
   1. Each worker has its own order of all rows, where the authors' program hands out one stream.
