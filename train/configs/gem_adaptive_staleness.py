@@ -12,9 +12,10 @@ Setting (small): digits with 4 and 16 workers at η = 0.1, 0.02, and 0.02 divide
 
 Cost (full): 12 runs, 168,660 commits, a quarter of them shared with figure 1.
 Expected: 0.14, 0.2 and 0.35; divided by τ, by how the loss falls with η from 0.01 to 0.025, 0.36, 0.39 and 0.41.
-Found: both together would. Divided by τ + 1 the losses are flat, 0.14, 0.22 and 0.42, and no one rate gives the paper's rise with workers.
-At η = 0.01 divided by τ they are 0.37 / 0.39 / 0.41 against the published 0.33 / 0.36 / 0.41: within 12 % in size, and rising
-alike. The published curve is most likely of the program's default rate and of the plain staleness as a divisor.
+Found: both together would. Divided by τ + 1 the losses are flat, 0.14, 0.22 and 0.42, and no one rate gives the paper's rise
+with workers. At η = 0.01 divided by τ they are 0.37 / 0.39 / 0.41 against the published 0.33 / 0.36 / 0.41: within 12 % in
+size, and rising alike. The published curve is most likely of the program's default rate and of the plain staleness as a
+divisor.
 
 Deviations:
   1. Those of figure 1.
