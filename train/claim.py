@@ -160,6 +160,11 @@ class Claim:
                 seen[place] = run
 
 
+def file_name(claim: str, scale: Scale) -> str:
+    """What the files of a claim's result are called, without their ending."""
+    return claim if scale == "full" else f"{claim}-{scale}"
+
+
 def verdict(statements: Iterable[Statement]) -> Verdict:
     """What became of a claim, in words.
 

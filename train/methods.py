@@ -82,6 +82,11 @@ def make_method(config: Config, steps_per_epoch: float = 1.0) -> optax.GradientT
     return tx if config.method in LOCAL else _decayed(config, tx)
 
 
+def at(config: Config, point: dict[str, Any]) -> Any:
+    """A configuration with numbers that are traced, which a `Config` could not check."""
+    return types.SimpleNamespace(**dataclasses.asdict(config) | point)
+
+
 def local_steps(config: Config, steps_per_epoch: float = 1.0) -> gemjax.LocalSteps | None:
     """What workers do between two commits: `period` steps of SGD, with the methods that are made for that.
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from train import cli, configs, interrupts
-from train.claim import SCALES, Claim, Run, Scale, Statement, groups, num_commits, verdict
+from train.claim import SCALES, Claim, Run, Scale, Statement, file_name, groups, num_commits, verdict
 from train.files import write_whole
 from train.measured import Measured
 from train.pool import POOL, PUBLISHED, Pool, Record
@@ -157,7 +157,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     statements = list(claim.judge(measured))
     result = summary(claim, measured, statements)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    path = asked.folder / f"{file_name(claim, asked.scale)}.json"
+    path = asked.folder / f"{file_name(claim.name, asked.scale)}.json"
     write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     draw(claim, measured, path.with_suffix(".png"))
     if asked.folder == RESULTS and len(runs) <= PUBLISHED_RUNS:
@@ -166,11 +166,6 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     tell(claim, statements, console)
     _say(console, f"results: {path}, picture: {path.with_suffix('.png')}")
     return result
-
-
-def file_name(claim: Claim, scale: Scale) -> str:
-    """What a claim's files are called, without their ending."""
-    return claim.name if scale == "full" else f"{claim.name}-{scale}"
 
 
 def _make_missing(

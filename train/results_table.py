@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from train.claim import file_name
 from train.files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
@@ -59,7 +60,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     """All claims with their statements and pictures."""
     lines = ["# Published claims, checked", "", "Made by `python -m train results --write README.md`."]
     for result in results:
-        path = _file_name(result)
+        path = file_name(result["claim"], result["scale"])
         rows = [
             ("held" if one["held"] else "**not held**", one["text"], one["measured"], one["paper"])
             for one in result["statements"]
@@ -94,7 +95,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _row(result: dict[str, Any]) -> tuple[str, ...]:
-    held, name = sum(one["held"] for one in result["statements"]), _file_name(result)
+    held, name = sum(one["held"] for one in result["statements"]), file_name(result["claim"], result["scale"])
     return (
         f"[{result['title']}](train/results/README.md#{name}) ({result['source']}; `{result['claim']}`){_setting(result)}",
         f"**{result['verdict']}**",
@@ -102,10 +103,6 @@ def _row(result: dict[str, Any]) -> tuple[str, ...]:
         _runs(result),
         _cost(result),
     )
-
-
-def _file_name(result: dict[str, Any]) -> str:
-    return result["claim"] if result["scale"] == "full" else f"{result['claim']}-{result['scale']}"
 
 
 def _setting(result: dict[str, Any]) -> str:

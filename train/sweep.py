@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +16,8 @@ import gemjax
 from gemjax import arrivals
 from gemjax.engines.memory import check_fits, readable
 from train import cli, configs, interrupts, sweep_plots, sweep_table
-from train.config import Config
 from train.grid import Cell, Grid, programs
-from train.methods import knobs, local_steps, make_method
+from train.methods import at, knobs, local_steps, make_method
 from train.progress import SweepProgress
 from train.ranges import LOCAL
 from train.story import cluster
@@ -142,12 +140,12 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
     model = cluster(config)
     parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task.params)))
     steps = task.batches.steps_per_epoch
-    local: Any = lambda **point: local_steps(_at(config, point), steps)
+    local: Any = lambda **point: local_steps(at(config, point), steps)
     rows: list[Row] = []
     for part in parts:
         seeds = part.pop("seed")
         result = gemjax.sweep(
-            lambda **point: make_method(_at(config, point), steps),
+            lambda **point: make_method(at(config, point), steps),
             task.loss_fn,
             gemjax.PerSeed(task.params_of),
             gemjax.PerSeed(task.batches_of),
@@ -164,11 +162,6 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
     order = [*over.items(), ("seed", grid.seeds)]
     rows.sort(key=lambda row: [values.index(row["strength" if name == "kappa" else name]) for name, values in order])
     return rows
-
-
-def _at(config: Config, point: dict[str, Any]) -> Any:
-    """A configuration with numbers that are traced, which a `Config` could not check."""
-    return types.SimpleNamespace(**dataclasses.asdict(config) | point)
 
 
 def _rows(cell: Cell, task: Task, result: gemjax.SweepResult, speed_ups: dict[int, arrivals.SpeedUp]) -> list[Row]:

@@ -1,9 +1,7 @@
 """Runs that differ in learning rate and seed alone, as one program: small networks compile longer than they run."""
 
-import dataclasses
 import itertools
 import time
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ import jax
 import gemjax
 from gemjax.engines.result import check_rejections
 from train.claim import Run, num_commits
-from train.methods import local_steps, make_method
+from train.methods import at, local_steps, make_method
 from train.ranges import LOCAL
 from train.record import judged, kept, record, task_of
 from train.story import cluster
@@ -41,17 +39,14 @@ def record_together(
         list(dict.fromkeys(getattr(run.config, name) for run in runs)) for name in ("learning_rate", "seed")
     )
     traces = {seed: cluster(config).trace(total, seed) for seed in seeds}
-    at: Callable[[Any], Any] = lambda rate: types.SimpleNamespace(
-        **dataclasses.asdict(config) | {"learning_rate": rate}
-    )
-    local: Any = lambda learning_rate: local_steps(at(learning_rate), steps)
+    local: Any = lambda **point: local_steps(at(config, point), steps)
 
     def callback(done: int, arrivals: int) -> None:
         for run in runs:
             tell(run.name, done * total // arrivals)
 
     result = gemjax.sweep(
-        lambda learning_rate: make_method(at(learning_rate), steps),
+        lambda **point: make_method(at(config, point), steps),
         task.loss_fn,
         gemjax.PerSeed(task.params_of),
         gemjax.PerSeed(task.batches_of),

@@ -80,9 +80,8 @@ class Processes:
             with contextlib.suppress(Empty):
                 while True:
                     progress(*self._queue.get_nowait())
-            for future in sorted(
-                done, key=lambda future: future.exception() is not None
-            ):  # What is there is kept first.
+            # What is there is kept before an error ends all.
+            for future in sorted(done, key=lambda future: future.exception() is not None):
                 group, error = going.pop(future), future.exception()
                 records = [None] * len(group) if error is not None else future.result()
                 yield from ((run, record, error) for run, record in zip(group, records, strict=True))

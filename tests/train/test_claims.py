@@ -166,9 +166,8 @@ def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path):
     def make(run):
         kind = run.config.method, *_setting(run)
         if kind not in made:
-            own = (
-                {"model": "auto", "depth": None, "width": 1.0} if made else {}
-            )  # A network of a claim's own compiles once.
+            # A network of a claim's own compiles once.
+            own = {"model": "auto", "depth": None, "width": 1.0} if made else {}
             config = dataclasses.replace(run.config, epochs=min(0.1, run.config.epochs), **own)
             short = dataclasses.replace(run, config=config)
             made[kind] = record(short, {"data_dir": str(tmp_path), "manual_dir": None})
