@@ -122,10 +122,12 @@ class Claim:
       read_off: whether those were read off a figure, so are approximate.
       judge: a pure function of what was measured; the statements, each held or not. It can ask for `measured.scale`.
       draw: draws what was measured, beside the published numbers at full scale, into an empty figure.
-      minutes: for each scale, what it took on two CPU cores, or would take by the speed of its first commits.
+      minutes: for each scale, what all of its runs took on two CPU cores, those shared with other claims too, or would take
+        by the speed of their first commits.
       setting: for each scale whose setting is not the paper's, what it is, in a few words; stands in tables and pictures.
       paper_note: where the published numbers are from and how sure they are, if that is not simply the paper.
-      then: further runs that depend on what the first ones measured (rates chosen on one seed, reported on others).
+      then: further runs that depend on what was measured so far (rates chosen on one seed, reported on others); asked again
+        with these, until it names no new ones.
       tuning: seeds that serve this choice alone, and are not reported.
       together: whether runs that differ in learning rate and seed alone are made as one program, for networks so small
         that compiling takes longer than running; their numbers are the same up to rounding.

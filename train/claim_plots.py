@@ -22,6 +22,13 @@ WORDS = {
 }
 
 
+AXES = {
+    "worker": "commits of each worker",
+    "epoch": "data epochs (all workers together)",
+    "own epoch": "data epochs of each worker",
+}
+
+
 def look(index: int) -> dict[str, Any]:
     """Colour and marker of the series at `index`."""
     return {"color": f"C{index % 10}", "marker": MARKERS[index % len(MARKERS)]}
@@ -36,9 +43,10 @@ def lines(
 ) -> None:
     """A line for each series over its points, with 95 % intervals over seeds.
 
-    Published numbers are hollow and dashed in the same colour. A point with seeds that are not finite is a cross at the
-    upper edge.
+    Published numbers are hollow and dashed in the same colour. A point with seeds that are not finite, or with a loss of more
+    than ten times that of initial parameters, is a cross at the edge, the lower one of accuracies.
     """
+    edge = 0.03 if what == "test_accuracy" else 0.97
     factor = 100.0 if what in ("test_accuracy", "test_error") else 1.0
     for index, name in enumerate(measured.series):
         if series is not None and name not in series:
@@ -48,13 +56,15 @@ def lines(
         means = np.array([spread[0] for spread in spreads]) * factor
         halves = np.array([spread[1] for spread in spreads]) * factor
         good = np.isfinite(means)
+        if what == "train_loss":
+            good &= ~(means > [10 * measured.chance(name, point) for point in points])
         style = look(index)
         bars = halves[good] if np.isfinite(halves[good]).any() else None
         axes.errorbar(np.array(points)[good], means[good], bars, label=name, ms=5, lw=1.5, capsize=3, **style)
         _seeds(axes, measured, what, name, points, factor, style["color"])
         if (~good).any():
             axes.plot(
-                np.array(points)[~good], np.full((~good).sum(), 0.97), "x", color=style["color"], mew=1.8,
+                np.array(points)[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
                 transform=axes.get_xaxis_transform(), label=f"{name}: diverged",
             )  # fmt: skip
         if paper and name in paper and measured.full:
@@ -96,14 +106,16 @@ def points_axis(axes: Axes, points: Sequence[float], label: str, *, log: bool = 
 
 
 def log_axis(axes: Axes) -> None:
-    """A logarithmic vertical axis labelled with plain numbers, at 1, 2 and 5 where it spans few decades."""
+    """A logarithmic vertical axis labelled with plain numbers, at 1, 2 and 5 where it spans few decades, else at more."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if low <= 0 or high / low > 300:  # Nothing finite was drawn; or decades are ticks enough.
         return
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    digits = (1, 2, 5) if high / low > 5 else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
     axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -112,13 +124,17 @@ def curve(
     axes: Axes, measured: Measured, series: str, point: float, what: str = "train_loss", *,
     per: str = "worker", kind: str = "curve", label: str | None = None, **style,
 ) -> None:  # fmt: skip
-    """A curve along the run, mean over seeds; `per` is what the horizontal axis counts: `worker` steps or data `epoch`s."""
+    """A curve along the run, mean over seeds.
+
+    `per` is what the horizontal axis counts: commits of each `worker`, data `epoch`s of all, or each one's `own epoch`s.
+    """
     commits, values = measured.curve(what, series, point, kind)
     config = next(run.config for run, _ in measured.records if (run.series, run.point) == (series, point))
-    over = config.workers if per == "worker" else measured.steps_per_epoch(series, point) / pace.mean_period(config)
+    an_epoch = measured.steps_per_epoch(series, point) / pace.mean_period(config)  # In commits.
+    over = {"worker": config.workers, "epoch": an_epoch, "own epoch": config.workers * an_epoch}[per]
     factor = 100.0 if what == "test_accuracy" else 1.0
     axes.plot(commits / over, factor * values, label=label or series, lw=1.3, **style)
     axes.set(
-        xlabel="commits of each worker" if per == "worker" else "data epochs (all workers together)",
+        xlabel=AXES[per],
         ylabel={"train_loss": "training loss"}.get(what, WORDS.get(what, what)),
     )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import re
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,15 @@ asynchronous, `python -m train reproduce` checks published claims, `python -m tr
 `--help` behind each tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
+
+
+def in_flags(text: str) -> str:
+    """`text` with arguments that functions name called as the command line calls them.
+
+    >>> in_flags("name that folder as manual_dir")
+    'name that folder as --manual-dir'
+    """
+    return re.sub(r"(?<![\w-])manual_dir", "--manual-dir", text).replace("as data_dir", "as --data-dir")
 
 
 class UsageError(Exception):
@@ -57,10 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("train: interrupted", file=sys.stderr)
         return 130
     except (UsageError, DataError, RecordError, OSError, MemoryError) as error:
-        message = (
-            str(error).replace("manual_dir", "--manual-dir").replace("as data_dir", "as --data-dir")
-            or "there is not enough memory"
-        )
+        message = in_flags(str(error)) or "there is not enough memory"
         print(f"train: {message}", file=sys.stderr)
         return 2
 
@@ -146,8 +153,9 @@ def start_from(argv: list[str]) -> tuple[list[str], Config]:
     try:
         return argv, configs.load(name)
     except ValueError:
+        meant = f"did you mean --dataset {name}? Else choose" if name in DATASETS else "choose"
         raise UsageError(
-            f"there is no configuration {name!r}; choose one of {', '.join(configs.NAMES)}, "
+            f"there is no configuration {name!r}; {meant} one of {', '.join(configs.NAMES)}, "
             "sweep, reproduce, results, report or bench"
         ) from None
 

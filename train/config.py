@@ -56,8 +56,7 @@ class Config:
     """An asynchronous training run. Every worker computes gradients on batches of its own and commits them as they come."""
 
     dataset: DatasetName = "digits"
-    """What to learn: `digits` comes with scikit-learn; `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `cifar10_jpeg` (lossy)
-    and `tiny_shakespeare` need `--manual-dir` the first time; or an image set of TFDS, prepared in `--data-dir`."""
+    """`digits`, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `cifar10_jpeg`, `tiny_shakespeare`, or images of TFDS."""
     engine: Engine = "devices"
     """`devices` dispatches to real JAX devices; `simulate` runs virtual workers in one compiled program."""
     method: Method = "gem"
@@ -75,7 +74,7 @@ class Config:
     period: int = 1
     """Local steps of a worker from one commit to the next, for the methods that have them (`downpour`, `easgd`, `lsgd`, …)."""
     dynamic_periods: bool = False
-    """Slower workers take fewer local steps, so that all commit equally often (`--cluster tiered` only)."""
+    """Slower workers take fewer local steps, so that all commit equally often (tiered `--cluster`s only)."""
     local_momentum: float = 0.0
     """Nesterov momentum of local steps, in [0, 1); the worker's own."""
     outer_learning_rate: float | None = None
@@ -83,8 +82,7 @@ class Config:
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
     strength: float | None = None
-    """λ of `dc_asgd`, `dc_momentum_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of
-    `one_step_delay`; the published one if not given."""
+    """λ of `dc_*` and `dana_dc`, pull of `easgd`, `eamsgd`, `lsgd`, feedback of `one_step_delay`; published if not given."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
     """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"
@@ -110,8 +108,7 @@ class Config:
     seed: int = 0
     """Decides initial parameters, shuffles, dropout masks and simulated arrivals."""
     cluster: Cluster = "homogeneous"
-    """Simulated speeds (`--engine simulate` only): gamma-distributed with equal or unequal means; in turn;
-    `tiered`: full, 3/4, half and quarter speed, worker by worker; `tiered_barrier`: these, and all wait for the slowest."""
+    """Speeds of simulated workers: equal; unequal; in turn; full, 3/4, half, quarter; the same, waiting for the slowest."""
     central: Literal["auto", "dedicated", "host", "colocated"] = "auto"
     """Where the central variable lives (`--engine devices` only)."""
     central_devices: int = 1
@@ -139,7 +136,7 @@ class Config:
     data_dir: str | None = None
     """Folder of prepared data sets; TFDS's own default if not given."""
     manual_dir: str | None = None
-    """Folder with the original files of data sets that cannot be made here."""
+    """Folder with the original files of a data set, for the first time that it is used; `digits` needs none."""
     tensorboard: bool = False
     """Write curves for TensorBoard into the run folder, too (needs the extra `tensorboard`)."""
     out: str | None = None

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-import gemjax
-
 
 def say(console: Console, text: str) -> None:
     """Prints `text` as it is, in a line however long."""
@@ -17,6 +15,8 @@ def say(console: Console, text: str) -> None:
 @contextlib.contextmanager
 def warnings_on(console: Console) -> Iterator[None]:
     """What a run warns of, as a line above its progress."""
+    import gemjax  # Here: claims are listed and planned without JAX.
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", gemjax.RunWarning)
         elsewhere = warnings.showwarning

@@ -153,6 +153,12 @@ def load(
     return Dataset(name, columns, test, num_classes, mean=mean, std=std, scale=255.0)
 
 
+def missing(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
+    """What :func:`load` would find missing of one of `SOURCES`, in a line; empty if nothing."""
+    root = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+    return prepared.missing(SOURCES[name].builder, root, manual_dir)
+
+
 def spec(name: str, *, data_dir: str | None = None, sequence_length: int = SEQUENCE_LENGTH) -> Spec:
     """What a row of `name` is; the data need not be there.
 

@@ -1,8 +1,15 @@
 """Files that are there whole or not at all."""
 
+from __future__ import annotations
+
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # Most of what writes files draws nothing.
+    from matplotlib.figure import Figure
 
 
 class RecordError(ValueError):
@@ -21,3 +28,10 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
         file.flush()
         os.fsync(file.fileno())  # Or a file might have its name and, after a power cut, no content.
     os.replace(unfinished, path)
+
+
+def write_picture(path: str | os.PathLike, figure: Figure, dpi: int = 110) -> None:
+    """Writes `figure` as PNG, as :func:`write_whole` does."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=dpi)
+    write_whole(path, png.getvalue())

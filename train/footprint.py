@@ -5,6 +5,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax.engines.memory import check_fits, readable
+from train.cli import in_flags
 from train.config import Config
 from train.console import say
 from train.methods import local_steps, make_method
@@ -19,11 +20,11 @@ def dry_run(config: Config, console: Console) -> None:
     Raises:
       MemoryError: if that does not fit, after it has been said.
     """
-    params = parameter_shapes(config)
+    params, lacking = parameter_shapes(config), ""
     try:
         task = make_task(config)
-    except FileNotFoundError:  # The originals of the data: what is kept does not depend on them.
-        task = None
+    except FileNotFoundError as error:  # The originals of the data: what is kept does not depend on them.
+        task, lacking = None, str(error)
     data = "not known before they are prepared"
     if task is not None:
         data = readable(sum(leaf.nbytes for leaf in jax.tree.leaves(task.batches.data)))
@@ -33,6 +34,8 @@ def dry_run(config: Config, console: Console) -> None:
     parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
     more = "activations" if config.engine == "devices" else "gradients and activations"
     say(console, f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {more} come on top")
+    if lacking:
+        say(console, f"but {in_flags(lacking)}")
     check_memory(config, params, commits or 0)
 
 

@@ -52,8 +52,7 @@ class Grid:
     momenta: tuple[float, ...] = (0.9,)
     """Momenta in [0, 1), for the methods that have one."""
     strengths: tuple[float, ...] = ()
-    """κ of `gem`, λ of `dc_asgd` and `dana_dc`, the pull of `easgd`, `eamsgd` and `lsgd`, the feedback of `one_step_delay`; the
-    published one if none is given, and of no meaning to other methods."""
+    """κ of `gem`, and what `--strength` of `python -m train` is to other methods; the published one if none is given."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Repetitions. A seed decides initial parameters, shuffles, dropout masks and arrivals, the same for all methods."""
     gradients: int = 600

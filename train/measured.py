@@ -88,7 +88,7 @@ class Measured:
     def spread(self, what: str, series: str, point: float) -> Spread:
         """Mean and interval over seeds of a scalar of the record, or of the median of a diagnostic (`pi_median`).
 
-        What was not finite is infinite (a loss) or 0 (an accuracy, in [0, 1]).
+        What was not finite is infinite (a loss) or NaN (an accuracy, in [0, 1]), so that no comparison with it holds.
         """
         return Spread.of([_value(record, what) for record in self.of(series, point)])
 
@@ -124,9 +124,9 @@ class Measured:
         curves = [record["curve"] for record in self.of(series, point)]
         return np.array(max(curves, key=lambda curve: len(curve["commits"]))["time"], float)
 
-    def diagnostic(self, what: str, series: str, point: float) -> tuple[np.ndarray, np.ndarray]:
-        """A diagnostic along the first seed's run: parts of its virtual time, in (0, 1], and the median of each moment."""
-        found = self.of(series, point)[0]["diagnostics"][what]
+    def diagnostic(self, what: str, series: str, point: float, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """A diagnostic along the run of seed `index`: parts of its virtual time, in (0, 1], and the median of each moment."""
+        found = self.of(series, point)[index]["diagnostics"][what]
         times = np.array(found["time"], float)
         return times / times[-1:], np.array(found["curve"], float)
 
@@ -153,7 +153,7 @@ class Measured:
 def _value(record: Record, what: str) -> float:
     value = record["diagnostics"][what]["median"] if what in record["diagnostics"] else record[what]
     if value is None:
-        return 0.0 if what.endswith("accuracy") else math.inf
+        return math.nan if what.endswith("accuracy") else math.inf
     return float(value)
 
 

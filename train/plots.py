@@ -1,14 +1,12 @@
 """The picture of a run, drawn from what its folder holds."""
 
-import io
-
 from matplotlib.figure import Figure
 
 import gemjax
 from gemjax import eventlog
 from train import figures
 from train.config import Config
-from train.files import write_whole
+from train.files import write_picture
 from train.runfolder import RunFolder
 
 
@@ -28,6 +26,4 @@ def draw_run(folder: RunFolder, config: Config) -> None:
         f"{config.dataset}: {config.method}, {config.workers} workers, learning rate {config.learning_rate:g}, "
         f"engine {config.engine}"
     )
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=110)
-    write_whole(folder.picture, png.getvalue())
+    write_picture(folder.picture, figure)

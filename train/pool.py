@@ -19,7 +19,8 @@ VERSION = importlib.metadata.version("gemjax")
 class Pool:
     """Finished runs by what decides their numbers: configuration, what is recorded, and the library's version.
 
-    Every file is there as a whole or not at all. A run whose configuration changed is another run, and made anew.
+    Every file is there as a whole or not at all. A run whose configuration changed is another run, and made anew. Code is not
+    looked at: a change that moves numbers, as golden histories tell, needs another version of the library.
 
     Args:
       path: the folder that runs are kept in.

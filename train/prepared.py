@@ -61,6 +61,17 @@ def read(builder_class: Any, root: Path, manual_dir: str | None, reader: Reader)
     return _read_splits(builder_class(data_dir=root), reader)
 
 
+def missing(builder_class: Any, root: Path, manual_dir: str | None) -> str:
+    """What :func:`read` would raise about the original files, unless the set is there; empty if nothing is missing."""
+    if (root / builder_class.name / str(builder_class.VERSION)).exists():
+        return ""
+    try:
+        builder_class.check_sources(manual_dir)
+    except (FileNotFoundError, DataError) as error:
+        return str(error)
+    return ""
+
+
 def prepare(builder: tfds.core.DatasetBuilder, manual_dir: str | None = None) -> None:
     """Prepare a set, silently, in a form whose records can be read in any order."""
     originals = None if manual_dir is None else Path(manual_dir).expanduser()

@@ -209,11 +209,11 @@ class SweepProgress:
 
 
 class RunsProgress:
-    """Shows how many runs are done, how many of all their commits, and the time left."""
+    """Shows how many runs are done, how many of all their gradients, and the time left."""
 
     def __init__(self, console: Console, total: int, runs: int):
         self.console, self.total, self.runs = console, total, runs
-        self.done = self._line_at = self._commits_done = 0
+        self.done = self._line_at = self._gradients_done = 0
         self._under_way: dict[str, int] = {}
         self._ended: set[str] = set()
         self._began = self._printed = time.perf_counter()
@@ -239,35 +239,35 @@ class RunsProgress:
             self._live.stop()
 
     @property
-    def commits(self) -> int:
-        """Commits of all runs, those under way included."""
-        return self._commits_done + sum(self._under_way.values())
+    def gradients(self) -> int:
+        """Gradients of all runs, those under way included."""
+        return self._gradients_done + sum(self._under_way.values())
 
     @property
     def left(self) -> str:
         """Time left, at the rate so far."""
-        if not self.commits:
+        if not self.gradients:
             return "…"
-        seconds = round((time.perf_counter() - self._began) * (self.total - self.commits) / self.commits)
+        seconds = round((time.perf_counter() - self._began) * (self.total - self.gradients) / self.gradients)
         return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
 
-    def update(self, name: str, commits: int) -> None:
-        """Shows that the run called `name` has made so many commits."""
+    def update(self, name: str, gradients: int) -> None:
+        """Shows that the run called `name` has made so many gradients."""
         if name in self._ended:  # News that was late.
             return
-        self._under_way[name] = commits
+        self._under_way[name] = gradients
         if self._live is not None:
-            self._live.update(self._task, completed=self.commits, description=self._text, left=self.left)
-        elif self.commits - self._line_at >= self.total / LINES or time.perf_counter() - self._printed >= MINUTE:
+            self._live.update(self._task, completed=self.gradients, description=self._text, left=self.left)
+        elif self.gradients - self._line_at >= self.total / LINES or time.perf_counter() - self._printed >= MINUTE:
             self._print("")
 
-    def end(self, name: str, commits: int, text: str) -> None:
+    def end(self, name: str, gradients: int, text: str) -> None:
         """Shows that a run is done, with `text` about it."""
         self._under_way.pop(name, None)
         self._ended.add(name)
-        self.done, self._commits_done = self.done + 1, self._commits_done + commits
+        self.done, self._gradients_done = self.done + 1, self._gradients_done + gradients
         if self._live is not None:
-            self._live.update(self._task, completed=self.commits, description=self._text, left=self.left)
+            self._live.update(self._task, completed=self.gradients, description=self._text, left=self.left)
             self._live.console.print(f"{name}: {text}", highlight=False, soft_wrap=True)
         else:
             self._print(f"  {name}: {text}")
@@ -277,7 +277,7 @@ class RunsProgress:
         return f"{self.done} of {self.runs} runs done"
 
     def _print(self, text: str) -> None:
-        self._line_at, self._printed = self.commits, time.perf_counter()
-        percent = 100 * self.commits / max(1, self.total)
+        self._line_at, self._printed = self.gradients, time.perf_counter()
+        percent = 100 * self.gradients / max(1, self.total)
         line = f"{self.done}/{self.runs} runs done  {percent:.0f} %  left {self.left}{text}"
         self.console.print(line, highlight=False, soft_wrap=True)

@@ -29,7 +29,7 @@ NEEDS = {
     "reading": ("method", ("gem",)),
     "variant": ("method", ("dc_asgd",)),
     "cluster": ("engine", ("simulate",)),
-    "dynamic_periods": ("cluster", ("tiered",)),
+    "dynamic_periods": ("cluster", ("tiered", "tiered_barrier")),
     **dict.fromkeys(
         ("central", "central_devices", "worker_devices", "max_staleness", "quorum", "grace", "deadline", "retries"),
         ("engine", ("devices",)),

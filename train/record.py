@@ -78,14 +78,16 @@ def segments(total: int, workers: int, diagnostics: tuple[str, ...]) -> list[tup
 
     >>> segments(10, 2, ())
     [(10, ())]
+    >>> segments(100, 5, ("gap",))[:3]  # So few that all are taken.
+    [(2, ('gap',)), (5, ('gap',)), (7, ('gap',))]
     >>> segments(1000, 5, ("gap",))[:3]
     [(20, ()), (25, ('gap',)), (45, ())]
     """
     if not diagnostics:
         return [(total, ())]
+    ends = sorted({(k + 1) * total // MOMENTS for k in range(MOMENTS)} - {0})
     if total <= 2 * MOMENTS * workers:
-        return [(total, diagnostics)]
-    ends = [(k + 1) * total // MOMENTS for k in range(MOMENTS)]
+        return [(end, diagnostics) for end in ends]
     return [part for end in ends for part in ((end - workers, ()), (end, diagnostics))]
 
 

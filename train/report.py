@@ -19,7 +19,7 @@ from gemjax.asynchrony import duration
 from gemjax.perfetto import chrome_trace_text
 from train import figures, page
 from train.config import Config, flag
-from train.files import RecordError, write_whole
+from train.files import RecordError, write_picture, write_whole
 from train.runfolder import RunFolder
 
 SIZE = (6.6, 4.0)
@@ -131,9 +131,8 @@ def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path
     wide = name == "timeline"
     figure = Figure(figsize=(2 * SIZE[0], SIZE[1]) if wide else SIZE, layout="constrained")
     drawing(figure.add_subplot())
-    png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", dpi=130)
-    write_whole(pngs / f"{name}.png", png.getvalue())
+    svg = io.BytesIO()
+    write_picture(pngs / f"{name}.png", figure, dpi=130)
     with matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return page.Picture(name, caption, svg.getvalue(), wide)

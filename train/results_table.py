@@ -109,7 +109,7 @@ def _setting(result: dict[str, Any]) -> str:
     """What was run, if that is not the published setting."""
     full = result["scale"] == "full"
     words = result.get("setting") or ("" if full else "a smaller setting")
-    return f". **{'' if full else 'Not the published setting: '}{words}**" if words else ""
+    return f". **{'' if full else 'Not the full setting: '}{words}**" if words else ""
 
 
 def _found(result: dict[str, Any]) -> list[str]:

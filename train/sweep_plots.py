@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from train.files import write_picture
 from train.sweep_table import Point, best, best_of_cells, points
 from train.sweepfolder import Row
 
@@ -66,7 +67,7 @@ def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
         lower[0].supylabel(LOSS, fontsize="medium")
     seeds = len({row["seed"] for row in rows})
     figure.suptitle(f"{title}; " + (f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"))
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure)
 
 
 def _draw_best(axes: Axes, rows: Sequence[Row], looks: Looks, what: str) -> None:

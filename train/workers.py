@@ -61,7 +61,8 @@ class Processes:
         if kind is not None:  # What they are at is lost, and made again next time.
             for process in list((self._pool._processes or {}).values()):
                 process.terminate()
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._queue.close()
 
     def make(
         self, groups: Sequence[Sequence[Run]], machine: dict[str, Any], progress: Callable[[str, int], None]

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from test_reproduce import made_up
 
-from train import configs, pace, reproduce, task
+from train import configs, costs, outcome, pace, task
 from train.claim import REQUIRED, SCALES
 from train.data import SOURCES, Dataset
 from train.measured import Measured
@@ -27,9 +27,15 @@ AT_EACH_SCALE = [
 def measured(claim, scale, loss, **changes):
     """Made-up results; `loss` and what else is a function of (series, point) decide them."""
     found = Measured(scale, _rows(claim.runs[scale], loss, changes))
-    if claim.then is None:
-        return found
-    return Measured(scale, [*found.records, *_rows(claim.then(found), loss, changes)])
+    while claim.then is not None and (more := new(claim, found)):
+        found = Measured(scale, [*found.records, *_rows(more, loss, changes)])
+    return found
+
+
+def new(claim, found):
+    """Runs that follow from what was found, and are not among it."""
+    known = {run for run, _ in found.records}
+    return [run for run in claim.then(found) if run not in known]
 
 
 def _rows(runs, loss, changes):
@@ -59,7 +65,7 @@ def test_claims_are_what_they_say(claim):
     assert configs.claim(claim.name) is claim
     assert set(REQUIRED) <= claim.runs.keys()
     for scale, runs in claim.runs.items():
-        assert all(reproduce.commits(run) > 0 for run in runs)
+        assert all(costs.commits(run) > 0 for run in runs)
         assert claim.minutes[scale] > 0
         assert scale != "cpu" or (
             ("Setting (cpu)" in module.__doc__ or "Setting:" in module.__doc__) and claim.setting["cpu"]
@@ -69,7 +75,7 @@ def test_claims_are_what_they_say(claim):
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_the_commits_in_a_claims_docstring_are_those_it_makes(claim):
-    total = sum(reproduce.commits(run) for run in claim.runs["full"])
+    total = sum(costs.commits(run) for run in claim.runs["full"])
     assert f"{total:,} commits" in configs.module(claim.name).__doc__
 
 
@@ -140,14 +146,22 @@ def test_figure_5_tells_a_loss_that_rises_again():
         losses = falling if series == "GEM" else rising
         return {"commits": [937 * (k + 1) for k in range(len(losses))], "test_loss": losses, "test_accuracy": losses}
 
-    found = claim.judge(measured(claim, "full", lambda s, p: 0.1, evaluations=looks))
-    assert [statement.held for statement in found] == [True] * 4
+    fits = [0.1, 0.05, 0.04, 0.03, 0.02]
+
+    def curve(series, point):
+        return {"commits": [1, 2, 3, 4, 5], "time": [1.0, 2.0, 3.0, 4.0, 5.0], "train_loss": fits}
+
+    def held():
+        found = claim.judge(measured(claim, "full", lambda s, p: 0.1, evaluations=looks, curve=curve))
+        return [statement.held for statement in found]
+
+    assert held() == [True] * 5
+    fits = fits[::-1]  # Whose training loss rises as well does not overfit.
+    assert held() == [True] * 4 + [False]
     falling, rising = rising, falling
-    found = claim.judge(measured(claim, "full", lambda s, p: 0.1, evaluations=looks))
-    assert [statement.held for statement in found] == [False] * 4
+    assert held() == [False] * 5
     falling, rising = rising[:12], falling  # As if it had failed.
-    (found,) = claim.judge(measured(claim, "full", lambda s, p: 0.1, evaluations=looks))
-    assert not found.held
+    assert held() == [False]
 
 
 SHRUNK = ("asgd", "gem", "lsgd", "diloco")  # Of the table of all methods, which are too many to run here.
@@ -177,7 +191,7 @@ def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path):
     if claim.then is not None:
         found = Measured("small", [*found.records, *map(make, claim.then(found))])
     assert all(statement.text for statement in claim.judge(found))
-    reproduce.draw(claim, found, tmp_path / "claim.png")
+    outcome.draw(claim, found, tmp_path / "claim.png")
     assert (tmp_path / "claim.png").stat().st_size > 10_000
 
 

@@ -1,17 +1,23 @@
 """The command line: what it understands, and one line for what it does not."""
 
+import ast
 import dataclasses
+import inspect
 import os
 import re
 import runpy
 import signal
 import sys
+import textwrap
 
 import pytest
 from flax import linen as nn
 
 from train import cli, interrupts, models, story
+from train.bench import Bench
 from train.config import Config
+from train.grid import Grid
+from train.reproduce import Reproduce
 
 
 class Tiny(nn.Module):
@@ -81,6 +87,15 @@ def test_help_names_every_flag_with_its_default_and_the_configurations(capsys):
         assert "--" + field.name.replace("_", "-") in text
     assert "digits, mnist" in text
     assert "bench" in text
+
+
+@pytest.mark.parametrize("options", [Config, Grid, Reproduce, Bench], ids=lambda options: options.__name__)
+def test_what_a_flag_means_is_one_line_in_the_source(options):
+    """A second line would stand in `--help` as a line of its own."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(options))).body[0]
+    said = [node.value.value for node in tree.body[1:] if isinstance(node, ast.Expr)]
+    assert len(said) == len(dataclasses.fields(options))
+    assert [text for text in said if "\n" in text] == []
 
 
 @pytest.mark.parametrize(
@@ -186,6 +201,7 @@ def test_a_dry_run_needs_no_data(capsys, tmp_path):
     said = capsys.readouterr().out
     assert "163,790 parameters, engine simulate" in said
     assert "data: not known before they are prepared" in said
+    assert "but MNIST is not prepared yet and no --manual-dir is given" in said
 
 
 @pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])

@@ -1,8 +1,9 @@
 import os
 
 import pytest
+from matplotlib.figure import Figure
 
-from train.files import write_whole
+from train.files import write_picture, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -48,3 +49,13 @@ def test_what_a_crash_has_left_is_no_hindrance(tmp_path):
     (tmp_path / "a.unfinished").write_text("half")
     write_whole(tmp_path / "a", "whole")
     assert (tmp_path / "a").read_text() == "whole"
+
+
+def test_a_picture_does_not_follow_a_link_either(tmp_path):
+    victim = tmp_path / "precious"
+    victim.write_text("precious")
+    (tmp_path / "claim.png").symlink_to(victim)
+    write_picture(tmp_path / "claim.png", Figure())
+    assert (tmp_path / "claim.png").read_bytes().startswith(b"\x89PNG")
+    assert victim.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["claim.png", "precious"]

@@ -1,5 +1,8 @@
 """Claims on CIFAR-10 and text, and the table of all methods, judged on made-up results that bear them out and that do not."""
 
+import math
+
+import pytest
 from test_claims import BY_NAME, measured
 
 from train.configs import every_method
@@ -30,6 +33,16 @@ def test_danas_accuracy_holds_at_the_published_numbers_and_not_where_others_keep
     assert all(held(claim, short))
 
 
+@pytest.mark.parametrize(("ours", "fails"), [(0.5, True), (0.15, False), (None, False)])
+def test_a_method_that_failed_is_behind_dana_only_where_dana_learned(ours, fails):
+    claim = BY_NAME["dana_accuracy"]
+    failed = accuracies(
+        claim, "cpu", lambda series, n: ours if series in OURS else 0.5 if series == "one worker" else None
+    )
+    assert held(claim, failed) == [fails] * 6
+    assert "failed" in claim.judge(failed)[2].measured
+
+
 def test_danas_order_on_a_wide_network_is_judged_without_published_numbers():
     claim = BY_NAME["dana_wide_resnet"]
     reached = lambda series, n: 0.95 if series.startswith("DANA") or n < 20 else 0.1
@@ -43,9 +56,12 @@ def test_danas_order_on_a_wide_network_is_judged_without_published_numbers():
 OURS = ("DANA-DC", "DANA-Slim")
 
 
-def gaps(claim, scale, sizes, curve=(1.0, 0.01)):
+def gaps(claim, scale, sizes, first=1.0, last=0.01):
+    """Made-up results in which the gap is of a method's size between warm-up and the first fall of the rate alone."""
+
     def diagnostics(series, n):
-        one = {"median": sizes.get(series, sizes["ASGD"]), "time": [1.0, 2.0], "curve": list(curve)}
+        size = sizes.get(series, sizes["ASGD"])
+        one = {"median": 7.0, "time": [0.02, 0.2, 0.5, 1.0], "curve": [first * size, size, size, last * size]}
         return {"gap": one, "normalised_gap": one}
 
     return measured(claim, scale, lambda series, n: 0.1, diagnostics=diagnostics)
@@ -55,9 +71,11 @@ def test_danas_gap_holds_where_look_ahead_is_like_no_momentum():
     claim = BY_NAME["dana_gap"]
     sizes = {"ASGD": 1.0, "NAG-ASGD": 10.0, "LWP": 8.0, "DANA-Slim": 1.1, "DANA-Zero": 1.2}
     assert all(held(claim, gaps(claim, "full", sizes)))
-    assert held(claim, gaps(claim, "full", sizes, curve=(1.0, 0.5))) == [True] * 3 + [False]
+    assert held(claim, gaps(claim, "full", sizes, last=0.5)) == [True] * 6 + [False]
     wide = sizes | {"DANA-Zero": 9.0, "NAG-ASGD": 2.0}
-    assert held(claim, gaps(claim, "small", wide)) == [False, False, False]
+    assert held(claim, gaps(claim, "small", wide, last=1.0)) == [False] * 6
+    flat = dict.fromkeys(sizes, 1.0)
+    assert held(claim, gaps(claim, "full", flat, first=100.0)) == [False, True, False] * 2 + [True]
 
 
 def test_the_gaps_runs_are_those_of_danas_accuracy():
@@ -107,16 +125,22 @@ def test_leaders_are_compared_network_by_network():
 
 def test_delayed_nesterov_is_held_to_the_synchronous_run():
     claim = BY_NAME["delayed_nesterov"]
-    sync, plain, nesterov, tenth, delayed, dynamic = dict.fromkeys(run.series for run in claim.runs["full"])
-    losses = {sync: 1.50, plain: 1.60, nesterov: 2.0, tenth: 1.7, delayed: 1.52, dynamic: 1.51}
+    names = dict.fromkeys(run.series for run in claim.runs["full"])
+    sync, plain, nesterov, tenth, delayed, slow, dynamic, slower, gathered = names
+    losses = {sync: 1.50, plain: 1.60, nesterov: 2.0, tenth: 1.7, delayed: 1.52, slow: 1.65}
+    losses |= {dynamic: 1.51, slower: 1.5, gathered: 1.5}
 
     def judged(**changes):
         own = {"test_loss": lambda s, n: (losses | changes)[s], "time": lambda s, n: 100.0 if s == sync else 40.0}
         return held(claim, measured(claim, "full", lambda s, n: 0.1, **own))
 
-    assert judged() == [True] * 7
-    assert judged(**{nesterov: 1.4}) == [False, False, False, False, True, True, True]
-    assert judged(**{dynamic: 1.6}) == [True] * 4 + [False, False, True]
+    assert judged() == [True] * 10
+    assert judged(**{nesterov: 1.4}) == [False, False, False, True, False] + [True] * 5
+    assert judged(**{slow: 1.75}) == [True] * 3 + [False] + [True] * 6
+    assert judged(**{dynamic: 1.6}) == [True] * 5 + [False, True, True, False, True]
+    assert judged(**{slower: 1.6}) == [True] * 6 + [False, True, True, True]
+    assert judged(**{gathered: math.inf}) == [True] * 7 + [False, True, True]
+    assert judged(**{sync: math.inf})[-1] is False
 
 
 def tuned(claim, scale, accuracy):
@@ -136,6 +160,18 @@ def test_every_method_is_reported_at_the_rate_that_the_tuning_seed_chose():
     assert f"{len(reported)} runs" in every_method.__doc__
 
 
+@pytest.mark.parametrize(("best", "tried"), [(0.03, 0), (0.3, 1), (1.0, 1), (0.01, 1), (0.003, 2), (0.0001, 2)])
+def test_best_rates_are_followed_beyond_the_edge_of_those_tried(best, tried):
+    claim = BY_NAME["every_method"]
+    distance = lambda series, n: abs(math.log(float(series.split(", ")[2]) / best))
+    found = measured(claim, "cpu", distance)
+    rates = {run.config.learning_rate for run, _ in found.records}
+    assert len(rates) == len(every_method.RATES) + tried
+    chosen = {run.config.learning_rate for run, _ in found.records if run.config.seed != every_method.TUNING}
+    assert chosen == {max(best, min(every_method.REACH))}
+    assert len(found.records) == 248 * (len(rates) + 3)
+
+
 def test_a_rate_that_diverges_is_not_chosen():
     claim = BY_NAME["every_method"]
     diverged = lambda series, n: series.endswith(", 0.03")
@@ -145,8 +181,21 @@ def test_a_rate_that_diverges_is_not_chosen():
 
 def test_every_method_says_where_a_plain_one_wins():
     claim = BY_NAME["every_method"]
-    found = tuned(claim, "full", lambda method, n: 0.9 if method == "gem" or n == 4 else 0.8)
+    found = tuned(claim, "full", lambda method, n: 0.95 if method == "gem" or n == 4 else 0.8)
     # With 4 workers all are alike; with more GEM is ahead, and loses less.
-    assert held(claim, found) == [False, True, True, True] * 2 + [True, True]
-    found = tuned(claim, "full", lambda method, n: 0.9 if method == "asgd" else 0.8)
-    assert held(claim, found) == [False] * 8 + [False, True]
+    assert held(claim, found) == [False, True, True, True, True] * 2 + [True]
+    found = tuned(claim, "full", lambda method, n: 0.95 if method == "asgd" else 0.8)
+    assert held(claim, found) == [False] * 10 + [True]
+    found = tuned(claim, "full", lambda method, n: 0.8)
+    assert held(claim, found) == [False] * 10 + [True]
+
+
+def test_best_rates_at_the_edge_count_where_any_rate_learned():
+    claim = BY_NAME["every_method"]
+    rate = lambda series: float(series.split(", ")[2])
+    assert held(claim, measured(claim, "full", lambda series, n: rate(series)))[-1] is False
+    idle = measured(claim, "full", lambda series, n: 0.1 if n == 4 else 2.3)
+    assert claim.judge(idle)[-1].measured.endswith("of 62; none learned in 186 more")
+    assert claim.judge(measured(claim, "full", lambda series, n: 2.3))[-1].measured.endswith(
+        "of 0; none learned in 248 more"
+    )

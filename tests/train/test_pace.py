@@ -45,7 +45,10 @@ def test_a_barrier_waits_for_the_slowest():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dynamic_periods": True}, "--dynamic-periods acts only with --cluster tiered; --cluster is homogeneous"),
+        (
+            {"dynamic_periods": True},
+            "--dynamic-periods acts only with --cluster tiered or tiered_barrier; --cluster is homogeneous",
+        ),
         (
             {"dynamic_periods": True, "cluster": "tiered", "method": "gem", "period": 1},
             "--dynamic-periods is for methods",

@@ -50,8 +50,8 @@ def test_what_is_not_the_published_setting_is_labelled_so(tmp_path):
     results = results_table.load(tmp_path)
     table, page = results_table.markdown(results), results_table.page(results)
     assert "#pretended) (nobody, 2026; `pretended`) |" in table
-    assert "#pretended-cpu) (nobody, 2026; `pretended`). **Not the published setting: a small network** |" in table
-    assert "(nobody, 2026). **Not the published setting: a small network**: **held in part**" in page
+    assert "#pretended-cpu) (nobody, 2026; `pretended`). **Not the full setting: a small network** |" in table
+    assert "(nobody, 2026). **Not the full setting: a small network**: **held in part**" in page
     assert "(pretended-cpu.json)" in page
 
 

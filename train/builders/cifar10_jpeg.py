@@ -44,7 +44,7 @@ class Cifar10Jpeg(LabelledImages, skip_registration=True):
     def check_sources(cls, manual_dir: str | None) -> None:
         mend = (
             f"Put {FILE}, which train/builders/cifar10_jpeg.py describes, into a folder and name that folder as "
-            "manual_dir. It is lossy: with the original archive use --dataset cifar10."
+            "manual_dir. It is lossy: with the original archive there is the data set cifar10."
         )
         folder = originals.find(cls.title, [FILE], manual_dir, mend)
         try:

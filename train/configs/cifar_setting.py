@@ -4,6 +4,7 @@ Epochs count the data of all workers together, as in the papers: more workers ma
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def shared(base: Config, method: Method, workers: int, epochs: float, **changes:
 def percent(values: Sequence[float], form: str = ".2f") -> str:
     """Fractions as percentages in one line.
 
-    >>> percent([0.5, 0.25])
-    '50.00 / 25.00 %'
+    >>> percent([0.5, 0.25, float("nan")])
+    '50.00 / 25.00 / failed %'
     """
-    return " / ".join(f"{100 * value:{form}}" for value in values) + " %"
+    return " / ".join("failed" if math.isnan(value) else f"{100 * value:{form}}" for value in values) + " %"

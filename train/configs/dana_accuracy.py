@@ -14,11 +14,12 @@ Setting (small): digits, 10 epochs, η = 0.01, 4 to 32 workers, one seed.
 
 Cost (full): 285 runs, 17,784,000 commits; about three months on two cores.
 Expected: one worker 91.6 %; DANA within a point of it up to 16 workers.
-Found (cpu): the published order, not the published distances. The better DANA is ahead of every other method with a momentum
-at 4, 8, 16 and 32 workers (54.3 / 40.8 / 22.8 / 14.6 %, next best 49.3 / 29.4 / 20.1 / 12.3), but it loses accuracy from 4
-workers on (one worker: 58.3), and asynchronous SGD without momentum, which the paper's table does not list, is ahead of all
-with 16 and 32 (36.0, 24.0). So short a run has 98 commits a worker at 16 workers, where the paper has thousands, and a
-warm-up of 98 commits in all: it ends before staleness has been outgrown.
+Found (cpu): DANA comes first, at less than the published distances. The better DANA is ahead of every other method with a
+momentum at 4, 8 and 16 workers (54.3 / 40.8 / 22.8 %, next best 49.3 / 29.4 / 20.1), and with 32 none of them learns. But it
+loses accuracy from 4 workers on (one worker: 58.3); among the others the order is not the published one; and asynchronous SGD
+without momentum, which the paper's table does not list, is ahead of all with 16 and 32 (36.0, 24.0). So short a run has 98
+commits a worker at 16 workers, where the paper has thousands, and a warm-up of 98 commits in all: it ends before staleness has
+been outgrown.
 
 Deviations:
   1. Each worker has its own order of all rows, where the authors' program hands out one stream.
@@ -29,7 +30,8 @@ Deviations:
   6. The last rows of an epoch that fill no batch are left out: 390 commits an epoch for 391.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -103,10 +105,9 @@ def judge_order(measured, paper: Mapping[str, Mapping[int, float]] = MappingProx
     """How the methods stand to one worker and to each other; `paper` is shown beside them."""
     shown = {series: percent([*points.values()]) for series, points in paper.items()}
     points = measured.points("DANA-DC")
-    reached = {
-        series: [measured.mean("test_accuracy", series, n) for n in points]
-        for series in (*OURS, *OTHERS, "LWP", "ASGD")
-    }
+    momenta = [series for series in (*OTHERS, "LWP", "YellowFin") if series in measured.series]
+    reached = {series: [measured.mean("test_accuracy", series, n) for n in points] for series in (*OURS, *momenta)}
+    better = [_best(reached[series][k] for series in OURS) for k in range(len(points))]
     one = measured.mean("test_accuracy", BASELINE, 1)
     near = 0.015 if measured.full else 0.05
     up_to = [index for index, n in enumerate(points) if n <= 16]
@@ -120,11 +121,11 @@ def judge_order(measured, paper: Mapping[str, Mapping[int, float]] = MappingProx
         )
         for series in OURS
     ]
-    best = max(reached[series][many] for series in OURS)
+    best = better[many]
     statements += [
         Statement(
-            f"{series} fails with {points[many]:g} workers: at least ten points below the better DANA",
-            reached[series][many] <= best - 0.1,
+            f"{series} fails with {points[many]:g} workers: ten points or more below the better DANA, which learns (over 20 %)",
+            best > CHANCE and not reached[series][many] > best - 0.1,
             f"{percent(reached[series])}, DANA there {percent([best])}",
             f"{shown[series]}, then fails" if series in shown else "",
         )
@@ -134,14 +135,18 @@ def judge_order(measured, paper: Mapping[str, Mapping[int, float]] = MappingProx
         Statement(
             "everywhere the better DANA learns (above 20 %) and is ahead of all others with a momentum, to half a point",
             all(
-                max(reached[ours][k] for ours in OURS)
-                >= max(CHANCE, *(reached[other][k] - 0.005 for other in (*OTHERS, "LWP")))
+                better[k] >= max(CHANCE, _best(reached[other][k] for other in momenta) - 0.005)
                 for k in range(len(points))
             ),
-            "; ".join(f"{series} {percent(reached[series])}" for series in (*OURS, *OTHERS, "LWP")),
+            "; ".join(f"{series} {percent(values)}" for series, values in reached.items()),
         )
     )
     return statements
+
+
+def _best(accuracies: Iterable[float]) -> float:
+    """The best of those that did not fail; 0 if all did."""
+    return max((accuracy for accuracy in accuracies if not math.isnan(accuracy)), default=0.0)
 
 
 def draw(figure, measured) -> None:
@@ -158,9 +163,11 @@ def draw_accuracy(figure, measured, paper: Mapping[str, Any] = MappingProxyType(
     for axes, what in ((left, "test_accuracy"), (right, "train_loss")):
         claim_plots.lines(axes, measured, what, paper.get(what), series)
         claim_plots.points_axis(axes, measured.points(series[0]), "workers")
-    left.axhline(one, color="0.3", ls=":", lw=1.2, label=BASELINE)
-    left.legend(frameon=False, fontsize="x-small", ncols=2)
+    line = left.axhline(one, color="0.3", ls=":", lw=1.2, label=BASELINE)
+    left.legend(handles=[line], frameon=False, fontsize="x-small", loc="lower left")
     claim_plots.log_axis(right)
+    right.margins(y=0.3)  # Room for the legend.
+    right.legend(frameon=False, fontsize="x-small", ncols=2, loc="upper left")
 
 
 FULL: dict[str, Any] = {"warmup_epochs": 5.0, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}
@@ -178,6 +185,6 @@ CLAIM = Claim(
     draw=draw,
     paper=PAPER,
     paper_note="secondary notes on table 2, whose cells may be misplaced (low to medium); one worker: medium to high",
-    minutes={"full": 130_000, "cpu": 40, "small": 4},
+    minutes={"full": 130_000, "cpu": 45, "small": 4},
     setting={"cpu": f"{CPU_NETWORK}, 2 epochs"},
 )

@@ -7,13 +7,15 @@ below a tenth).
 
 Setting: the runs of `dana_accuracy` with 8 workers at ASGD, NAG-ASGD, Multi-ASGD, LWP and DANA-Slim, of which this claim asks
 one number more, and DANA-Zero in the same setting. The gap is looked at in 40 moments spread over a run, for one commit a
-worker. Gaps are compared by the median of the normalised gap, the gap over the RMS of the gradient: a method that has learned
-more has smaller gradients, and by them a smaller gap. Small: digits, 8 workers.
+worker. Compared are the medians of the moments between the warm-up and the first fall of the rate, of the gap and of the
+normalised gap, the gap over the RMS of the gradient: a method that has learned more has smaller gradients, and by them a
+smaller gap. Small: digits, 8 workers.
 
 Cost (full): 30 runs, 1,872,000 commits, of which five runs are not in `dana_accuracy` (312,000 commits).
 Expected: NAG-ASGD about ten times ASGD; DANA-Zero within a factor of two of it.
-Found (cpu): normalised gaps of ASGD 0.090, DANA-Zero 0.099, DANA-Slim 0.24, Multi-ASGD 0.29, LWP 0.31, NAG-ASGD 0.55: the
-claim held, with NAG-ASGD at six times ASGD.
+Found (cpu): the normalised gaps are as claimed, ASGD 0.39, DANA-Zero 0.44, DANA-Slim 0.88, Multi-ASGD 1.2, LWP 1.6, NAG-ASGD
+3.0. Of the gap itself NAG-ASGD's is only twice ASGD's (0.0056 against 0.0027; DANA-Zero 0.0015, LWP 0.0036): it has hardly
+learned (19.5 %), and moves little where its gradients are small.
 
 Deviations:
   1. Those of `dana_accuracy`.
@@ -23,6 +25,8 @@ Deviations:
 """
 
 import math
+
+import numpy as np
 
 from train.claim import Claim, Run, Statement, over_seeds
 from train.config import Config
@@ -44,38 +48,53 @@ def _runs(base: Config, epochs: float, seeds, **changes) -> list[Run]:
 
 
 def judge(measured) -> list[Statement]:
-    gaps = {series: measured.mean("normalised_gap", series, AT) for series in (*SERIES, ZERO)}
-    plain = gaps["ASGD"]
-    shown = ", ".join(f"{series} {gap:.2g}" for series, gap in gaps.items())
-    learned = all(measured.diverged(series, AT) == 0 for series in ("ASGD", "DANA-Slim", ZERO))
-    statements = [
+    learned = not any(measured.diverged(series, AT) for series in (*SERIES, ZERO))
+    statements = [statement for what in dana_accuracy.GAPS for statement in _compare(measured, what, learned)]
+    return statements if measured.scale == "small" else [*statements, _falls(measured)]
+
+
+def _compare(measured, what: str, learned: bool) -> list[Statement]:
+    """How the methods' gaps (`what`) stand to each other at the full rate."""
+    gaps = {series: _at_full_rate(measured, what, series) for series in (*SERIES, ZERO)}
+    name, plain = what.replace("_", " "), gaps["ASGD"]
+    return [
         Statement(
-            "one momentum for all opens the gap: NAG-ASGD's is at least three times ASGD's",
-            math.inf > gaps["NAG-ASGD"] >= 3 * plain > 0,
-            shown,
+            f"one momentum for all opens the {name}: NAG-ASGD's is at least three times ASGD's",
+            learned and gaps["NAG-ASGD"] >= 3 * plain > 0,
+            ", ".join(f"{series} {gap:.2g}" for series, gap in gaps.items()),
         ),
         Statement(
-            "DANA-Zero's gap is like ASGD's: between a third of it and three times as large",
+            f"DANA-Zero's {name} is like ASGD's: between a third of it and three times as large",
             learned and plain / 3 <= gaps[ZERO] <= 3 * plain,
             f"{gaps[ZERO]:.2g} against {plain:.2g}",
         ),
         Statement(
-            "linear prediction does not close it: LWP's gap is at least twice DANA-Zero's",
-            math.inf > gaps["LWP"] >= 2 * gaps[ZERO] > 0,
+            f"linear prediction does not close it: LWP's {name} is at least twice DANA-Zero's",
+            learned and gaps["LWP"] >= 2 * gaps[ZERO] > 0,
             f"LWP {gaps['LWP']:.2g}",
         ),
     ]
-    if measured.scale != "small":
-        statements.append(_falls(measured))
-    return statements
+
+
+def _at_full_rate(measured, what: str, series: str) -> float:
+    """The median over the moments between warm-up and the first fall of the rate, averaged over seeds."""
+    config = next(run.config for run, _ in measured.records if run.series == series)
+    epochs = config.workers * config.epochs
+    begin, end = config.warmup_epochs / epochs, min((epochs, *config.decay_epochs)) / epochs
+    medians = []
+    for index in range(len(measured.of(series, AT))):
+        part, values = measured.diagnostic(what, series, AT, index)
+        values = values[(begin < part) & (part <= end)]
+        medians.append(np.median(values) if len(values) else math.nan)
+    return float(np.mean(medians))
 
 
 def _falls(measured) -> Statement:
-    """The first and the last moments of a run, between which the rate fell to a hundredth."""
+    """The first and the last moments of every run, between which the rate fell to a hundredth."""
     ratios = []
     for series in ("ASGD", "DANA-Slim"):
-        _, gaps = measured.diagnostic("gap", series, AT)
-        ratios.append(gaps[-1] / max(gaps.max(), 1e-30) if len(gaps) else math.inf)
+        curves = [measured.diagnostic("gap", series, AT, index)[1] for index in range(len(measured.of(series, AT)))]
+        ratios.append(max(gaps[-1] / max(gaps.max(), 1e-30) if len(gaps) else math.inf for gaps in curves))
     return Statement(
         "where the learning rate has fallen to a hundredth, the gap is below a tenth of its largest (ASGD, DANA-Slim)",
         all(0 < ratio < 0.1 for ratio in ratios),
@@ -108,6 +127,6 @@ CLAIM = Claim(
     },
     judge=judge,
     draw=draw,
-    minutes={"full": 14_000, "cpu": 7, "small": 1},
+    minutes={"full": 14_000, "cpu": 10, "small": 1},
     setting={"cpu": f"{CPU_NETWORK}, 2 epochs"},
 )

@@ -5,12 +5,17 @@ constant λ (DC-ASGD-c) takes most of that back, and with an adaptive one (DC-AS
 
 Setting (full): CIFAR-10, ResNet-20, 160 epochs of data of all workers together, batches of 128, η = 0.5 (a tenth from epochs 80
 and 120 on), no momentum; λ = 0.04 (c), 2 with m = 0.95 (a); three seeds.
-Setting (cpu): ResNet-8 at half width on CIFAR-10 (JPEG q75), batches of 64, 3 epochs (decay after 1.5 and 2.25), two seeds;
+Setting (cpu): ResNet-8 at half width on CIFAR-10 (JPEG q75), batches of 64, 3 epochs (decay after 1.5 and 2.25), one seed;
 the order alone.
 Setting (small): digits, 10 epochs, one seed.
 
 Cost (full): 21 runs, 1,310,400 commits; about a week on two cores.
 Expected: test errors near 8.7 (SGD), above 9 (ASGD), between (DC-ASGD).
+Found (cpu): asynchrony costs 7.5 points with 4 workers and 19.5 with 8 (one worker: 42.1 %), and compensation takes back little
+of it. A constant λ of 0.04 changes nothing with 8 workers (61.5 against 61.6 %): λ g² is so small against gradients that are
+means over a batch that it moves them by a ten-thousandth of their length (diagnostic `compensation`, median over the first 400
+commits 7e-5), and the 1.5 points with 4 are one seed's. The adaptive one moves them by 12 to 47 %, and takes back 1 and 6
+points. So the published gain with a constant λ has another cause, or the authors' gradients are larger than means.
 
 Deviations:
   1. Simulated workers: the time of a gradient is gamma-distributed with a coefficient of variation of 0.1.
@@ -59,16 +64,18 @@ def judge(measured) -> list[Statement]:
     }
     shown = {series: f"{percent(values)}, SGD {percent([one])}" for series, values in errors.items()}
     plain, constant, adaptive = errors.values()
+    close = 0 if measured.full else 0.01  # One seed, and 10,000 test rows of which half are wrong.
+    by = "" if measured.full else ", by a point or more"
     statements = [
         Statement(
-            "asynchronous SGD ends with a larger test error than one worker, the larger with more of them",
-            one < plain[0] < plain[-1] < 1,
+            f"asynchronous SGD ends with a larger test error than one worker, the larger with more of them{by}",
+            one + close < plain[0] and plain[0] + close < plain[-1] < 1,
             shown["ASGD"],
             paper["ASGD"],
         ),
         Statement(
-            "a constant λ makes the error of asynchronous SGD smaller with 4 and 8 workers",
-            all(a < b < 1 for a, b in zip(constant, plain, strict=True)),
+            f"a constant λ makes the error of asynchronous SGD smaller with 4 and 8 workers{by}",
+            all(a + close < b < 1 for a, b in zip(constant, plain, strict=True)),
             shown["DC-ASGD-c"],
             paper["DC-ASGD-c"],
         ),
@@ -79,8 +86,8 @@ def judge(measured) -> list[Statement]:
             paper["DC-ASGD-c"],
         ),
         Statement(
-            "an adaptive λ makes it smaller than a constant one does",
-            all(a < b < 1 for a, b in zip(adaptive, constant, strict=True)),
+            f"an adaptive λ makes it smaller than a constant one does{by}",
+            all(a + close < b < 1 for a, b in zip(adaptive, constant, strict=True)),
             shown["DC-ASGD-a"],
             paper["DC-ASGD-a"],
         ),
@@ -118,7 +125,7 @@ def draw(figure, measured) -> None:
     left.axhline(100 * (1 - measured.mean("test_accuracy", ONE, 1)), color="0.3", ls=":", lw=1.2, label=ONE)
     left.legend(frameon=False, fontsize="small")
     for index, series in enumerate(SERIES):
-        claim_plots.curve(right, measured, series, max(measured.points(series)), per="epoch", color=f"C{index}")
+        claim_plots.curve(right, measured, series, max(measured.points(series)), per="epoch", color=f"C{index + 1}")
     claim_plots.log_axis(right)
 
 
@@ -130,7 +137,7 @@ CLAIM = Claim(
     source="Zheng et al., 2017, table on CIFAR-10",
     runs={
         "full": _runs(CIFAR10, 160.0, range(3), **LONG),
-        "cpu": _runs(CPU, 3.0, range(2), **SHORT),
+        "cpu": _runs(CPU, 3.0, (0,), **SHORT),
         "small": _runs(DIGITS, 10.0, (0,), learning_rate=0.15),
     },
     judge=judge,
@@ -138,6 +145,6 @@ CLAIM = Claim(
     paper=PAPER,
     read_off=False,
     paper_note="SGD, and ASGD and DC-ASGD-a with 4 workers: high, by two sources; others: medium, recalled",
-    minutes={"full": 9_800, "cpu": 25, "small": 1},
+    minutes={"full": 9_800, "cpu": 40, "small": 1},
     setting={"cpu": f"{CPU_NETWORK}, 3 epochs"},
 )

@@ -10,32 +10,45 @@ steps a commit, 15 epochs of data a worker, three seeds. Outer rate 0.7 and mome
 Setting (cpu): the same with 2 blocks of half the units, rows in batches of 8, 2 epochs a worker, 20 local steps, one seed.
 Setting (small): digits instead of text, 4 workers, 10 local steps, 6 epochs a worker; directions alone.
 
-Cost (full): 18 runs, 11,667 commits of 50 gradients each at most; about a day on two cores.
+Cost (full): 27 runs, 19,125 commits of 50 gradients each at most; about a day on two cores.
 Expected: the published order, with small differences between delayed Nesterov and DiLoCo.
+Found (cpu): Nesterov at every commit fails as published (test loss 5.55, chance; a tenth of the rate mends it, 2.12), and
+delayed Nesterov does not at the same rate (2.41). But no outer momentum at all is ahead of everything, 2.07, the synchronous
+run (2.35) too: 98 rounds are too few for a momentum of 0.9 to pay. Dynamic steps make delayed Nesterov diverge: they bring
+all workers to the centre at the same moment, and applied one by one their commits are all a round stale. Where they are
+gathered, as in the paper's grace period, it ends at 2.44, 4 % behind the synchronous run, in 0.41 of its time. One seed; the
+last two series were added to find this out.
 
 Deviations:
   1. Local steps are SGD with Nesterov's momentum 0.9 (the paper: AdamW, 2e-4).
   2. All workers draw from the whole text; the paper's have shards of their own. It has a grace period in which commits are
-     gathered; these are applied one by one.
-  3. A commit of the runs with every commit's momentum, and of those without, has the rate 0.7 √N / N, and in one more series
-     a tenth of that, as the authors' notebook has it.
+     gathered; these are applied one by one, but for one more series, in which all workers pull when the last of them has
+     committed, which with steps by speed is at once.
+  3. Delayed Nesterov has DiLoCo's rate, 0.7, of which N commits are one step, and in one more series a tenth of it, the
+     default of the authors' notebook (and ours). A commit of the runs with every commit's momentum, and of those without,
+     has 0.7 √N / N, and in one more series a tenth of that.
   4. Runs are compared after the same number of gradients, not commits: dynamic local updates make more commits of fewer.
 """
 
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from train.claim import Claim, Run, Statement, over_seeds
 from train.config import Config
 from train.configs.gem_setting import words
 
-SYNC, PLAIN, NESTEROV, TENTH, DELAYED, DYNAMIC = (
+SYNC, PLAIN, NESTEROV, TENTH, DELAYED, DELAYED_TENTH, DYNAMIC, DYNAMIC_TENTH, GATHERED = (
     "synchronous (DiLoCo)",
     "no outer momentum",
     "Nesterov at every commit",
     "Nesterov at every commit, rate / 10",
     "delayed Nesterov",
+    "delayed Nesterov, rate / 10",
     "delayed Nesterov, dynamic steps",
+    "delayed Nesterov, dynamic steps, rate / 10",
+    "delayed Nesterov, dynamic steps, gathered",
 )
 WORKERS = 4
 RATE = 0.7
@@ -45,7 +58,15 @@ SERIES: dict[str, dict[str, Any]] = {
     NESTEROV: {"method": "outer_nesterov", "outer_learning_rate": RATE * WORKERS**-0.5},
     TENTH: {"method": "outer_nesterov", "outer_learning_rate": 0.1 * RATE * WORKERS**-0.5},
     DELAYED: {"method": "delayed_nesterov", "outer_learning_rate": RATE},
+    DELAYED_TENTH: {"method": "delayed_nesterov", "outer_learning_rate": 0.1 * RATE},
     DYNAMIC: {"method": "delayed_nesterov", "outer_learning_rate": RATE, "dynamic_periods": True},
+    DYNAMIC_TENTH: {"method": "delayed_nesterov", "outer_learning_rate": 0.1 * RATE, "dynamic_periods": True},
+    GATHERED: {
+        "method": "delayed_nesterov",
+        "outer_learning_rate": RATE,
+        "dynamic_periods": True,
+        "cluster": "tiered_barrier",
+    },
 }
 TIERED: dict[str, Any] = {"cluster": "tiered"}
 # Medium: from a secondary source, perplexities of a 20-million-parameter network on C4; nothing here is set beside them.
@@ -68,36 +89,53 @@ def _runs(base: Config, seeds) -> list[Run]:
 def judge(measured) -> list[Statement]:
     loss = {series: measured.mean("test_loss", series, WORKERS) for series in SERIES}
     time = {series: measured.mean("time", series, WORKERS) for series in SERIES}
-    shown = ", ".join(f"{series} {words([value])}" for series, value in loss.items())
+    said = lambda *names: " against ".join(words([loss[name]]) for name in names)
     paper = PUBLISHED if measured.full else ""
     naive = loss[NESTEROV]
     return [
         Statement(
             "Nesterov at every commit ends with a larger test loss than no momentum does",
             naive > loss[PLAIN],
-            shown,
+            said(NESTEROV, PLAIN),
         ),
-        Statement("it ends with a larger one than the synchronous run", naive > loss[SYNC], shown),
-        Statement("a tenth of the rate makes up for part of it", loss[TENTH] < naive, shown),
+        Statement("it ends with a larger one than the synchronous run", naive > loss[SYNC], said(NESTEROV, SYNC)),
+        Statement("a tenth of the rate makes up for part of it", loss[TENTH] < naive, said(TENTH, NESTEROV)),
+        Statement(
+            "at that rate, too, delayed Nesterov ends with a smaller loss than Nesterov at every commit",
+            loss[DELAYED_TENTH] < loss[TENTH],
+            said(DELAYED_TENTH, TENTH),
+        ),
         Statement(
             "delayed Nesterov ends with a smaller loss than Nesterov at every commit at either rate",
             loss[DELAYED] < min(naive, loss[TENTH]),
-            shown,
+            f"{said(DELAYED, NESTEROV)} and {said(TENTH)}",
         ),
         Statement(
             "with dynamic local updates it is at most 1 % behind the synchronous run",
             loss[DYNAMIC] <= 1.01 * loss[SYNC] < float("inf"),
-            shown,
+            said(DYNAMIC, SYNC),
             paper,
         ),
         Statement(
-            "dynamic local updates do not make delayed Nesterov worse",
-            loss[DYNAMIC] <= 1.005 * loss[DELAYED] < float("inf"),
-            f"{words([loss[DYNAMIC]])} against {words([loss[DELAYED]])}",
+            "at a tenth of the rate, too, it is at most 1 % behind the synchronous run",
+            loss[DYNAMIC_TENTH] <= 1.01 * loss[SYNC] < float("inf"),
+            said(DYNAMIC_TENTH, SYNC),
+            paper,
         ),
         Statement(
-            "and the same gradients take less than half of the synchronous run's time",
-            0 < time[DYNAMIC] < 0.5 * time[SYNC],
+            "where what arrives at about the same time is gathered, too",
+            loss[GATHERED] <= 1.01 * loss[SYNC] < float("inf"),
+            said(GATHERED, SYNC),
+            paper,
+        ),
+        Statement(
+            "dynamic local updates do not make delayed Nesterov worse, to half a per cent",
+            loss[DYNAMIC] <= 1.005 * loss[DELAYED] < float("inf"),
+            said(DYNAMIC, DELAYED),
+        ),
+        Statement(
+            "and the same gradients take less than half of the synchronous run's time, as the workers' speeds have it",
+            0 < time[DYNAMIC] < 0.5 * time[SYNC] and max(loss[SYNC], loss[DYNAMIC], time[SYNC]) < float("inf"),
             f"{words([time[DYNAMIC]])} against {words([time[SYNC]])}",
         ),
     ]
@@ -123,6 +161,9 @@ def draw(figure, measured) -> None:
         )
     left.legend(frameon=False, fontsize="x-small")
     for axes in (left, right):
+        values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+        if np.isfinite(values).any():  # What diverged leaves the picture.
+            axes.set_ylim(0.9 * np.nanmin(values), 2 * measured.chance(SYNC, WORKERS))
         claim_plots.log_axis(axes)
 
 
@@ -144,7 +185,7 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     paper_note="medium: one pair of perplexities, from a secondary source, in words only",
-    minutes={"full": 1_400, "cpu": 20, "small": 1},
+    minutes={"full": 1_600, "cpu": 44, "small": 1},
     setting={
         "full": "a transformer of 1.2 million parameters on Tiny Shakespeare, for the paper's on C4",
         "cpu": "a transformer of 2 blocks of 64 units on Tiny Shakespeare, 2 epochs a worker",

@@ -13,6 +13,10 @@ Setting (small): digits, 4 and 16 workers, 5 epochs a worker, every 8 local step
 
 Cost (full): 14 runs, 2,192,776 commits, 6.2 million gradients; about three and a half weeks on two cores.
 Expected: LSGD ahead of DOWNPOUR and SGD; EASGD beside it.
+Found (cpu): the published order, with 16 workers and along the runs. LSGD ends at 45.1 and 43.6 % test error with 4 and 16
+workers, EASGD at 46.5 and 44.5, SGD by one worker at 49.6. DOWNPOUR, which commits every step, ends beside LSGD with 4 workers
+(45.1), behind it on average over the run (57.4 against 54.2), and learns nothing with 16. That the lead over EASGD grows is
+not to be seen: 1.3 points with 4 workers, 0.9 with 16, of one seed.
 
 Deviations:
   1. The exchange is asynchronous: a worker is drawn to the leader when it arrives; the authors' code stops all workers.
@@ -21,7 +25,8 @@ Deviations:
      the code as it stands (its first release: 0.5).
   4. Statistics of batch normalisation are those of the last commits, not recomputed for what is evaluated.
   5. EASGD is asynchronous (α = β / N), theirs synchronous.
-  6. Epochs stand for the paper's seconds: how many of them its hardware made is a guess.
+  6. ResNet-20 sees images of 32 x 32 pixels, shifted by up to 4; theirs are crops of 28 x 28, as CNN7's are here.
+  7. Epochs stand for the paper's seconds: how many of them its hardware made is a guess.
 """
 
 import dataclasses
@@ -107,8 +112,9 @@ def _judge(measured, network: str) -> list[Statement]:
             paper,
         ),
         Statement(
-            f"{network}: its lead over DOWNPOUR and EASGD grows from 4 to 16 workers",
-            lsgd[1] - lsgd[0] < min(downpour[1] - downpour[0], easgd[1] - easgd[0]),
+            f"{network}: it leads DOWNPOUR and EASGD with 16 workers, by more than with 4",
+            lsgd[1] < min(downpour[1], easgd[1])
+            and lsgd[1] - lsgd[0] < min(downpour[1] - downpour[0], easgd[1] - easgd[0]),
             shown,
             paper,
         ),
@@ -136,7 +142,7 @@ def draw(figure, measured) -> None:
             for index, series in enumerate((*SERIES, ONE)):
                 claim_plots.curve(
                     axes, measured, f"{network}, {series}", 1 if series == ONE else workers, "test_accuracy",
-                    kind="evaluations", label=series, color=f"C{index}",
+                    per="own epoch", kind="evaluations", label=series, color=f"C{index}",
                 )  # fmt: skip
             axes.set_title(f"{network}, {workers} workers", fontsize="small")
         row[0].legend(frameon=False, fontsize="x-small")
@@ -165,6 +171,6 @@ CLAIM = Claim(
     draw=draw,
     paper=PAPER,
     paper_note="digitised from the poster's figures, to 0.15 points; high for the shape",
-    minutes={"full": 36_000, "cpu": 25, "small": 2},
+    minutes={"full": 36_000, "cpu": 78, "small": 2},
     setting={"cpu": "CNN7 at a quarter of its width on CIFAR-10 (JPEG q75), batches of 64, 3 epochs a worker"},
 )
