@@ -12,7 +12,9 @@ from train.config import Config
 from train.methods import METHODS
 from train.task import make_task
 
-ON_DEVICES = "digits --method asgd --learning-rate 0.05 --workers 3 --epochs 5 --batch-size 32 --checkpoint-every 20"
+# At this rate a rounding error at the start grows to 3e-5 of a leaf's largest number by the end, and a commit that the log
+# leaves out changes 8e-4 of it; at 0.05 the error would grow past any commit.
+ON_DEVICES = "digits --method asgd --learning-rate 0.001 --workers 3 --epochs 5 --batch-size 32 --checkpoint-every 20"
 
 
 @pytest.mark.slow
@@ -35,5 +37,5 @@ def test_a_run_on_devices_goes_on_after_being_killed_at_random_moments(tmp_path)
         assert kinds.count("commit") == kinds.count("ready") == len(trace)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params)))
         replay = gemjax.simulate(tx, task.loss_fn, task.params, task.batches, trace, seed=config.seed)
-        assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=1e-2)
+        assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=3e-4)
         assert folder.finished(task.num_commits)
