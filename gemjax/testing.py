@@ -111,7 +111,7 @@ def run_in_python(
 ) -> PyTree:
     """Runs a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
 
-    One commit at a time, nothing compiled but the gradient; the model state of the last commit is the central one.
+    One commit at a time, nothing compiled but the gradient and the update, each by itself; the model state of the last commit is the central one.
 
     Returns:
       The central variable at the end.
@@ -123,6 +123,7 @@ def run_in_python(
     gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(
         view, batches.batch(batches.data if data is None else data, chosen), worker, step
     ))  # fmt: skip
+    update = jax.jit(transition.tx.update)  # A conditional in it would be compiled anew at each call outside of jit.
     views = [slots.take(initial.view, worker).value._replace(params=params) for worker in range(trace.num_workers)]
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
@@ -135,7 +136,7 @@ def run_in_python(
             if local is not None:
                 told |= {"local_losses": sent.losses, "local_steps": jnp.int32(sent.steps)}
             before = opt_state
-            updates, opt_state = transition.tx.update(sent.grads, opt_state, params, worker=worker, **told)
+            updates, opt_state = update(sent.grads, opt_state, params, worker=worker, **told)
             if refused(before, opt_state):
                 opt_state = counting_refusals(before, opt_state)
             else:
