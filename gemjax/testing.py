@@ -111,7 +111,8 @@ def run_in_python(
 ) -> PyTree:
     """Runs a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
 
-    One commit at a time, nothing compiled but the gradient and the update, each by itself; the model state of the last commit is the central one.
+    One commit at a time, nothing compiled but the gradient and the update, each by itself; the model state of the last
+    commit is the central one.
 
     Returns:
       The central variable at the end.
