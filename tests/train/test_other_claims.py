@@ -169,7 +169,7 @@ def test_best_rates_are_followed_beyond_the_edge_of_those_tried(best, tried):
     assert len(rates) == len(every_method.RATES) + tried
     chosen = {run.config.learning_rate for run, _ in found.records if run.config.seed != every_method.TUNING}
     assert chosen == {max(best, min(every_method.REACH))}
-    assert len(found.records) == 248 * (len(rates) + 3)
+    assert len(found.records) == 248 * (len(rates) + 6)
 
 
 def test_a_rate_that_diverges_is_not_chosen():
