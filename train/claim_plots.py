@@ -106,15 +106,15 @@ def points_axis(axes: Axes, points: Sequence[float], label: str, *, log: bool = 
 
 
 def log_axis(axes: Axes) -> None:
-    """A logarithmic vertical axis labelled with plain numbers, at 1, 2 and 5 where it spans few decades, else at more."""
+    """A logarithmic vertical axis labelled with plain numbers: at 1, 2 and 5, more where those are less than four."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if low <= 0 or high / low > 300:  # Nothing finite was drawn; or decades are ticks enough.
+    if low <= 0 or high / low > 2_000:  # Nothing finite was drawn; or decades are ticks enough.
         return
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    digits = (1, 2, 5) if high / low > 5 else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
-    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    at = lambda *digits: [x for decade in decades for digit in digits if low <= (x := digit * 10.0**decade) <= high]
+    ticks = at(1, 2, 5)
+    axes.yaxis.set_major_locator(FixedLocator(ticks if len(ticks) >= 4 else at(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -165,8 +165,8 @@ def draw_accuracy(figure, measured, paper: Mapping[str, Any] = MappingProxyType(
         claim_plots.points_axis(axes, measured.points(series[0]), "workers")
     line = left.axhline(one, color="0.3", ls=":", lw=1.2, label=BASELINE)
     left.legend(handles=[line], frameon=False, fontsize="x-small", loc="lower left")
-    claim_plots.log_axis(right)
     right.margins(y=0.3)  # Room for the legend.
+    claim_plots.log_axis(right)
     right.legend(frameon=False, fontsize="x-small", ncols=2, loc="upper left")
 
 

@@ -91,8 +91,8 @@ def draw(figure, measured) -> None:
         left.axhspan(*BAND, color="C0", alpha=0.15, lw=0, label="GEM, paper")
     left.axhline(measured.mean("train_loss", PROXY, 1), color="0.3", ls=":", label=PROXY)
     claim_plots.points_axis(left, points, "workers")
-    claim_plots.log_axis(left)
     left.margins(y=0.3)  # Room for the legend.
+    claim_plots.log_axis(left)
     left.legend(frameon=False, fontsize="small", loc="upper left")
     for column, series in enumerate(METHODS):
         for index, workers in enumerate(points):
@@ -105,8 +105,8 @@ def draw(figure, measured) -> None:
                 color=f"C{column}",
                 ls=("-", "--", ":")[index % 3],
             )
-    claim_plots.log_axis(right)
     right.margins(y=0.3)
+    claim_plots.log_axis(right)
     right.legend(frameon=False, fontsize="small", ncols=2, loc="lower left")
 
 
