@@ -20,7 +20,7 @@ class Pool:
     """Finished runs by what decides their numbers: configuration, what is recorded, and the library's version.
 
     Every file is there as a whole or not at all. A run whose configuration changed is another run, and made anew. Code is not
-    looked at: a change that moves numbers, as golden histories tell, needs another version of the library.
+    looked at: a change that moves numbers, as golden histories tell, needs another version of the library once one is released.
 
     Args:
       path: the folder that runs are kept in.

@@ -138,6 +138,23 @@ def test_what_closes_the_gap_to_the_published_accuracy_is_judged_one_by_one():
     assert [statement.held for statement in found] == [False, True]
 
 
+def test_figure_8_holds_a_gain_against_its_interval():
+    claim = BY_NAME["gem_figure_8"]
+
+    def judged(spread):
+        """κ = 2 is best by 0.01, κ = 4 worst; seeds lie `spread` apart."""
+        found = measured(claim, "full", lambda series, kappa: {1: 0.07, 2: 0.06, 3: 0.07, 4: 0.1}[kappa])
+        for run, one in found.records:
+            one["train_loss"] += spread * (run.config.seed - 1)
+        return {statement.text: statement.held for statement in claim.judge(found)}
+
+    calm, wide = judged(0.0), judged(0.01)
+    gain = "5 workers: a κ above 1 gives a lower final loss than κ = 1, by more than the interval where there is one"
+    assert calm[gain]
+    assert not wide[gain]
+    assert all(held for text, held in calm.items() if "κ = 4 is worse than every smaller one" in text)
+
+
 def test_figure_5_tells_a_loss_that_rises_again():
     claim = BY_NAME["gem_figure_5"]
     falling, rising = ([0.085 - 0.002 * k for k in range(30)], [0.04 + 0.001 * abs(k - 10) for k in range(30)])

@@ -43,6 +43,20 @@ def test_a_method_that_failed_is_behind_dana_only_where_dana_learned(ours, fails
     assert "failed" in claim.judge(failed)[2].measured
 
 
+def test_one_seed_that_failed_does_not_decide():
+    claim = BY_NAME["dana_accuracy"]
+
+    def judged(series):
+        """As DANA is far behind all others, of which one seed of `series` failed."""
+        found = accuracies(claim, "full", lambda series, n: 0.5 if series in OURS else 0.9)
+        for run, record in found.records:
+            if run.series == series and run.config.seed == 0:
+                record["test_accuracy"] = None
+        return held(claim, found)
+
+    assert judged("NAG-ASGD") == judged("LWP") == [False] * 7
+
+
 def test_danas_order_on_a_wide_network_is_judged_without_published_numbers():
     claim = BY_NAME["dana_wide_resnet"]
     reached = lambda series, n: 0.95 if series.startswith("DANA") or n < 20 else 0.1
@@ -72,6 +86,11 @@ def test_danas_gap_holds_where_look_ahead_is_like_no_momentum():
     sizes = {"ASGD": 1.0, "NAG-ASGD": 10.0, "LWP": 8.0, "DANA-Slim": 1.1, "DANA-Zero": 1.2}
     assert all(held(claim, gaps(claim, "full", sizes)))
     assert held(claim, gaps(claim, "full", sizes, last=0.5)) == [True] * 6 + [False]
+    for bad in (math.nan, 0.0, 0.5):
+        found = gaps(claim, "full", sizes)
+        one = next(record for run, record in found.records if run.series == "ASGD" and run.config.seed == 2)
+        one["diagnostics"]["gap"] = one["diagnostics"]["gap"] | {"curve": [1.0, 1.0, 1.0, bad]}
+        assert held(claim, found)[-1] is False
     wide = sizes | {"DANA-Zero": 9.0, "NAG-ASGD": 2.0}
     assert held(claim, gaps(claim, "small", wide, last=1.0)) == [False] * 6
     flat = dict.fromkeys(sizes, 1.0)
@@ -123,6 +142,25 @@ def test_leaders_are_compared_network_by_network():
     assert [not ok for ok in held(claim, nearer)] == 2 * [False, False, False, True, False]
 
 
+def test_looks_that_a_failed_run_did_not_come_to_are_errors():
+    claim = BY_NAME["lsgd_comparison"]
+
+    def looks(accuracies):
+        def at(series, n):
+            reached = accuracies if "LSGD" in series else [0.5] * 20
+            return {"commits": [*range(1, 1 + len(reached))], "test_loss": reached, "test_accuracy": reached}
+
+        return at
+
+    def sooner(accuracies):
+        return held(claim, accuracies_with(looks(accuracies)))[4]
+
+    accuracies_with = lambda evaluations: accuracies(claim, "full", lambda series, n: 0.5, evaluations=evaluations)
+    assert sooner([0.6] * 20)
+    assert not sooner([0.7] * 8)
+    assert not sooner([0.7] * 8 + [None] * 12)
+
+
 def test_delayed_nesterov_is_held_to_the_synchronous_run():
     claim = BY_NAME["delayed_nesterov"]
     names = dict.fromkeys(run.series for run in claim.runs["full"])
@@ -141,6 +179,16 @@ def test_delayed_nesterov_is_held_to_the_synchronous_run():
     assert judged(**{slower: 1.6}) == [True] * 6 + [False, True, True, True]
     assert judged(**{gathered: math.inf}) == [True] * 7 + [False, True, True]
     assert judged(**{sync: math.inf})[-1] is False
+    chance = judged(**dict.fromkeys((sync, plain, tenth, slow, delayed), 3.0), **{nesterov: 1420.0})
+    assert chance == [False] * 10  # What learned nothing is no measure of what diverged.
+
+
+def test_dynamic_steps_that_diverged_are_not_faster():
+    claim = BY_NAME["delayed_nesterov"]
+    fails = "delayed Nesterov, dynamic steps"
+    own = {"time": lambda s, n: 100.0 if s.startswith("sync") else 40.0, "diverged": lambda s, n: s == fails}
+    found = measured(claim, "full", lambda s, n: 0.1, test_loss=lambda s, n: 2.0, **own)
+    assert held(claim, found)[5:] == [False, True, True, False, False]
 
 
 def tuned(claim, scale, accuracy):
@@ -170,6 +218,30 @@ def test_best_rates_are_followed_beyond_the_edge_of_those_tried(best, tried):
     chosen = {run.config.learning_rate for run, _ in found.records if run.config.seed != every_method.TUNING}
     assert chosen == {max(best, min(every_method.REACH))}
     assert len(found.records) == 248 * (len(rates) + 6)
+
+
+def test_where_every_rate_diverges_smaller_ones_are_tried_to_the_end():
+    claim = BY_NAME["every_method"]
+    found = measured(claim, "cpu", lambda series, n: None, diverged=lambda series, n: not series.endswith(", 0.001"))
+    assert {run.config.learning_rate for run, _ in found.records} == {0.001, 0.003, *every_method.RATES}
+    reported = {run.config.learning_rate for run, _ in found.records if run.config.seed != every_method.TUNING}
+    assert reported == {0.001}
+
+
+def test_what_was_lost_with_more_workers_has_the_interval_of_both_ends():
+    claim = BY_NAME["every_method"]
+
+    def judged(spread):
+        """GEM loses 5 points, all others 10; seeds with the fewest workers lie `spread` apart."""
+        reached = lambda method, n: 0.95 if n == 4 else 0.9 if method == "gem" else 0.85
+        found = tuned(claim, "full", reached)
+        for run, record in found.records:
+            if run.point == 4:
+                record["test_accuracy"] += spread * (run.config.seed - 2)
+        return held(claim, found)[4]
+
+    assert judged(0.0)
+    assert not judged(0.02)
 
 
 def test_a_rate_that_diverges_is_not_chosen():

@@ -13,9 +13,10 @@ smaller gap. Small: digits, 8 workers.
 
 Cost (full): 30 runs, 1,872,000 commits, of which five runs are not in `dana_accuracy` (312,000 commits).
 Expected: NAG-ASGD about ten times ASGD; DANA-Zero within a factor of two of it.
-Found (cpu): the normalised gaps are as claimed, ASGD 0.39, DANA-Zero 0.44, DANA-Slim 0.88, Multi-ASGD 1.2, LWP 1.6, NAG-ASGD
-3.0. Of the gap itself NAG-ASGD's is only twice ASGD's (0.0056 against 0.0027; DANA-Zero 0.0015, LWP 0.0036): it has hardly
-learned (19.5 %), and moves little where its gradients are small.
+Found (cpu): with one momentum for all, NAG-ASGD, the gap is twice ASGD's (0.0056 against 0.0027), not three times;
+DANA-Zero's is smaller than both (0.0015), LWP's between them (0.0036). The normalised gaps are as claimed: ASGD 0.39,
+DANA-Zero 0.44, DANA-Slim 0.88, Multi-ASGD 1.2, LWP 1.6, NAG-ASGD 3.0. But NAG-ASGD has hardly learned (19.5 % test accuracy),
+and what divides its gap is small: the others' say more. One seed.
 
 Deviations:
   1. Those of `dana_accuracy`.
@@ -48,29 +49,29 @@ def _runs(base: Config, epochs: float, seeds, **changes) -> list[Run]:
 
 
 def judge(measured) -> list[Statement]:
-    learned = not any(measured.diverged(series, AT) for series in (*SERIES, ZERO))
-    statements = [statement for what in dana_accuracy.GAPS for statement in _compare(measured, what, learned)]
+    whole = not any(measured.diverged(series, AT) for series in (*SERIES, ZERO))
+    statements = [statement for what in dana_accuracy.GAPS for statement in _compare(measured, what, whole)]
     return statements if measured.scale == "small" else [*statements, _falls(measured)]
 
 
-def _compare(measured, what: str, learned: bool) -> list[Statement]:
-    """How the methods' gaps (`what`) stand to each other at the full rate."""
+def _compare(measured, what: str, whole: bool) -> list[Statement]:
+    """How the methods' gaps (`what`) stand to each other at the full rate; nothing holds but of a `whole` set of runs."""
     gaps = {series: _at_full_rate(measured, what, series) for series in (*SERIES, ZERO)}
     name, plain = what.replace("_", " "), gaps["ASGD"]
     return [
         Statement(
             f"one momentum for all opens the {name}: NAG-ASGD's is at least three times ASGD's",
-            learned and gaps["NAG-ASGD"] >= 3 * plain > 0,
+            whole and gaps["NAG-ASGD"] >= 3 * plain > 0,
             ", ".join(f"{series} {gap:.2g}" for series, gap in gaps.items()),
         ),
         Statement(
             f"DANA-Zero's {name} is like ASGD's: between a third of it and three times as large",
-            learned and plain / 3 <= gaps[ZERO] <= 3 * plain,
+            whole and plain / 3 <= gaps[ZERO] <= 3 * plain,
             f"{gaps[ZERO]:.2g} against {plain:.2g}",
         ),
         Statement(
             f"linear prediction does not close it: LWP's {name} is at least twice DANA-Zero's",
-            learned and gaps["LWP"] >= 2 * gaps[ZERO] > 0,
+            whole and gaps["LWP"] >= 2 * gaps[ZERO] > 0,
             f"LWP {gaps['LWP']:.2g}",
         ),
     ]
@@ -90,15 +91,20 @@ def _at_full_rate(measured, what: str, series: str) -> float:
 
 
 def _falls(measured) -> Statement:
-    """The first and the last moments of every run, between which the rate fell to a hundredth."""
-    ratios = []
-    for series in ("ASGD", "DANA-Slim"):
-        curves = [measured.diagnostic("gap", series, AT, index)[1] for index in range(len(measured.of(series, AT)))]
-        ratios.append(max(gaps[-1] / max(gaps.max(), 1e-30) if len(gaps) else math.inf for gaps in curves))
+    """The largest and the last moments of every run, between which the rate fell to a hundredth."""
+    ratios = {
+        series: [
+            float(gaps[-1] / gaps.max()) if len(gaps) and gaps.max() > 0 else math.nan
+            for gaps in (
+                measured.diagnostic("gap", series, AT, seed)[1] for seed in range(len(measured.of(series, AT)))
+            )
+        ]
+        for series in ("ASGD", "DANA-Slim")
+    }
     return Statement(
         "where the learning rate has fallen to a hundredth, the gap is below a tenth of its largest (ASGD, DANA-Slim)",
-        all(0 < ratio < 0.1 for ratio in ratios),
-        "last over largest " + words(ratios, ".2g"),
+        all(0 < ratio < 0.1 for seeds in ratios.values() for ratio in seeds),
+        "last over largest " + words([float(np.max(seeds)) for seeds in ratios.values()], ".2g"),
     )
 
 

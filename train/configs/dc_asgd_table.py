@@ -13,9 +13,10 @@ Cost (full): 21 runs, 1,310,400 commits; about a week on two cores.
 Expected: test errors near 8.7 (SGD), above 9 (ASGD), between (DC-ASGD).
 Found (cpu): asynchrony costs 7.5 points with 4 workers and 19.5 with 8 (one worker: 42.1 %), and compensation takes back little
 of it. A constant λ of 0.04 changes nothing with 8 workers (61.5 against 61.6 %): λ g² is so small against gradients that are
-means over a batch that it moves them by a ten-thousandth of their length (diagnostic `compensation`, median over the first 400
-commits 7e-5), and the 1.5 points with 4 are one seed's. The adaptive one moves them by 12 to 47 %, and takes back 1 and 6
-points. So the published gain with a constant λ has another cause, or the authors' gradients are larger than means.
+means over a batch that it moves them by a ten-thousandth of their length (diagnostic `compensation` in a run aside that is not
+kept, median over the first 400 commits 7e-5). So the 1.5 points with 4 workers are what one seed differs by, and so may be the
+0.9 of the adaptive one, which moves gradients by 12 to 47 % (aside) and takes back 6 points with 8. Where the published gain
+with a constant λ comes from is open; the authors' code of 2016 had |g| in place of g², which is larger by orders here.
 
 Deviations:
   1. Simulated workers: the time of a gradient is gamma-distributed with a coefficient of variation of 0.1.
@@ -64,8 +65,10 @@ def judge(measured) -> list[Statement]:
     }
     shown = {series: f"{percent(values)}, SGD {percent([one])}" for series, values in errors.items()}
     plain, constant, adaptive = errors.values()
-    close = 0 if measured.full else 0.01  # One seed, and 10,000 test rows of which half are wrong.
-    by = "" if measured.full else ", by a point or more"
+    close = (
+        0 if measured.full else 0.02
+    )  # One seed: a compensation that does nothing has moved the error by 1.5 points.
+    by = "" if measured.full else ", by two points or more"
     statements = [
         Statement(
             f"asynchronous SGD ends with a larger test error than one worker, the larger with more of them{by}",

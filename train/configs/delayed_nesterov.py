@@ -12,10 +12,11 @@ Setting (small): digits instead of text, 4 workers, 10 local steps, 6 epochs a w
 
 Cost (full): 27 runs, 19,125 commits of 50 gradients each at most; about a day on two cores.
 Expected: the published order, with small differences between delayed Nesterov and DiLoCo.
-Found (cpu): Nesterov at every commit fails as published (test loss 5.55, chance; a tenth of the rate mends it, 2.12), and
-delayed Nesterov does not at the same rate (2.41). But no outer momentum at all is ahead of everything, 2.07, the synchronous
-run (2.35) too: 98 rounds are too few for a momentum of 0.9 to pay. Dynamic steps make delayed Nesterov diverge: they bring
-all workers to the centre at the same moment, and applied one by one their commits are all a round stale. Where they are
+Found (cpu): Nesterov at every commit, each with a rate of 0.35, fails (test loss 5.55, chance), and learns at a tenth of it
+(2.12); delayed Nesterov, whose four commits share 0.7, learns at either (2.41, a tenth 2.21). But no outer momentum at all is
+ahead of everything, 2.07, of the synchronous run (2.35), too, as by the authors' own notebook where the rates are alike. Both
+momenta gain from a tenth of their rates, so these may be too large here. Dynamic steps make delayed Nesterov diverge: they
+bring all workers to the centre at the same moment, and applied one by one their commits are all a round stale. Where they are
 gathered, as in the paper's grace period, it ends at 2.44, 4 % behind the synchronous run, in 0.41 of its time. One seed; the
 last two series were added to find this out.
 
@@ -92,50 +93,61 @@ def judge(measured) -> list[Statement]:
     said = lambda *names: " against ".join(words([loss[name]]) for name in names)
     paper = PUBLISHED if measured.full else ""
     naive = loss[NESTEROV]
+    learns = lambda *names: all(
+        not measured.diverged(name, WORKERS) and loss[name] < measured.chance(name, WORKERS) for name in names
+    )
     return [
         Statement(
             "Nesterov at every commit ends with a larger test loss than no momentum does",
-            naive > loss[PLAIN],
+            learns(PLAIN) and naive > loss[PLAIN],
             said(NESTEROV, PLAIN),
         ),
-        Statement("it ends with a larger one than the synchronous run", naive > loss[SYNC], said(NESTEROV, SYNC)),
-        Statement("a tenth of the rate makes up for part of it", loss[TENTH] < naive, said(TENTH, NESTEROV)),
         Statement(
-            "at that rate, too, delayed Nesterov ends with a smaller loss than Nesterov at every commit",
-            loss[DELAYED_TENTH] < loss[TENTH],
+            "it ends with a larger one than the synchronous run",
+            learns(SYNC) and naive > loss[SYNC],
+            said(NESTEROV, SYNC),
+        ),
+        Statement(
+            "a tenth of the rate makes up for part of it",
+            learns(TENTH) and loss[TENTH] < naive,
+            said(TENTH, NESTEROV),
+        ),
+        Statement(
+            "both at a tenth of their rates, delayed Nesterov ends with a smaller loss than Nesterov at every commit",
+            learns(DELAYED_TENTH) and loss[DELAYED_TENTH] < loss[TENTH],
             said(DELAYED_TENTH, TENTH),
         ),
         Statement(
             "delayed Nesterov ends with a smaller loss than Nesterov at every commit at either rate",
-            loss[DELAYED] < min(naive, loss[TENTH]),
+            learns(DELAYED) and loss[DELAYED] < min(naive, loss[TENTH]),
             f"{said(DELAYED, NESTEROV)} and {said(TENTH)}",
         ),
         Statement(
             "with dynamic local updates it is at most 1 % behind the synchronous run",
-            loss[DYNAMIC] <= 1.01 * loss[SYNC] < float("inf"),
+            learns(DYNAMIC, SYNC) and loss[DYNAMIC] <= 1.01 * loss[SYNC],
             said(DYNAMIC, SYNC),
             paper,
         ),
         Statement(
             "at a tenth of the rate, too, it is at most 1 % behind the synchronous run",
-            loss[DYNAMIC_TENTH] <= 1.01 * loss[SYNC] < float("inf"),
+            learns(DYNAMIC_TENTH, SYNC) and loss[DYNAMIC_TENTH] <= 1.01 * loss[SYNC],
             said(DYNAMIC_TENTH, SYNC),
             paper,
         ),
         Statement(
             "where what arrives at about the same time is gathered, too",
-            loss[GATHERED] <= 1.01 * loss[SYNC] < float("inf"),
+            learns(GATHERED, SYNC) and loss[GATHERED] <= 1.01 * loss[SYNC],
             said(GATHERED, SYNC),
             paper,
         ),
         Statement(
             "dynamic local updates do not make delayed Nesterov worse, to half a per cent",
-            loss[DYNAMIC] <= 1.005 * loss[DELAYED] < float("inf"),
+            learns(DYNAMIC, DELAYED) and loss[DYNAMIC] <= 1.005 * loss[DELAYED],
             said(DYNAMIC, DELAYED),
         ),
         Statement(
             "and the same gradients take less than half of the synchronous run's time, as the workers' speeds have it",
-            0 < time[DYNAMIC] < 0.5 * time[SYNC] and max(loss[SYNC], loss[DYNAMIC], time[SYNC]) < float("inf"),
+            learns(DYNAMIC, SYNC) and 0 < time[DYNAMIC] < 0.5 * time[SYNC] < float("inf"),
             f"{words([time[DYNAMIC]])} against {words([time[SYNC]])}",
         ),
     ]

@@ -90,15 +90,18 @@ def _runs(base: Config, epochs: float, workers, clusters, rates) -> list[Run]:
 
 
 def best_rates(measured: Measured) -> dict[tuple[str, str, float], str]:
-    """By method, cluster and number of workers: the series with the smallest training loss of the tuning seed."""
-    best: dict[tuple[str, str, float], tuple[float, str]] = {}
+    """By method, cluster and number of workers: the series with the smallest training loss of the tuning seed.
+
+    Where every rate diverged it is the smallest, from which smaller ones are tried.
+    """
+    best: dict[tuple[str, str, float], tuple[float, float, str]] = {}
     for run, record in measured.records:
         if run.config.seed == TUNING:
             loss = math.inf if record["train_loss"] is None or record["diverged"] else record["train_loss"]
-            method, cluster, _ = _parts(run.series)
-            place = (method, cluster, run.point)
-            best[place] = min(best.get(place, (math.inf, run.series)), (loss, run.series), key=lambda found: found[0])
-    return {place: series for place, (_, series) in best.items()}
+            method, cluster, rate = _parts(run.series)
+            place, found = (method, cluster, run.point), (loss, rate, run.series)
+            best[place] = min(best.get(place, found), found)
+    return {place: series for place, (_, _, series) in best.items()}
 
 
 def then(measured: Measured) -> list[Run]:
@@ -161,9 +164,9 @@ def judge(measured: Measured) -> list[Statement]:
     return statements if measured.scale == "small" else [*statements, _edges(measured)]  # Two rates are two edges.
 
 
-def _margin(one: Sequence[float], other: Sequence[float]) -> float:
-    """What the means of two methods have to differ by to count as different: half the 95 % interval of the difference."""
-    half = math.hypot(measured_half(one), measured_half(other))
+def _margin(*samples: Sequence[float]) -> float:
+    """What a sum or difference of their means has to exceed to count as more than chance: half its 95 % interval."""
+    half = math.hypot(*map(measured_half, samples))
     return max(CLOSE, half) if math.isfinite(half) else CLOSE
 
 
@@ -196,7 +199,7 @@ def _stable(accuracy: dict[tuple[str, str, float], list[float]], cluster: str) -
     plain = next((method for method in order if method in PLAIN), None)
     if plain is None:
         return Statement(text, False, f"no plain method has more than {100 * GOOD:g} % with {fewest:g}")
-    margin = _margin(accuracy[order[0], cluster, most], accuracy[plain, cluster, most])
+    margin = _margin(*(accuracy[method, cluster, count] for method in (order[0], plain) for count in (fewest, most)))
     return Statement(
         text,
         lost[order[0]] < lost[plain] - margin,

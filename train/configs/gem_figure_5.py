@@ -88,11 +88,11 @@ def _overfits(measured, epochs: float) -> Statement:
     """Whether momentum SGD fits its data ever better while its validation loss rises."""
     _, losses = measured.curve("train_loss", SGD, epochs)
     fifth = max(1, len(losses) // 5)
-    least, last = (float(part.mean()) for part in (losses[fifth : 2 * fifth], losses[-fifth:]))
+    early, last = (float(part.mean()) for part in (losses[fifth : 2 * fifth], losses[-fifth:]))
     return Statement(
         "it overfits: its training loss is lower in the last fifth of the run than in the second",
-        last < least,
-        f"{last:.3g} against {least:.3g}",
+        last < early,
+        f"{last:.3g} against {early:.3g}",
     )
 
 

@@ -13,10 +13,10 @@ Setting (small): digits, 4 and 16 workers, 5 epochs a worker, every 8 local step
 
 Cost (full): 14 runs, 2,192,776 commits, 6.2 million gradients; about three and a half weeks on two cores.
 Expected: LSGD ahead of DOWNPOUR and SGD; EASGD beside it.
-Found (cpu): the published order, with 16 workers and along the runs. LSGD ends at 45.1 and 43.6 % test error with 4 and 16
-workers, EASGD at 46.5 and 44.5, SGD by one worker at 49.6. DOWNPOUR, which commits every step, ends beside LSGD with 4 workers
-(45.1), behind it on average over the run (57.4 against 54.2), and learns nothing with 16. That the lead over EASGD grows is
-not to be seen: 1.3 points with 4 workers, 0.9 with 16, of one seed.
+Found (cpu): LSGD is ahead of EASGD, and both of one worker's SGD: 45.1 and 43.6 % test error with 4 and 16 workers, 46.5 and
+44.5, and 49.6. DOWNPOUR, which commits every step, ends beside LSGD with 4 workers (45.1), behind it on average over the run
+(57.4 against 54.2), and learns nothing with 16, where the published one is ahead of SGD. That the lead over EASGD grows is not
+to be seen: 1.3 points with 4 workers, 0.9 with 16, of one seed. Part of it may be where LSGD is evaluated (deviation 8).
 
 Deviations:
   1. The exchange is asynchronous: a worker is drawn to the leader when it arrives; the authors' code stops all workers.
@@ -27,10 +27,13 @@ Deviations:
   5. EASGD is asynchronous (α = β / N), theirs synchronous.
   6. ResNet-20 sees images of 32 x 32 pixels, shifted by up to 4; theirs are crops of 28 x 28, as CNN7's are here.
   7. Epochs stand for the paper's seconds: how many of them its hardware made is a guess.
+  8. LSGD is evaluated at the average of its workers, as its authors do, EASGD and DOWNPOUR at the central variable.
 """
 
 import dataclasses
 from typing import Any
+
+import numpy as np
 
 from train.claim import Claim, Run, Statement
 from train.config import Config
@@ -53,6 +56,7 @@ PAPER = {
     }
 }
 LOOKS = 20
+GUESS = 0.1  # The accuracy of what has failed.
 
 
 def _runs(network: str, base: Config, period: int, drop: float | None = None) -> list[Run]:
@@ -127,10 +131,11 @@ def _judge(measured, network: str) -> list[Statement]:
 
 
 def _area(measured, series: str, workers: int) -> float:
-    """The mean test error over the evaluations, which lie evenly over the run."""
+    """The mean test error over the evaluations, which lie evenly over the run; a guess's where a run has failed."""
     _, accuracy = measured.curve("test_accuracy", series, workers, "evaluations")
-    accuracy = accuracy[accuracy == accuracy]
-    return 1 - float(accuracy.mean()) if len(accuracy) else 1.0
+    looks = np.full(max(LOOKS, len(accuracy)), np.nan)
+    looks[: len(accuracy)] = accuracy
+    return 1 - float(np.where(np.isnan(looks), GUESS, looks).mean())
 
 
 def draw(figure, measured) -> None:
