@@ -1,5 +1,7 @@
 """gemjax: asynchronous distributed gradient descent in JAX."""
 
+import importlib.metadata
+
 from gemjax import arrivals, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Stream
@@ -48,6 +50,8 @@ from gemjax.staleness import StalenessState, asynchronous, pull
 from gemjax.summary import Summary, summarise
 from gemjax.telemetry import Timeline, timeline
 from gemjax.trace import Trace
+
+__version__ = importlib.metadata.version("gemjax")
 
 __all__ = [
     "CheckpointError",

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import io
 import re
 import sys
@@ -190,6 +191,8 @@ def one_line(box: str) -> str:
         if "Perhaps you meant:" in lines
         else []
     )
+    if wrong := re.search(r"invalid choice '(.*?)' .*Expected one of (\(.*?\))", message):
+        meant = difflib.get_close_matches(wrong[1], re.findall(r"'(.*?)'", wrong[2]), n=1)
     if message.startswith("Unrecognized options:") and (late := set(configs.NAMES) & set(message.split())):
         message += f"; a configuration comes first: {min(late)} and then flags"
-    return message + (f"; did you mean {meant[0]}?" if meant else "")
+    return f"{message.removesuffix('.')}; did you mean {meant[0]}?" if meant else message

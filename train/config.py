@@ -10,7 +10,7 @@ import tyro
 
 from train.files import write_whole
 from train.networks import ModelName
-from train.ranges import check, flag
+from train.ranges import check, flag, one_of
 
 Engine = Literal["devices", "simulate"]
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar10_jpeg", "tiny_shakespeare")
@@ -151,7 +151,8 @@ class Config:
         for name, kind in get_type_hints(type(self)).items():
             choices = get_args(kind)
             if choices and all(isinstance(choice, str) for choice in choices) and getattr(self, name) not in choices:
-                raise ValueError(f"{flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+                got = getattr(self, name)
+                raise ValueError(f"{flag(name)} must be {one_of(got, choices)}; got {got!r}")
         check(self)
 
     def changed(self, before: "Config") -> list[str]:

@@ -54,6 +54,7 @@ def draw_staleness(axes: Axes, run: Timeline, *, expected: int | None = None) ->
     axes.set_xlim(edges[0] - 0.5, edges[-1] + 0.5)
     bins = edges.tolist() if len(edges) <= 80 else 80
     axes.hist(staleness, bins=bins, color="tab:orange", edgecolor="white", lw=0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if expected is not None:
         axes.axvline(expected, color="black", ls="--", lw=1, label=f"N − 1 = {expected}")
         axes.legend()

@@ -1,6 +1,8 @@
 """Which values of a configuration are possible, and which flags act with which."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from train import networks
@@ -35,6 +37,17 @@ NEEDS = {
         ("engine", ("devices",)),
     ),
 }
+
+
+def one_of(name: str, choices: Iterable[str]) -> str:
+    """The `choices` in words, and which of them somebody who wrote `name` may have meant.
+
+    >>> one_of("gemm", ["asgd", "gem"])
+    'one of asgd, gem (did you mean gem?)'
+    """
+    choices = list(choices)
+    near = difflib.get_close_matches(str(name), choices, n=1)
+    return f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
 def flag(name: str) -> str:

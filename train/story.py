@@ -93,6 +93,9 @@ def _run_engine(
         max_staleness=config.max_staleness, quorum=config.quorum, grace=config.grace, deadline=config.deadline,
         retries=config.retries,
     )  # fmt: skip
+    task.evaluate(
+        task.params, task.model_state
+    )  # Compiled before the clock starts: the first one would hold up all workers.
     members = gemjax.Members(config.workers)
     watcher.interrupt.wake = members.look  # Ctrl-C is answered though nothing arrives.
     return gemjax.run_on_devices(

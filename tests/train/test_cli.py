@@ -47,6 +47,7 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
             ["--method", "adamw"],
             "invalid choice 'adamw' for argument '--method'. Expected one of ('gem', 'asgd', 'multi_asgd', ",
         ),
+        (["--method", "gemm"], "'heloco'); did you mean gem? (python -m train --help)"),
         (["--engine=tpu"], "invalid choice 'tpu' for argument '--engine'. Expected one of ('devices', 'simulate')."),
         (["--methd", "gem"], "Unrecognized options: --methd, gem; did you mean --method?"),
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),

@@ -166,6 +166,22 @@ def test_a_run_on_devices_is_evaluated_as_soon_as_it_is_looked_at(tiny, small):
     assert commits[-1] == 33
 
 
+def test_evaluation_is_compiled_before_the_workers_begin(tiny, small, monkeypatch):
+    order, run_on_devices = [], gemjax.run_on_devices
+
+    def making(config):
+        task = make_task(config)
+        evaluate = lambda *args: order.append("evaluate") or task.evaluate(*args)
+        return dataclasses.replace(task, evaluate=evaluate)
+
+    monkeypatch.setattr(story, "make_task", making)
+    monkeypatch.setattr(
+        gemjax, "run_on_devices", lambda *args, **kw: order.append("run") or run_on_devices(*args, **kw)
+    )
+    run(small)
+    assert order[:2] == ["evaluate", "run"]
+
+
 def test_training_learns(small):
     config = dataclasses.replace(small, engine="simulate", epochs=6.0, batch_size=64, learning_rate=0.05)
     _, summary, _ = run(config)

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from train.claim import Claim
 from train.config import Config
+from train.ranges import one_of
 
 _MODULES = {
     module.name: importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
@@ -25,7 +26,7 @@ def load(name: str) -> Config:
       ValueError: if there is none; the message names those there are.
     """
     if name not in NAMES:
-        raise ValueError(f"there is no configuration {name!r}; choose one of {', '.join(NAMES)}")
+        raise ValueError(f"there is no configuration {name!r}; choose {one_of(name, NAMES)}")
     return _MODULES[name].CONFIG
 
 
@@ -36,7 +37,7 @@ def claim(name: str) -> Claim:
       ValueError: if there is none; the message names those there are.
     """
     if name not in CLAIMS:
-        raise ValueError(f"there is no claim {name!r}; choose one of {', '.join(CLAIMS)}")
+        raise ValueError(f"there is no claim {name!r}; choose {one_of(name, CLAIMS)}")
     return _MODULES[name].CLAIM
 
 

@@ -16,7 +16,7 @@ of it. A constant λ of 0.04 changes nothing with 8 workers (61.5 against 61.6 %
 means over a batch that it moves them by a ten-thousandth of their length (diagnostic `compensation` in a run aside that is not
 kept, median over the first 400 commits 7e-5). So the 1.5 points with 4 workers are what one seed differs by, and so may be the
 0.9 of the adaptive one, which moves gradients by 12 to 47 % (aside) and takes back 6 points with 8. Where the published gain
-with a constant λ comes from is open; the authors' code of 2016 had |g| in place of g², which is larger where gradients are below 1.
+with a constant λ comes from is open; the authors' code of 2016 had |g| in place of g², which is larger below 1.
 
 Deviations:
   1. Simulated workers: the time of a gradient is gamma-distributed with a coefficient of variation of 0.1.
