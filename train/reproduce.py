@@ -228,8 +228,13 @@ def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     seconds = sum(map(costs.gradients, missing)) / costs.speed(
         known, claim, asked.scale, sum(map(costs.gradients, runs)), processes
     )
-    say(console, f"{claim.name} ({asked.scale}): {len(runs)} runs of {total:,} commits in all, {len(known)} done")
-    more = "; then more runs, by what these measure" if claim.then is not None else ""
+    done = f"{len(known)} done{_published(pool, known)}"
+    say(console, f"{claim.name} ({asked.scale}): {len(runs)} runs of {total:,} commits in all, {done}")
+    more = ""
+    if claim.then is not None:  # What its author measured is the time of all.
+        more = (
+            "; then more runs, by what these measure" if known else ", with those that follow from what these measure"
+        )
     say(console, f"left: {left:,} commits, about {seconds / 60:.0f} min with {processes} processes{more}")
     for place in dict.fromkeys((run.series, run.point) for run in missing):
         here = [run for run in missing if (run.series, run.point) == place]

@@ -174,6 +174,8 @@ def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline
     assert [result[part][0]["seeds"] for part in ("results", "tuning")] == [[1, 7], [0]]
     cli.main(command(tmp_path, "--dry-run"))
     assert "then more runs" in capsys.readouterr().out
+    cli.main(command(tmp_path / "elsewhere", "--dry-run"))
+    assert "with those that follow from what these measure" in capsys.readouterr().out
 
 
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):
