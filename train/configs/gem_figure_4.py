@@ -3,14 +3,13 @@
 Claim: with 256 rows split over 1, 2, 4, 8 and 16 workers (batches of 256 to 16), time falls in inverse proportion to the
 workers' batch, and the loss does not suffer.
 
-Setting (full): MNIST, GEM's CNN, GEM with η = 0.05 and μ = 0.9; all workers together see eight epochs of data; three
-seeds.
+Setting (full): MNIST, GEM's CNN, GEM with η = 0.05 and μ = 0.9; all workers together see eight epochs of data; one seed.
 Setting (small): digits, 64 rows split over 1, 2, 4 and 8 workers, twenty epochs of data in all, one seed.
 
 What time is: simulated. A gradient on the whole 256 rows takes one unit, one on a part of them takes that part; commits
 take none. So the speed-up says that nobody waits for anybody, not how fast a machine computes small batches.
 
-Cost (full): 15 runs, 174,336 commits, most on small batches.
+Cost (full): 5 runs, 58,112 commits, most on small batches.
 Expected: speed-up within 5 % of the number of workers; final losses alike.
 Found: speed-up 1 / 2 / 3.99 / 7.98 / 16; final losses 0.052 / 0.066 / 0.064 / 0.054 / 0.063, test errors 0.92 / 1.08 / 1.12 /
 0.92 / 1.17 %. One and eight workers are ahead by up to a quarter of the loss, the others are in no order, and it is one seed:
@@ -106,10 +105,10 @@ CLAIM = Claim(
     title="A fixed effective batch split over more workers is done sooner at no larger a loss",
     source="Hermans & Louppe, 2018, figure 4",
     runs={
-        "full": _runs(mnist, 256, 8.0, (1, 2, 4, 8, 16), (0, 1, 2)),
+        "full": _runs(mnist, 256, 8.0, (1, 2, 4, 8, 16), (0,)),
         "small": _runs(digits, 64, 20.0, (1, 2, 4, 8), (0,)),
     },
     judge=judge,
     draw=draw,
-    minutes={"full": 16, "small": 1},
+    minutes={"full": 5, "small": 1},
 )
