@@ -5,8 +5,8 @@ by training loss at each number of workers on each cluster; other seeds are repo
 through the same data, so more workers mean less each and more staleness, not more work.
 
 Setting (full): MNIST, GEM's CNN, batches of 64, 10 epochs of all workers together; 4, 16, 64 and 128 workers on a homogeneous
-and a heterogeneous cluster; rates 0.01, 0.03, 0.1 and 0.3, and outward from there, down to 0.0001 and up to 3, while the best is
-at the edge; μ = 0.9, other numbers as published; local steps: 4 a commit; three reported seeds.
+and a heterogeneous cluster; rates 0.01, 0.03, 0.1 and 0.3, and outward from there, down to 0.0001 and up to 3, while the best
+is at the edge; μ = 0.9, other numbers as published; local steps: 4 a commit; three reported seeds.
 Setting (cpu): the same on digits, batches of 32, 30 epochs; six reported seeds.
 Setting (small): digits, 4 and 64 workers, a heterogeneous cluster, rates 0.03 and 0.3, ten epochs, one reported seed.
 
