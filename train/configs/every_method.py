@@ -13,15 +13,16 @@ Setting (small): digits, 4 and 64 workers, a heterogeneous cluster, rates 0.03 a
 Cost (full): 992 runs, 7,271,264 commits, then one to three hundred at rates beyond the first, and 744 runs of 5,453,448 commits
 at the rates that were chosen; about a day on two cores.
 Expected: with 4 workers most methods alike; with 64 and more those ahead that damp, match energies or look ahead.
-Found (cpu): no method made for staleness is ahead of the best plain one by more than the interval of their difference, at any
-number of workers. With 4 and 16 workers most are alike (98 to 99 %). With 64 and 128, so 20 and 10 commits each, one momentum
-for all and one a worker fail on equal workers, and plain asynchronous SGD at a small rate learns with wide intervals (71 ± 19
-and 69 ± 23 %; unequal workers 94 ± 15 and 70 ± 26). The highest means are there DANA-GA's (83.4 ± 6.4 and 78.6 ± 2.4), and on
-unequal workers DynSGD's with 64 (98.0 ± 2.0) and GEM's with 128 (95.8 ± 1.8), which is nearest to a lead: 25.8 points,
-interval 26.0. Best rates of GEM and DANA-GA stay (0.1 to 0.3, 0.03 to 0.1) where those of plain SGD fall from 0.1 or 0.3 with
-4 workers to 0.003 with 128. With rates from 0.01 to 0.3 alone plain methods had looked worse (10 % with 128 equal workers):
-two thirds of the best rates lay at an edge. Rates chosen by one seed fail with others here and there (DynSGD with 4 equal
-workers, 68 ± 125).
+Found (cpu): on equal workers no method made for staleness is ahead of the best plain one by more than the interval of their
+difference; with 64 and 128 of them, so 20 and 10 commits each, DANA-GA has the highest means (82.2 ± 6.9 and 75.6 ± 4.5 %
+against 77.2 ± 3.7, Multi-ASGD, and 68.0 ± 7.7, ASGD). On unequal workers some are: with 16 Gap-Aware Adam by a point (98.8
+against 97.7), with 64 GEM (97.3 ± 1.1), DynSGD (96.6 ± 2.0), DANA-GA and Gap-Aware Adam (96.1) against 79.7 ± 5.9
+(Multi-ASGD), with 128 GEM (94.9 ± 3.0) and Gap-Aware Adam (92.5 ± 2.9) against 71.7 ± 9.2. GEM and DANA-GA keep their best
+rates (0.1 to 0.3, 0.03 to 0.1) where plain ones have to fall to 0.0003 to 0.003, and with those momentum without a cure is no
+worse than none (68.9 and 67.7 % with 64 and 128 equal workers); on 128 equal workers GEM is behind them (50.6 ± 19.6). With
+rates from 0.01 to 0.3 alone, and with three seeds, all of this had looked different. Rates chosen by one seed fail with others
+here and there, whatever the method: GEM with 16 unequal workers (81 ± 42), DynSGD with 4 equal ones (66 ± 50), plain ASGD with
+64 unequal ones (73 ± 35).
 
 Deviations:
   1. Only the learning rate is tuned; momentum, strengths and periods are as published or as they are by default.
@@ -239,12 +240,12 @@ def draw(figure, measured: Measured) -> None:
             [[100 * np.mean(accuracy.get((method, cluster, n), [np.nan])) for n in counts] for method in methods]
         )
         top = np.nanmax(grid)
-        axes.imshow(grid, aspect="auto", vmin=top - 10, vmax=top, cmap="viridis")
+        axes.imshow(grid, aspect="auto", vmin=top - 30, vmax=top, cmap="viridis")
         for (row, column), value in np.ndenumerate(grid):
             values = accuracy.get((methods[row], cluster, counts[column]), [])
             half = measured_half(values)
             text = f"{value:.1f}" + (f" ± {100 * half:.1f}" if math.isfinite(half) else "")
-            axes.text(column, row, text, ha="center", va="center", fontsize=6, color="w" if value < top - 4 else "k")
+            axes.text(column, row, text, ha="center", va="center", fontsize=6, color="w" if value < top - 12 else "k")
         axes.set_xticks(range(len(counts)), [f"{n:g}" for n in counts])
         axes.set_yticks(range(len(methods)), methods, fontsize=6)
         axes.set(title=f"test accuracy (%), {cluster}", xlabel="workers")
@@ -276,6 +277,6 @@ CLAIM = Claim(
     then=then,
     tuning=(TUNING,),
     together=True,
-    minutes={"full": 1_300, "cpu": 97, "small": 9},
+    minutes={"full": 1_300, "cpu": 160, "small": 9},
     setting={"cpu": "digits in place of MNIST, 30 epochs"},
 )
