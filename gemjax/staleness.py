@@ -135,7 +135,7 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
     >>> view is params
     True
     """
-    state = _map_mine(state, worker, lambda mine: mine._replace(inner_state=_notice(mine.inner_state, params)))
+    state = _map_mine(state, worker, lambda mine: mine._replace(inner_state=_notice(mine, params)))
     view = params
     for node in _nodes(state, StalenessState):
         mine, _ = _checked_out(node, worker)
@@ -288,13 +288,19 @@ def _map_mine(state: PyTree, worker: Any, fn: Callable) -> PyTree:
     return jax.tree.map(apply, state, is_leaf=lambda node: isinstance(node, StalenessState))
 
 
-def _notice(inner_state: PyTree, params: PyTree) -> PyTree:
+def _notice(mine: StalenessState, params: PyTree) -> PyTree:
+    """The rule's state, told of a pull; as it was if nothing was committed since the last one, which no trace could tell."""
+    again = mine.pulled_at.value == mine.clock
+
     def is_leaf(node):
         return isinstance(node, (NoticesPull, StalenessState))
 
-    return jax.tree.map(
-        lambda node: node.pulled(params) if isinstance(node, NoticesPull) else node, inner_state, is_leaf=is_leaf
-    )
+    def tell(node):
+        if not isinstance(node, NoticesPull):
+            return node
+        return jax.tree.map(lambda before, after: jnp.where(again, before, after), node, node.pulled(params))
+
+    return jax.tree.map(tell, mine.inner_state, is_leaf=is_leaf)
 
 
 def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:

@@ -14,7 +14,7 @@ PyTree = Any
 class BeforeCommit(NamedTuple):
     """The point that a rule set aside at the worker's commit, until its next one.
 
-    A pull without a commit (after a rejected gradient, or a retry) takes the central variable instead.
+    A pull without a commit (after a rejected gradient, or a retry) takes the central variable instead, if that has moved.
     """
 
     params: PyTree  # Like the parameters that the rule sees.

@@ -64,6 +64,18 @@ def test_the_same_trace_gives_the_same_parameters(make, x64):
     assert_the_law(result, make, problem, rtol=1e-10)
 
 
+@pytest.mark.parametrize("reading", ["code", "algorithm"])
+def test_a_worker_that_is_retried_before_anybody_commits_has_pulled_once(reading, x64):
+    """As a worker that is alone always is: its second pull is at the same clock, and no row of the trace is of it."""
+    problem, tx = mlp(jnp.float64), gemjax.gem(0.02, reading=reading)
+    with Faults().fail(0, 2) as faults:
+        result = gemjax.run_on_devices(tx, *problem[:3], 6, placement=gemjax.place(1), model_state=problem.model_state,
+                                       seed=SEED, gate=faults)  # fmt: skip
+    assert len(faults.injected) == 1
+    simulated = gemjax.simulate(tx, *problem[:3], result.trace, model_state=problem.model_state, seed=SEED)
+    assert_close(result.params, simulated.params, rtol=1e-10)
+
+
 @every_method("gem", only=lambda row: distinct(row) and row.converges_stale and not row.refuses)
 def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
     """Retried workers pulled late; rejected gradients left no trace but a lost step."""
