@@ -31,7 +31,8 @@ class Refusals(NamedTuple):
 class NoticesPull(Protocol):
     """A node of a method's state that changes when its worker pulls.
 
-    :func:`pull` calls it with the central variable, before any view is shifted, and keeps what it returns.
+    :func:`pull` calls it with the central variable, before any view is shifted, and keeps what it returns if anybody has
+    committed since the worker's last pull.
     """
 
     def pulled(self, params: PyTree) -> "NoticesPull": ...
