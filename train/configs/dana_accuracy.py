@@ -37,7 +37,7 @@ from typing import Any
 
 from train.claim import Claim, Run, Statement, over_seeds
 from train.config import Config, Method
-from train.configs.cifar_setting import CIFAR10, CPU, CPU_NETWORK, DIGITS, percent, shared
+from train.configs.cifar_setting import CIFAR10, CPU, CPU_NETWORK, DIGITS, GUESS, percent, shared
 
 METHODS: dict[str, Method] = {
     "DANA-DC": "dana_dc",
@@ -53,7 +53,6 @@ OURS = ("DANA-Slim", "DANA-DC")
 OTHERS = ("NAG-ASGD", "Multi-ASGD", "DC-ASGD")
 BASELINE = "one worker"
 CHANCE = 0.2  # A test accuracy, of ten classes, that nothing has to have been learned for.
-GUESS = 0.1  # That of guessing: what a run that failed counts as among other seeds that did not.
 WORKERS = (4, 8, 12, 16, 20, 24, 32)
 GAP_AT = 8  # Where `dana_gap` looks at the same runs.
 GAPS = ("gap", "normalised_gap")
@@ -146,7 +145,7 @@ def judge_order(measured, paper: Mapping[str, Mapping[int, float]] = MappingProx
 
 
 def _reached(measured, series: str, n: float) -> float:
-    """The mean test accuracy over seeds; NaN if all failed."""
+    """The mean test accuracy over seeds, of which one that failed counts as a guess; NaN if all failed."""
     values = measured.spread("test_accuracy", series, n).values
     done = [value for value in values if not math.isnan(value)]
     return (sum(done) + GUESS * (len(values) - len(done))) / len(values) if done else math.nan

@@ -65,9 +65,8 @@ def judge(measured) -> list[Statement]:
     }
     shown = {series: f"{percent(values)}, SGD {percent([one])}" for series, values in errors.items()}
     plain, constant, adaptive = errors.values()
-    close = (
-        0 if measured.full else 0.02
-    )  # One seed: a compensation that does nothing has moved the error by 1.5 points.
+    # One seed: a compensation that does nothing has moved the error by 1.5 points.
+    close = 0 if measured.full else 0.02
     by = "" if measured.full else ", by two points or more"
     statements = [
         Statement(

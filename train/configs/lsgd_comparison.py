@@ -37,7 +37,7 @@ import numpy as np
 
 from train.claim import Claim, Run, Statement
 from train.config import Config
-from train.configs.cifar_setting import CIFAR10, CPU, DIGITS, percent
+from train.configs.cifar_setting import CIFAR10, CPU, DIGITS, GUESS, percent
 
 ONE = "SGD"
 SERIES = ("LSGD", "EASGD", "DOWNPOUR")
@@ -56,7 +56,6 @@ PAPER = {
     }
 }
 LOOKS = 20
-GUESS = 0.1  # The accuracy of what has failed.
 
 
 def _runs(network: str, base: Config, period: int, drop: float | None = None) -> list[Run]:
