@@ -11,6 +11,7 @@ from gemjax.trace import Trace
 
 PyTree = Any
 History = dict[str, np.ndarray]
+LAST = 100  # Applied commits whose mean loss a result prints.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,17 @@ class Result:
     history: History
     trace: Trace
     stopped: bool = False
+
+    def __repr__(self) -> str:
+        workers = f"{self.trace.num_workers} worker{'s' * (self.trace.num_workers != 1)}"
+        what = [f"{int(self.state.commits):,} commits of {workers}"]
+        if self.history and self.history["applied"].any():
+            loss, staleness = (self.history[name][self.history["applied"]] for name in ("loss", "staleness"))
+            what.append(
+                f"loss {np.mean(loss[-LAST:], dtype=np.float64):.4g}, staleness median {np.median(staleness):g}"
+            )
+        what.append(f"{int(self.state.rejected)} rejected, {int(self.state.dropped)} dropped")
+        return f"Result({', '.join(what)}{', stopped early' * self.stopped})"
 
     @property
     def params(self) -> PyTree:
@@ -76,6 +88,12 @@ class Progress:
     state: Callable[[], RunState]
     trace: Callable[[], Trace]
     history: History
+
+    def __repr__(self) -> str:
+        return (
+            f"Progress({self.commits:,} of {self.total:,} commits, {self.rejected} rejected, {self.dropped} dropped, "
+            f"{len(self.history.get('loss', ())):,} new rows of history)"
+        )
 
 
 # Called between commits; a true return value ends the run there.
