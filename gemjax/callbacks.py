@@ -125,9 +125,7 @@ class BestCheckpoint:
         value = _value(self.evaluate, progress)
         if not _is_better(value, self.best, self.mode):
             return
-        latest = self.checkpoints.latest
-        if latest is not None and latest > progress.commits:  # Of a run that was continued from before it.
-            self.checkpoints.delete(latest)
+        # Replaces the one that is there, though that may be of more commits if the run was continued from before it.
         self.checkpoints.save(progress.state(), progress.trace(), {"metric": value, "mode": self.mode})
         self.best = value
 

@@ -85,11 +85,6 @@ class Checkpoints:
         """
         return None if self.latest is None else self._known(self._read_metadata().custom_metadata)["user"]
 
-    def delete(self, commits: int) -> None:
-        """Deletes the checkpoint of ``commits`` commits."""
-        self.wait()
-        self._checkpointer.delete(commits)
-
     def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
         """The newest checkpoint.
 
