@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from gemjax import arrivals, eventlog, telemetry, testing
+from gemjax import arrivals, callbacks, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import CheckpointError, Checkpoints
@@ -88,6 +88,7 @@ __all__ = [
     "asynchronous",
     "average_elastically",
     "average_position",
+    "callbacks",
     "chrome_trace",
     "compensate_delay",
     "correct_one_step_delay",

@@ -11,6 +11,7 @@ from gemjax.trace import Trace
 
 PyTree = Any
 History = dict[str, np.ndarray]
+LAST = 100  # Applied commits whose mean loss a result prints.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +19,12 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-      state: the whole state; give it to the same engine to go on where it stopped.
-      history: columns a commit, in order, rejected ones included: ``worker``, ``step``, ``time``, ``loss``, ``staleness``,
-        ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (the method refused it), and the metrics
-        and diagnostics asked for.
-        ``pandas.DataFrame(result.history)`` works.
+      state: the whole state.
+      history: one row per commit, in order, rejected ones included, as columns: ``worker``, ``step``, ``time``, ``loss``,
+        ``staleness``, ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (the method refused
+        it), and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works. A run that was continued
+        from a :class:`Result` has the rows of both parts, and NaN in a column that only the other part reports. A run that
+        was continued from a bare :class:`gemjax.RunState` has the rows since then.
       trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
         :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here, those of
         rejected and dropped commits included.
@@ -33,6 +35,17 @@ class Result:
     history: History
     trace: Trace
     stopped: bool = False
+
+    def __repr__(self) -> str:
+        workers = f"{self.trace.num_workers} worker{'s' * (self.trace.num_workers != 1)}"
+        what = [f"{int(self.state.commits):,} commits of {workers}"]
+        if self.history and self.history["applied"].any():
+            loss, staleness = (self.history[name][self.history["applied"]] for name in ("loss", "staleness"))
+            what.append(
+                f"loss {np.mean(loss[-LAST:], dtype=np.float64):.4g}, staleness median {np.median(staleness):g}"
+            )
+        what.append(f"{int(self.state.rejected)} rejected, {int(self.state.dropped)} dropped")
+        return f"Result({', '.join(what)}{', stopped early' * self.stopped})"
 
     @property
     def params(self) -> PyTree:
@@ -76,6 +89,12 @@ class Progress:
     trace: Callable[[], Trace]
     history: History
 
+    def __repr__(self) -> str:
+        return (
+            f"Progress({self.commits:,} of {self.total:,} commits, {self.rejected} rejected, {self.dropped} dropped, "
+            f"{len(self.history.get('loss', ())):,} new rows of history)"
+        )
+
 
 # Called between commits; a true return value ends the run there.
 Callback = Callable[[Progress], bool | None]
@@ -111,5 +130,28 @@ def check_rejections(in_a_row: int, num_workers: int, history: Callable[[], Hist
 
 
 def concatenate(parts: list[History]) -> History:
-    """One history of several."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    """One history of several, one after the other; a column that a part lacks is NaN there."""
+    parts = [part for part in parts if part]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.concatenate([_column(part, name) for part in parts]) for name in names}
+
+
+def _column(part: History, name: str) -> np.ndarray:
+    return part[name] if name in part else np.full(len(part["worker"]), np.nan, np.float32)
+
+
+def begin_from(
+    state: RunState | Result | None, recorded: Trace | None = None
+) -> tuple[RunState | None, Trace | None, History]:
+    """The state, the trace and the history to continue from, of what an engine is given as ``state=``.
+
+    Raises:
+      ValueError: if a trace is given beside a result, which has its own.
+    """
+    if not isinstance(state, Result):
+        return state, recorded, {}
+    if recorded is not None:
+        raise ValueError(
+            "state= is a Result, which holds the recorded trace; leave recorded= out, or give state=result.state"
+        )
+    return state.state, state.trace, state.history
