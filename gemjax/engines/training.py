@@ -121,7 +121,8 @@ def _scalar(loss_fn: Callable) -> Callable:
     """``loss_fn`` in the long form, whose writer is told what is wrong if its loss is no single number."""
 
     def checked(*args):
-        returned = loss_fn(*args)
+        # Made anew in the trace of the gradient: Flax NNX refuses to change a variable that was made in another one.
+        returned = loss_fn(*jax.tree.map(lambda leaf: leaf, args))
         if not _is_pair(returned) or not _is_pair(returned[1]):
             raise TypeError(
                 "loss_fn(params, model_state, batch, key) must return (loss, (model_state, metrics)), got "

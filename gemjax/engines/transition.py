@@ -192,7 +192,10 @@ class Transition:
     def _merge_model_state(self, central: PyTree, committed: PyTree) -> PyTree:
         if not self.average_model_state:
             return committed
-        return jax.tree.map(lambda c, w: (c + (w - c) / self.num_workers).astype(c.dtype), central, committed)
+        # The mean of counters or keys would be a state that no worker was ever in.
+        average = lambda c, w: (c + (w - c) / self.num_workers).astype(c.dtype)
+        floats = lambda c, w: average(c, w) if jnp.issubdtype(c.dtype, jnp.inexact) else w
+        return jax.tree.map(floats, central, committed)
 
 
 def _losses(gradient: Gradient) -> dict[str, Any]:
