@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from gemjax import keys
 from gemjax.engines.transition import RunState
 from gemjax.trace import COLUMNS, Trace
 
@@ -54,13 +55,14 @@ class Checkpoints:
         self.wait()
         columns = {name: getattr(trace, name) for name in COLUMNS}
         known: dict[str, Any] = {"format": FORMAT, "commits": len(trace), "num_workers": trace.num_workers}
-        tree: Any = {"state": state, "trace": columns} if len(trace) else {"state": state}
+        plain = keys.as_data(state)
+        tree: Any = {"state": plain, "trace": columns} if len(trace) else {"state": plain}
         options: Any = {"force": True, "overwrite": True, "custom_metadata": known | {"user": metadata or {}}}
         if wait:
             self._checkpointer.save(len(trace), tree, **options)
         else:
             # A run that goes on donates the buffers of its state to the next commit.
-            tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+            tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
             self._writing = self._checkpointer.save_async(len(trace), tree, **options)
 
     def wait(self) -> None:
@@ -106,12 +108,11 @@ class Checkpoints:
         metadata = self._read_metadata()
         known = self._known(metadata.custom_metadata)
         commits, num_workers = known["commits"], jax.tree.leaves(like.step)[0].shape[0]
-        self._check_shapes(metadata.metadata, like, commits)
+        plain = keys.as_data(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
+        self._check_shapes(metadata.metadata, plain, commits)
         if known.get("num_workers") != num_workers:
             raise self._damaged("num_workers", known.get("num_workers"), num_workers)
-        abstract: Any = {
-            "state": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-        }
+        abstract: Any = {"state": plain}
         if commits:
             abstract["trace"] = {name: np.empty(commits, kind) for name, kind in KINDS.items()}
         try:
@@ -119,7 +120,7 @@ class Checkpoints:
             trace = Trace(**tree.get("trace", {"worker": []}), num_workers=num_workers)
         except Exception as error:
             raise self._unreadable(error) from error
-        return tree["state"], trace, known["user"]
+        return keys.as_keys(tree["state"], like), trace, known["user"]
 
     def _read_metadata(self) -> Any:
         try:

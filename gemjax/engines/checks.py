@@ -1,10 +1,12 @@
 """What is wrong with the arguments of a run, said before anything is computed."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gemjax.per_seed import PerSeed
 
@@ -12,7 +14,7 @@ PyTree = Any
 
 
 def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree, where: str = "") -> None:
-    """Raises ``TypeError`` if arguments stand in each other's places, or a :class:`gemjax.PerSeed` where it may not.
+    """Raises ``TypeError`` if arguments stand in each other's places, or are none of what engines take.
 
     Args:
       loss_fn: what was given as such.
@@ -32,6 +34,34 @@ def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree, where: s
             f"loss_fn is of type {type(loss_fn).__name__}{swapped}; engines are called as (tx, loss_fn, params, batches, …) "
             "with loss_fn(params, batch) -> loss"
         )
+    _check_no_module(params)
+    for name, tree in (("params", params), ("model_state", model_state)):
+        if name != where:
+            _check_leaves(name, tree)
+
+
+def check_tx(tx: Any) -> None:
+    """Raises ``TypeError`` unless ``tx`` is a transformation."""
+    if not isinstance(tx, type) and all(callable(getattr(tx, name, None)) for name in ("init", "update")):
+        return
+    if callable(tx):
+        name = getattr(tx, "__name__", type(tx).__name__)
+        raise TypeError(
+            f"tx is the function {name}, which is not called; give {name}(learning_rate, …), what it returns"
+        )
+    raise TypeError(
+        f"tx is {_described(tx)}, but engines take an optax transformation; give one, such as "
+        "gemjax.gem(0.1, num_workers=8)"
+    )
+
+
+def check_make(make: Any) -> None:
+    """Raises ``TypeError`` unless ``make``, the first argument of a sweep, can be called."""
+    if not callable(make):
+        raise TypeError(
+            f"make is {_described(make)}, but a sweep takes a function that makes the transformation; give one, such as "
+            "lambda rate: gemjax.gem(rate, num_workers=8)"
+        )
 
 
 def check_params(params: PyTree) -> None:
@@ -42,6 +72,100 @@ def check_params(params: PyTree) -> None:
     for path, leaf in leaves:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise ValueError(
-                f"params at {jax.tree_util.keystr(path) or 'the root'} is {leaf.dtype}, but only floats can be trained; "
-                "keep integers in model_state or in the loss function"
+                f"params at {_place(path)} is {leaf.dtype}, but only floats can be trained; "
+                "keep integers and keys in model_state or in the loss function"
             )
+
+
+def check_metrics(metrics: Any, reserved: set[str]) -> None:
+    """Raises ``TypeError`` or ``ValueError`` unless ``metrics`` is a dict of numbers with names of its own.
+
+    Args:
+      metrics: what a loss function returned as such.
+      reserved: names of what the engines report themselves.
+    """
+    if not isinstance(metrics, dict):
+        raise TypeError(f"the metrics of loss_fn are {_described(metrics)}; return a dict of numbers, or {{}} for none")
+    if clash := metrics.keys() & reserved:
+        raise ValueError(
+            f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
+        )
+    for name, value in metrics.items():
+        if not _is_numeric(value):
+            raise TypeError(
+                f"the metric {name!r} of loss_fn is {_described(value)}; every metric must be one number, so return several "
+                "under names of their own"
+            )
+        if jnp.shape(value):
+            raise ValueError(
+                f"the metric {name!r} of loss_fn has the shape {list(jnp.shape(value))}, but every metric must be one number; "
+                "take its mean, or compute it where you evaluate"
+            )
+
+
+def ends_run(answer: Any) -> bool:
+    """Whether a callback that returned ``answer`` ends the run.
+
+    Raises:
+      TypeError: unless that is ``None`` or one truth value.
+    """
+    if answer is None:
+        return False
+    if isinstance(answer, bool) or (getattr(answer, "dtype", None) == np.bool_ and not np.shape(answer)):
+        return bool(answer)
+    raise TypeError(f"callback returned {_described(answer)}; return True to end the run, and False or None to go on")
+
+
+def _check_no_module(params: PyTree) -> None:
+    """Raises ``TypeError`` for what Flax calls a model, told by its class (Flax itself is not imported)."""
+    kind = type(params)
+    if any(base.__module__.startswith("flax.nnx") and base.__name__ == "Module" for base in kind.__mro__):
+        raise TypeError(
+            f"params is the Flax NNX module {kind.__name__}; give its parameters, as in graphdef, params, model_state = "
+            "nnx.split(net, nnx.Param, ...), and put it together in the loss function with nnx.merge"
+        )
+    if hasattr(kind, "init") and hasattr(kind, "apply"):
+        raise TypeError(
+            f"params is the module {kind.__name__}, which holds no parameters; give those that its init returns "
+            "(variables['params'] in Flax Linen), and call its apply in the loss function"
+        )
+    if hasattr(params, "apply_fn") and hasattr(params, "params"):
+        raise TypeError(
+            f"params is a {kind.__name__}; give its .params, and call its apply_fn in the loss function (engines keep the "
+            "optimizer's state themselves)"
+        )
+
+
+def _check_leaves(name: str, tree: PyTree) -> None:
+    """Raises ``TypeError`` for a leaf that is no array, with its place."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not _is_numeric(leaf):
+            raise TypeError(
+                f"{name} at {_place(path)} is {_described(leaf)}, but {name} may hold arrays only; keep it in the loss function"
+            )
+
+
+def _is_numeric(leaf: Any) -> bool:
+    """Whether ``leaf`` is an array of numbers, truth values or typed keys, or one of them, or the shape of such an array."""
+    if isinstance(leaf, numbers.Number):
+        return True
+    dtype = getattr(leaf, "dtype", None)
+    kinds = (np.number, np.bool_, jax.dtypes.prng_key)
+    return hasattr(leaf, "shape") and dtype is not None and any(jax.dtypes.issubdtype(dtype, kind) for kind in kinds)
+
+
+def _place(path: tuple) -> str:
+    return jax.tree_util.keystr(path) or "the root"
+
+
+def _described(value: Any) -> str:
+    """A value in words.
+
+    >>> _described("gem"), _described(len), _described(np.zeros(3)), _described({})
+    ("the str 'gem'", 'a function', 'an array of shape [3]', 'of type dict')
+    """
+    if isinstance(value, (str, int, float)):
+        return f"the {type(value).__name__} {value!r:.40}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of shape {list(np.shape(value))}"
+    return "a function" if callable(value) else f"of type {type(value).__name__}"

@@ -18,7 +18,7 @@ from gemjax.engines.records import Records
 from gemjax.engines.reports import Reports
 from gemjax.engines.result import Callback, Result, RunWarning, begin_from
 from gemjax.engines.scheduler import Scheduler
-from gemjax.engines.transition import RunState, Transition, check_state
+from gemjax.engines.transition import RunState, Transition, check_state, workers_of
 from gemjax.engines.waiters import Waiters
 from gemjax.eventlog import EventLog
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -73,8 +73,10 @@ def run_on_devices(
       batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`. Data that do not fit
         the workers' devices stay on the host (:class:`gemjax.OnHost`).
       num_commits: applied commits to reach, those of ``recorded`` included.
-      num_workers: number of workers N, when ``placement`` is not given: they are then placed by :func:`gemjax.place`.
-      placement: which device each worker computes on, and where the central variable lives.
+      num_workers: number of workers N. Default: that of ``placement``, or else of ``tx``, or 1 for a plain optax
+        transformation.
+      placement: which device each worker computes on, and where the central variable lives; default
+        ``gemjax.place(num_workers)``.
       model_state: initial model state, default none.
       average_model_state: as for :func:`gemjax.simulate`.
       local: as for :func:`gemjax.simulate`; the local optimizer's state stays on the worker's device.
@@ -115,13 +117,13 @@ def run_on_devices(
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
     >>> batches = lambda worker, step: jnp.array([3.0, -1.0])
     >>> result = gemjax.run_on_devices(gemjax.gem(0.05, num_workers=4), loss_fn, jnp.zeros(2), batches,
-    ...                                num_commits=300, num_workers=4)
+    ...                                num_commits=300)
     >>> replay = gemjax.simulate(gemjax.gem(0.05, num_workers=4), loss_fn, jnp.zeros(2), batches, result.trace)
     >>> bool(jnp.allclose(result.params, replay.params, atol=1e-3))
     True
     """
     if placement is None:
-        placement = place(1 if num_workers is None else num_workers)
+        placement = place(workers_of(tx, params, loss_fn) if num_workers is None else num_workers)
     elif num_workers not in (None, len(placement.workers)):
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
     _warn_if_colocated(placement)

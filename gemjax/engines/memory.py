@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from gemjax.batches import Rows
-from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.local_steps import LocalSteps
 from gemjax.on_host import OnHost
 
@@ -20,7 +20,7 @@ def memory_of(
     tx: optax.GradientTransformation,
     params: PyTree,
     *,
-    num_workers: int,
+    num_workers: int | None = None,
     model_state: PyTree = (),
     local: LocalSteps | None = None,
 ) -> dict[str, int]:
@@ -33,7 +33,7 @@ def memory_of(
     Args:
       tx: the run's transformation.
       params: its initial central variable; arrays or ``jax.ShapeDtypeStruct``.
-      num_workers: number of workers N.
+      num_workers: number of workers N. Default: that of ``tx``, or 1 for a plain optax transformation.
       model_state: its initial model state.
       local: its local steps, if it has any.
 
@@ -42,12 +42,14 @@ def memory_of(
       optimizers``.
 
     >>> import gemjax, jax.numpy as jnp
-    >>> gemjax.memory_of(gemjax.multi_asgd(0.1, num_workers=100), jnp.zeros(1000), num_workers=100)
+    >>> gemjax.memory_of(gemjax.multi_asgd(0.1, num_workers=100), jnp.zeros(1000))
     {'central variable': 4000, 'views': 400000, 'method': 400404, 'local optimizers': 0}
     """
 
+    workers = workers_of(tx, params) if num_workers is None else num_workers
+
     def begin(params, model_state):
-        return Transition(tx, lambda params, batch: 0.0, num_workers, local=local).init(params, model_state)[1]
+        return Transition(tx, lambda params, batch: 0.0, workers, local=local).init(params, model_state)[1]
 
     return bytes_of(jax.eval_shape(begin, params, model_state))
 

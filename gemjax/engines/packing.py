@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gemjax import keys
+
 PyTree = Any
 
 
@@ -19,6 +21,8 @@ class Packed(NamedTuple):
 
 class Packer:
     """Packs trees like ``example`` into one vector a dtype, and back, bit for bit (both traceable).
+
+    Typed PRNG keys travel as the integers behind them.
 
     Args:
       example: tree of arrays or of their shapes and dtypes.
@@ -33,13 +37,14 @@ class Packer:
     """
 
     def __init__(self, example: PyTree, apart: Callable[[tuple[int, ...]], bool] = lambda shape: False):
-        leaves, self._treedef = jax.tree.flatten(example)
+        self._example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example)
+        leaves, self._treedef = jax.tree.flatten(keys.as_data(self._example))
         self._shapes = [(tuple(leaf.shape), jnp.dtype(leaf.dtype).name) for leaf in leaves]
         self._apart = [apart(shape) for shape, _ in self._shapes]
 
     def pack(self, tree: PyTree) -> Packed:
         """One vector a dtype, and what travels apart."""
-        leaves = jax.tree.leaves(tree)
+        leaves = jax.tree.leaves(keys.as_data(tree))
         by_dtype: dict[str, list] = {}
         for leaf, (_, dtype), apart in zip(leaves, self._shapes, self._apart, strict=True):
             if not apart:
@@ -49,7 +54,7 @@ class Packer:
 
     def zeros(self) -> Packed:
         """A packed tree of zeros."""
-        return self.pack(jax.tree.unflatten(self._treedef, [jnp.zeros(shape, dtype) for shape, dtype in self._shapes]))
+        return self.pack(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._example))
 
     def unpack(self, packed: Packed) -> PyTree:
         """The tree that was packed."""
@@ -62,4 +67,4 @@ class Packer:
             size = math.prod(shape)
             leaves.append(packed.vectors[dtype][offsets[dtype] : offsets[dtype] + size].reshape(shape))
             offsets[dtype] += size
-        return jax.tree.unflatten(self._treedef, leaves)
+        return keys.as_keys(jax.tree.unflatten(self._treedef, leaves), self._example)

@@ -4,6 +4,7 @@ import collections
 import time
 import warnings
 
+from gemjax.engines.checks import ends_run
 from gemjax.engines.notice import notice
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Pending, Records
@@ -255,6 +256,6 @@ class Scheduler:
             trace=records.trace,
             history=records.history(new=True),
         )
-        stop = bool(callback(progress))
+        stop = ends_run(callback(progress))
         records.event("pause", began, seconds=round(records.now() - began, 6))
         return stop

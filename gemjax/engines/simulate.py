@@ -12,6 +12,7 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
+from gemjax.engines.checks import ends_run
 from gemjax.engines.chunks import chunks
 from gemjax.engines.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
@@ -156,7 +157,7 @@ def simulate(
                 trace=functools.partial(trace.first, commits),
                 history=parts[-1],
             )
-            stopped = bool(callback(progress)) and commits < len(trace)
+            stopped = ends_run(callback(progress)) and commits < len(trace)
         if stopped:
             break
     return Result(state, concatenate(parts), trace.first(commits), stopped)

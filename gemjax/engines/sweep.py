@@ -13,7 +13,7 @@ import numpy as np
 
 from gemjax.batches import Computed, as_batches
 from gemjax.diagnostics import names as diagnostic_names
-from gemjax.engines.checks import check_given
+from gemjax.engines.checks import check_given, check_make, ends_run
 from gemjax.engines.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
@@ -125,7 +125,8 @@ def sweep(
     [(False, False), (False, False), (True, True), (True, True)]
     """
     check_positive(chunk_size=chunk_size)
-    check_given(loss_fn, params, model_state, where="params")
+    check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
+    check_make(make)
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
@@ -184,7 +185,7 @@ def sweep(
     running = in_chunks(functools.partial(run_chunk, lanes), state, data[0].data, prepared, cuts)
     for (begin, end), state, reports in running:  # noqa: B007 (the last state is the result)
         parts.append(_first(reports, end - begin))
-        if callback is not None and callback(end, arrivals):
+        if callback is not None and ends_run(callback(end, arrivals)):
             break
     return SweepResult(points, state, _history(events, parts, traces, runs if isinstance(trace, PerSeed) else 0))
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.engines.checks import check_metrics
 from gemjax.local_steps import LocalSteps, Minibatches
 
 PyTree = Any
@@ -70,10 +71,7 @@ class Training:
             params, model_state, batch, key
         )
         self._check_model_state(new_model_state, model_state)
-        if clash := metrics.keys() & COLUMNS:
-            raise ValueError(
-                f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
-            )
+        check_metrics(metrics, COLUMNS)
         return loss, grads, new_model_state, metrics
 
     def _displacement(self, view: View, batch: Minibatches, worker: jax.Array) -> Gradient:
@@ -121,7 +119,9 @@ def _scalar(loss_fn: Callable) -> Callable:
     """``loss_fn`` in the long form, whose writer is told what is wrong if its loss is no single number."""
 
     def checked(*args):
-        returned = loss_fn(*args)
+        # Made anew in the trace of the gradient: Flax NNX refuses to change a variable that was made in another one.
+        returned = loss_fn(*jax.tree.map(lambda leaf: leaf, args))
+        _check_no_gradient(returned, args[0])
         if not _is_pair(returned) or not _is_pair(returned[1]):
             raise TypeError(
                 "loss_fn(params, model_state, batch, key) must return (loss, (model_state, metrics)), got "
@@ -157,6 +157,7 @@ def with_model_state(loss_fn: Callable) -> Callable:
     def long(params, model_state, batch, key):
         del key
         loss = loss_fn(params, batch)
+        _check_no_gradient(loss, params)
         if not jax.tree_util.all_leaves([loss]):
             raise TypeError(
                 f"a loss_fn(params, batch) must return one number, got {_in_words(loss)}; for metrics use "
@@ -165,6 +166,19 @@ def with_model_state(loss_fn: Callable) -> Callable:
         return loss, (model_state, {})
 
     return long
+
+
+def _check_no_gradient(returned: Any, params: PyTree) -> None:
+    """Raises ``TypeError`` for what a differentiated loss returns: something like ``params``, or a pair that holds it."""
+    kind = lambda tree: (jax.tree.structure(tree), [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(tree)])
+    if kind(params) == kind(0.0):
+        return  # Which of two numbers is a loss cannot be seen.
+    found = [kind(part) == kind(params) for part in (returned, *(returned if _is_pair(returned) else ()))]
+    if any(found):
+        given, what = ("grad", "a gradient") if found[0] or found[1] else ("value_and_grad", "(loss, gradient)")
+        raise TypeError(
+            f"loss_fn returned {what}, as jax.{given}(loss) does; give the loss itself, which engines differentiate"
+        )
 
 
 def _is_pair(value: Any) -> bool:

@@ -11,7 +11,7 @@ import optax
 
 from gemjax import diagnostics, slots, staleness
 from gemjax.board import Board
-from gemjax.engines.checks import check_given, check_params
+from gemjax.engines.checks import check_given, check_params, check_tx
 from gemjax.engines.training import Gradient, Training, View
 from gemjax.local_steps import LocalSteps
 from gemjax.slots import Slots
@@ -60,7 +60,7 @@ class Transition:
       tx: an optax transformation; one without :func:`gemjax.asynchronous` inside is wrapped in it.
       loss_fn: ``loss_fn(params, batch) -> loss`` or ``loss_fn(params, model_state, batch, key) -> (loss, (model_state,
         metrics))``.
-      num_workers: number of workers N; must be the number that ``tx`` was made for.
+      num_workers: number of workers N; must be the number that ``tx`` was made for, see :func:`workers_of`.
       seed: with (worker, step) it decides every key.
       diagnostics: names of the quantities to report a commit: ``gap`` (RMS distance between the central variable and the
         view), ``normalised_gap`` (that over the RMS of the gradient), ``update_norm`` (RMS of the update), and what the
@@ -82,10 +82,11 @@ class Transition:
         """The transition with its transformation made asynchronous, and the state before the first commit.
 
         Raises:
-          TypeError: if the loss is no function, or something else stands in another's place.
+          TypeError: if an argument is not what it should be: the loss no function, ``tx`` no transformation, a leaf no array.
           ValueError: if the transformation was made for another number of workers.
         """
         check_given(self.loss_fn, params, model_state)
+        check_tx(self.tx)
         params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
         check_params(params)
         if self.local is not None and not isinstance(self.local, LocalSteps):
@@ -98,7 +99,8 @@ class Transition:
         made_for = staleness.num_workers_of(opt_state)
         if made_for != self.num_workers:
             raise ValueError(
-                f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers"
+                f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers; give both the "
+                "same number"
             )
         if self.local is None and staleness.needs_local_steps(opt_state):
             raise ValueError(
@@ -192,7 +194,10 @@ class Transition:
     def _merge_model_state(self, central: PyTree, committed: PyTree) -> PyTree:
         if not self.average_model_state:
             return committed
-        return jax.tree.map(lambda c, w: (c + (w - c) / self.num_workers).astype(c.dtype), central, committed)
+        # The mean of counters or keys would be a state that no worker was ever in.
+        average = lambda c, w: (c + (w - c) / self.num_workers).astype(c.dtype)
+        floats = lambda c, w: average(c, w) if jnp.issubdtype(c.dtype, jnp.inexact) else w
+        return jax.tree.map(floats, central, committed)
 
 
 def _losses(gradient: Gradient) -> dict[str, Any]:
@@ -262,6 +267,22 @@ def check_state(state: RunState, initial: RunState) -> None:
             )
 
 
+def _no_loss(params: PyTree, batch: PyTree) -> float:
+    return 0.0
+
+
+def workers_of(tx: optax.GradientTransformation, params: PyTree, loss_fn: Callable = _no_loss) -> int:
+    """The number of workers that ``tx`` was made for; 1 for a plain optax transformation, which does not say.
+
+    Raises:
+      TypeError: if an argument is not what it should be.
+    """
+    check_given(loss_fn, params, ())
+    check_tx(tx)
+    opt_state = jax.eval_shape(tx.init, params)
+    return staleness.num_workers_of(opt_state) if is_asynchronous(opt_state) else 1
+
+
 # The same transformation gives the same object each time, by which compiled programs are found again.
 _with_extra_args = functools.lru_cache(maxsize=64)(optax.with_extra_args_support)
 _asynchronous = functools.lru_cache(maxsize=64)(asynchronous)
@@ -271,7 +292,7 @@ def initial_state(
     tx: optax.GradientTransformation,
     params: PyTree,
     *,
-    num_workers: int,
+    num_workers: int | None = None,
     model_state: PyTree = (),
     local: LocalSteps | None = None,
 ) -> RunState:
@@ -280,13 +301,14 @@ def initial_state(
     Args:
       tx: the run's transformation.
       params: its initial central variable (only shapes and dtypes matter to a checkpoint).
-      num_workers: number of workers N.
+      num_workers: number of workers N. Default: that of ``tx``, or 1 for a plain optax transformation.
       model_state: its initial model state.
       local: its local steps, if it has any.
 
     >>> import gemjax, jax.numpy as jnp
-    >>> state = gemjax.initial_state(gemjax.gem(0.1, num_workers=2), jnp.zeros(3), num_workers=2)
+    >>> state = gemjax.initial_state(gemjax.gem(0.1, num_workers=2), jnp.zeros(3))
     >>> int(state.arrivals), state.opt_state.stale_params[1].shape
     (0, (3,))
     """
-    return Transition(tx, lambda params, batch: 0.0, num_workers, local=local).init(params, model_state)[1]
+    num_workers = workers_of(tx, params) if num_workers is None else num_workers
+    return Transition(tx, _no_loss, num_workers, local=local).init(params, model_state)[1]

@@ -21,7 +21,11 @@ def check_learning_rate(value: Any) -> None:
 def check_momentum(value: Any, name: str = "momentum") -> None:
     """A number in [0, 1)."""
     if _concrete(value) and not 0 <= _number(name, value) < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}")
+        # The number of workers is the second argument of some methods and the third of those with a momentum.
+        counts = name == "momentum" and isinstance(value, (int, np.integer)) and value >= 1
+        raise ValueError(
+            f"{name} must be in [0, 1), got {value}" + (f"; did you mean num_workers={value}?" if counts else "")
+        )
 
 
 def check_at_least(name: str, value: Any, lowest: float) -> None:

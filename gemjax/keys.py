@@ -1,0 +1,46 @@
+"""Typed PRNG keys as plain integers, for places that take numbers only: packed transfers and checkpoints."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether ``leaf``, an array or its shape and dtype, holds typed PRNG keys (``jax.random.key``)."""
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def as_data(tree: PyTree) -> PyTree:
+    """``tree`` with its typed keys as the unsigned integers behind them.
+
+    Args:
+      tree: arrays, or ``jax.ShapeDtypeStruct``, which keep their shardings.
+
+    >>> as_data({"key": jax.random.key(7), "mean": jnp.zeros(2)})["key"]
+    Array([0, 7], dtype=uint32)
+    """
+    return jax.tree.map(lambda leaf: _data(leaf) if is_key(leaf) else leaf, tree)
+
+
+def as_keys(tree: PyTree, like: PyTree) -> PyTree:
+    """Undoes :func:`as_data`: wraps the integers of ``tree`` wherever ``like`` has typed keys."""
+
+    def wrap(leaf, reference):
+        return jax.random.wrap_key_data(leaf, impl=_impl(reference)) if is_key(reference) else leaf
+
+    return jax.tree.map(wrap, tree, like)
+
+
+def _data(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.random.key_data(leaf)
+    shape = jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=leaf.sharding)
+
+
+def _impl(leaf: Any) -> Any:
+    """The generator of the keys; a shape alone does not tell it, an array of the same dtype does."""
+    return jax.random.key_impl(jnp.zeros([], leaf.dtype))

@@ -1,0 +1,177 @@
+"""Model state of every kind: floats, counters and typed PRNG keys, as a network with BatchNorm and dropout has them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import Abreast, Problem, assert_close, assert_same_bits
+
+import gemjax
+from gemjax import keys
+from gemjax.engines.packing import Packer
+from gemjax.placement import Placement
+from gemjax.testing import run_in_python
+
+N = 3
+GEM = gemjax.gem(0.05, num_workers=N)
+LOCAL = gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 2)
+
+
+def loss_fn(params, model_state, batch, key):
+    """The noise comes from the key in the model state, which every commit changes."""
+    stream = jax.random.fold_in(model_state["stream"], model_state["count"])
+    kept = (jax.random.bits(stream, params.shape, "uint8") < 200).astype(params.dtype)
+    mean = 0.9 * model_state["mean"] + 0.1 * jax.lax.stop_gradient(params)
+    loss = jnp.sum((params * kept - batch - 0.1 * mean) ** 2)
+    new = {
+        "stream": jax.random.fold_in(stream, jax.random.bits(key)),
+        "several": jax.random.split(model_state["several"][0], 4),
+        "count": model_state["count"] + 1,
+        "mean": mean,
+    }
+    return loss, (new, {"error": jnp.abs(params - batch).max()})
+
+
+def problem(dtype=jnp.float32):
+    model_state = {
+        "stream": jax.random.key(3),
+        "several": jax.random.split(jax.random.key(4, impl="rbg"), 4),
+        "count": jnp.uint32(0),
+        "mean": jnp.zeros(4, dtype),
+    }
+    return Problem(
+        loss_fn, jnp.ones(4, dtype), lambda worker, step: jnp.sin(jnp.arange(4, dtype=dtype) + worker), model_state
+    )
+
+
+def simulated(trace, given, tx=GEM, **options):
+    return gemjax.simulate(tx, *given[:3], trace, model_state=given.model_state, seed=5, **options)
+
+
+def on_devices(given, num_commits=24, tx=GEM, **options):
+    options = {"placement": gemjax.place(N), "gate": Abreast(N), "seed": 5} | options
+    return gemjax.run_on_devices(tx, *given[:3], num_commits, model_state=given.model_state, **options)
+
+
+def assert_states_close(actual, desired, rtol=1e-10):
+    assert_close(keys.as_data(actual.model_state), keys.as_data(desired.model_state), rtol)
+    assert_close(actual.params, desired.params, rtol)
+    assert_close(keys.as_data(actual.view), keys.as_data(desired.view), rtol)
+
+
+@pytest.mark.parametrize(
+    ("tx", "options"),
+    [
+        (GEM, {}),
+        (GEM, {"average_model_state": True}),
+        pytest.param(gemjax.easgd(num_workers=N), {"local": LOCAL}, marks=pytest.mark.slow),
+    ],
+    ids=["latest", "average", "local"],
+)
+def test_a_run_on_devices_replays_in_the_simulator(tx, options, x64):
+    given = problem(jnp.float64)
+    result = on_devices(given, tx=tx, **options)
+    assert result.trace.staleness.max() > 0
+    assert result.history["applied"].all()
+    replay = simulated(result.trace, given, tx, **options)
+    assert_states_close(result.state, replay.state)
+    if "average_model_state" not in options:
+        plain = run_in_python(tx, *given[:3], result.trace, model_state=given.model_state, seed=5, **options)
+        assert_close(result.params, plain, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("average", [False, True])
+def test_it_replays_from_a_sharded_centre_and_workers_of_two_devices(average, x64):
+    devices, given = jax.devices(), problem(jnp.float64)
+    placement = Placement((tuple(devices[:2]), devices[2], devices[3]), tuple(devices[4:6]))
+    result = on_devices(given, placement=placement, average_model_state=average)
+    assert_states_close(result.state, simulated(result.trace, given, average_model_state=average).state)
+
+
+@pytest.mark.slow
+def test_windows_and_sweeps_take_it():
+    given, trace = problem(), gemjax.arrivals.Gamma(N).trace(24)
+    one_by_one = simulated(trace, given, window=1)
+    assert_states_close(simulated(trace, given, window=N).state, one_by_one.state, rtol=1e-5)
+    make = lambda rate: gemjax.gem(rate, num_workers=N)
+    swept = gemjax.sweep(make, *given[:3], trace, {"rate": [0.01, 0.05]}, seeds=[5], model_state=given.model_state)
+    found = jax.tree.map(lambda leaf: leaf[1], keys.as_data(swept.state.model_state))
+    assert_close(found, keys.as_data(one_by_one.model_state), 1e-5)
+
+
+def test_only_floats_are_averaged():
+    """Counters and keys are those of the commit, whoever made it; the mean of two counters counts nothing."""
+    given, trace = problem(), gemjax.arrivals.RoundRobin(N).trace(9)
+    latest, average = (
+        keys.as_data(simulated(trace, given, average_model_state=flag).model_state) for flag in (False, True)
+    )
+    for name in ("stream", "several", "count"):
+        np.testing.assert_array_equal(latest[name], average[name])
+    assert not np.allclose(latest["mean"], average["mean"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_checkpoint_brings_it_back_and_the_run_goes_on_bit_for_bit(tmp_path, wait):
+    given, trace = problem(), gemjax.arrivals.Gamma(N).trace(20)
+    whole = simulated(trace, given)
+    half = simulated(trace, given, chunk_size=10, callback=lambda progress: True)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(half.state, half.trace, wait=wait)
+        like = gemjax.initial_state(GEM, given.params, num_workers=N, model_state=given.model_state)
+        state, recorded, _ = checkpoints.load(like)
+    assert recorded == trace.first(10)
+    assert jax.random.key_impl(state.model_state["several"]) == jax.random.key_impl(given.model_state["several"])
+    assert_same_bits(keys.as_data(state), keys.as_data(half.state))
+    assert_same_bits(keys.as_data(simulated(trace, given, state=state).state), keys.as_data(whole.state))
+
+
+def test_a_checkpoint_with_other_keys_is_refused(tmp_path):
+    given = problem()
+    like = lambda state: gemjax.initial_state(GEM, given.params, num_workers=N, model_state=state)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(given.model_state), gemjax.Trace([], num_workers=N))
+        with pytest.raises(
+            gemjax.CheckpointError, match=r"model_state\.stream': saved uint32\[2\], expected uint32\[4\]"
+        ):
+            checkpoints.load(like(given.model_state | {"stream": jax.random.key(3, impl="rbg")}))
+
+
+def test_a_run_on_devices_goes_on_from_a_checkpoint(tmp_path):
+    given = problem()
+    first = on_devices(given, 10)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(first.state, first.trace)
+        like = gemjax.initial_state(GEM, given.params, num_workers=N, model_state=given.model_state)
+        state, recorded, _ = checkpoints.load(like)
+    result = on_devices(given, 24, state=state, recorded=recorded)
+    assert_states_close(result.state, simulated(result.trace, given).state, rtol=1e-4)
+
+
+def test_keys_are_counted_in_bytes():
+    key = jax.random.key(0)
+    with_keys, without = (
+        gemjax.memory_of(GEM, jnp.zeros(4), num_workers=N, model_state=state)["central variable"]
+        for state in ({"a": key, "b": jax.random.split(key, 5)}, ())
+    )
+    assert with_keys - without == 6 * 8
+
+
+@pytest.mark.parametrize("apart", [lambda shape: False, lambda shape: shape == (4, 2)], ids=["packed", "apart"])
+def test_packing_keys_loses_no_bit(apart):
+    tree = {
+        "key": jax.random.key(1),
+        "keys": jax.random.split(jax.random.key(2), 4),
+        "rbg": jax.random.key(3, impl="rbg"),
+        "count": jnp.uint32(7),
+        "x": jnp.arange(3.0),
+    }
+    packer = Packer(jax.eval_shape(lambda: tree), apart)
+    packed = jax.jit(packer.pack)(tree)
+    assert set(packed.vectors) == {"uint32", "float32"}
+    found = jax.jit(packer.unpack)(packed)
+    assert [jax.random.key_impl(found[name]) for name in ("key", "rbg")] == ["threefry2x32", "rbg"]
+    assert_same_bits(keys.as_data(found), keys.as_data(tree))
+    empty = packer.unpack(packer.zeros())
+    assert_same_bits(keys.as_data(empty), jax.tree.map(jnp.zeros_like, keys.as_data(tree)))

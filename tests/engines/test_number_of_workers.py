@@ -1,0 +1,75 @@
+"""The number of workers is said once, to the method; engines take it from there."""
+
+import inspect
+import warnings
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import gemjax
+
+PARAMS = jnp.ones(4)
+
+
+def squares(params, batch):
+    return jnp.sum((params["x"] - batch) ** 2)
+
+
+def ones(worker, step):
+    return jnp.ones(4) * step
+
+
+@pytest.mark.parametrize(
+    ("tx", "expected"),
+    [
+        (gemjax.gem(0.1, num_workers=3), 3),
+        (optax.chain(optax.clip(1.0), gemjax.per_worker(optax.trace(0.9), 2), optax.scale(-0.1)), 2),
+        (optax.masked(gemjax.asgd(0.1, 5), True), 5),
+        (optax.sgd(0.1), 1),
+    ],
+    ids=["method", "chain", "masked", "plain"],
+)
+def test_the_number_of_workers_is_that_of_the_method(tx, expected):
+    params = {"x": PARAMS}
+    assert gemjax.initial_state(tx, params).step.num_workers == expected
+    assert gemjax.memory_of(tx, params) == gemjax.memory_of(tx, params, num_workers=expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gemjax.RunWarning)
+        result = gemjax.run_on_devices(tx, squares, params, ones, 0)
+    assert result.trace.num_workers == expected
+
+
+@pytest.mark.parametrize("engine", ["devices", "initial_state", "memory_of"])
+def test_another_number_of_workers_is_refused(engine):
+    with pytest.raises(
+        ValueError, match="made with num_workers=2, but the run has 3 workers; give both the same number"
+    ):
+        run(engine, num_workers=3)
+
+
+def test_a_plain_transformation_takes_any_number():
+    assert gemjax.initial_state(optax.sgd(0.1), PARAMS, num_workers=3).step.num_workers == 3
+
+
+ALIASES = [
+    name
+    for name in gemjax.__all__
+    if list(inspect.signature(getattr(gemjax, name)).parameters if inspect.isfunction(getattr(gemjax, name)) else ())[
+        1:3
+    ]
+    == ["momentum", "num_workers"]
+]
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_a_number_of_workers_in_the_place_of_the_momentum(name):
+    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 8; did you mean num_workers=8\?"):
+        getattr(gemjax, name)(0.1, 8)
+    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1\.5$"):
+        getattr(gemjax, name)(0.1, 1.5)
+
+
+def test_they_are_all_methods_with_a_momentum():
+    assert len(ALIASES) == 16
+    assert {"gem", "dana_zero", "multi_asgd", "diloco", "eamsgd"} <= set(ALIASES)
