@@ -4,6 +4,7 @@ import importlib.metadata
 
 from gemjax import arrivals, callbacks, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
+from gemjax.batch_functions import BatchesWarning
 from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import CheckpointError, Checkpoints
 from gemjax.engines.devices import run_on_devices
@@ -54,6 +55,7 @@ from gemjax.trace import Trace
 __version__ = importlib.metadata.version("gemjax")
 
 __all__ = [
+    "BatchesWarning",
     "CheckpointError",
     "Checkpoints",
     "Computed",
