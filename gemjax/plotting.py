@@ -130,7 +130,8 @@ def _draw_commits(axes: Axes, time: np.ndarray, worker: np.ndarray, num_workers:
     counts = np.bincount(worker, minlength=num_workers)
     fast, slow = int(counts.argmax()), int(counts.argmin())
     shown = np.unique(np.linspace(0, num_workers - 1, min(num_workers, WORKERS)).astype(int))
-    for one in [w for w in shown.tolist() if w not in (fast, slow)] + [slow, fast]:
+    others = [one for one in shown.tolist() if one not in (fast, slow)]
+    for one in [*others, slow, fast]:
         own = time[worker == one]
         starts, _ = _bins(len(own), POINTS)
         x = np.concatenate([time[:1], own[starts], time[-1:]])
@@ -145,6 +146,9 @@ def _draw_commits(axes: Axes, time: np.ndarray, worker: np.ndarray, num_workers:
     if num_workers > 1:
         fewest = f"fewest: worker {slow}, {counts[slow]:,}"
         axes.text(0.02, 0.84, fewest, transform=axes.transAxes, ha="left", va="top", color=SLOW)
+    if others:
+        rest = f"{len(others)} of {num_workers - 2:,} others" if len(others) < num_workers - 2 else "others"
+        axes.text(0.02, 0.71, rest, transform=axes.transAxes, ha="left", va="top", color="0.5")
 
 
 def _bins(count: int, most: int, at_least: int = 1) -> tuple[np.ndarray, np.ndarray]:

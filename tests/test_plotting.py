@@ -1,5 +1,6 @@
 """The picture of a run: it shows what the history says, and is readable in a column."""
 
+import subprocess
 import sys
 
 import matplotlib.text
@@ -54,7 +55,7 @@ def test_the_curves_are_those_of_the_history():
     assert loss.get_yscale() == "log"
     np.testing.assert_array_equal(staleness.lines[0].get_ydata(), 2)
     assert sorted(line.get_ydata()[-1] for line in commits.lines) == [0, 400, 800]
-    assert {text.get_text() for text in commits.texts} == {"most: worker 0, 800", "fewest: worker 2, 0"}
+    assert {text.get_text() for text in commits.texts} == {"most: worker 0, 800", "fewest: worker 2, 0", "others"}
 
 
 def test_what_was_not_applied_is_marked_and_in_no_curve():
@@ -100,12 +101,19 @@ def test_many_workers_and_commits_stay_a_small_picture(tmp_path):
     figure = plotting.plot_run(many, 1000)
     assert len(figure.axes[2].lines) <= plotting.WORKERS + 2
     assert max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines[:1]) <= 2 * plotting.POINTS
+    assert "63 of 998 others" in {text.get_text() for text in figure.axes[2].texts}
     figure.savefig(tmp_path / "run.pdf")
     assert (tmp_path / "run.pdf").stat().st_size < 200_000
 
 
 def test_a_notebook_shows_it():
     assert plotting.plot_run(history(), N)._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_library_does_without_matplotlib():
+    code = "import gemjax, sys; assert 'matplotlib' not in sys.modules and 'gemjax.plotting' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_is_missing_is_said(monkeypatch):
