@@ -39,6 +39,7 @@ from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
+from gemjax.nodes import ReadsStaleParams
 from gemjax.on_host import OnHost
 from gemjax.per_seed import PerSeed
 from gemjax.per_worker import per_worker
@@ -69,6 +70,7 @@ __all__ = [
     "Placement",
     "Policy",
     "Progress",
+    "ReadsStaleParams",
     "Result",
     "RunFailedError",
     "RunState",

@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemjax.engines.transition import RunState
 from gemjax.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PyTree = Any
 History = dict[str, np.ndarray]
@@ -62,10 +65,33 @@ class Result:
         """The method's state, staleness counters included."""
         return self.state.opt_state
 
+    def plot(self) -> "Figure":
+        """Draws the run: loss, staleness and the commits of each worker against time (virtual, or in seconds).
+
+        Rejected and dropped commits are ticks above the loss. Needs matplotlib.
+
+        Returns:
+          A ``matplotlib.figure.Figure`` of one column's width, which a notebook shows; ``result.plot().savefig("run.pdf")``.
+
+        Raises:
+          ImportError: if matplotlib is not installed.
+          ValueError: if no commit was applied.
+
+        >>> import gemjax, jax.numpy as jnp
+        >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
+        >>> result = gemjax.simulate(gemjax.gem(0.05, num_workers=8), loss_fn, jnp.zeros(2), lambda worker, step: 1.0,
+        ...                          gemjax.arrivals.Gamma(8).trace(400))
+        >>> [axes.get_ylabel() for axes in result.plot().axes]
+        ['loss', 'staleness (commits)', 'commits per worker']
+        """
+        from gemjax.plotting import plot_run
+
+        return plot_run(self.history, self.trace.num_workers)
+
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What a callback is told between commits.
+    """Progress of a run, the argument of its callback (:mod:`gemjax.callbacks` has some ready-made).
 
     Attributes:
       commits: the trace's rows behind us: commits since the run began (earlier runs that it continues included).
@@ -143,7 +169,7 @@ def _column(part: History, name: str) -> np.ndarray:
 def begin_from(
     state: RunState | Result | None, recorded: Trace | None = None
 ) -> tuple[RunState | None, Trace | None, History]:
-    """The state, the trace and the history to continue from, of what an engine is given as ``state=``.
+    """Unpacks ``state=`` of an engine into the state, the trace and the history to continue from.
 
     Raises:
       ValueError: if a trace is given beside a result, which has its own.
