@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from gemjax import arrivals, eventlog, telemetry, testing
+from gemjax import arrivals, callbacks, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import CheckpointError, Checkpoints
@@ -38,6 +38,7 @@ from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
+from gemjax.nodes import ReadsStaleParams
 from gemjax.on_host import OnHost
 from gemjax.per_seed import PerSeed
 from gemjax.per_worker import per_worker
@@ -67,6 +68,7 @@ __all__ = [
     "Placement",
     "Policy",
     "Progress",
+    "ReadsStaleParams",
     "Result",
     "RunFailedError",
     "RunState",
@@ -88,6 +90,7 @@ __all__ = [
     "asynchronous",
     "average_elastically",
     "average_position",
+    "callbacks",
     "chrome_trace",
     "compensate_delay",
     "correct_one_step_delay",

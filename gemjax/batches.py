@@ -113,6 +113,9 @@ class Epochs(Rows):
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
 
+    def __repr__(self) -> str:
+        return described(self)
+
     def _order(self, worker: int, epoch: int) -> np.ndarray:
         known = self._orders.get(worker)
         if known is None or known[0] != epoch:
@@ -160,6 +163,9 @@ class Stream(Rows):
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders: dict[int, np.ndarray] = {}  # Of the epochs asked for last.
 
+    def __repr__(self) -> str:
+        return described(self)
+
     def select(self, worker, step, draw):
         del worker, step
         epochs, rows = np.divmod(np.asarray(draw), self.steps_per_epoch)
@@ -170,6 +176,16 @@ class Stream(Rows):
         }
         chosen = [orders[epoch][row] for epoch, row in zip(epochs.tolist(), rows.tolist(), strict=True)]
         return np.array(chosen, np.int32).reshape(-1, self.batch_size)
+
+
+def described(batches: Any, *names: str) -> str:
+    """The ``repr`` of rows of data: their number and the settings, with the values of further attributes ``names``.
+
+    >>> Epochs({"x": np.zeros(100)}, batch_size=20)
+    Epochs(100 rows, batch_size=20, seed=0)
+    """
+    settings = [f"{name}={getattr(batches, name)!r}" for name in ("batch_size", *names, "seed")]
+    return f"{type(batches).__name__}({', '.join([f'{count_rows(batches.data):,} rows', *settings])})"
 
 
 def shuffled(rows: int | np.ndarray, batch_size: int, *entropy: int) -> np.ndarray:

@@ -78,6 +78,15 @@ class Checkpoints:
         newest = self._checkpointer.latest
         return None if newest is None else newest.step
 
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """The ``metadata`` that the newest checkpoint was saved with; ``None`` if there is no checkpoint.
+
+        Raises:
+          CheckpointError: if the checkpoint is damaged, or not one of gemjax.
+        """
+        return None if self.latest is None else self._known(self._read_metadata().custom_metadata)["user"]
+
     def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
         """The newest checkpoint.
 
@@ -96,10 +105,7 @@ class Checkpoints:
         like = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "sharding") else jnp.asarray(leaf), like)
         if self.latest is None:
             raise FileNotFoundError(f"{self.folder} holds no checkpoint to continue from")
-        try:
-            metadata: Any = self._checkpointer.metadata(self.latest)
-        except Exception as error:  # Orbax raises many things; the folder and the mend are what matters.
-            raise self._unreadable(error) from error
+        metadata = self._read_metadata()
         known = self._known(metadata.custom_metadata)
         commits, num_workers = known["commits"], jax.tree.leaves(like.step)[0].shape[0]
         plain = keys.as_data(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
@@ -115,6 +121,12 @@ class Checkpoints:
         except Exception as error:
             raise self._unreadable(error) from error
         return keys.as_keys(tree["state"], like), trace, known["user"]
+
+    def _read_metadata(self) -> Any:
+        try:
+            return self._checkpointer.metadata(self.latest)
+        except Exception as error:  # Orbax raises many things; the folder and the mend are what matters.
+            raise self._unreadable(error) from error
 
     def _known(self, known: Any) -> dict[str, Any]:
         """What :meth:`save` notes beside the arrays, if it is that."""

@@ -6,6 +6,10 @@ by name. Nothing is stored in any state. What every rule means by the same name:
 - ``compensation``: :func:`relative_change` of the step by what the rule does against staleness. The step is what comes in
   to the rule, a gradient or an update, so that learning rates play no part; 0 is a commit left as it is, and 1 one that
   was damped to nothing or changed by its own length.
+- ``learning_rate``: the rate that the commit was scaled with: schedules at their count, times the factors that depend on its
+  staleness (:func:`gemjax.scale_by_staleness`, :class:`gemjax.StalenessSchedule`) and the rate that YellowFin found. What a
+  rule does to each parameter apart (GEM, Gap-Aware, Adam) is no part of it, nor is the rate of local steps. All of gemjax's
+  methods offer it, and any optax optimizer under ``optax.inject_hyperparams``.
 - ``look_ahead``: root mean square distance between the central variable and the point that the worker is sent after the
   commit, in the units of ``gap``.
 """
@@ -31,12 +35,18 @@ class Observer:
         self.wanted = frozenset(wanted)
         self.offered: set[str] = set()
         self.seen: dict[str, jax.Array] = {}
+        self.factors: dict[str, jax.Array] = {}
 
     def __call__(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Records ``compute()`` under ``name`` if that is wanted."""
         self.offered.add(name)
         if name in self.wanted:
             self.seen[name] = compute()
+
+    def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
+        """Multiplies the quantity ``name``, which another member of the chain offers, by ``compute()`` if it is wanted."""
+        if name in self.wanted:
+            self.factors[name] = self.factors.get(name, 1.0) * compute()
 
     def collected(self, besides: Iterable[str] = ()) -> dict[str, jax.Array]:
         """The quantities seen, by name.
@@ -56,7 +66,26 @@ class Observer:
                 + (f"did you mean {' and '.join(meant)}? It" if meant else "it")
                 + f" offers {', '.join(known) or 'nothing'}"
             )
-        return self.seen
+        return {
+            name: value * self.factors[name] if name in self.factors else value for name, value in self.seen.items()
+        }
+
+
+def offer_injected_rate(observe: Observer, state: PyTree) -> None:
+    """Offers the learning rate that ``optax.inject_hyperparams`` keeps in ``state``, if it keeps exactly one.
+
+    Args:
+      observe: the observer of the update.
+      state: the optimizer state after the update, which holds the values that the update used.
+    """
+    nodes = [node for node in jax.tree.leaves(state, is_leaf=_is_injected) if _is_injected(node)]
+    rates = [node.hyperparams["learning_rate"] for node in nodes if "learning_rate" in node.hyperparams]
+    if len(rates) == 1 and "learning_rate" not in observe.offered:
+        observe("learning_rate", lambda: jnp.asarray(rates[0], jnp.result_type(float)))
+
+
+def _is_injected(node: Any) -> bool:
+    return isinstance(getattr(node, "hyperparams", None), dict)
 
 
 def names(diagnostics: str | Iterable[str]) -> tuple[str, ...]:

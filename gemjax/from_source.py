@@ -75,6 +75,9 @@ class FromSource:
     threads: int = 16
     data: ClassVar[PyTree] = ()
 
+    def __repr__(self) -> str:
+        return f"FromSource({type(self.source).__name__}, {self.batches!r}, threads={self.threads})"
+
     def __post_init__(self):
         if not isinstance(self.batches, Rows):
             raise TypeError(

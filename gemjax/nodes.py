@@ -8,7 +8,23 @@ PyTree = Any
 
 
 class ReadsStaleParams(NamedTuple):
-    """An empty node; a rule puts it in its state to be given ``stale_params`` (which costs one copy a worker)."""
+    """Marks a rule that compares the central variable with what the worker pulled.
+
+    Put one, which is empty, anywhere in the state that ``init`` returns. :func:`gemjax.asynchronous` then keeps the view that
+    each worker pulled, one copy of the parameters per worker, and passes it to ``update`` as ``stale_params``, a tree like
+    ``params``. Without it ``stale_params`` is ``None``. The mark holds no arrays; return it as it is.
+
+    >>> import gemjax, jax, jax.numpy as jnp, optax
+    >>> def towards_the_view(weight):
+    ...     def update(updates, state, params=None, *, stale_params=None, **extra_args):
+    ...         return jax.tree.map(lambda u, p, s: u + weight * (s - p), updates, params, stale_params), state
+    ...     return optax.GradientTransformationExtraArgs(lambda params: gemjax.ReadsStaleParams(), update)
+    >>> tx = gemjax.asynchronous(towards_the_view(0.5), num_workers=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> updates, state = tx.update(jnp.ones(1), state, jnp.full(1, 4.0), worker=1)   # Worker 1 pulled 0, and it is 4 now.
+    >>> updates
+    Array([-1.], dtype=float32)
+    """
 
 
 class NeedsLocalSteps(NamedTuple):

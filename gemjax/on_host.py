@@ -44,6 +44,9 @@ class OnHost:
     batches: Any
     data: ClassVar[PyTree] = ()
 
+    def __repr__(self) -> str:
+        return f"OnHost({self.batches!r})"
+
     def __post_init__(self):
         if not isinstance(self.batches, Rows):
             raise TypeError(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gemjax.batches import Rows, count_rows, shuffled
+from gemjax.batches import Rows, count_rows, described, shuffled
 from gemjax.staleness import check_num_workers
 
 PyTree = Any
@@ -69,6 +69,9 @@ class Shards(Rows):
         self.num_workers = num_workers
         self.data, self.batch_size, self.seed = data, int(batch_size), int(seed)
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
+
+    def __repr__(self) -> str:
+        return described(self, "num_workers")
 
     def steps_per_epoch(self, worker: int) -> int:
         """Batches that ``worker`` makes of its rows; those beyond the last full one are left out of that epoch."""

@@ -20,12 +20,30 @@ PyTree = Any
 
 @jax.tree_util.register_pytree_with_keys_class
 class Slots:
-    """Marks per-worker state inside any state tree.
+    """Memory that each worker has of its own, inside the state of a rule.
+
+    Write a rule as if there were one worker: ``init`` puts ``Slots(value)`` in the state, and at a commit ``update`` finds in
+    ``state.memory.value`` what the worker that commits has there, and returns ``Slots(new_value)``. What is not in
+    ``Slots`` is shared by all workers. :func:`gemjax.asynchronous` keeps a copy of the value for each worker, begun with the
+    same value, and engines leave those of other workers untouched.
 
     Args:
       value: the state of one worker (``num_workers is None``), or that of all of them with a leading ``[N]`` axis on
         every leaf.
       num_workers: N once stacked; ``None`` for the slot of a single worker, which is the only form a rule sees.
+
+    >>> import gemjax, optax
+    >>> def count_own_commits():                         # Divides each update by how many its worker has made.
+    ...     def update(updates, state, params=None, **extra_args):
+    ...         count = state.value + 1
+    ...         return jax.tree.map(lambda u: u / count, updates), gemjax.Slots(count)
+    ...     return optax.GradientTransformationExtraArgs(lambda params: gemjax.Slots(jnp.zeros([])), update)
+    >>> tx = gemjax.asynchronous(count_own_commits(), num_workers=3)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 0, 2):
+    ...     updates, state = tx.update(jnp.ones(1), state, jnp.zeros(1), worker=worker)
+    >>> updates, state.inner_state[0]                    # Of worker 0.
+    (Array([1.], dtype=float32), Array(2., dtype=float32))
 
     >>> store = stack(Slots(jnp.zeros(2)), num_workers=3)
     >>> store = put(store, Slots(jnp.ones(2)), worker=1)

@@ -16,6 +16,7 @@ import optax
 
 from gemjax import slots
 from gemjax.board import Board
+from gemjax.diagnostics import offer_injected_rate
 from gemjax.nodes import NeedsLocalSteps, NoticesPull, ReadsStaleParams, Refusals, SendsAnchors, ShiftsView
 from gemjax.slots import Slots
 
@@ -100,6 +101,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         if no is not None:
             extra_args["applied"] = jnp.logical_and(extra_args.get("applied", True), ~no)
         updates, inner_state = inner.update(updates, mine.inner_state, params, **extra_args)
+        if extra_args.get("observe") is not None:
+            offer_injected_rate(extra_args["observe"], inner_state)
         new = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
         if no is not None:
             updates = jax.tree.map(lambda u: jnp.where(no, jnp.zeros_like(u), u), updates)

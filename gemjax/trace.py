@@ -113,6 +113,15 @@ class Trace:
             np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS
         )
 
+    def __repr__(self) -> str:
+        workers = f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"
+        if not len(self):
+            return f"Trace(0 commits of {workers})"
+        return (
+            f"Trace({len(self):,} commits of {workers}, staleness median {np.median(self.staleness):g}, "
+            f"time {self.time[0]:.4g} to {self.time[-1]:.4g})"
+        )
+
     @property
     def staleness(self) -> np.ndarray:
         """int32 [T]; commits between the pull and the commit."""

@@ -16,7 +16,7 @@ from gemjax.engines.memory import bytes_of, that_fit
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Records
 from gemjax.engines.reports import Reports
-from gemjax.engines.result import Callback, Result, RunWarning
+from gemjax.engines.result import Callback, Result, RunWarning, begin_from
 from gemjax.engines.scheduler import Scheduler
 from gemjax.engines.transition import RunState, Transition, check_state, workers_of
 from gemjax.engines.waiters import Waiters
@@ -46,7 +46,7 @@ def run_on_devices(
     local: LocalSteps | None = None,
     seed: int = 0,
     diagnostics: Iterable[str] = (),
-    state: RunState | None = None,
+    state: RunState | Result | None = None,
     recorded: Trace | None = None,
     policy: Policy | None = None,
     members: Members | None = None,
@@ -82,8 +82,10 @@ def run_on_devices(
       local: as for :func:`gemjax.simulate`; the local optimizer's state stays on the worker's device.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
       diagnostics: what to report a commit besides the loss, as for :func:`gemjax.simulate`.
-      state: state to continue from; every worker goes on with the step and the view it had. Needs ``recorded``.
-      recorded: the trace of the run so far.
+      state: an earlier :class:`gemjax.Result` to continue from, or a bare :class:`gemjax.RunState` together with
+        ``recorded``; every worker goes on with the step and the view it had. With a ``Result`` ``history`` begins with the
+        rows of the earlier run, with a bare state where this call began.
+      recorded: the trace of the run so far, with a bare ``state`` only.
       policy: when gradients are begun and committed, and when a worker is given up; default ``gemjax.Policy()``: whoever
         finishes commits at once, and a worker that raises three times in a row is retired.
       members: has workers join and leave while the run goes on; default: all take part from beginning to end.
@@ -125,8 +127,11 @@ def run_on_devices(
     elif num_workers not in (None, len(placement.workers)):
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
     _warn_if_colocated(placement)
+    state, recorded, earlier = begin_from(state, recorded)
     if (state is None) != (recorded is None):
-        raise ValueError("to continue a run give both state= and recorded=, the trace of its commits so far")
+        raise ValueError(
+            "to continue a run give state=result, or give both state= and recorded=, the trace of its commits"
+        )
     if num_commits < 0:
         raise ValueError(f"num_commits must not be negative, got {num_commits}")
     if callback_every < 1:
@@ -139,7 +144,7 @@ def run_on_devices(
     programs = _programs(transition, placement, batches, params, model_state, state, recorded, policy.retries)
     rejected, dropped = (0, 0) if state is None else (int(state.rejected), int(state.dropped))
     del state  # The run has its own, in parts; whoever called may let this one go.
-    records = Records(len(placement.workers), recorded, log, rejected, dropped)
+    records = Records(len(placement.workers), recorded, log, rejected, dropped, earlier)
     members = members or Members(len(placement.workers))
     if members.num_workers != len(placement.workers):
         raise ValueError(f"members are of {members.num_workers} workers, but the run has {len(placement.workers)}")

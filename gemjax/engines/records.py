@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemjax.engines.result import History, check_rejections
+from gemjax.engines.result import History, check_rejections, concatenate
 from gemjax.engines.waiters import Arrival
 from gemjax.eventlog import EventLog
 from gemjax.trace import COLUMNS, Trace
@@ -30,12 +30,19 @@ class Records:
     """What happened: the history's rows, the clock as the reports tell it, the event log."""
 
     def __init__(
-        self, num_workers: int, recorded: Trace | None, log: EventLog | None, rejected: int = 0, dropped: int = 0
+        self,
+        num_workers: int,
+        recorded: Trace | None,
+        log: EventLog | None,
+        rejected: int = 0,
+        dropped: int = 0,
+        earlier: History | None = None,
     ):
         self.num_workers, self.recorded, self.log = num_workers, recorded, log
         self.commits = 0 if recorded is None else len(recorded)
         self.rejected, self.dropped = rejected, dropped
         self.rejected_in_a_row = 0
+        self._earlier = earlier or {}  # The history of the run that this one continues.
         self._columns: list[array.array] = []  # 8 bytes a number; what they are is told when somebody asks.
         self._reported: Mapping[str, np.dtype] = {}
         self._told = 0
@@ -91,13 +98,13 @@ class Records:
             check_rejections(self.rejected_in_a_row, self.num_workers, self.history)
 
     def history(self, *, new: bool = False) -> History:
-        """All rows as columns, or those since the last call with ``new``."""
-        first = self._told if new else 0
+        """All rows as columns, those of the run before included, or those since the last call with ``new``."""
+        first, earlier = (self._told, {}) if new else (0, self._earlier)
         if new:
             self._told = len(self._columns[0]) if self._columns else 0
         if not self._columns or len(self._columns[0]) == first:
-            return {}
-        return {name: self._column(name, first) for name in (*KNOWN, *self._reported)}
+            return dict(earlier)
+        return concatenate([earlier, {name: self._column(name, first) for name in (*KNOWN, *self._reported)}])
 
     def _column(self, name: str, first: int = 0) -> np.ndarray:
         numbers = np.array(self._columns[(*KNOWN, *self._reported).index(name)][first:])

@@ -16,7 +16,7 @@ from gemjax.engines.checks import ends_run
 from gemjax.engines.chunks import chunks
 from gemjax.engines.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
 from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
-from gemjax.engines.result import Callback, History, Progress, Result, check_rejections, concatenate
+from gemjax.engines.result import Callback, History, Progress, Result, begin_from, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
 from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.trace import Events, Trace, check_trace
@@ -36,7 +36,7 @@ def simulate(
     local: LocalSteps | None = None,
     seed: int = 0,
     diagnostics: Iterable[str] = (),
-    state: RunState | None = None,
+    state: RunState | Result | None = None,
     callback: Callback | None = None,
     chunk_size: int | None = None,
     stops: Iterable[int] = (),
@@ -64,8 +64,10 @@ def simulate(
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
       diagnostics: what to report a commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and what the method
         offers (``compensation``, ``look_ahead``, ``pi_median`` of GEM, …; README has a table). Each costs time.
-      state: state to continue from, as an earlier result on the same trace holds it; ``params`` and ``model_state`` are
-        then not used. The run goes on bit for bit as if it had not stopped. It stays yours, which takes its room twice.
+      state: an earlier :class:`gemjax.Result` of the same trace to continue from, or its ``state``; ``params`` and
+        ``model_state`` are then not used. The run goes on bit for bit as if it had not stopped. With a ``Result``
+        ``history`` begins with the rows of the earlier run, with a bare :class:`gemjax.RunState` where this call began. The
+        state given is copied, not used up.
       callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; may end the run
         by returning true.
       chunk_size: arrivals a compiled call at most, default 1,024, or as many as 256 MiB of rows are for where data stay on
@@ -112,6 +114,7 @@ def simulate(
     """
     check_positive(chunk_size=chunk_size, window=window)
     check_trace(trace)
+    state, earlier, history = begin_from(state)
     with contextlib.suppress(
         TypeError, ValueError
     ):  # What is wrong with the arguments is said below, and more plainly.
@@ -127,8 +130,13 @@ def simulate(
     window = min(window or _default_window(), trace.num_workers)
     run_chunk = compiled(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 
-    parts: list[History] = []
+    parts: list[History] = [history]
     stopped, commits = False, int(events.commits[:done].sum())
+    if earlier is not None and trace.first(commits) != earlier:
+        raise ValueError(
+            f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
+            f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
+        )
     cuts = chunks(events, chunk_size, stops, done)
     prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
     running = in_chunks(run_chunk, state, batches.data, prepared, cuts)

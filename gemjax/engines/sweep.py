@@ -40,6 +40,10 @@ class SweepResult:
     state: RunState
     history: History
 
+    def __repr__(self) -> str:
+        runs, commits = len(self.points["seed"]), self.history["loss"].shape[1] if self.history else 0
+        return f"SweepResult({runs} runs of {commits:,} commits over {', '.join(self.points)})"
+
     @property
     def params(self) -> PyTree:
         """The central variable of every run."""

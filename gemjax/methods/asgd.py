@@ -3,6 +3,7 @@
 import optax
 
 from gemjax.methods.checks import check_learning_rate
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous
 
 
@@ -39,4 +40,4 @@ def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.G
       <https://papers.nips.cc/paper/2012/hash/6aca97005c68f1206823815f66102863-Abstract.html>`_, 2012
     """
     check_learning_rate(learning_rate)
-    return asynchronous(optax.scale_by_learning_rate(learning_rate), num_workers)
+    return asynchronous(scale_by_learning_rate(learning_rate), num_workers)

@@ -8,7 +8,7 @@ import optax
 
 from gemjax.methods.checks import check_learning_rate, check_momentum
 from gemjax.methods.dc_asgd import compensate_delay
-from gemjax.methods.rates import rate_at
+from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.per_worker import per_worker
 from gemjax.slots import Slots
 from gemjax.staleness import asynchronous
@@ -125,7 +125,7 @@ def dana_zero(
       2. Weight decay is left to the chain.
     """
     atom = dana_momentum(learning_rate, momentum)
-    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def dana_slim(
@@ -182,7 +182,7 @@ def dana_slim(
     check_learning_rate(learning_rate)
     check_momentum(momentum)
     momenta = per_worker(optax.trace(momentum, nesterov=True))
-    return asynchronous(optax.chain(momenta, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(momenta, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def dana_dc(
@@ -241,5 +241,5 @@ def dana_dc(
       2. Weight decay is left to the chain.
     """
     atom = dana_momentum(learning_rate, momentum)
-    chain = optax.chain(compensate_delay(strength), atom, optax.scale_by_learning_rate(learning_rate))
+    chain = optax.chain(compensate_delay(strength), atom, scale_by_learning_rate(learning_rate))
     return asynchronous(chain, num_workers)

@@ -8,6 +8,7 @@ import optax
 
 from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_choice, check_learning_rate, check_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.nodes import ReadsStaleParams
 from gemjax.slots import Slots, like
 from gemjax.staleness import asynchronous, require_protocol
@@ -159,4 +160,4 @@ def dc_asgd(
     """
     check_learning_rate(learning_rate)
     atom = compensate_delay(strength, variant, decay, eps)
-    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.checks import check_at_least, check_learning_rate
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.methods.staleness_aware import scale_by_staleness
 from gemjax.staleness import asynchronous, check_num_workers
 
@@ -58,4 +59,4 @@ def delay_adaptive(
         check_at_least("threshold", threshold, 1.0)
     whole = num_workers if threshold is None else threshold
     damp = scale_by_staleness(lambda staleness: 1.0 * whole / jnp.maximum(staleness, whole))
-    return asynchronous(optax.chain(damp, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(damp, scale_by_learning_rate(learning_rate)), num_workers)

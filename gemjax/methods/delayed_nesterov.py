@@ -10,6 +10,7 @@ import optax
 
 from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_at_least, check_between, check_learning_rate, check_momentum, check_positive_int
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous, check_num_workers
 
 PyTree = Any
@@ -148,7 +149,7 @@ def delayed_nesterov(
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
     atom = delay_momentum(momentum, num_workers if buffer_size is None else buffer_size, spread)
-    return asynchronous(optax.chain(displacements(), atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(displacements(), atom, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ import optax
 
 from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_learning_rate, check_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous, check_num_workers
 
 
@@ -80,7 +81,7 @@ def diloco(
     check_num_workers(num_workers)
     # Outside of the rounds the learning rate counts commits.
     outer = _in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
-    return asynchronous(optax.chain(displacements(), outer, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(displacements(), outer, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def _in_rounds(inner: optax.GradientTransformation, count: int) -> optax.GradientTransformationExtraArgs:

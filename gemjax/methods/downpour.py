@@ -8,6 +8,7 @@ import optax
 
 from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_learning_rate
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous
 
 
@@ -61,7 +62,7 @@ def downpour(
          at the centre.
     """
     check_learning_rate(learning_rate)
-    return asynchronous(optax.chain(displacements(), optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(displacements(), scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
@@ -129,5 +130,5 @@ def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> op
     own optimizer makes the steps, as here.
     """
     check_learning_rate(learning_rate)
-    chain = optax.chain(displacements(), scale_by_local_steps(), optax.scale_by_learning_rate(learning_rate))
+    chain = optax.chain(displacements(), scale_by_local_steps(), scale_by_learning_rate(learning_rate))
     return asynchronous(chain, num_workers)

@@ -8,6 +8,7 @@ import optax
 
 from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_between, check_learning_rate, check_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.per_worker import per_worker
 from gemjax.slots import Slots
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
@@ -175,7 +176,7 @@ def eamsgd(
 
 
 def _scale(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-    return optax.scale_by_learning_rate(learning_rate, flip_sign=False)
+    return scale_by_learning_rate(learning_rate, flip_sign=False)
 
 
 def _default_strength(strength: float | None, num_workers: int) -> float:

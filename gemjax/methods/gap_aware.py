@@ -9,7 +9,7 @@ import optax
 from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.methods.dana import dana_momentum
-from gemjax.methods.rates import rate_at
+from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.nodes import ReadsStaleParams
 from gemjax.slots import like
 from gemjax.staleness import asynchronous, require_protocol
@@ -165,7 +165,7 @@ def gap_aware(
       2. Weight decay is left to the chain; in front of this rule it is divided as in the port.
     """
     penalised = scale_by_gap(learning_rate, _momentum(momentum), decay, eps)
-    return asynchronous(optax.chain(penalised, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def dana_ga(
@@ -228,7 +228,7 @@ def dana_ga(
     See :func:`gemjax.gap_aware` for what else is chosen, and its deviations.
     """
     penalised = scale_by_gap(learning_rate, dana_momentum(learning_rate, momentum), decay, eps)
-    return asynchronous(optax.chain(penalised, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def _momentum(momentum: float) -> optax.GradientTransformation:

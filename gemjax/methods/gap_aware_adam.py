@@ -4,6 +4,7 @@ import optax
 
 from gemjax.methods.checks import check_at_least, check_momentum
 from gemjax.methods.gap_aware import scale_by_gap
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous
 
 
@@ -81,4 +82,4 @@ def gap_aware_adam(
     check_momentum(b2, "b2")
     check_at_least("eps", eps, 0.0)
     penalised = scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)
-    return asynchronous(optax.chain(penalised, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)

@@ -8,6 +8,7 @@ import optax
 
 from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_choice, check_learning_rate, check_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.nodes import ReadsStaleParams
 from gemjax.slots import Slots, like
 from gemjax.staleness import asynchronous, require_protocol
@@ -182,7 +183,7 @@ def gem(
     """
     check_learning_rate(learning_rate)
     energy = match_energy(momentum, kappa, clamp, eps, reading)
-    return asynchronous(optax.chain(optax.scale_by_learning_rate(learning_rate), energy), num_workers)
+    return asynchronous(optax.chain(scale_by_learning_rate(learning_rate), energy), num_workers)
 
 
 def _check_clamp(clamp: tuple[float, float] | None) -> None:

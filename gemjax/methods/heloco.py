@@ -10,7 +10,7 @@ from gemjax import diagnostics
 from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_at_least, check_between, check_learning_rate, check_momentum
 from gemjax.methods.momentum_lookahead import discounted_step
-from gemjax.methods.rates import rate_at
+from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.staleness import asynchronous, check_num_workers
 from gemjax.views import LookAhead
 
@@ -203,7 +203,7 @@ def heloco(
         weight=1 / num_workers**0.5 if weight is None else weight,
         eps=eps,
     )
-    return asynchronous(optax.chain(displacements(), atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(displacements(), atom, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def _as(value: Any, like: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from jax import lax
 
 from gemjax.board import Board
 from gemjax.methods.checks import check_between, check_learning_rate, check_positive_int
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.nodes import NeedsLocalSteps, ReadsStaleParams
 from gemjax.slots import Slots, like
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
@@ -245,7 +246,7 @@ def lsgd(
          worker's own. Recompute statistics for what you evaluate.
     """
     check_learning_rate(learning_rate)
-    scale = optax.scale_by_learning_rate(learning_rate, flip_sign=False)
+    scale = scale_by_learning_rate(learning_rate, flip_sign=False)
     follow = follow_leader(num_workers, strength, groups, global_strength, global_period, window, anchors)
     return asynchronous(optax.chain(scale, follow), num_workers)
 

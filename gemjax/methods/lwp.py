@@ -3,6 +3,7 @@
 import optax
 
 from gemjax.methods.momentum_asgd import look_ahead_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous, check_num_workers
 
 
@@ -67,4 +68,4 @@ def lwp(
     """
     check_num_workers(num_workers)
     atom = look_ahead_momentum(learning_rate, momentum, num_workers - 1 if horizon is None else horizon)
-    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
-from gemjax.methods.rates import rate_at
+from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.staleness import asynchronous
 from gemjax.views import LookAhead
 
@@ -111,7 +111,7 @@ def momentum_asgd(
     """
     check_learning_rate(learning_rate)
     check_momentum(momentum)
-    return asynchronous(optax.chain(optax.trace(momentum), optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(optax.trace(momentum), scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def nag_asgd(
@@ -165,4 +165,4 @@ def nag_asgd(
     some parameter servers, one in Bengio's coordinates; at a constant rate workers compute at the same points in both.
     """
     atom = look_ahead_momentum(learning_rate, momentum)
-    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

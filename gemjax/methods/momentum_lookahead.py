@@ -8,6 +8,7 @@ import optax
 
 from gemjax.local_steps import displacements
 from gemjax.methods.checks import check_learning_rate, check_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous
 
 PyTree = Any
@@ -119,5 +120,5 @@ def momentum_lookahead(
     is added at a pull; :func:`gemjax.heloco` looks ahead once more. The rate is that of those who use it as a baseline.
     """
     check_learning_rate(learning_rate)
-    chain = optax.chain(displacements(), discount_momentum(momentum), optax.scale_by_learning_rate(learning_rate))
+    chain = optax.chain(displacements(), discount_momentum(momentum), scale_by_learning_rate(learning_rate))
     return asynchronous(chain, num_workers)

@@ -3,6 +3,7 @@
 import optax
 
 from gemjax.methods.checks import check_learning_rate, check_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.per_worker import per_worker
 from gemjax.staleness import asynchronous
 
@@ -58,5 +59,5 @@ def multi_asgd(
     check_learning_rate(learning_rate)
     check_momentum(momentum)
     return asynchronous(
-        optax.chain(per_worker(optax.trace(momentum)), optax.scale_by_learning_rate(learning_rate)), num_workers
+        optax.chain(per_worker(optax.trace(momentum)), scale_by_learning_rate(learning_rate)), num_workers
     )

@@ -8,6 +8,7 @@ import optax
 
 from gemjax import diagnostics
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous
 
 PyTree = Any
@@ -134,5 +135,5 @@ def one_step_delay(
     """
     check_learning_rate(learning_rate)
     check_momentum(momentum)
-    delayed = optax.chain(optax.trace(momentum), optax.scale_by_learning_rate(learning_rate))
+    delayed = optax.chain(optax.trace(momentum), scale_by_learning_rate(learning_rate))
     return asynchronous(optax.chain(delayed, correct_one_step_delay(strength)), num_workers)

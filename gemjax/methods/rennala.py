@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.checks import check_learning_rate, check_positive_int
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.nodes import Refusals
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
 
@@ -112,4 +113,4 @@ def rennala(
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
     atom = gather_fresh(num_workers if batch_size is None else batch_size)
-    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.checks import check_at_least, check_learning_rate
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.nodes import Refusals
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
 
@@ -107,4 +108,4 @@ def ringmaster(
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
     atom = drop_stale(num_workers if threshold is None else threshold)
-    return asynchronous(optax.chain(atom, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

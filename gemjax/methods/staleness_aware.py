@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.checks import check_learning_rate
-from gemjax.methods.rates import rate_at
+from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.staleness import asynchronous, require_protocol
 
 
@@ -35,7 +35,7 @@ def scale_by_staleness(
 
     Returns:
       A stateless transformation that needs the extra argument ``staleness``. It offers the diagnostic ``compensation``,
-      what it takes off a commit, as a part of it.
+      what it takes off a commit, as a part of it, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
@@ -50,6 +50,7 @@ def scale_by_staleness(
         scale = factor(staleness)
         if observe is not None:
             observe("compensation", lambda: jnp.abs(1.0 - jnp.asarray(scale)))
+            observe.scale("learning_rate", lambda: scale)
         return jax.tree.map(lambda u: u * jnp.asarray(scale, u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
@@ -154,9 +155,7 @@ def staleness_aware(
          over several arrivals is left to ``optax.MultiSteps``.
     """
     check_learning_rate(learning_rate)
-    return asynchronous(
-        optax.chain(scale_by_staleness(inverse), optax.scale_by_learning_rate(learning_rate)), num_workers
-    )
+    return asynchronous(optax.chain(scale_by_staleness(inverse), scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def dynsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
@@ -193,5 +192,5 @@ def dynsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax
     """
     check_learning_rate(learning_rate)
     return asynchronous(
-        optax.chain(scale_by_staleness(inverse_plus_one), optax.scale_by_learning_rate(learning_rate)), num_workers
+        optax.chain(scale_by_staleness(inverse_plus_one), scale_by_learning_rate(learning_rate)), num_workers
     )

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from gemjax.board import Board
 from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum, check_positive_int
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.staleness import asynchronous, check_num_workers, require_protocol
 
 PyTree = Any
@@ -61,7 +62,7 @@ def tune_momentum(
 
     Returns:
       A transformation that needs ``staleness``, as :func:`gemjax.asynchronous` supplies it. It offers the diagnostics
-      ``momentum``, ``target_momentum`` and ``total_momentum``.
+      ``momentum``, ``target_momentum`` and ``total_momentum``, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     Raises:
       ValueError: for a ``decay`` or ``gain`` outside [0, 1), a ``history`` below 2 or a ``window`` or ``sample`` below 1.
@@ -93,6 +94,7 @@ def tune_momentum(
         total, measured = _total_momentum(samples, _sample(updates, sample), state.count, staleness)
         corrected = momentum + gain * jnp.where(measured, target - total, 0.0)
         if observe is not None:
+            observe.scale("learning_rate", lambda: rate)
             observe("momentum", lambda: momentum)
             observe("target_momentum", lambda: target)
             observe("total_momentum", lambda: jnp.where(measured, total, jnp.nan))
@@ -182,7 +184,7 @@ def yellowfin(
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
     tuned = tune_momentum(2 * num_workers + 2, closed_loop=closed_loop, decay=decay, gain=gain)
-    return asynchronous(optax.chain(tuned, optax.scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(optax.chain(tuned, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def _tune(state: TuneMomentumState, gradient: PyTree, decay: Any) -> tuple[Landscape, PyTree, jax.Array, jax.Array]:

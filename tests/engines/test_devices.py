@@ -340,6 +340,31 @@ def test_a_run_is_continued_with_its_state_and_trace():
     assert_close(second.params, replay(second).params, rtol=1e-5)
 
 
+def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
+    first = run(num_commits=25)
+    seen = []
+    second = run(num_commits=60, state=first, callback=lambda progress: seen.append(len(progress.history["loss"])))
+    assert seen == [35]  # A callback is given what is new.
+    assert second.trace.first(25) == first.trace
+    assert list(second.history) == list(first.history)
+    for name, column in first.history.items():
+        np.testing.assert_array_equal(second.history[name][:25], column)
+        assert second.history[name].dtype == column.dtype
+    np.testing.assert_array_equal(second.history["staleness"], second.trace.staleness)
+    np.testing.assert_array_equal(second.history["time"], second.trace.time)
+    assert len(run(num_commits=60, state=second).history["loss"]) == 60  # Nothing is left to be done.
+
+
+def test_what_a_continued_run_had_reached_has_the_history_of_both_parts():
+    def fail(progress):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(num_commits=60, state=run(num_commits=25), callback=fail, callback_every=10)
+    reached = raised.value.result
+    np.testing.assert_array_equal(reached.history["staleness"], reached.trace.staleness)
+
+
 def test_a_run_is_continued_after_faults_and_rejections():
     problem = poisoned(QUADRATIC, [(0, 1), (2, 3), (1, 9)])
     with Faults().fail(3, 2).fail(3, 8) as faults:
@@ -486,6 +511,13 @@ def test_trees_of_several_dtypes_cross_devices(x64):
         ({"num_workers": 3}, "made with num_workers=4, but the run has 3 workers"),
         ({"num_workers": 3, "placement": gemjax.place(4)}, "num_workers=3, but the placement has 4 workers"),
         ({"recorded": gemjax.Trace([0], num_workers=4)}, "give both state= and recorded="),
+        (
+            {
+                "recorded": gemjax.Trace([], num_workers=4),
+                "state": gemjax.Result((), {}, gemjax.Trace([], num_workers=4)),
+            },
+            "leave recorded= out",
+        ),
         ({"callback_every": 0}, "callback_every must be positive, got 0"),
         ({"diagnostics": ["temperature"]}, "no member of this method reports temperature"),
         ({"num_commits": -1}, "num_commits must not be negative, got -1"),

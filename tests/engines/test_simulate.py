@@ -217,6 +217,28 @@ def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
         assert_same_bits(second.state, whole.state)
         joined = {name: np.concatenate([first.history[name], second.history[name]]) for name in whole.history}
         assert_same_bits(joined, whole.history)
+        resumed = run(problem, make, LATE, chunk_size=1, state=first)
+        assert_same_bits(resumed.state, whole.state)
+        assert_same_bits(resumed.history, whole.history)
+
+
+def test_a_column_that_only_one_part_of_a_run_reports_is_nan_in_the_other():
+    first = run(QUADRATIC, gem, LATE, diagnostics=["gap"], chunk_size=4, callback=stop_after(1))
+    second = run(QUADRATIC, gem, LATE, diagnostics=["update_norm"], state=first)
+    begin = len(first.history["loss"])
+    assert np.isfinite(second.history["gap"][:begin]).all()
+    assert np.isnan(second.history["gap"][begin:]).all()
+    assert np.isnan(second.history["update_norm"][:begin]).all()
+    assert np.isfinite(second.history["update_norm"][begin:]).all()
+    assert second.history["gap"].dtype == np.float32
+    assert second.history["staleness"].dtype == np.int32
+
+
+def test_a_result_of_another_trace_is_not_continued():
+    first = run(QUADRATIC, gem, LATE, chunk_size=4, callback=stop_after(1))
+    other = gemjax.arrivals.RoundRobin(LATE.num_workers).trace(len(LATE))
+    with pytest.raises(ValueError, match=r"Result of another trace: its \d+ commits are not the first rows of trace="):
+        run(QUADRATIC, gem, other, state=first)
 
 
 def test_a_pull_alone_uses_up_no_step():
@@ -240,6 +262,7 @@ def test_a_finished_run_continues_with_nothing():
     again = run(QUADRATIC, gem, LATE, state=whole.state)
     assert_same_bits(again.state, whole.state)
     assert again.history == {}
+    assert_same_bits(run(QUADRATIC, gem, LATE, state=whole).history, whole.history)
 
 
 def test_params_are_not_used_up():

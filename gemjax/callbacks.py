@@ -1,0 +1,193 @@
+"""Ready-made callbacks for :func:`gemjax.run_on_devices` and :func:`gemjax.simulate`.
+
+Each is given as ``callback=``; :func:`chain` makes one of several. All judge a run by ``evaluate(progress) -> float``, a
+function of :class:`gemjax.Progress`: a loss on held-out data at ``progress.params`` and ``progress.model_state``, or
+anything of ``progress.history``. Callbacks that are chained and share the same ``evaluate`` have it computed once per call.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemjax.checkpoints import Checkpoints
+from gemjax.engines.result import Callback, Progress
+from gemjax.engines.transition import RunState
+from gemjax.trace import Trace
+
+Evaluate = Callable[[Progress], Any]
+
+
+class EarlyStopping:
+    """Ends a run when a metric has stopped improving.
+
+    The metric is evaluated at each call that finds new commits. Calls come every ``callback_every`` commits on devices, and
+    at ``stops`` and at least every ``chunk_size`` arrivals in the simulator.
+
+    Keep the object to continue a run: it goes on counting, or with its whole patience if it had ended the run. A new object
+    begins anew, and so does one that is called with fewer commits than before.
+
+    Args:
+      evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
+      patience: evaluations in a row without an improvement after which the run ends, a positive int, default 10.
+      min_delta: change of the metric that counts as an improvement must be larger than this; non-negative, default 0.
+      mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
+
+    Attributes:
+      best: the best metric so far; infinite (of the bad sign) before the first.
+      waited: evaluations in a row without an improvement.
+
+    Raises:
+      ValueError: for a ``patience`` or ``min_delta`` out of range or another ``mode``.
+      TypeError: when called, if ``evaluate`` returns anything but one number.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
+    >>> target = jnp.array([3.0, -1.0])
+    >>> stopping = EarlyStopping(lambda progress: loss_fn(progress.params, target), patience=2, min_delta=1e-3)
+    >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, jnp.zeros(2), lambda worker, step: target,
+    ...                          gemjax.arrivals.Gamma(4).trace(1000), callback=stopping, chunk_size=50)
+    >>> result.stopped, stopping.best < 0.01
+    (True, True)
+    """
+
+    def __init__(self, evaluate: Evaluate, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
+        if patience < 1:
+            raise ValueError(f"patience must be positive, got {patience}")
+        if not min_delta >= 0:
+            raise ValueError(f"min_delta must not be negative, got {min_delta}")
+        self.evaluate, self.patience, self.min_delta, self.mode = evaluate, patience, min_delta, mode
+        self.best, self.waited, self._commits = _worst(mode), 0, -1
+
+    def __call__(self, progress: Progress) -> bool:
+        if progress.commits == self._commits:
+            return False
+        if progress.commits < self._commits:
+            self.best, self.waited = _worst(self.mode), 0
+        self._commits = progress.commits
+        value = _value(self.evaluate, progress)
+        if _is_better(value, self.best, self.mode, self.min_delta):
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        if self.waited < self.patience:
+            return False
+        self.waited = 0
+        return True
+
+
+class BestCheckpoint:
+    """Saves a checkpoint whenever a metric is better than ever before.
+
+    The folder holds one checkpoint, the best, and beside it its metric. So a run that is continued, in another process
+    too, replaces the checkpoint only by a better one. Give each run a folder of its own.
+
+    Args:
+      folder: where to save; made if it does not exist. Not the folder of the run's other checkpoints.
+      evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
+      mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
+
+    Attributes:
+      best: the metric of the checkpoint in the folder; infinite (of the bad sign) if there is none.
+      checkpoints: the :class:`gemjax.Checkpoints` of the folder; ``checkpoints.latest`` is the number of its commits.
+
+    Raises:
+      ValueError: for another ``mode``, or a folder with checkpoints that were not saved by such a callback.
+      TypeError: when called, if ``evaluate`` returns anything but one number.
+
+    >>> import gemjax, tempfile, jax.numpy as jnp
+    >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
+    >>> target = jnp.array([3.0, -1.0])
+    >>> best = BestCheckpoint(tempfile.mkdtemp(), lambda progress: loss_fn(progress.params, target))
+    >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, jnp.zeros(2), lambda worker, step: target,
+    ...                          gemjax.arrivals.Gamma(4).trace(200), callback=best, chunk_size=50)
+    >>> state, trace, _ = best.load(result.state)
+    >>> bool(loss_fn(state.params, target) == best.best), len(trace) == best.checkpoints.latest
+    (True, True)
+    """
+
+    def __init__(self, folder: str | os.PathLike, evaluate: Evaluate, *, mode: str = "min"):
+        self.evaluate, self.mode, self.best = evaluate, mode, _worst(mode)
+        self.checkpoints = Checkpoints(folder, keep=1)
+        metadata = self.checkpoints.metadata
+        if metadata is None:
+            return
+        if metadata.get("mode") != mode or not isinstance(metadata.get("metric"), float):
+            raise ValueError(
+                f"{self.checkpoints.folder} holds checkpoints that BestCheckpoint(mode={mode!r}) did not save: give it a "
+                "folder of its own"
+            )
+        self.best = metadata["metric"]
+
+    def __call__(self, progress: Progress) -> None:
+        value = _value(self.evaluate, progress)
+        if not _is_better(value, self.best, self.mode):
+            return
+        # Replaces the one that is there, though that may be of more commits if the run was continued from before it.
+        self.checkpoints.save(progress.state(), progress.trace(), {"metric": value, "mode": self.mode})
+        self.best = value
+
+    def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
+        """The best checkpoint, as :meth:`gemjax.Checkpoints.load` returns it.
+
+        Args:
+          like: a state of the same run's structure, such as ``result.state`` or :func:`gemjax.initial_state`.
+
+        Returns:
+          ``(state, trace, metadata)``; ``state.params`` is the central variable, ``metadata["metric"]`` the metric.
+
+        Raises:
+          FileNotFoundError: if nothing was saved.
+          CheckpointError: if the checkpoint is damaged, or of another method, model or number of workers.
+        """
+        return self.checkpoints.load(like)
+
+
+def chain(*callbacks: Callback) -> Callback:
+    """One callback of several: all are called, in their order, and the run ends if any of them says so.
+
+    >>> import gemjax, tempfile
+    >>> evaluate = lambda progress: progress.history["loss"].mean()      # Computed once per call.
+    >>> callback = chain(BestCheckpoint(tempfile.mkdtemp(), evaluate), EarlyStopping(evaluate, patience=5))
+    """
+
+    def call_all(progress: Progress) -> Any:
+        answers = [callback(progress) for callback in callbacks]
+        # An answer that is neither true nor false is passed on to the engine, which refuses it.
+        said = [answer for answer in answers if answer is not None and not _is_false(answer)]
+        return said[0] if said else None
+
+    return call_all
+
+
+def _is_false(answer: Any) -> bool:
+    return isinstance(answer, (bool, np.bool_)) and not answer
+
+
+def _worst(mode: str) -> float:
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+    return math.inf if mode == "min" else -math.inf
+
+
+def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
+    return value < best - by if mode == "min" else value > best + by
+
+
+def _value(evaluate: Evaluate, progress: Progress) -> float:
+    """The metric, which is remembered for as long as the progress, so that callbacks share it."""
+    known = vars(progress).setdefault("_evaluated", [])
+    for fn, value in known:
+        if fn == evaluate:
+            return value
+    found = evaluate(progress)
+    try:
+        known.append((evaluate, float(found)))
+    except (TypeError, ValueError):
+        shape = f" of shape {list(np.shape(found))}" if hasattr(found, "shape") else ""
+        raise TypeError(
+            f"evaluate(progress) must return one number, but returned {type(found).__name__}{shape}"
+        ) from None
+    return known[-1][1]

@@ -1,0 +1,158 @@
+"""The picture of a run that ``Result.plot()`` draws; needs matplotlib."""
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+
+try:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ImportError as error:
+    raise ImportError("drawing a run needs matplotlib, which is not installed: pip install matplotlib") from error
+
+LOSS, STALENESS, FAST, SLOW, OTHERS, LOST = "tab:blue", "tab:orange", "tab:green", "tab:purple", "0.75", "tab:red"
+STYLE = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.3,
+}
+SIZE = (3.5, 5.0)  # Inches; the width of a column.
+POINTS = 1000  # Of a curve, at most; more commits are drawn as the range of each bin.
+BINS = 60  # Of the quantiles of staleness, at most.
+WORKERS = 64  # Whose commits are drawn, at most, beside the fastest and the slowest.
+
+
+class RunFigure(Figure):
+    """A matplotlib figure that notebooks show without ``%matplotlib inline``."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=150)
+        return buffer.getvalue()
+
+
+def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
+    """Draws loss, staleness and the commits of each worker against time.
+
+    Args:
+      history: of a :class:`gemjax.Result`.
+      num_workers: number of workers N; one that never commits is drawn, too.
+
+    Returns:
+      A figure of one column's width, for ``figure.savefig("run.pdf")``. It is not registered with ``pyplot``.
+
+    Raises:
+      ValueError: if no commit was applied.
+    """
+    applied = np.asarray(history.get("applied", ()), bool)
+    if not applied.any():
+        raise ValueError("there is nothing to draw: no commit of this run was applied")
+    time, worker = (np.asarray(history[name])[applied] for name in ("time", "worker"))
+    loss, staleness = (np.asarray(history[name])[applied].astype(np.float64) for name in ("loss", "staleness"))
+    lost = {"rejected": ~applied & ~history["dropped"], "dropped": np.asarray(history["dropped"])}
+    with mpl.rc_context(STYLE):
+        figure = RunFigure(figsize=SIZE, layout="constrained")
+        top, middle, bottom = figure.subplots(3, 1, sharex=True)
+        _draw_loss(top, time, loss)
+        _mark_lost(top, {name: np.asarray(history["time"])[which] for name, which in lost.items()})
+        _draw_staleness(middle, time, staleness)
+        _draw_commits(bottom, time, worker, num_workers)
+        bottom.set_xlabel("time (s)" if "dispatched" in history else "virtual time (units of the trace)")
+        bottom.margins(x=0.01)
+        if 0 <= time[0] < 0.1 * time[-1]:  # Otherwise the history begins where a run was continued.
+            bottom.set_xlim(left=0.0)
+        figure.align_ylabels()
+    return figure
+
+
+def _draw_loss(axes: Axes, time: np.ndarray, loss: np.ndarray) -> None:
+    """The loss of each commit, and its running mean."""
+    starts, _ = _bins(len(loss), POINTS)
+    ends = np.stack([np.minimum.reduceat(loss, starts), np.maximum.reduceat(loss, starts)])
+    axes.plot(np.repeat(time[starts], 2), ends.T.ravel(), color=LOSS, alpha=0.35, lw=0.6)
+    window = max(1, min(10, len(loss) // 4), len(loss) // 50)
+    mean = np.convolve(loss, np.ones(window) / window, "valid")
+    axes.plot(time[window // 2 : window // 2 + len(mean)], mean, color=LOSS)
+    if loss.min() > 0 and mean.max() > 10 * mean.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylabel("loss")
+    x, side = _clear_corner(axes, loss)
+    axes.text(x, 0.81, "each commit", transform=axes.transAxes, ha=side, va="top", color=LOSS, alpha=0.6)
+    if window > 1:
+        axes.text(x, 0.94, f"mean of {window:,} commits", transform=axes.transAxes, ha=side, va="top", color=LOSS)
+
+
+def _clear_corner(axes: Axes, loss: np.ndarray) -> tuple[float, str]:
+    """Where two lines of text cover no curve: the upper corner that is emptier, with more room above if need be."""
+    half = len(loss) // 2
+    begin, end = loss[: half + 1].max(), loss[half:].max()
+    to, back = (np.log, np.exp) if axes.get_yscale() == "log" else (lambda y: y, lambda y: y)
+    bottom, top = (to(limit) for limit in axes.get_ylim())
+    if to(min(begin, end)) > bottom + 0.7 * (top - bottom):
+        axes.set_ylim(top=back(top + 0.35 * (top - bottom)))
+    return (0.99, "right") if end <= begin else (0.02, "left")
+
+
+def _mark_lost(axes: Axes, lost: Mapping[str, np.ndarray]) -> None:
+    """A tick at the upper edge for each commit that was rejected or dropped, and how many there were."""
+    for times in lost.values():
+        axes.plot(times, np.ones(len(times)), "|", color=LOST, ms=5, mew=0.6, transform=axes.get_xaxis_transform())
+    if said := [f"{len(times):,} {name}" for name, times in lost.items() if len(times)]:
+        axes.set_title(f"{' and '.join(said)} (ticks)", color=LOST, loc="right")
+
+
+def _draw_staleness(axes: Axes, time: np.ndarray, staleness: np.ndarray) -> None:
+    """Median and range of staleness, in bins of equally many commits."""
+    starts, stops = _bins(len(time), BINS, at_least=20)
+    parts = [staleness[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    low, median, high = np.array([np.percentile(part, [5, 50, 95]) for part in parts]).T
+    middle = np.array([time[start:stop].mean() for start, stop in zip(starts, stops, strict=True)])
+    middle[[0, -1]] = time[[0, -1]]
+    axes.fill_between(middle, low, high, color=STALENESS, alpha=0.3, lw=0)
+    axes.plot(middle, median, color=STALENESS)
+    axes.set(ylabel="staleness (commits)", ylim=(0, 1.35 * max(1.0, high.max())))
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
+    label = f"median, band 5 to 95 % (overall median {np.median(staleness):g})"
+    axes.text(0.99, 0.97, label, transform=axes.transAxes, ha="right", va="top", color=STALENESS)
+
+
+def _draw_commits(axes: Axes, time: np.ndarray, worker: np.ndarray, num_workers: int) -> None:
+    """How many commits each worker has made."""
+    counts = np.bincount(worker, minlength=num_workers)
+    fast, slow = int(counts.argmax()), int(counts.argmin())
+    shown = np.unique(np.linspace(0, num_workers - 1, min(num_workers, WORKERS)).astype(int))
+    others = [one for one in shown.tolist() if one not in (fast, slow)]
+    for one in [*others, slow, fast]:
+        own = time[worker == one]
+        starts, _ = _bins(len(own), POINTS)
+        x = np.concatenate([time[:1], own[starts], time[-1:]])
+        color = FAST if one == fast else SLOW if one == slow else OTHERS
+        y = np.concatenate([[0], starts + 1, [len(own)]])
+        axes.plot(x, y, color=color, lw=1.3 if one in (fast, slow) else 0.6, drawstyle="steps-post")
+    axes.set_ylabel("commits per worker")
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
+    axes.set_ylim(0, 1.05 * counts.max())
+    most = f"most: worker {fast}, {counts[fast]:,}" if num_workers > 1 else f"{counts[fast]:,} in all"
+    axes.text(0.02, 0.97, most, transform=axes.transAxes, ha="left", va="top", color=FAST)
+    if num_workers > 1:
+        fewest = f"fewest: worker {slow}, {counts[slow]:,}"
+        axes.text(0.02, 0.84, fewest, transform=axes.transAxes, ha="left", va="top", color=SLOW)
+    if others:
+        rest = f"{len(others)} of {num_workers - 2:,} others" if len(others) < num_workers - 2 else "others"
+        axes.text(0.02, 0.71, rest, transform=axes.transAxes, ha="left", va="top", color="0.5")
+
+
+def _bins(count: int, most: int, at_least: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """First and last index (exclusive) of bins of ``count`` rows, at most ``most`` and each of ``at_least``, where possible."""
+    number = min(count, most, max(10, count // at_least))
+    edges = np.linspace(0, count, number + 1).astype(int)
+    return edges[:-1], edges[1:]

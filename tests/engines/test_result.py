@@ -1,0 +1,75 @@
+"""What a user gets back from a run: its short descriptions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax import arrivals, testing
+
+LOSS, PARAMS, BATCHES = testing.quadratic()
+DATA = {"x": np.zeros((1200, 3)), "y": np.zeros(1200)}
+
+
+class Source:
+    """A source with a long description of its own."""
+
+    def __len__(self):
+        return 1200
+
+    def __getitem__(self, row):
+        return {"x": DATA["x"][row]}
+
+    def __repr__(self):
+        return "rows and rows\n" * 50
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"),
+    [
+        (gemjax.Epochs(DATA, 32, seed=3), "Epochs(1,200 rows, batch_size=32, seed=3)"),
+        (gemjax.Stream(DATA, 32), "Stream(1,200 rows, batch_size=32, seed=0)"),
+        (gemjax.Shards(DATA, 32, 4), "Shards(1,200 rows, batch_size=32, num_workers=4, seed=0)"),
+        (gemjax.OnHost(gemjax.Epochs(DATA, 32)), "OnHost(Epochs(1,200 rows, batch_size=32, seed=0))"),
+        (
+            gemjax.FromSource(Source(), gemjax.Epochs(np.arange(1200), 32)),
+            "FromSource(Source, Epochs(1,200 rows, batch_size=32, seed=0), threads=16)",
+        ),
+        (
+            arrivals.RoundRobin(4).trace(1000),
+            "Trace(1,000 commits of 4 workers, staleness median 3, time 1 to 250)",
+        ),
+        (gemjax.Trace([], num_workers=1), "Trace(0 commits of 1 worker)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_data_and_traces_are_described_in_a_line(thing, expected):
+    assert repr(thing) == expected
+
+
+def test_a_run_is_described_in_a_line():
+    seen = []
+    batches = lambda worker, step: jnp.where((worker == 1) & (step == 2), jnp.nan, jnp.asarray(BATCHES(worker, step)))
+    result = gemjax.simulate(
+        gemjax.asgd(0.1, 4),
+        LOSS,
+        PARAMS,
+        batches,
+        arrivals.RoundRobin(4).trace(1200),
+        callback=lambda p: seen.append(repr(p)),
+    )
+    loss = result.history["loss"][-100:].mean()
+    assert (
+        repr(result)
+        == f"Result(1,199 commits of 4 workers, loss {loss:.4g}, staleness median 3, 1 rejected, 0 dropped)"
+    )
+    assert seen[0] == "Progress(600 of 1,200 commits, 1 rejected, 0 dropped, 600 new rows of history)"
+    begun = gemjax.simulate(gemjax.asgd(0.1, 1), LOSS, PARAMS, BATCHES, gemjax.Trace([], num_workers=1))
+    assert repr(begun) == "Result(0 commits of 1 worker, 0 rejected, 0 dropped)"
+
+
+def test_a_sweep_is_described_in_a_line():
+    swept = gemjax.sweep(
+        lambda rate: gemjax.asgd(rate, 2), LOSS, PARAMS, BATCHES, arrivals.RoundRobin(2).trace(6), {"rate": [0.1, 0.2]}
+    )
+    assert repr(swept) == "SweepResult(2 runs of 6 commits over rate, seed)"

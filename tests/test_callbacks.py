@@ -1,0 +1,242 @@
+"""Callbacks: a run ends when its metric does not improve, and its best state is kept."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax import arrivals, callbacks, testing
+from gemjax.callbacks import BestCheckpoint, EarlyStopping
+
+LOSS, PARAMS, BATCHES = testing.quadratic()
+TX = gemjax.asgd(0.1, 2)
+TRACE = arrivals.RoundRobin(2).trace(60)
+LIKE = gemjax.initial_state(TX, PARAMS, num_workers=2)
+NAN = float("nan")
+
+
+def at(commits):
+    """Progress after so many commits; the parameters say how many, too."""
+    params = {"x": jnp.full(4, float(commits))}
+    return gemjax.Progress(
+        commits=commits,
+        total=1000,
+        rejected=0,
+        dropped=0,
+        params=params,
+        model_state=(),
+        state=lambda: LIKE._replace(params=params),
+        trace=lambda: TRACE.first(commits),
+        history={},
+    )
+
+
+def metric(*values):
+    """An evaluation that returns the values one after the other."""
+    left = list(values)
+    return lambda progress: left.pop(0)
+
+
+def simulate(callback, **options):
+    return gemjax.simulate(TX, LOSS, PARAMS, BATCHES, TRACE, callback=callback, chunk_size=10, **options)
+
+
+# --- Early stopping
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "calls"),
+    [
+        ([5, 4, 3, 3, 3, 2], {"patience": 2}, 5),
+        ([5, 4, 3, 3, 2, 2, 2], {"patience": 2}, 7),
+        ([1, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, 5),
+        ([3, 2.5, 2.4, 2.3, 2.2, 1.9], {"patience": 3, "min_delta": 0.45}, 5),
+        ([NAN, NAN, NAN], {"patience": 2}, 2),
+        ([2, NAN, 1, NAN, NAN], {"patience": 2}, 5),
+        ([NAN, 3, NAN, NAN], {"patience": 2, "mode": "max"}, 4),
+        ([jnp.float32(1), np.float64(2)], {"patience": 1}, 2),
+    ],
+)
+def test_stops_after_so_many_evaluations_without_an_improvement(values, options, calls):
+    stopping = EarlyStopping(metric(*values), **options)
+    answers = [stopping(at(10 * call)) for call in range(1, calls + 1)]
+    assert answers == [False] * (calls - 1) + [True]
+
+
+def test_a_call_without_new_commits_is_no_evaluation():
+    stopping = EarlyStopping(metric(1, 2, 3), patience=2)
+    assert [stopping(at(commits)) for commits in (10, 20, 20, 20, 30)] == [False, False, False, False, True]
+
+
+def test_a_run_that_it_ended_is_continued_with_the_whole_patience():
+    stopping = EarlyStopping(metric(1, 2, 3, 4, 0.5, 1), patience=2)
+    assert [stopping(at(10 * call)) for call in range(1, 7)] == [False, False, True, False, False, False]
+    assert stopping.best == 0.5
+
+
+def test_another_run_begins_anew():
+    stopping = EarlyStopping(metric(1, 2, 5, 4, 4.5), patience=2)
+    assert [stopping(at(commits)) for commits in (10, 20, 10, 20, 30)] == [False] * 5
+    assert stopping.best == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patience": 0}, "patience must be positive, got 0"),
+        ({"min_delta": -1.0}, "min_delta must not be negative, got -1.0"),
+        ({"min_delta": NAN}, "min_delta must not be negative, got nan"),
+        ({"mode": "least"}, "mode must be 'min' or 'max', got 'least'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        EarlyStopping(lambda progress: 0.0, **options)
+
+
+@pytest.mark.parametrize("found", [None, "low", np.ones(3), jnp.ones((2, 2)), (1.0, {})])
+def test_what_is_no_number_is_refused(found):
+    with pytest.raises(TypeError, match=r"evaluate\(progress\) must return one number, but returned"):
+        EarlyStopping(lambda progress: found)(at(1))
+
+
+def test_ends_runs_of_both_engines():
+    evaluate = lambda progress: -progress.commits
+    seen = []
+
+    def until_30(progress):
+        seen.append(progress.commits)
+        return evaluate(progress) if progress.commits < 30 else NAN
+
+    result = simulate(EarlyStopping(until_30, patience=2))
+    assert result.stopped
+    assert seen == [10, 20, 30, 40]
+    assert len(result.trace) == 40
+    result = gemjax.run_on_devices(
+        TX, LOSS, PARAMS, BATCHES, 200, num_workers=2, callback=EarlyStopping(until_30, patience=2), callback_every=10
+    )
+    assert result.stopped
+    assert 40 <= len(result.trace) < 200
+
+
+# --- The best checkpoint
+
+
+def test_keeps_the_best(tmp_path):
+    best = BestCheckpoint(tmp_path, metric(3, 2, NAN, 2.5, 1, 4))
+    for call in range(1, 7):
+        assert best(at(10 * call)) is None
+    state, trace, metadata = best.load(LIKE)
+    np.testing.assert_array_equal(state.params["x"], np.full(4, 50.0))
+    assert trace == TRACE.first(50)
+    assert best.best == metadata["metric"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["50"]
+
+
+def test_the_largest_is_the_best_where_that_is_asked_for(tmp_path):
+    best = BestCheckpoint(tmp_path, metric(NAN, 3, 5, 4), mode="max")
+    for call in range(1, 5):
+        best(at(10 * call))
+    assert int(best.load(LIKE)[0].params["x"][0]) == 30
+
+
+def test_a_new_process_goes_on_from_the_metric_in_the_folder(tmp_path):
+    first = BestCheckpoint(tmp_path, metric(3, 1, 2))
+    for commits in (10, 40, 50):
+        first(at(commits))
+    first.checkpoints.close()
+    # Continued from a checkpoint after 20 commits: a state that is worse does not replace the one of 40, a better one does.
+    again = BestCheckpoint(tmp_path, metric(2, 0.5, 0.7))
+    assert again.best == 1
+    again(at(20))
+    assert again.checkpoints.latest == 40
+    again(at(30))
+    assert again.checkpoints.latest == 30
+    again(at(60))
+    assert int(again.load(LIKE)[0].params["x"][0]) == 30
+    assert BestCheckpoint(tmp_path, metric()).best == 0.5
+
+
+def test_a_folder_of_other_checkpoints_is_refused(tmp_path):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(LIKE, TRACE.first(0))
+    with pytest.raises(ValueError, match="did not save: give it a folder of its own"):
+        BestCheckpoint(tmp_path, metric())
+    best = BestCheckpoint(tmp_path / "own", metric(1))
+    best(at(10))
+    with pytest.raises(ValueError, match=r"BestCheckpoint\(mode='max'\) did not save"):
+        BestCheckpoint(tmp_path / "own", metric(), mode="max")
+
+
+def test_nothing_saved_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        BestCheckpoint(tmp_path, metric()).load(LIKE)
+
+
+def test_the_best_of_a_run_goes_on_as_the_run_did(tmp_path):
+    """Bit for bit in the simulator, and on devices with the state at that commit."""
+    metric_of = {10: 3.0, 20: 1.0, 30: 2.0}
+    best = BestCheckpoint(tmp_path / "simulated", lambda progress: metric_of.get(progress.commits, 9.0))
+    whole = simulate(best)
+    state, trace, _ = best.load(whole.state)
+    assert len(trace) == 20
+    again = gemjax.simulate(TX, LOSS, PARAMS, BATCHES, TRACE, state=state)
+    np.testing.assert_array_equal(again.params["x"], whole.params["x"])
+    losses = lambda progress: progress.history["loss"].mean()
+    best = BestCheckpoint(tmp_path / "devices", losses)
+    run = lambda **options: gemjax.run_on_devices(TX, LOSS, PARAMS, BATCHES, num_workers=2, **options)
+    result = run(num_commits=40, callback=best, callback_every=10)
+    state, trace, _ = best.load(result.state)
+    assert trace == result.trace.first(len(trace))
+    assert len(run(num_commits=len(trace) + 5, state=state, recorded=trace).trace) == len(trace) + 5
+
+
+# --- Several
+
+
+def test_one_evaluation_serves_all_callbacks_of_a_call(tmp_path):
+    evaluated = []
+
+    class Test:
+        def loss(self, progress):
+            evaluated.append(progress.commits)
+            return float(jnp.sum(jnp.square(progress.params["x"])))
+
+    test = Test()  # A bound method is another object each time.
+    stopping = EarlyStopping(test.loss, patience=3)
+    result = simulate(callbacks.chain(BestCheckpoint(tmp_path, test.loss), stopping))
+    assert evaluated == list(range(10, 10 * len(evaluated) + 1, 10))
+    assert int(result.state.commits) == evaluated[-1]
+
+
+def test_all_are_called_and_any_may_end_the_run():
+    called = []
+
+    def make(name, answer):
+        def callback(progress):
+            called.append(name)
+            return answer
+
+        return callback
+
+    progress = at(10)
+    ends = [make("a", None), make("b", True), make("c", False), make("d", np.False_)]
+    assert callbacks.chain(*ends)(progress) is True
+    assert called == ["a", "b", "c", "d"]
+    assert callbacks.chain(ends[0], ends[2], ends[3])(progress) is None
+    assert callbacks.chain()(progress) is None
+
+
+def test_an_answer_that_is_neither_true_nor_false_reaches_the_engine():
+    answer = np.zeros(2)
+    assert callbacks.chain(lambda progress: False, lambda progress: answer)(at(10)) is answer
+
+
+def test_progress_is_still_one_that_can_be_replaced():
+    progress = at(10)
+    EarlyStopping(lambda progress: 1.0)(progress)
+    assert dataclasses.replace(progress, commits=20).commits == 20
+    assert jax.tree.leaves(progress.params)[0].shape == (4,)
