@@ -29,7 +29,7 @@ class LocalSteps:
     SGD. The optimizer's state stays with the worker and is not reset. Give it to an engine as ``local=``; the rules that
     are made for it (:func:`gemjax.downpour`, :func:`gemjax.easgd`, :func:`gemjax.lsgd`, …) have a learning rate of 1 then,
     because the optimizer here has the real one. Any other method takes the displacement for a gradient: its rate and that of
-    this optimizer multiply.
+    this optimizer multiply, and engines warn of it unless its rate is 1.
 
     Args:
       tx: the worker's optimizer, any optax transformation. Its updates are given the extra arguments ``value``, that step's

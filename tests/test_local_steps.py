@@ -134,7 +134,9 @@ def test_a_method_that_needs_local_steps_says_so(enter, tx):
 def test_a_method_that_needs_none_may_have_them():
     """A method for gradients takes the displacement for one."""
     asgd = gemjax.asgd(0.05, num_workers=4)
-    assert_close(run(LocalSteps(optax.sgd(1.0)), tx=asgd).params, run(None, tx=asgd).params, rtol=1e-5)
+    with pytest.warns(gemjax.RunWarning, match="learning_rate=0.05"):
+        found = run(LocalSteps(optax.sgd(1.0)), tx=asgd)
+    assert_close(found.params, run(None, tx=asgd).params, rtol=1e-5)
 
 
 def test_a_table_that_ends_too_early_names_worker_and_commit():

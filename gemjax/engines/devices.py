@@ -19,6 +19,7 @@ from gemjax.engines.reports import Reports
 from gemjax.engines.result import Callback, Result, RunWarning, begin_from
 from gemjax.engines.scheduler import Scheduler
 from gemjax.engines.transition import RunState, Transition, check_state, workers_of
+from gemjax.engines.two_rates import warn_of_two_rates
 from gemjax.engines.waiters import Waiters
 from gemjax.eventlog import EventLog
 from gemjax.local_steps import LocalBatches, LocalSteps
@@ -103,10 +104,12 @@ def run_on_devices(
       view) and ``ready`` stand beside it. ``result.trace`` replays the run in :func:`gemjax.simulate`.
 
     Warns:
-      RunWarning: if the central variable shares a device with a worker, though it need not; if nothing has happened for a
-        minute, with what the run waits for (it waits on). Once each, in Python's default.
+      RunWarning: if the central variable shares a device with a worker, though it need not; of a learning rate and local
+        steps as :func:`gemjax.simulate`; if nothing has happened for a minute, with what the run waits for (it waits on).
+        Once each, in Python's default.
 
     Raises:
+      TypeError: if an argument is not what it should be, such as a method that is not called.
       ValueError: if there are no workers, or the method or the batches are made for another number of them.
       RunFailedError: if commits are rejected for not being finite and none gets through, every worker keeps raising, is lost or
         is silent beyond its deadline, all have made the commits that ``local`` has periods for, or a device of the central
@@ -122,11 +125,13 @@ def run_on_devices(
     >>> bool(jnp.allclose(result.params, replay.params, atol=1e-3))
     True
     """
+    made_for = workers_of(tx, params, loss_fn)
     if placement is None:
-        placement = place(workers_of(tx, params, loss_fn) if num_workers is None else num_workers)
+        placement = place(made_for if num_workers is None else num_workers)
     elif num_workers not in (None, len(placement.workers)):
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
     _warn_if_colocated(placement)
+    warn_of_two_rates(tx, params, local)
     state, recorded, earlier = begin_from(state, recorded)
     if (state is None) != (recorded is None):
         raise ValueError(

@@ -18,6 +18,7 @@ from gemjax.engines.loops import check_positive, chunk_size_for, compiled, in_ch
 from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
 from gemjax.engines.result import Callback, History, Progress, Result, begin_from, check_rejections, concatenate
 from gemjax.engines.transition import RunState, Transition, check_state
+from gemjax.engines.two_rates import warn_of_two_rates
 from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.trace import Events, Trace, check_trace
 
@@ -57,8 +58,9 @@ def simulate(
       batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`. Data that do not fit
         the device beside the run's state stay on the host (:class:`gemjax.OnHost`).
       trace: who commits when; from :mod:`gemjax.arrivals`, from a run on devices, or made by hand.
-      model_state: initial model state (BatchNorm statistics and the like), default none.
-      average_model_state: how a commit changes the central model state: replaces it (default) or is averaged in with 1/N.
+      model_state: initial model state, a pytree of arrays (BatchNorm statistics, counters, PRNG keys), default none.
+      average_model_state: how a commit changes the central model state: replaces it (default), or its floats are averaged in
+        with 1/N (integers and PRNG keys are replaced).
       local: local steps of the workers between their commits; ``None`` (default): a commit is one gradient. With them
         ``batches`` and keys count a worker's local steps.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
@@ -68,8 +70,8 @@ def simulate(
         ``model_state`` are then not used. The run goes on bit for bit as if it had not stopped. With a ``Result``
         ``history`` begins with the rows of the earlier run, with a bare :class:`gemjax.RunState` where this call began. The
         state given is copied, not used up.
-      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; may end the run
-        by returning true.
+      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; ends the run by
+        returning true.
       chunk_size: arrivals a compiled call at most, default 1,024, or as many as 256 MiB of rows are for where data stay on
         the host (with ``window=1`` all results are the same, bit for bit, whatever it is).
       stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
@@ -82,7 +84,12 @@ def simulate(
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
 
+    Warns:
+      RunWarning: if ``tx`` is a method for gradients with a learning rate other than 1 and there are local steps, which have
+        a rate of their own.
+
     Raises:
+      TypeError: if an argument is not what it should be, such as a method that is not called.
       ValueError: if the method or the batches are made for another number of workers than the trace has, or ``state`` is of
         another run.
       MemoryError: if the run would keep more than the device holds.
@@ -123,6 +130,7 @@ def simulate(
         batches = that_fit(as_batches(batches, trace.num_workers), needed, default_device())
     transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
     transition, state = _begin(transition, params, model_state, state)
+    warn_of_two_rates(tx, params, local)
     batches = as_batches(batches, trace.num_workers)
     batches = batches if local is None else LocalBatches(batches, local)
     events, done = trace.events(), int(state.arrivals)

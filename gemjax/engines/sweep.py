@@ -18,6 +18,7 @@ from gemjax.engines.loops import check_positive, chunk_size_for, in_chunks, loop
 from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.result import History
 from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.two_rates import warn_of_two_rates
 from gemjax.local_steps import LocalBatches, LocalSteps
 from gemjax.per_seed import PerSeed
 from gemjax.trace import Events, Trace, check_trace
@@ -131,7 +132,10 @@ def sweep(
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
     traces = _traces(trace, each)
-    steps = local(**{name: points[name][0].item() for name in names}) if callable(local) else local
+    first = {name: points[name][0].item() for name in names}
+    steps = local(**first) if callable(local) else local
+    if steps is not None:
+        warn_of_two_rates(make(**first), params.make(each[0]) if isinstance(params, PerSeed) else params, steps)
     data = _batches(batches, each, traces[0].num_workers)
 
     def transition(seed: Any, values: Sequence[Any]) -> Transition:

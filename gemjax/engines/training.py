@@ -110,9 +110,17 @@ class Training:
 
     @staticmethod
     def _check_model_state(returned: PyTree, given: PyTree) -> None:
-        types = [jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree) for tree in (returned, given)]
-        if types[0] != types[1]:
-            raise ValueError(f"loss_fn returned another model state than it was given: {types[0]}, expected {types[1]}")
+        said = "loss_fn returned another model state than it was given"
+        found, wanted = jax.tree.structure(returned), jax.tree.structure(given)
+        if found != wanted:
+            raise ValueError(f"{said}: the tree {found}, expected {wanted}; return a tree like the one given")
+        for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(returned), strict=True):
+            kinds = [f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for leaf in (new, old)]
+            if kinds[0] != kinds[1]:
+                raise ValueError(
+                    f"{said}: {jax.tree_util.keystr(path) or 'the root'} is {kinds[0]}, expected {kinds[1]}; return the same "
+                    "shapes and dtypes"
+                )
 
 
 def _scalar(loss_fn: Callable) -> Callable:

@@ -203,6 +203,28 @@ def test_a_leaf_of_the_model_state_that_is_no_array(engine):
 
 
 @every_engine
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (
+            {"batch_stats": {"mean": jnp.zeros(4)}},
+            r"the tree PyTreeDef.*, expected PyTreeDef.*; return a tree like the one given",
+        ),
+        (
+            {"mean": jnp.zeros(3)},
+            r"\['mean'\] is float32\[3\], expected float32\[4\]; return the same shapes and dtypes",
+        ),
+        ({"mean": jnp.zeros(4, int)}, r"\['mean'\] is int32\[4\], expected float32\[4\]"),
+    ],
+    ids=["tree", "shape", "dtype"],
+)
+def test_another_model_state_than_was_given(engine, returned, found):
+    loss_fn = lambda params, model_state, batch, key: (squares(params, batch), (returned, {}))
+    with pytest.raises(ValueError, match=f"loss_fn returned another model state than it was given: {found}"):
+        run(engine, loss_fn, model_state={"mean": jnp.zeros(4)})
+
+
+@every_engine
 @pytest.mark.parametrize("answer", [jnp.zeros(3), jnp.float32(0.5), 1, "stop"], ids=["array", "number", "int", "str"])
 def test_a_callback_that_returns_something_else(engine, answer):
     with pytest.raises(

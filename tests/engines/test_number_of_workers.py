@@ -40,34 +40,36 @@ def test_the_number_of_workers_is_that_of_the_method(tx, expected):
     assert result.trace.num_workers == expected
 
 
-@pytest.mark.parametrize("engine", ["devices", "initial_state", "memory_of"])
-def test_another_number_of_workers_is_refused(engine):
-    with pytest.raises(
-        ValueError, match="made with num_workers=2, but the run has 3 workers; give both the same number"
-    ):
-        run(engine, num_workers=3)
+@pytest.mark.parametrize(
+    "enter",
+    [
+        lambda tx, **options: gemjax.run_on_devices(tx, squares, {"x": PARAMS}, ones, 4, **options),
+        lambda tx, **options: gemjax.initial_state(tx, {"x": PARAMS}, **options),
+        lambda tx, **options: gemjax.memory_of(tx, {"x": PARAMS}, **options),
+    ],
+    ids=["devices", "initial_state", "memory_of"],
+)
+def test_another_number_of_workers_is_refused(enter):
+    with pytest.raises(ValueError, match="with num_workers=2, but the run has 3 workers; give both the same number"):
+        enter(gemjax.asgd(0.1, 2), num_workers=3)
 
 
 def test_a_plain_transformation_takes_any_number():
     assert gemjax.initial_state(optax.sgd(0.1), PARAMS, num_workers=3).step.num_workers == 3
 
 
+FUNCTIONS = {name: getattr(gemjax, name) for name in gemjax.__all__ if inspect.isfunction(getattr(gemjax, name))}
 ALIASES = [
-    name
-    for name in gemjax.__all__
-    if list(inspect.signature(getattr(gemjax, name)).parameters if inspect.isfunction(getattr(gemjax, name)) else ())[
-        1:3
-    ]
-    == ["momentum", "num_workers"]
+    name for name, fn in FUNCTIONS.items() if [*inspect.signature(fn).parameters][1:3] == ["momentum", "num_workers"]
 ]
 
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_a_number_of_workers_in_the_place_of_the_momentum(name):
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 8; did you mean num_workers=8\?"):
-        getattr(gemjax, name)(0.1, 8)
+        FUNCTIONS[name](0.1, 8)
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1\.5$"):
-        getattr(gemjax, name)(0.1, 1.5)
+        FUNCTIONS[name](0.1, 1.5)
 
 
 def test_they_are_all_methods_with_a_momentum():
