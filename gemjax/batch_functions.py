@@ -92,7 +92,7 @@ def _trace_anew(fn: Callable, *arguments: Any) -> Any:
 
 def _equal(first: Any, second: Any) -> bool:
     """Whether two jaxprs are the same program of the same constants."""
-    texts = [re.sub(r"0x[0-9a-f]+", "", str(jaxpr)) for jaxpr in (first, second)]  # Less addresses of Python objects.
+    texts = [re.sub(r"0x[0-9a-f]+", "", str(jaxpr)) for jaxpr in (first, second)]  # Older JAX prints addresses.
     ones, others = list(_constants(first)), list(_constants(second))
     return (
         texts[0] == texts[1]
