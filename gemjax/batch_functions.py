@@ -63,7 +63,8 @@ def warn_if_frozen(fn: Callable) -> None:
         if fn in _checked:
             return
         _checked.add(fn)
-    python = fn.__wrapped__ if isinstance(fn, jax.stages.Wrapped) else fn  # JAX traces a jitted function once only.
+    jitted = isinstance(fn, jax.stages.Wrapped)  # JAX would trace it only once.
+    python = getattr(fn, "__wrapped__", fn) if jitted else fn
     first, second = (check_traceable(python, _trace_anew) for _ in range(2))
     if not _equal(first, second):
         found = (
@@ -85,14 +86,15 @@ def warn_if_frozen(fn: Callable) -> None:
 
 
 def _trace_anew(fn: Callable, *arguments: Any) -> Any:
-    return jax.make_jaxpr(lambda worker, step: fn(worker, step))(
-        *arguments
-    )  # JAX would remember the trace of fn itself.
+    def another(worker, step):  # JAX would remember the trace of fn itself.
+        return fn(worker, step)
+
+    return jax.make_jaxpr(another)(*arguments)
 
 
 def _equal(first: Any, second: Any) -> bool:
     """Whether two jaxprs are the same program of the same constants."""
-    texts = [re.sub(r"0x[0-9a-f]+", "", str(jaxpr)) for jaxpr in (first, second)]  # Less addresses of Python objects.
+    texts = [re.sub(r"0x[0-9a-f]+", "", str(jaxpr)) for jaxpr in (first, second)]  # Older JAX prints addresses.
     ones, others = list(_constants(first)), list(_constants(second))
     return (
         texts[0] == texts[1]

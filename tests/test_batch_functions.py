@@ -50,6 +50,7 @@ FROZEN = {
     "in a loop": lambda: (
         lambda worker, step: jax.lax.fori_loop(0, step, lambda i, x: x + X[drawn(16)], jnp.zeros((16, 2)))
     ),
+    "in a jitted function": lambda: lambda worker, step: jax.jit(lambda step: step + X[drawn(16)])(step),
     "callable object": frozen_by_class,
 }
 
@@ -85,15 +86,18 @@ def rows_of_a_worker(worker, step):
     return jax.vmap(lambda row: ON_DEVICE[row])((16 * worker + step + jnp.arange(16)) % 50)
 
 
-def with_a_custom_gradient(worker, step):
-    return jax.nn.relu(normal((16, 2), worker, step))  # Its jaxpr names Python functions by their addresses.
+def with_a_callback(worker, step):
+    """Its jaxpr names a Python function by its address."""
+    return jax.pure_callback(
+        lambda step: X[int(step) : int(step) + 16], jax.ShapeDtypeStruct((16, 2), np.float32), step
+    )
 
 
 FINE = {
     "random": functools.partial(normal, (16, 2)),
     "rows": rows_of_a_worker,
     "of the worker": lambda worker, step: ON_DEVICE[:20] * worker,
-    "custom gradient": with_a_custom_gradient,
+    "callback": with_a_callback,
     "a target": lambda worker, step: jnp.array([1.0, 2.0, 3.0]),
     "not a number": lambda worker, step: jnp.full(4, jnp.nan),
     "key": lambda worker, step: (KEY, step),
