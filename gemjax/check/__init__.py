@@ -24,7 +24,7 @@ The exit status is 0 if the law holds and every part ran, and 1 otherwise; a par
 
     law: a run on these devices and its replay by the simulator; matrix products at precision 'highest'
       method                 dtype      difference allowed    last place reordered  staleness  replays
-      gem                    float32    0          1e-05      2.8e-08    3.1e-02    3 to 8     same bits
+      gem                    float32    0          1e-04      2.8e-08    3.1e-02    3 to 8     same bits
 
     speed: momentum SGD, 64 rows per gradient
       parameters             commits/s  bare loop  ratio      one worker added per commit
@@ -34,7 +34,7 @@ The exit status is 0 if the law holds and every part ran, and 1 otherwise; a par
       gradients at once      1.8 on 2 devices, of 13.8 ms each
 
     verdict (after 58 s)
-      gemjax 0.1.0 works on 3 × cpu (AMD EPYC, 2 cores): the law holds to 0 in float32 (allowed 1e-05), 4 workers, …
+      gemjax 0.1.0 works on 3 × cpu (AMD EPYC, 2 cores): the law holds to 0 in float32 (allowed 1e-04), 4 workers, …
 """
 
 from gemjax.check.parts import run

@@ -15,7 +15,8 @@ import gemjax
 PyTree = Any
 SILENCE = 120.0  # Seconds after which a worker that has not finished is given up, so that the check ends.
 LATER = 0.005  # Seconds that worker 0 takes longer for a gradient.
-ALLOWED = {"float32": 1e-5, "float64": 1e-12}
+# Rounding alone comes to 1e-6 in float32, seldom to 1e-5 (GEM divides by momenta that may be small).
+ALLOWED = {"float32": 1e-4, "float64": 1e-12}
 FEATURES, TARGETS, ROWS, BATCH = 32, 8, 512, 64
 
 
@@ -111,7 +112,9 @@ def check_law(
             return jax.device_get(simulated.params)
 
         replayed = replay(params, result.trace)
-        nudged = params | {"w": params["w"].at[0, 0].set(jnp.nextafter(params["w"][0, 0], jnp.inf))}
+        w = np.array(params["w"])
+        w[0, 0] = np.nextafter(w[0, 0], np.inf, dtype=w.dtype)
+        nudged = params | {"w": jnp.asarray(w)}
         opposite = gemjax.Trace(result.trace.worker[::-1], num_workers=workers)
         return Law(
             method=name if precision == "highest" else f"{name}, {precision}",

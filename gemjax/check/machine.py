@@ -113,8 +113,9 @@ def describe_devices(placement: gemjax.Placement, messages: Sequence[str] = ()) 
 
 
 def default_workers(devices: Sequence[jax.Device]) -> int:
-    """Number of workers of the check: one per CPU device or two per accelerator, in 4 … 16."""
-    return min(16, max(4, len(devices) - 1 if devices[0].platform == "cpu" else 2 * len(devices)))
+    """Number of workers of the check: two per accelerator that is a worker's, or one per CPU device, and at least 4."""
+    places = len(set(gemjax.place(len(devices), devices=devices).workers))
+    return max(4, places if devices[0].platform == "cpu" else 2 * places)
 
 
 def versions() -> dict[str, str]:

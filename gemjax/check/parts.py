@@ -36,7 +36,8 @@ def run(
     """Checks gemjax on this process's devices.
 
     Args:
-      workers: number of workers; default: one per CPU device or two per accelerator, in 4 … 16.
+      workers: number of workers; default: one per CPU device or two per accelerator that is not the central variable's,
+        and at least 4.
       cpu_devices: devices to make of the CPU, which does no harm beside accelerators; default: none but those there are.
         Without effect if JAX has started its devices already.
       quick: fewer methods, the small model alone, and shorter measurements.

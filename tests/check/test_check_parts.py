@@ -14,7 +14,7 @@ from gemjax import check
 from gemjax.check import __main__ as command
 from gemjax.check import law, machine, parts, speed
 
-HOLDS = law.Law("gem", "float32", 60, (3.0, 8), 2e-7, 1e-5, 6e-8, 3e-2, same_bits=True)
+HOLDS = law.Law("gem", "float32", 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_bits=True)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_check_that_passes(quick_parts, capsys, tmp_path):
     verdict = out.splitlines()[-1]
     assert verdict.startswith(f"  gemjax {gemjax.__version__} works on 9 × cpu (")
     assert verdict.endswith(
-        "the law holds to 2.0e-07 in float32 (allowed 1e-05), 4 workers, 1.9 gradients at once, 1,830 commits/s (0.92 of a "
+        "the law holds to 2.0e-07 in float32 (allowed 1e-04), 4 workers, 1.9 gradients at once, 1,830 commits/s (0.92 of a "
         "bare loop)"
     )
     for part in ("machine", "law:", "speed:", "overlap", "simulator:", "memory", "verdict"):
