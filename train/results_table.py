@@ -29,13 +29,18 @@ LANDED = {"023ae49": ("f83d059e41", "1e41995b2e", "734a8eac92", "bd1d874bf1", "e
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page into the folder of results; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m train results", description=__doc__)
-    parser.add_argument("--results", metavar="FOLDER", default=str(RESULTS), help="folder of the CLAIM.json files")
-    folder = Path(parser.parse_args(argv).results)
+    folder = parse(argv)
     results = load(folder)
     write_whole(folder / PAGE, page(results))
-    print(f"{folder / PAGE}: {len(results)} claims")
+    print(f"wrote {folder / PAGE} (claims: {len(results)})")
     return 0
+
+
+def parse(argv: Sequence[str]) -> Path:
+    """The folder of results that `argv` names."""
+    parser = argparse.ArgumentParser(prog="python -m train results", description=__doc__)
+    parser.add_argument("--results", metavar="FOLDER", default=str(RESULTS), help="folder of the CLAIM.json files")
+    return Path(parser.parse_args(argv).results)
 
 
 def load(folder: Path = RESULTS) -> list[dict[str, Any]]:

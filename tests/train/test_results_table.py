@@ -71,6 +71,6 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
     assert "No claim has been run yet." in path.read_text()
     (tmp_path / "pretended.json").write_text(json.dumps(RESULT))
     assert cli.main(["results", "--results", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.endswith(f"{path}: 1 claims\n")
+    assert capsys.readouterr().out.endswith(f"wrote {path} (claims: 1)\n")
     assert "**held in part**" in path.read_text()
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".md"] == ["README.md"]
