@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from train import cli, reproduce, results_table, sweep
+from train import cli, compilation, reproduce, results_table, sweep
 from train.bench import Bench
 from train.config import Config
 from train.files import write_whole
@@ -77,7 +77,7 @@ def test_commands_are_understood(argv, tmp_path, monkeypatch):
 
 def test_the_page_of_the_command_line_names_flags_that_exist():
     fields = {field.name for kind in (Config, Grid, Reproduce, Bench) for field in dataclasses.fields(kind)}
-    known = {"--help", *(f"--{name.replace('_', '-')}" for name in fields)}
+    known = {"--help", compilation.FLAG, *(f"--{name.replace('_', '-')}" for name in fields)}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text("train/README.md"))) <= known
 
 
