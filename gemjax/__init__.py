@@ -11,7 +11,7 @@ devices of a CPU):
 >>> loss_fn = lambda params, batch: jnp.mean((params["w"] - batch) ** 2)
 >>> batches = lambda worker, step: jnp.array([1.0, 2.0])
 >>> tx, params = gemjax.gem(learning_rate=0.05, num_workers=2), {"w": jnp.zeros(2)}
->>> result = gemjax.run_on_devices(tx, loss_fn, params, batches, num_commits=200, placement=gemjax.place(2))
+>>> result = gemjax.run_on_devices(tx, loss_fn, params, batches, num_commits=200)
 
 **In the simulator**, hundreds of virtual workers in one compiled program; a run on devices is replayed by its trace:
 
@@ -36,7 +36,8 @@ Where things are:
 - Engines: ``simulate``, ``run_on_devices``, ``sweep``.
 - Data: ``Epochs``, ``Shards``, ``Stream``; ``OnHost`` and ``FromSource`` for data that do not fit the device or memory.
 - Workers: ``LocalSteps``, ``place``, ``Policy``, ``Members``; ``arrivals`` for virtual clusters.
-- Tools: ``Checkpoints``, ``memory_of``, ``summarise``, ``verdict``, ``chrome_trace``, ``EventLog``, ``testing``.
+- Tools: ``Checkpoints``, ``callbacks``, ``memory_of``, ``summarise``, ``verdict``, ``chrome_trace``, ``EventLog``, ``testing``;
+  ``python -m gemjax.check`` tests this machine.
 
 Pages: ``README.md`` in the folder of this package is the guide; ``methods/README.md`` has the table of methods, how to choose
 one and how to add one. ``help`` of a name has its arguments and an example.
