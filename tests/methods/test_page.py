@@ -1,4 +1,4 @@
-"""The methods' page: every method is on it, with the defaults, the memory and the results that it really has."""
+"""The methods' page and the guide: every method is there, with its real defaults, memory, results and diagnostics."""
 
 import inspect
 import json
@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import gemjax
+from gemjax.diagnostics import Observer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "gemjax" / "methods" / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "gemjax" / "README.md").read_text(encoding="utf-8")
 OF_METHODS = {
     name for name in gemjax.__all__ if getattr(getattr(gemjax, name), "__module__", "").startswith("gemjax.methods.")
 }
@@ -25,10 +27,10 @@ ALIASES = {
 }
 
 
-def _tables(*columns):
-    """Rows of the page's tables that have these columns, as dicts."""
+def _tables(*columns, text=PAGE):
+    """Rows of the tables of ``text`` that have these columns, as dicts."""
     header = []
-    for line in PAGE.splitlines():
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if not cells or not header:
             header = cells
@@ -55,18 +57,37 @@ def test_the_defaults_are_those_of_the_signature(name):
     assert found == {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "num_workers"}
 
 
+def _made(name, num_workers):
+    """The method with its defaults."""
+    rate = () if "learning_rate" in METHODS[name]["defaults"] else (0.1,)
+    return getattr(gemjax, name)(*rate, num_workers=num_workers)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_memory_is_what_the_state_takes(name):
     params = jax.ShapeDtypeStruct((1_000_000,), jnp.float32)
 
     def copies(num_workers):
-        rate = () if "learning_rate" in METHODS[name]["defaults"] else (0.1,)
-        state = jax.eval_shape(getattr(gemjax, name)(*rate, num_workers=num_workers).init, params)
+        state = jax.eval_shape(_made(name, num_workers).init, params)
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state)) / 1e6
 
     worker = round(copies(5) - copies(4))
     central = round(copies(4) - 4 * worker)
     assert [int(METHODS[name][column].split()[0]) for column in ("worker", "central")] == [worker, central]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_guide_lists_the_diagnostics_that_it_offers(name):
+    tx, params, observer = _made(name, 2), jnp.ones(3), Observer()
+    told = {"value": jnp.float32(1), "local_steps": 2, "observe": observer}
+    jax.eval_shape(lambda state: tx.update(params, state, params, worker=0, **told), jax.eval_shape(tx.init, params))
+    listed = {
+        diagnostic
+        for row in _tables("diagnostic", "offered by", text=GUIDE)
+        for diagnostic in re.findall(r"`(\w+)`", row["diagnostic"])
+        if f"`{name}`" in row["offered by"] or "all methods" in row["offered by"]
+    }
+    assert observer.offered == listed
 
 
 def test_the_results_are_those_of_the_claim():
