@@ -39,9 +39,14 @@ def _text(page):
     return (ROOT / page).read_text(encoding="utf-8")
 
 
+def _prose(text):
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
 def _anchors(text):
     """The names that headings can be linked by, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", _prose(text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -57,7 +62,7 @@ def _commands():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_headings(page):
-    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", _text(page)):
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", _prose(_text(page))):
         path, _, anchor = link.partition("#")
         target = (ROOT / page).parent / path if path else ROOT / page
         assert target.exists(), link

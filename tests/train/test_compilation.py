@@ -33,7 +33,9 @@ def environment(monkeypatch):
 def _starts(folder) -> list[str]:
     environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    program = PROGRAM.replace("folder =", "compilation.SETTINGS['jax_persistent_cache_min_compile_time_secs'] = '0'; folder =")
+    program = PROGRAM.replace(
+        "folder =", "compilation.SETTINGS['jax_persistent_cache_min_compile_time_secs'] = '0'; folder ="
+    )
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", program, str(folder)],
         env=environment, capture_output=True, text=True, check=True,
@@ -56,7 +58,9 @@ def test_a_damaged_entry_is_compiled_again(tmp_path):
         entry.write_bytes(entry.read_bytes()[:10])
     program = PROGRAM.replace("folder =", "import warnings; warnings.simplefilter('ignore'); folder =")
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
