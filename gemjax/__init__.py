@@ -1,9 +1,53 @@
-"""gemjax: asynchronous distributed gradient descent in JAX."""
+"""Asynchronous distributed gradient descent in JAX.
+
+Workers share one set of parameters, the central variable. A worker pulls a view of it, computes a gradient there and commits
+it; the commits of others in the meantime are its staleness. A method says what to do about staleness. Each method is an optax
+transformation. There are three ways to use one.
+
+**On the devices of this host**, each gradient committed when it is finished (``gemjax.cpu_devices(n)`` first makes ``n``
+devices of a CPU):
+
+>>> import gemjax, jax, jax.numpy as jnp, optax
+>>> loss_fn = lambda params, batch: jnp.mean((params["w"] - batch) ** 2)
+>>> batches = lambda worker, step: jnp.array([1.0, 2.0])
+>>> tx, params = gemjax.gem(learning_rate=0.05, num_workers=2), {"w": jnp.zeros(2)}
+>>> result = gemjax.run_on_devices(tx, loss_fn, params, batches, num_commits=200)
+
+**In the simulator**, hundreds of virtual workers in one compiled program; a run on devices is replayed by its trace:
+
+>>> trace = gemjax.arrivals.Gamma(64).trace(2000)
+>>> simulated = gemjax.simulate(gemjax.gem(0.05, num_workers=64), loss_fn, params, batches, trace)
+>>> replay = gemjax.simulate(tx, loss_fn, params, batches, result.trace)
+>>> bool(jnp.allclose(replay.params["w"], result.params["w"], atol=1e-3))
+True
+
+**In a loop of your own**, by the protocol that the engines use:
+
+>>> state = tx.init(params)
+>>> view, state = gemjax.pull(state, params, worker=1)
+>>> grads = jax.grad(loss_fn)(view, batches(1, 0))
+>>> updates, state = tx.update(grads, state, params, worker=1)
+>>> params = optax.apply_updates(params, updates)
+
+Where things are:
+
+- Methods: ``gem``, ``asgd``, ``dana_zero``, ``lsgd`` and the others; ``asynchronous`` and ``per_worker`` around any optax
+  transformation.
+- Engines: ``simulate``, ``run_on_devices``, ``sweep``.
+- Data: ``Epochs``, ``Shards``, ``Stream``; ``OnHost`` and ``FromSource`` for data that do not fit the device or memory.
+- Workers: ``LocalSteps``, ``place``, ``Policy``, ``Members``; ``arrivals`` for virtual clusters.
+- Tools: ``Checkpoints``, ``callbacks``, ``memory_of``, ``summarise``, ``verdict``, ``chrome_trace``, ``EventLog``, ``testing``;
+  ``python -m gemjax.check`` tests this machine.
+
+Pages: ``README.md`` in the folder of this package is the guide; ``methods/README.md`` has the table of methods, how to choose
+one and how to add one. ``help`` of a name has its arguments and an example.
+"""
 
 import importlib.metadata
 
 from gemjax import arrivals, callbacks, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
+from gemjax.batch_functions import BatchesWarning
 from gemjax.batches import Computed, Epochs, Stream
 from gemjax.checkpoints import CheckpointError, Checkpoints
 from gemjax.engines.devices import run_on_devices
@@ -55,6 +99,7 @@ from gemjax.trace import Trace
 __version__ = importlib.metadata.version("gemjax")
 
 __all__ = [
+    "BatchesWarning",
     "CheckpointError",
     "Checkpoints",
     "Computed",

@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gemjax.batch_functions import check_traceable, warn_if_frozen
+from gemjax.data_checks import check_kind, count_rows, whole
+
 PyTree = Any
 
 
@@ -35,8 +38,22 @@ class Batches(Protocol):
 class Computed:
     """Batches that a traceable function computes on the device; equal if their functions are.
 
+    Engines make one of a function that is given as ``batches=``. They warn (:class:`gemjax.BatchesWarning`) if the
+    function draws data on the host, which would happen only once, when the run is compiled, or if it returns the same batch,
+    of more than 16 numbers, for all workers and steps. A function that is given as ``Computed(fn)`` gives no warning: this
+    says that one batch for the whole run is meant.
+
     Args:
       fn: ``fn(worker, step) -> batch`` for int32 scalars, in JAX; typically folds both into a key.
+
+    >>> import gemjax
+    >>> key = jax.random.key(0)
+    >>> def fn(worker, step):                     # Another batch for each worker and step, the same whenever it is asked for.
+    ...     return 1.0 + jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, worker), step), (2,))
+    >>> loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+    >>> trace = gemjax.arrivals.Gamma(4).trace(200)
+    >>> gemjax.simulate(gemjax.asgd(0.05, 4), loss_fn, jnp.zeros(2), fn, trace).params.round()
+    Array([1., 1.], dtype=float32)
     """
 
     fn: Callable[[jax.Array, jax.Array], PyTree]
@@ -95,6 +112,7 @@ class Epochs(Rows):
       seed: decides all orders; a non-negative int, default 0.
 
     Raises:
+      TypeError: if a leaf of the data is no array of numbers, or ``batch_size`` is no int.
       ValueError: if the leading axes differ, or the batch is larger than the data.
 
     >>> epochs = Epochs({"x": np.arange(10)}, batch_size=4, seed=0)
@@ -107,9 +125,7 @@ class Epochs(Rows):
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
         self.num_rows = count_rows(data, batch_size)
-        self.data = data
-        self.batch_size = int(batch_size)
-        self.seed = int(seed)
+        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), whole("seed", seed)
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
 
@@ -144,6 +160,7 @@ class Stream(Rows):
       seed: decides all orders; a non-negative int, default 0.
 
     Raises:
+      TypeError: if a leaf of the data is no array of numbers, or ``batch_size`` is no int.
       ValueError: if the leading axes differ, or the batch is larger than the data.
 
     >>> import gemjax
@@ -159,7 +176,7 @@ class Stream(Rows):
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
         self.num_rows = count_rows(data, batch_size)
-        self.data, self.batch_size, self.seed = data, int(batch_size), int(seed)
+        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), whole("seed", seed)
         self.steps_per_epoch = self.num_rows // self.batch_size
         self._orders: dict[int, np.ndarray] = {}  # Of the epochs asked for last.
 
@@ -194,21 +211,6 @@ def shuffled(rows: int | np.ndarray, batch_size: int, *entropy: int) -> np.ndarr
     return order[: len(order) // batch_size * batch_size].reshape(-1, batch_size).astype(np.int32)
 
 
-def count_rows(data: PyTree, batch_size: int = 1) -> int:
-    """The common leading axis.
-
-    Raises:
-      ValueError: if there is none, or fewer rows than a batch.
-    """
-    rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(data)}
-    if len(rows) != 1 or None in rows:
-        raise ValueError(f"all arrays of the data must have the same number of rows, got {sorted(map(str, rows))}")
-    num_rows = int(next(iter(rows)) or 0)
-    if not 1 <= batch_size <= num_rows:
-        raise ValueError(f"batch_size must be in 1 … {num_rows} (the rows of the data), got {batch_size}")
-    return num_rows
-
-
 def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: np.ndarray) -> PyTree:
     """What ``batches`` select for vectors of (worker, that worker's step, draw of the trace)."""
     return batches.select(worker, step, draw) if is_shared(batches) else batches.select(worker, step)
@@ -233,33 +235,20 @@ def as_batches(batches: Any, num_workers: int) -> Any:
     """``batches`` itself if it implements :class:`Batches`, or :class:`Computed` of a function.
 
     Raises:
-      TypeError: if it is neither, or a function that JAX cannot trace.
+      TypeError: if it is neither, or a function that JAX cannot trace; the message says what to give instead.
       ValueError: if it was made for another number of workers than the run has.
     """
-    implemented = all(hasattr(batches, name) for name in ("data", "select", "batch"))
-    if not implemented and not callable(batches):
-        raise TypeError(
-            "batches must be a function (worker, step) -> batch or an object such as gemjax.Epochs, got "
-            f"{type(batches).__name__}"
-        )
-    batches = batches if implemented else Computed(batches)
-    if isinstance(batches, Computed):
-        _check_traceable(batches.fn)
+    check_kind(batches)
+    if all(hasattr(batches, name) for name in ("data", "select", "batch")):
+        if isinstance(batches, Computed):
+            check_traceable(batches.fn)
+    else:
+        check_traceable(batches)
+        warn_if_frozen(batches)
+        batches = Computed(batches)
     made_for = getattr(batches, "num_workers", None)
     if made_for not in (None, num_workers):
         raise ValueError(
             f"the batches were made with num_workers={made_for}, but the run has {num_workers} workers; make them for as many"
         )
     return batches
-
-
-def _check_traceable(fn: Callable) -> None:
-    number = jax.ShapeDtypeStruct((), np.int32)
-    try:
-        jax.eval_shape(fn, number, number)
-    except (TypeError, jax.errors.JAXIndexError) as error:
-        raise TypeError(
-            "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "
-            "for int32 scalars; for rows of NumPy data use gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class derived "
-            f"from gemjax.batches.Rows. It raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        ) from error

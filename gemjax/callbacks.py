@@ -26,17 +26,17 @@ class EarlyStopping:
     The metric is evaluated at each call that finds new commits. Calls come every ``callback_every`` commits on devices, and
     at ``stops`` and at least every ``chunk_size`` arrivals in the simulator.
 
-    Keep the object to continue a run: it goes on counting, or with its whole patience if it had ended the run. A new object
-    begins anew, and so does one that is called with fewer commits than before.
+    To continue a run with the count so far, keep the object; if it had ended the run, its whole patience is left again. A new
+    object starts over, and so does one that is called with fewer commits than before, as by another run.
 
     Args:
       evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
       patience: evaluations in a row without an improvement after which the run ends, a positive int, default 10.
-      min_delta: change of the metric that counts as an improvement must be larger than this; non-negative, default 0.
+      min_delta: an improvement is a change by more than this, non-negative, default 0.
       mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
 
     Attributes:
-      best: the best metric so far; infinite (of the bad sign) before the first.
+      best: the best metric so far; at first ``inf``, or ``-inf`` with ``mode="max"``.
       waited: evaluations in a row without an improvement.
 
     Raises:
@@ -79,10 +79,10 @@ class EarlyStopping:
 
 
 class BestCheckpoint:
-    """Saves a checkpoint whenever a metric is better than ever before.
+    """Saves a checkpoint whenever a metric improves.
 
-    The folder holds one checkpoint, the best, and beside it its metric. So a run that is continued, in another process
-    too, replaces the checkpoint only by a better one. Give each run a folder of its own.
+    The folder holds one checkpoint, the best, together with its metric. A run that is continued, in the same process or in
+    another, replaces it only by a better one. Give each run a folder of its own.
 
     Args:
       folder: where to save; made if it does not exist. Not the folder of the run's other checkpoints.
@@ -90,7 +90,7 @@ class BestCheckpoint:
       mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
 
     Attributes:
-      best: the metric of the checkpoint in the folder; infinite (of the bad sign) if there is none.
+      best: the metric of the checkpoint in the folder; without one ``inf``, or ``-inf`` with ``mode="max"``.
       checkpoints: the :class:`gemjax.Checkpoints` of the folder; ``checkpoints.latest`` is the number of its commits.
 
     Raises:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gemjax.batches import Rows, count_rows, described, shuffled
+from gemjax.batches import Rows, described, shuffled
+from gemjax.data_checks import count_rows, whole
 from gemjax.staleness import check_num_workers
 
 PyTree = Any
@@ -31,6 +32,7 @@ class Shards(Rows):
         none twice. Workers may have rows in common, and rows may be left out.
 
     Raises:
+      TypeError: if a leaf of the data is no array of numbers, or ``batch_size`` is no int.
       ValueError: if the leading axes differ, a worker would have fewer rows than a batch, or ``rows`` is no such partition.
 
     >>> shards = Shards({"x": np.arange(12)}, batch_size=2, num_workers=3)
@@ -55,8 +57,8 @@ class Shards(Rows):
         rows: Sequence[npt.ArrayLike] | None = None,
     ):
         check_num_workers(num_workers)
-        num_rows = count_rows(data)
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((int(seed), num_workers))))
+        num_rows, batch_size, seed = count_rows(data), whole("batch_size", batch_size), whole("seed", seed)
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, num_workers))))
         if rows is not None:
             if labels is not None:
                 raise ValueError("give either labels=, by which rows are dealt out, or rows=, the partition itself")
@@ -67,7 +69,7 @@ class Shards(Rows):
             self.rows = _deal_by_class(np.asarray(labels), num_rows, num_workers, concentration, rng)
         _check_batch_size(batch_size, self.rows)
         self.num_workers = num_workers
-        self.data, self.batch_size, self.seed = data, int(batch_size), int(seed)
+        self.data, self.batch_size, self.seed = data, batch_size, seed
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
 
     def __repr__(self) -> str:

@@ -78,9 +78,9 @@ def test_the_batch_holds_the_selected_rows_of_every_array():
     [
         (DATA, 0, r"batch_size must be in 1 … 23 .* got 0"),
         (DATA, 24, r"batch_size must be in 1 … 23 .* got 24"),
-        ({"x": np.zeros(3), "y": np.zeros(4)}, 1, r"same number of rows, got \['3', '4'\]"),
-        ({"x": np.zeros(3), "y": 1.0}, 1, "same number of rows"),
-        ({}, 1, r"same number of rows, got \[\]"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, 1, r"same number of rows, got \['x'\] with 3 and \['y'\] with 4"),
+        ({"x": np.zeros(3), "y": np.zeros(())}, 1, r"same number of rows, got .* and \['y'\] with none \(a scalar\)"),
+        ({}, 1, "same number of rows, got no arrays"),
     ],
 )
 def test_bad_data_is_refused(data, batch_size, message):

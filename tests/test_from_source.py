@@ -51,6 +51,15 @@ class Whole(Source):
         return [self[number] for number in numbers]
 
 
+class Loader:
+    """As PyTorch's DataLoader."""
+
+    dataset = Source()
+
+    def __iter__(self):
+        return iter([])
+
+
 def loss_fn(params, batch):
     return 0.1 * jnp.mean(jnp.sum((params[None] - jnp.sin(batch["x"])) ** 2, 1)) + 0.0 * batch["row"].sum()
 
@@ -178,13 +187,25 @@ def test_a_row_that_cannot_be_read_is_named(run, kind):
     assert isinstance(error.__cause__, OSError)
 
 
+class Graph:
+    """As a tensor of PyTorch that requires a gradient."""
+
+    def __array__(self, *arguments, **options):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
 @pytest.mark.parametrize(
     ("row", "error", "words"),
     [
         ({"x": np.zeros(3)}, ValueError, r"row 1 .*\['x'\] has the shape \(3,\), but that of row 0 has \(2,\)"),
         ({"y": np.zeros(2)}, ValueError, "row 1 of the source is .*'y'.* but row 0 is .*'x'"),
         ({"x": "text"}, TypeError, r"row 1 of the source: \['x'\] is str .*numbers only"),
-        ({"x": b"bytes"}, TypeError, r"row 1 of the source: \['x'\] is bytes"),
+        ({"x": b"bytes"}, TypeError, r"row 1 of the source: \['x'\] is bytes .* encode it or leave it out"),
+        (
+            {"x": Graph()},
+            TypeError,
+            r"row 1 of the source: \['x'\] is of the type Graph, .* requires grad.*detach\(\)\.cpu\(\)",
+        ),
     ],
 )
 def test_rows_that_make_no_batch_are_named(row, error, words):
@@ -197,7 +218,17 @@ def test_rows_that_make_no_batch_are_named(row, error, words):
     [
         ((Source(), lambda worker, step: 0), TypeError, "batches that are rows.*got function"),
         ((Source(), gemjax.Epochs(np.arange(29), 4)), ValueError, "made of 29 rows, but the source has 30"),
-        ((iter([]), gemjax.Epochs(NUMBERS, 4)), TypeError, "length and rows by their number.*list_iterator"),
+        (
+            (iter([]), gemjax.Epochs(NUMBERS, 4)),
+            TypeError,
+            "length and rows by their number.*list_iterator: .* replayed",
+        ),
+        ((Loader(), gemjax.Epochs(NUMBERS, 4)), TypeError, r"got Loader: .* replayed .*FromSource\(loader\.dataset"),
+        (({"train": Source()},), TypeError, r"got dict; take one of its splits, as dataset\['train'\]"),
+        ((DATA,), TypeError, r"got dict; arrays in memory need no source: gemjax\.Epochs\(data, batch_size\)"),
+        ((3,), TypeError, "length and rows by their number.*got int$"),
+        ((Source(),), TypeError, "needs batch_size=, or batches that are rows.*got NoneType"),
+        ((Source(), 4), TypeError, "needs batch_size=, or batches that are rows.*got int"),
         ((Source(), gemjax.Epochs(NUMBERS, 4), 0), ValueError, "threads must be a positive int, got 0"),
     ],
 )
@@ -206,10 +237,71 @@ def test_what_it_cannot_be_made_of(arguments, error, words):
         FromSource(*arguments)
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_batch_size_stands_for_epochs(seed):
+    found, expected = (
+        FromSource(Source(), batch_size=4, seed=seed),
+        FromSource(Source(), gemjax.Epochs(NUMBERS, 4, seed or 0)),
+    )
+    worker, step = np.arange(20) % 3, np.arange(20)
+    np.testing.assert_array_equal(found.select(worker, step), expected.select(worker, step))
+    assert found.batches.seed == (seed or 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"batch_size": 4}, ValueError, "give either these or batches"),
+        ({"seed": 4}, ValueError, "give either these or batches"),
+        ({"batches": None, "seed": 4}, ValueError, "give either these or batches"),
+        ({"batches": None, "batch_size": 4.0}, TypeError, r"batch_size must be an int, got 4\.0"),
+        ({"batches": None, "batch_size": 31}, ValueError, r"batch_size must be in 1 … 30 .* got 31"),
+    ],
+)
+def test_batch_sizes_that_cannot_be(options, error, words):
+    with pytest.raises(error, match=words):
+        FromSource(**({"source": Source(), "batches": gemjax.Epochs(NUMBERS, 4)} | options))
+
+
 def test_the_batches_number_of_workers_is_checked():
     batches = FromSource(Source(), gemjax.Shards(NUMBERS, 3, N + 1))
     with pytest.raises(ValueError, match="num_workers=5"):
         simulate(batches)
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], ["a"], [[1, 2], [3]]])
+def test_rows_of_lists_are_refused_before_they_make_a_batch_of_each_element(value):
+    with pytest.raises(TypeError, match=r"row 3 of the source: \['x'\] is a list, .*with_format\('numpy'\)"):
+        read_rows([{}, {}, {}, {"x": value}], [3])
+
+
+def test_rows_may_be_containers_of_arrays():
+    rows = [(np.full(2, i), i, {"pair": [np.float32(i), np.arange(3)]}) for i in range(3)]
+    image, label, rest = read_rows(rows, [2, 1])
+    assert (image.tolist(), label.tolist(), rest["pair"][0].tolist()) == ([[2, 2], [1, 1]], [2, 1], [2.0, 1.0])
+    assert rest["pair"][1].shape == (2, 3)
+
+
+def test_images_are_decoded():
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    rows = [{"image": pillow.fromarray(np.full((4, 5, 3), shade, np.uint8))} for shade in range(2)]
+    np.testing.assert_array_equal(read_rows(rows, [1, 0])["image"], np.stack([np.full((4, 5, 3), s) for s in (1, 0)]))
+
+
+def test_a_data_source_of_tfds_is_read(tmp_path):
+    """Of MNIST's shapes and types; the pixels are made up."""
+    tfds = pytest.importorskip("tensorflow_datasets", reason="TFDS is not installed")
+    with tfds.testing.mock_data(num_examples=10):
+        source = tfds.data_source("mnist", split="train", data_dir=tmp_path)
+        rows, places = (batches := FromSource(source, batch_size=3)).part(
+            batches.select(np.arange(2), np.zeros(2, int))
+        )
+    assert (rows["image"].shape, rows["image"].dtype, places.tolist()) == (
+        (6, 28, 28, 1),
+        np.uint8,
+        [[0, 1, 2], [3, 4, 5]],
+    )
+    assert rows["label"].shape == (6,)
 
 
 def test_grain_changes_rows_on_their_way():

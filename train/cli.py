@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tyro
 from rich.console import Console
 
-from train import configs, scalars
+from train import compilation, configs, scalars
 from train.builders.originals import DataError
 from train.config import DATASETS, Config
 from train.files import RecordError
@@ -21,7 +21,8 @@ DESCRIPTION = f"""Asynchronous training with gemjax.
 Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
 `python -m train sweep` compares methods and numbers of workers, `python -m train report [RUN]` tells whether a run was truly
 asynchronous, `python -m train reproduce` checks published claims, `python -m train bench` measures what the engines cost;
-`--help` behind each tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
+`--help` behind each tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on. Compiled programs are kept in the
+user's cache folder for the next start: `--compilation-cache FOLDER` moves it, `--compilation-cache off` does without."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
@@ -42,6 +43,12 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        argv, cache = compilation.take_flag(argv)
+    except ValueError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 2
+    compilation.use(cache)
     try:
         if argv[:1] == ["bench"]:
             from train import bench  # Compiles nothing and imports no plotting unless asked for.

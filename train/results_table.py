@@ -1,4 +1,4 @@
-"""`python -m train results`: README's table of claims, and a page of all their statements, from what `reproduce` wrote."""
+"""`python -m train results`: writes the page of all checked claims from the files that `reproduce` wrote."""
 
 import argparse
 import inspect
@@ -12,35 +12,35 @@ from train.claim import file_name
 from train.files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
-BEGIN = "<!-- results: made by `python -m train results --write README.md` -->"
-END = "<!-- end of results -->"
 PAGE = "README.md"  # In the folder of results.
 HEADER = ("claim", "verdict", "statements held", "runs", "cost")
 STATEMENTS = ("", "statement", "measured", "paper")
+MADE = ("claims", "machine", "commits", "dates")
+INTRODUCTION = """# Published claims, checked
+
+This page is written by `python -m train results` from the JSON files beside it. `python -m train reproduce CLAIM` makes such
+a file; [train/README.md](../README.md#check-published-claims) describes that command.
+
+A claim is a list of statements that runs decide. A claim **held** if all of its statements held. The costs are those of all
+runs of a claim together."""
+# Commits that results name and the history lacks, by the commit that holds their work.
+LANDED = {"023ae49": ("f83d059e41", "1e41995b2e", "734a8eac92", "bd1d874bf1", "e7777d116c", "4c43f49230")}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the table, or writes it into a file and the page beside the results; returns the exit status."""
-    from train import cli
-
-    parser = argparse.ArgumentParser(prog="python -m train results", description=__doc__)
-    parser.add_argument(
-        "--write", metavar="FILE", help="Markdown file whose table, between two marks, is made anew, as is the page"
-    )
-    parser.add_argument("--results", metavar="FOLDER", default=str(RESULTS), help="where CLAIM.json files are")
-    asked = parser.parse_args(argv)
-    results = load(Path(asked.results))
-    table = markdown(results)
-    if asked.write is None:
-        print(table)
-        return 0
-    path = Path(asked.write)
-    try:
-        write_whole(path, replaced(path.read_text(encoding="utf-8"), table))
-    except ValueError as error:
-        raise cli.UsageError(f"{path}: {error}") from error
-    write_whole(Path(asked.results) / PAGE, page(results))
+    """Writes the page into the folder of results; returns the exit status."""
+    folder = parse(argv)
+    results = load(folder)
+    write_whole(folder / PAGE, page(results))
+    print(f"wrote {folder / PAGE} (claims: {len(results)})")
     return 0
+
+
+def parse(argv: Sequence[str]) -> Path:
+    """The folder of results that `argv` names."""
+    parser = argparse.ArgumentParser(prog="python -m train results", description=__doc__)
+    parser.add_argument("--results", metavar="FOLDER", default=str(RESULTS), help="folder of the CLAIM.json files")
+    return Path(parser.parse_args(argv).results)
 
 
 def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -49,16 +49,11 @@ def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
     return [result for result in found if "claim" in result]
 
 
-def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """The table, and below it on what and from which commits it was made."""
-    if not results:
-        return "No claim has been run at full scale yet."
-    return "\n".join([*_table(HEADER, map(_row, results)), "", *_notes(results)])
-
-
 def page(results: Sequence[dict[str, Any]]) -> str:
-    """All claims with their statements and pictures."""
-    lines = ["# Published claims, checked", "", "Made by `python -m train results --write README.md`."]
+    """The page: a table of all claims, how they were made, and a section per claim."""
+    if not results:
+        return f"{INTRODUCTION}\n\nNo claim has been run yet.\n"
+    lines = [INTRODUCTION, "", *_table(HEADER, map(_row, results)), "", *_made(results)]
     for result in results:
         path = file_name(result["claim"], result["scale"])
         rows = [
@@ -74,19 +69,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
             f"[{result['claim']}.py](../configs/{result['claim']}.py); all numbers: [{path}.json]({path}.json).",
             *("", f"![{result['title']}]({path}.png)"),
         ]
-    return "\n".join([*lines, "", *_notes(results)]) + "\n"
-
-
-def replaced(text: str, table: str) -> str:
-    """`text` with `table` between the two marks.
-
-    Raises:
-      ValueError: if the marks are not there, once and in order.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"expected the line {BEGIN} and below it {END}, each once")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    return "\n".join(lines) + "\n"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -97,7 +80,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _row(result: dict[str, Any]) -> tuple[str, ...]:
     held, name = sum(one["held"] for one in result["statements"]), file_name(result["claim"], result["scale"])
     return (
-        f"[{result['title']}](train/results/README.md#{name}) ({result['source']}; `{result['claim']}`){_setting(result)}",
+        f"[{result['title']}](#{name}) ({result['source']}; `{result['claim']}`){_setting(result)}",
         f"**{result['verdict']}**",
         f"{held} of {len(result['statements'])}",
         _runs(result),
@@ -134,16 +117,20 @@ def _cost(result: dict[str, Any]) -> str:
     return f"{result['cost']['commits']:,} commits, {minutes:.0f} min"
 
 
-def _notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """On what the results were made, claims with the same in one line."""
-    notes: dict[str, list[str]] = {}
+def _made(results: Sequence[dict[str, Any]]) -> list[str]:
+    """A table of machines, commits and dates; claims that share them share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for result in results:
         machines = [
             f"{one['device']} ({one['cores']} cores, jax {one['jax']}, {result['cost']['processes']} runs at a time)"
             for one in result["hardware"]
         ]
-        commits = ", ".join(f"`{commit}`" for commit in result["git_commits"] if commit) or "no known commit"
-        notes.setdefault(f"{'; '.join(machines)}, commit {commits}, {', '.join(result['dates'])}", []).append(
-            f"`{result['claim']}`"
-        )
-    return [f"Made on {note}: {', '.join(names)}.  " for note, names in notes.items()]
+        commits = ", ".join(f"`{commit}`" for commit in result["git_commits"] if commit) or "not known"
+        made = ("; ".join(machines), commits, ", ".join(result["dates"]))
+        rows.setdefault(made, []).append(f"`{result['claim']}`")
+    lines = _table(MADE, [(", ".join(names), *made) for made, names in rows.items()])
+    named = {commit for result in results for commit in result["git_commits"]}
+    for landed, states in LANDED.items():
+        if missing := [f"`{commit}`" for commit in states if commit in named]:
+            lines += ["", f"The history does not have {', '.join(missing)}: their work landed as `{landed}`."]
+    return lines

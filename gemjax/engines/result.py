@@ -91,7 +91,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What a callback is told between commits.
+    """Progress of a run, the argument of its callback (:mod:`gemjax.callbacks` has some ready-made).
 
     Attributes:
       commits: the trace's rows behind us: commits since the run began (earlier runs that it continues included).
@@ -169,7 +169,7 @@ def _column(part: History, name: str) -> np.ndarray:
 def begin_from(
     state: RunState | Result | None, recorded: Trace | None = None
 ) -> tuple[RunState | None, Trace | None, History]:
-    """The state, the trace and the history to continue from, of what an engine is given as ``state=``.
+    """Unpacks ``state=`` of an engine into the state, the trace and the history to continue from.
 
     Raises:
       ValueError: if a trace is given beside a result, which has its own.

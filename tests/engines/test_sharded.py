@@ -24,8 +24,7 @@ def loss_fn(params, batch):
 
 
 def batches(worker, step):
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), worker), step)
-    return jax.random.normal(key, (8, 24))
+    return jnp.sin(jnp.arange(192.0).reshape(8, 24) + 3.0 * worker + step)
 
 
 def run(tx, placement, num_commits=40, **options):

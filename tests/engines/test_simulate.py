@@ -407,7 +407,9 @@ def test_nothing_is_reported_that_was_not_asked_for():
 
 @pytest.mark.parametrize("name", ["pi_median", "temperature"])
 def test_an_unknown_diagnostic_is_refused(name):
-    with pytest.raises(ValueError, match=f"reports {name}; it offers gap, normalised_gap, update_norm\n"):
+    with pytest.raises(
+        ValueError, match=f"reports {name}; it offers gap, normalised_gap, update_norm, learning_rate\n"
+    ):
         run(QUADRATIC, asgd, LATE, diagnostics=["gap", name])
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from test_reproduce import made_up
+from test_story import Tiny
 
-from train import configs, costs, outcome, pace, task
+from train import configs, costs, models, outcome, pace, task
 from train.claim import REQUIRED, SCALES
 from train.data import SOURCES, Dataset
 from train.measured import Measured
@@ -190,15 +191,19 @@ def some(runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path):
+def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path, monkeypatch, request):
     """So few commits that only wiring is tested, and one run a method, which stands for those that differ in numbers."""
     made = {}
+    request.addfinalizer(_task.cache_clear)
 
     def make(run):
         kind = run.config.method, *_setting(run)
         if kind not in made:
-            # A network of a claim's own compiles once.
+            # The first run has the network of the claim, the others one that compiles quickly.
             own = {"model": "auto", "depth": None, "width": 1.0} if made else {}
+            if len(made) == 1:
+                monkeypatch.setattr(models, "DigitsCNN", Tiny)
+                _task.cache_clear()
             config = dataclasses.replace(run.config, epochs=min(0.1, run.config.epochs), **own)
             short = dataclasses.replace(run, config=config)
             made[kind] = record(short, {"data_dir": str(tmp_path), "manual_dir": None})

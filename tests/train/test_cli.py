@@ -32,7 +32,7 @@ class Tiny(nn.Module):
 
 
 def test_no_arguments_is_the_digits_configuration():
-    assert cli.parse([]) == (Config(), None)
+    assert cli.parse([]) == (Config(workers=3, batch_size=256, epochs=40.0), None)
 
 
 def test_a_configuration_name_comes_first_and_flags_change_it():

@@ -1,0 +1,127 @@
+"""Checks of a function that is given as ``batches=``: JAX can trace it, and its batches are not frozen by compilation."""
+
+import contextlib
+import inspect
+import re
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+TOY = 16  # Numbers. A constant batch of no more is the target of a toy problem, so it gives no warning.
+
+
+_checked: weakref.WeakSet = weakref.WeakSet()  # Functions that have been checked for frozen data.
+
+
+class BatchesWarning(UserWarning):
+    """A function of batches that JAX can trace, but whose batches are probably not what was meant.
+
+    Its host code runs once, when the run is compiled. A batch that it draws there with NumPy's or Python's random numbers,
+    or takes from an iterator, is the batch of every gradient of the run.
+    """
+
+
+def check_traceable(fn: Callable, trace: Callable = jax.eval_shape) -> Any:
+    """``trace(fn, worker, step)``, for int32 scalars.
+
+    Raises:
+      TypeError: if ``fn`` does not take two arguments, or JAX cannot trace it.
+    """
+    try:
+        inspect.signature(fn).bind(0, 0)
+    except ValueError:  # Some builtins have no signature.
+        pass
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f"batches are called as batches(worker, step), but {name} takes {inspect.signature(fn)}; give a function of two "
+            "arguments"
+        ) from error
+    number = jax.ShapeDtypeStruct((), np.int32)
+    try:
+        return trace(fn, number, number)
+    except (TypeError, StopIteration, jax.errors.JAXIndexError) as error:
+        raise TypeError(
+            "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "
+            "for int32 scalars; for rows of NumPy data use gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class derived "
+            f"from gemjax.batches.Rows. It raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+
+
+def warn_if_frozen(fn: Callable) -> None:
+    """Warns once with :class:`BatchesWarning` if compilation would fix the data of the whole run.
+
+    Two traces that differ prove that ``fn`` takes data from outside of JAX. A batch that depends neither on the worker nor
+    on the step is one batch for the whole run. This may be meant: up to :data:`TOY` numbers give no warning.
+    """
+    with contextlib.suppress(TypeError):  # Not every callable object can be remembered.
+        if fn in _checked:
+            return
+        _checked.add(fn)
+    jitted = isinstance(fn, jax.stages.Wrapped)  # JAX would trace it only once.
+    python = getattr(fn, "__wrapped__", fn) if jitted else fn
+    first, second = (check_traceable(python, _trace_anew) for _ in range(2))
+    if not _equal(first, second):
+        found = (
+            "batches(worker, step) gave other data when it was traced again: it draws them on the host, which happens only "
+            "when the run is compiled, so the same data serve the whole run; draw them with jax.random from worker and step, "
+            "or give all data as gemjax.Epochs(data, batch_size)"
+        )
+    elif not _uses_arguments(first.jaxpr) and sum(aval.size for aval in first.out_avals) > TOY:
+        found = (
+            "batches(worker, step) depends neither on worker nor on step, so the whole run computes on one batch; give all "
+            "data as gemjax.Epochs(data, batch_size), or gemjax.Computed(batches) if one batch is meant"
+        )
+    else:
+        return
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gemjax."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(found, BatchesWarning, stacklevel=level)  # At the line that called the engine.
+
+
+def _trace_anew(fn: Callable, *arguments: Any) -> Any:
+    def another(worker, step):  # JAX would remember the trace of fn itself.
+        return fn(worker, step)
+
+    return jax.make_jaxpr(another)(*arguments)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two jaxprs are the same program of the same constants."""
+    texts = [re.sub(r"0x[0-9a-f]+", "", str(jaxpr)) for jaxpr in (first, second)]  # Older JAX prints addresses.
+    ones, others = list(_constants(first)), list(_constants(second))
+    return (
+        texts[0] == texts[1]
+        and len(ones) == len(others)
+        and all(one is other or _bits(one) == _bits(other) for one, other in zip(ones, others, strict=True))
+    )
+
+
+def _constants(jaxpr: Any) -> Iterator[Any]:
+    yield from getattr(jaxpr, "consts", ())
+    for equation in jaxpr.eqns:
+        yield from (var.val for var in equation.invars if hasattr(var, "val"))
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else [value]:
+                if hasattr(inner, "eqns"):
+                    yield from _constants(inner)
+
+
+def _bits(constant: Any) -> bytes:
+    is_key = isinstance(constant, jax.Array) and jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes()  # Bits: NaN equals NaN.
+
+
+def _uses_arguments(jaxpr: Any) -> bool:
+    """Whether results may depend on arguments; an operation is taken to use all of its operands."""
+    used = {id(var) for var in jaxpr.outvars}
+    for equation in reversed(jaxpr.eqns):
+        if any(id(var) in used for var in equation.outvars):
+            used.update(id(var) for var in equation.invars)
+    return any(id(var) in used for var in jaxpr.invars)

@@ -1,0 +1,78 @@
+"""``python -m gemjax.check``."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from gemjax import check
+from gemjax.check.machine import cores
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the check and prints it.
+
+    Returns:
+      The exit status: 0 if the law holds and every part ran, else 1.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m gemjax.check",
+        description="Tests gemjax on the devices of this machine, in about a minute: the law, overlap, speed and memory.",
+        epilog="The exit status is 0 if the law holds and every part ran, 1 if something failed.",
+    )
+    parser.add_argument("--workers", type=_positive, metavar="N", help="number of workers (default: by the devices)")
+    parser.add_argument("--cpu-devices", type=_positive, metavar="N",
+                        help="devices to make of a CPU where there is no accelerator (default: its cores, at most 4, and one "
+                        "for the central variable)")  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer methods, the small model alone, shorter measurements"
+    )
+    parser.add_argument("--json", metavar="FILE", help="save all figures as JSON")
+    chosen = parser.parse_args(arguments)
+    if chosen.json is not None:
+        try:  # Before any work; what the file holds stays until there is something to save.
+            open(chosen.json, "a").close()
+        except OSError as error:
+            parser.error(f"--json {chosen.json} cannot be written ({error.strerror}); name another file")
+    # JAX would reserve most of a GPU's memory, whatever else runs on it.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    report = check.run(
+        chosen.workers,
+        cpu_devices=chosen.cpu_devices or _cpu_devices(),
+        quick=chosen.quick,
+        tell=lambda text: print(text, flush=True),
+    )
+    print(f"\nverdict (after {report.seconds:.0f} s)\n  {report.verdict}", flush=True)
+    for failure in report.failures:
+        if failure.traceback:
+            print(f"\n{failure.part}\n{failure.traceback}", file=sys.stderr)
+    saved = chosen.json is None or _save(report, chosen.json)
+    return 0 if report.passed and saved else 1
+
+
+def _save(report: check.Report, path: str) -> bool:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(report.figures(), file, indent=1, allow_nan=False)
+    except OSError as error:
+        print(f"the figures could not be saved in {path} ({error.strerror}); they are above", file=sys.stderr)
+        return False
+    return True
+
+
+def _cpu_devices() -> int | None:
+    """One device per core, at most 4, and one for the central variable; none if the environment says how many."""
+    said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    return None if said or os.environ.get("JAX_NUM_CPU_DEVICES") else min(cores(), 4) + 1
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The law as the check sees it: it holds, a violation is found, and a run that decides nothing is not taken for proof."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax.check import law
+
+HOLDS = law.Law("gem", "float32", 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_bits=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("dc_asgd", "float32"),
+        pytest.param("dc_asgd", "float64", marks=pytest.mark.slow),
+        *(pytest.param(name, "float32", marks=pytest.mark.slow) for name in law.METHODS if name != "dc_asgd"),
+    ],
+)
+def test_it_holds_here(method, dtype):
+    found = law.check_law(method, dtype, gemjax.place(3), num_commits=24)
+    assert found.violation == ""
+    assert found.commits == 24
+    assert found.staleness[1] > 2  # Worker 0 is slow.
+    assert found.last_place < found.allowed < found.reordered
+    assert found.same_bits
+    assert not jax.config.read("jax_enable_x64")
+
+
+def test_a_replay_that_does_nothing_is_a_violation(monkeypatch):
+    """The simulator returns the parameters it is given, so all that is left is the nudge of one of them."""
+    monkeypatch.setattr(
+        gemjax, "simulate", lambda tx, loss_fn, params, *args, **options: SimpleNamespace(params=params)
+    )
+    found = law.check_law("dc_asgd", "float32", gemjax.place(3), num_commits=24)
+    initial = law.least_squares("float32")[1]["w"]
+    assert found.last_place == np.spacing(abs(initial[0, 0])) / np.abs(initial).max() > 0
+    assert (found.reordered, found.same_bits) == (0.0, True)
+    assert found.difference > 0.1
+    assert "differs from the run by" in found.violation
+    assert "allowed are 1e-04" in found.violation
+
+
+def test_what_is_no_number_is_a_violation():
+    assert "nan" in dataclasses.replace(HOLDS, difference=math.nan).violation
+    assert HOLDS.violation == ""
+
+
+def test_a_run_whose_order_does_not_matter_decides_nothing():
+    assert "decides nothing" in dataclasses.replace(HOLDS, reordered=1e-6).violation
+    assert dataclasses.replace(HOLDS, reordered=None).violation == ""  # One worker has one order.
+
+
+def test_the_default_precision_is_not_judged():
+    assert dataclasses.replace(HOLDS, difference=1e-3, allowed=None).violation == ""
+
+
+def test_a_difference_is_relative_to_the_largest_parameter_of_all():
+    one, other = {"a": np.array([1.0]), "b": np.array([10.0, 0.0])}, {"a": np.array([1.5]), "b": np.array([10.0, 0.0])}
+    assert law.difference(one, other) == pytest.approx(0.05)
+    assert math.isnan(law.difference({"a": np.array([np.nan])}, {"a": np.array([1.0])}))

@@ -1,0 +1,112 @@
+"""The methods' page and the guide: every method is there, with its real defaults, memory, results and diagnostics."""
+
+import inspect
+import json
+import math
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax.diagnostics import Observer
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "gemjax" / "methods" / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "gemjax" / "README.md").read_text(encoding="utf-8")
+OF_METHODS = {
+    name for name in gemjax.__all__ if getattr(getattr(gemjax, name), "__module__", "").startswith("gemjax.methods.")
+}
+ALIASES = {
+    name
+    for name in OF_METHODS
+    if {"learning_rate", "num_workers"} <= {*inspect.signature(getattr(gemjax, name)).parameters}
+}
+
+
+def _tables(*columns, text=PAGE):
+    """Rows of the tables of ``text`` that have these columns, as dicts."""
+    header = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells or not header:
+            header = cells
+        elif set(columns) <= set(header) and not cells[0].startswith("---"):
+            yield dict(zip(header, cells, strict=True))
+
+
+METHODS = {row["method"].strip("`"): row for row in _tables("method", "defaults")}
+
+
+def test_every_method_has_one_row():
+    assert len(METHODS) == len(list(_tables("method", "defaults")))
+    assert set(METHODS) == ALIASES
+
+
+def test_every_export_of_a_method_file_is_named():
+    assert not {name for name in OF_METHODS if f"`{name}`" not in PAGE}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_defaults_are_those_of_the_signature(name):
+    found = eval(f"dict({METHODS[name]['defaults'].strip('`')})")
+    parameters = inspect.signature(getattr(gemjax, name)).parameters.values()
+    assert found == {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "num_workers"}
+
+
+def _made(name, num_workers):
+    """The method with its defaults."""
+    rate = () if "learning_rate" in METHODS[name]["defaults"] else (0.1,)
+    return getattr(gemjax, name)(*rate, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_memory_is_what_the_state_takes(name):
+    params = jax.ShapeDtypeStruct((1_000_000,), jnp.float32)
+
+    def copies(num_workers):
+        state = jax.eval_shape(_made(name, num_workers).init, params)
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state)) / 1e6
+
+    worker = round(copies(5) - copies(4))
+    central = round(copies(4) - 4 * worker)
+    assert [int(METHODS[name][column].split()[0]) for column in ("worker", "central")] == [worker, central]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_guide_lists_the_diagnostics_that_it_offers(name):
+    tx, params, observer = _made(name, 2), jnp.ones(3), Observer()
+    told = {"value": jnp.float32(1), "local_steps": 2, "observe": observer}
+    jax.eval_shape(lambda state: tx.update(params, state, params, worker=0, **told), jax.eval_shape(tx.init, params))
+    listed = {
+        diagnostic
+        for row in _tables("diagnostic", "offered by", text=GUIDE)
+        for diagnostic in re.findall(r"`(\w+)`", row["diagnostic"])
+        if f"`{name}`" in row["offered by"] or "all methods" in row["offered by"]
+    }
+    assert observer.offered == listed
+
+
+def test_the_results_are_those_of_the_claim():
+    """A run that failed counts as 0."""
+    path = ROOT / "train" / "results" / "every_method-cpu.json"
+    known = {}
+    for result in json.loads(path.read_text(encoding="utf-8"))["results"]:
+        method, cluster, _ = result["series"].split(", ")
+        values = [value or 0.0 for value in result["test_accuracy"]["values"]]
+        known[method, f"{result['point']} {'' if cluster == 'homogeneous' else 'un'}equal"] = 100 * np.mean(values)
+    rows = list(_tables("method", "16 equal"))
+    assert len(rows) == 8
+    for row in rows:
+        for column, shown in row.items():
+            if column != "method":
+                assert shown == f"{known[row['method'].strip('`'), column]:.1f}", (row["method"], column)
+
+
+def test_what_none_stands_for_is_explained():
+    explained = PAGE[PAGE.index("What `None` stands for") :].partition("\n\n")[0]
+    nones = {name for row in METHODS.values() for name in re.findall(r"(\w+)=None", row["defaults"])}
+    assert nones == {name for name in re.findall(r"`(\w+)`", explained) if name in nones}

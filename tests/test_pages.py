@@ -1,0 +1,87 @@
+"""The pages of the folders: their links lead somewhere, and what they tell to type is understood."""
+
+import dataclasses
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import tyro
+
+from train import cli, compilation, reproduce, results_table, sweep
+from train.bench import Bench
+from train.config import Config
+from train.files import write_whole
+from train.grid import Grid
+from train.report import Report
+from train.reproduce import Reproduce
+
+ROOT = Path(__file__).parents[1]
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "gemjax/README.md",
+    "gemjax/methods/README.md",
+    "train/README.md",
+    "train/results/README.md",
+)
+PARSERS = {
+    "sweep": sweep.parse,
+    "reproduce": reproduce.parse,
+    "results": results_table.parse,
+    "report": lambda argv: tyro.cli(Report, args=argv),
+    "bench": lambda argv: tyro.cli(Bench, args=argv),
+}
+
+
+def _text(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def _anchors(text):
+    """The names that headings can be linked by, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _commands():
+    """The arguments of each `python -m train` in the shell blocks of the pages."""
+    for page in PAGES:
+        for block in re.findall(r"^```bash\n(.*?)^```$", _text(page), re.DOTALL | re.MULTILINE):
+            for command in re.split(r"&&|\n", block):
+                words = shlex.split(command, comments=True)
+                if words[:3] == ["python", "-m", "train"]:
+                    yield pytest.param(words[3:], id=f"{page}: {' '.join(words[3:])}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", _text(page)):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("argv", list(_commands()))
+def test_commands_are_understood(argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/my-run").mkdir(parents=True)
+    Config().save("runs/my-run/config.json")
+    Path("runs/my-sweep").mkdir()
+    write_whole("runs/my-sweep/sweep.json", Grid().text())
+    parse = PARSERS.get(argv[0], cli.parse) if argv else cli.parse
+    parse(argv if parse is cli.parse else argv[1:])
+
+
+def test_the_page_of_the_command_line_names_flags_that_exist():
+    fields = {field.name for kind in (Config, Grid, Reproduce, Bench) for field in dataclasses.fields(kind)}
+    known = {"--help", compilation.FLAG, *(f"--{name.replace('_', '-')}" for name in fields)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text("train/README.md"))) <= known
+
+
+def test_the_citation_is_of_this_version():
+    project = tomllib.loads(_text("pyproject.toml"))["project"]
+    fields = dict(re.findall(r"^([a-z-]+): (.+)$", _text("CITATION.cff"), re.MULTILINE))
+    assert (fields["version"], fields["license"]) == (project["version"], project["license"])
