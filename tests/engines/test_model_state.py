@@ -15,7 +15,7 @@ from gemjax.testing import run_in_python
 
 N = 3
 GEM = gemjax.gem(0.05, num_workers=N)
-LOCAL = gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 2)
+LOCAL = gemjax.LocalSteps(optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(1)), optax.sgd(0.05, momentum=0.5)), 2)
 
 
 def loss_fn(params, model_state, batch, key):
@@ -55,6 +55,7 @@ def on_devices(given, num_commits=24, tx=GEM, **options):
 
 
 def assert_states_close(actual, desired, rtol=1e-10):
+    """A local optimizer may hold keys, too."""
     assert_close(keys.as_data(actual.model_state), keys.as_data(desired.model_state), rtol)
     assert_close(actual.params, desired.params, rtol)
     assert_close(keys.as_data(actual.view), keys.as_data(desired.view), rtol)
