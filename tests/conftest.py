@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_testnodedown(node):
     """Count the deselected tests for the closing line: under xdist only the workers collect, each of them all tests."""
     if reporter := node.config.pluginmanager.get_plugin("terminalreporter"):
-        reporter.stats["deselected"] = [None] * getattr(node, "workeroutput", {}).get("slow", 0)
+        reporter.stats["deselected"] = [node] * getattr(node, "workeroutput", {}).get("slow", 0)
 
 
 @pytest.fixture
