@@ -96,7 +96,10 @@ from gemjax.summary import Summary, summarise
 from gemjax.telemetry import Timeline, timeline
 from gemjax.trace import Trace
 
-__version__ = importlib.metadata.version("gemjax")
+try:
+    __version__ = importlib.metadata.version("gemjax")
+except importlib.metadata.PackageNotFoundError:  # A checkout that is on the path but not installed.
+    __version__ = "0+unknown"
 
 __all__ = [
     "BatchesWarning",

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 import gemjax
+from gemjax.compat import enable_x64
 
 gemjax.cpu_devices(9)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -70,5 +71,5 @@ def pytest_testnodedown(node):
 @pytest.fixture
 def x64():
     """Double precision for one test."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield

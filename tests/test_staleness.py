@@ -8,6 +8,7 @@ import pytest
 
 import gemjax
 from gemjax import slots
+from gemjax.compat import enable_x64
 from gemjax.nodes import ReadsStaleParams
 from gemjax.slots import Slots
 from gemjax.staleness import is_asynchronous, num_workers_of, recorded_view
@@ -346,7 +347,7 @@ def test_one_trace_and_one_compilation_for_all_workers():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_dtypes_are_kept(dtype):
-    with jax.enable_x64(dtype == "float64"):
+    with enable_x64(dtype == "float64"):
         params = {"a": jax.ShapeDtypeStruct((2,), dtype), "c": jax.ShapeDtypeStruct((1,), "float32")}  # Mixed, too.
         tx = gemjax.gem(0.1, num_workers=2)
 

@@ -1,11 +1,11 @@
 """The finished runs of all claims: one small file a run, so that claims share runs and interrupted ones go on."""
 
-import importlib.metadata
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import gemjax
 from train.claim import Run
 from train.files import write_whole
 from train.runfolder import RUNS
@@ -13,7 +13,7 @@ from train.runfolder import RUNS
 Record = dict[str, Any]
 POOL = RUNS / "reproduce"
 PUBLISHED = Path(__file__).parent / "results" / "runs"
-VERSION = importlib.metadata.version("gemjax")
+VERSION = gemjax.__version__
 
 
 class Pool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from gemjax import slots
 from gemjax.batches import is_shared, part, select, threads_that_read
+from gemjax.compat import enable_x64
 from gemjax.engines.ahead import ReadAhead
 from gemjax.engines.packing import Packed, Packer
 from gemjax.engines.result import RunFailedError
@@ -155,7 +156,7 @@ class Programs:
         )  # As the calling thread has it: `with jax.enable_x64():` does not reach others.
 
         def run_once(worker):
-            with jax.enable_x64(x64):
+            with enable_x64(x64):
                 gradient = jax.block_until_ready(self.compute(worker, self._any_batch(worker)))
                 self._settled(worker)
                 return gradient

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
+from gemjax.compat import enable_x64
 from gemjax.engines import at_exit
 
 
@@ -77,7 +78,7 @@ class Waiters:
         self._ready.put(None)
 
     def _wait(self, inbox: queue.SimpleQueue) -> None:
-        with jax.enable_x64(self._x64):
+        with enable_x64(self._x64):
             self._wait_for_each(inbox)
 
     def _wait_for_each(self, inbox: queue.SimpleQueue) -> None:

@@ -12,6 +12,7 @@ from methods.rows import METHODS, every_method
 
 import gemjax
 from gemjax import arrivals
+from gemjax.compat import enable_x64
 from gemjax.nodes import NeedsLocalSteps
 
 # --- Convergence -----------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def test_types_of_everything_are_kept(row, dtype):
         assert _types(found) == _types(carry)
         return found
 
-    with jax.enable_x64(dtype == "float64"):
+    with enable_x64(dtype == "float64"):
         params, _ = _toy(dtype)
         found, _ = jax.eval_shape(run, params)  # All of this is decided by tracing.
         assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}

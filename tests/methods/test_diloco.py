@@ -6,6 +6,7 @@ import pytest
 from methods import reference_outer, runs
 
 import gemjax
+from gemjax.compat import enable_x64
 
 N = runs.NUM_WORKERS
 
@@ -129,7 +130,7 @@ def test_hyper_parameters_out_of_range_are_refused(keywords, message):
 
 
 def test_it_may_be_made_in_double_precision_and_used_in_single():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         tx = gemjax.diloco(num_workers=2)
     state = tx.init(jnp.zeros(2))
     assert {leaf.dtype for leaf in jax.tree.leaves(state) if leaf.ndim and leaf.dtype.kind == "f"} == {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from gemjax.compat import enable_x64
 from train import correlation
 from train.correlation import correlate
 from train.layout import Layout, arrange, flatten, max_pool, pixel_means, standardise
@@ -68,7 +69,7 @@ def test_a_convolution_does_not_depend_on_how_many_rows_are_made_at_once(rows, m
     def convolved(layout, images, kernel):
         return back(correlate(arrange(images, layout), kernel, layout, 1, 1), layout)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         assert correlation._rows_at_once(jnp.zeros((2, 6, 5, 3), jnp.float64), 3) == rows
         compare(
             convolved, jnp.asarray(normal(0, 3, 6, 5, 2)), jnp.asarray(normal(1, 3, 3, 2, 4)), rtol=1e-10, atol=1e-12
@@ -135,7 +136,7 @@ def test_standardised_images_have_the_mean_and_deviation_asked_for(layout):
 @pytest.mark.parametrize("layout", Layout)
 def test_batch_normalisation_is_that_of_flax(layout, train):
     """Values, gradients and running statistics."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         images = jnp.asarray(2 + 3 * normal(0, 3, 4, 2, 2))
         params = {"scale": jnp.array([0.5, 2.0]), "bias": jnp.array([1.0, -1.0])}
         statistics = {"mean": jnp.array([0.1, 0.2]), "var": jnp.array([2.0, 3.0])}
@@ -163,7 +164,7 @@ def test_batch_normalisation_is_that_of_flax(layout, train):
 
 
 def test_the_type_of_statistics_stays():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         variables = {
             "params": {"scale": jnp.ones(2, jnp.float32), "bias": jnp.zeros(2, jnp.float32)},
             "batch_stats": {"mean": jnp.zeros(2, jnp.float32), "var": jnp.ones(2, jnp.float32)},

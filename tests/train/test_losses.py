@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from gemjax.compat import enable_x64
 from train.evaluate import make_evaluate
 from train.layout import Layout
 from train.losses import cross_entropy, image_rows, make_loss, normalise, token_rows
@@ -93,7 +94,7 @@ class WantsFloat64(nn.Module):
 
 
 def test_float64_parameters_see_float64_images():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         params, batch = {"bias": jnp.zeros((1, 10), jnp.float64)}, raw_batch(4, 2, (4, 4, 1))
         rows = image_rows(WantsFloat64(), 0.3, 0.4, 255.0)
         loss, _ = make_loss(rows)(params, {}, batch, jax.random.key(0))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gemjax.compat import enable_x64
 from train.convolution import IMPLEMENTATIONS, convolve, default_implementation
 from train.losses import image_rows, make_loss
 from train.models import DigitsCNN, GemCNN, init_params
@@ -74,7 +75,7 @@ def test_convolution_is_the_same_in_all_implementations(shape, size, pool):
 
 
 def test_convolution_in_float64():
-    with jax.enable_x64(True):
+    with enable_x64(True):
         *ours, theirs = convolution_and_gradients((6, 8), 3, True, jnp.float64)
         for implementation in ours:
             for one, other in zip(implementation, theirs, strict=True):

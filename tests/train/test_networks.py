@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gemjax.compat import enable_x64
 from train import networks
 from train.losses import image_rows, make_loss, token_rows
 from train.models import CNN7, VGG16, AlexNet, CifarResNet, ResNet50, Transformer, WideResNet, init, layers
@@ -91,7 +92,7 @@ def raw_batch(size, side):
     ids=["resnet", "wide", "vgg", "resnet50", "alexnet", "cnn7"],
 )
 def test_networks_are_the_same_in_both_layouts(model, side):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         begun = init(model("lax"), jax.random.key(0), (side, side, 3))
         params, model_state = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), begun)
         batch, key = raw_batch(4, side), jax.random.key(1)
