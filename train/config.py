@@ -48,6 +48,7 @@ Method = Literal[
     "momentum_lookahead",
     "heloco",
 ]
+Schedule = Literal["constant", "cosine"]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin", "tiered", "tiered_barrier"]
 
 
@@ -99,6 +100,8 @@ class Config:
     """L2 decay: this times the weights is added to each gradient, in front of the method (of local steps: of each step)."""
     augment: bool = False
     """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, anew in each batch."""
+    schedule: Schedule = "constant"
+    """Learning rate over the run: `constant`, or `cosine`: decay to 0 at the end of `--epochs`, after the warm-up."""
     warmup_epochs: float = 0.0
     """Data epochs of all workers together over which the learning rate rises from a worker's share, 1 / workers of it."""
     decay_epochs: tuple[float, ...] = ()

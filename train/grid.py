@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from train.config import Cluster, Config, DatasetName, Method
+from train.config import Cluster, Config, DatasetName, Method, Schedule
 from train.networks import ModelName
 from train.ranges import LOCAL, STRONG, flag
 
@@ -25,7 +25,8 @@ LISTS = {
 }
 # What is trained and how, the same for all cells.
 NETWORK = (
-    "model", "width", "depth", "dropout", "weight_decay", "augment", "warmup_epochs", "decay_epochs", "decay_factor",
+    "model", "width", "depth", "dropout", "weight_decay", "augment", "schedule", "warmup_epochs", "decay_epochs",
+    "decay_factor",
 )  # fmt: skip
 FREE = ("data_dir", "manual_dir", "out", "dry_run", "resume")  # What may change when a sweep goes on.
 
@@ -81,6 +82,8 @@ class Grid:
     """L2 decay: this times the weights is added to each gradient, in front of the method (of local steps: of each step)."""
     augment: bool = False
     """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, anew in each batch."""
+    schedule: Schedule = "constant"
+    """Learning rate over a run: `constant`, or `cosine`: decay to 0 at its end, after the warm-up."""
     warmup_epochs: float = 0.0
     """Data epochs of all workers together over which the learning rate rises from a worker's share, 1 / workers of it."""
     decay_epochs: tuple[float, ...] = ()
