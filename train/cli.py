@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 import tyro
 from rich.console import Console
 
-from train import configs, scalars
+from train import configs, interrupts, scalars
 from train.builders.originals import DataError
 from train.config import DATASETS, Config
-from train.files import RecordError
+from train.files import FULL, RecordError, in_words
 
 DESCRIPTION = f"""Asynchronous training with gemjax.
 
@@ -64,11 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return report.main(argv[1:])
         return _train(argv)
-    except KeyboardInterrupt:
-        print("train: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        number = interrupts.number_of(stop)
+        print(f"train: interrupted by {interrupts.name_of(number)}", file=sys.stderr)
+        return interrupts.status_of(number)
     except (UsageError, DataError, RecordError, OSError, MemoryError) as error:
-        message = in_flags(str(error)) or "there is not enough memory"
+        message = in_words(error) if isinstance(error, OSError) else str(error)
+        message = in_flags(message) or "there is not enough memory"
         print(f"train: {message}", file=sys.stderr)
         return 2
 
@@ -81,6 +84,7 @@ def _train(argv: list[str]) -> int:
     if not config.dry_run:
         console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags are known to be right: this imports JAX.
+    from gemjax.checkpoints import CheckpointWriteError
     from train.footprint import dry_run
     from train.runfolder import RunFolder
     from train.story import train
@@ -89,13 +93,22 @@ def _train(argv: list[str]) -> int:
         dry_run(config, console)
         return 0
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
+    # Orbax logs the traceback of each write that fails; the run says it in a line.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    interrupt = interrupts.Interrupt()
     try:
-        summary = train(config, folder, console)
+        summary = train(config, folder, console, interrupt)
     except gemjax.CheckpointError as error:
         raise UsageError(str(error)) from error
     except gemjax.RunFailedError as error:
         raise UsageError(f"the run failed: {error}") from error
-    return 0 if summary["finished"] else 130
+    except OSError as error:
+        if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
+            go_on = f"make room and go on with: python -m train --resume {folder.path}"
+            print(f"train: {in_words(error)}; {go_on}", file=sys.stderr)
+            return 1
+        raise
+    return 0 if summary["finished"] else interrupts.status_of(interrupt.number)
 
 
 def parse(argv: list[str]) -> tuple[Config, str | None]:

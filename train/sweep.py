@@ -44,12 +44,13 @@ def main(argv: Sequence[str]) -> int:
             return 0
         _say(console, f"sweep on {grid.dataset}: preparing data and parameters …")
         run(grid, folder, console)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         done = sum(folder.rows(cell) is not None for cell in grid.cells)
-        _say(console, f"stopped with {done} of {_count(len(grid.cells), 'cell')} done")
+        number = interrupts.number_of(stop)
+        _say(console, f"stopped by {interrupts.name_of(number)} with {done} of {_count(len(grid.cells), 'cell')} done")
         if folder.grid.exists():
             _say(console, f"go on with: python -m train sweep --resume {folder.path}")
-        return 130
+        return interrupts.status_of(number)
     return 0
 
 
@@ -140,6 +141,8 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
     model = cluster(config)
     parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task.params)))
     steps = task.batches.steps_per_epoch
+    # A cosine schedule ends with the run.
+    config = dataclasses.replace(config, epochs=grid.gradients / (cell.workers * steps))
     local: Any = lambda **point: local_steps(at(config, point), steps)
     rows: list[Row] = []
     for part in parts:

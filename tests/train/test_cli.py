@@ -6,18 +6,18 @@ import inspect
 import os
 import re
 import runpy
-import signal
 import sys
 import textwrap
 
 import pytest
 from flax import linen as nn
 
-from train import cli, interrupts, models, story
+from train import cli, interrupts, models, story, sweep
 from train.bench import Bench
 from train.config import Config
 from train.grid import Grid
 from train.reproduce import Reproduce
+from train.runfolder import RunFolder
 
 
 class Tiny(nn.Module):
@@ -152,24 +152,34 @@ def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_ends_the_process_at_once_until_it_is_to_raise_again(monkeypatch, capfd):
-    before = signal.getsignal(signal.SIGINT)
-    ends = []
-    monkeypatch.setattr(os, "_exit", ends.append)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupts.end_at_once()
-        signal.raise_signal(signal.SIGINT)
-        assert ends == [130]
-        assert capfd.readouterr().err == "train: interrupted\n"
-        interrupts.raise_again()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interrupts.end_at_once()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+@pytest.mark.parametrize("command", [[], ["sweep"], ["reproduce", "gem_figure_2"], ["bench", "arrivals"]])
+def test_an_out_that_cannot_be_made_is_refused_before_anything_is_compiled(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(story, "make_task", None)
+    monkeypatch.setattr(sweep, "make_task", None)
+    (tmp_path / "file").write_text("")
+    assert cli.main([*command, "--out", str(tmp_path / "file" / "run" / "x")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"train: --out {tmp_path / 'file' / 'run'}")
+    assert f"cannot be made: {tmp_path / 'file'} is not a folder; choose another one" in error
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert cli.main([*command, "--out", str(tmp_path / "run" / "x")]) == 2
+    assert f"no permission to write in {tmp_path}" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_out_with_other_files_is_refused_but_not_one_that_a_kill_left(tmp_path, monkeypatch, capsys):
+    (tmp_path / "thesis.tex").write_text("")
+    assert cli.main(["--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"train: --out {tmp_path} is not empty: it holds thesis.tex; choose an empty or a new folder\n"
+    )
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.json.unfinished").write_text("{")
+    assert RunFolder.fresh(Config(out=str(tmp_path / "run"))).path == tmp_path / "run"
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="holds a run already; continue it with --resume"):
+        RunFolder.fresh(Config(out=str(tmp_path / "run")))
 
 
 def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch, capsys, tmp_path):
@@ -192,7 +202,7 @@ def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch
     with pytest.raises(EndedError, match="130"):
         runpy.run_module("train", run_name="__main__")
     said = capsys.readouterr()
-    assert said.err == "train: interrupted\n"
+    assert said.err == "train: interrupted by Ctrl-C\n"
     assert said.out == "gem on digits: preparing data and parameters …\n"
     assert not (tmp_path / "runs").exists()
 
