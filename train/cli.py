@@ -12,17 +12,19 @@ from collections.abc import Sequence
 import tyro
 from rich.console import Console
 
-from train import configs, interrupts, scalars
+from train import configs, helptext, interrupts, scalars
 from train.builders.originals import DataError
 from train.config import DATASETS, Config
 from train.files import FULL, RecordError, in_words
 
-DESCRIPTION = f"""Asynchronous training with gemjax.
-
-Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
-`python -m train sweep` compares methods and numbers of workers, `python -m train report [RUN]` tells whether a run was truly
-asynchronous, `python -m train reproduce` checks published claims, `python -m train bench` measures what the engines cost;
-`--help` behind each tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on."""
+USAGE = "python -m train"
+ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine or in a simulator.
+{helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume goes on from it. Other commands:
+  python -m train report [RUN]     was a run truly asynchronous, and what slowed it down
+  python -m train sweep            compare methods, numbers of workers and learning rates
+  python -m train reproduce CLAIM  check published claims
+  python -m train results          table of the claims that were checked
+  python -m train bench            measure what the engines cost"""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
@@ -126,12 +128,13 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
             default = Config.load(RunFolder.find(resume).config)
         except ValueError as error:
             raise UsageError(str(error)) from None
+    helptext.show(argv, USAGE, ABOUT, default)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            config = tyro.cli(Config, args=argv, default=default, prog="python -m train", description=DESCRIPTION)
+            config = tyro.cli(Config, args=argv, default=default, prog=USAGE)
     except SystemExit as stop:
-        if stop.code == 0:  # --help.
+        if stop.code == 0:  # tyro's own flags, as for completion in a shell.
             raise
         raise UsageError(f"{one_line(said.getvalue())} (python -m train --help)") from None
     if resume and (changed := config.changed(default)):

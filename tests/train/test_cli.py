@@ -79,15 +79,42 @@ def test_a_wrong_value_is_answered_in_one_line(argv, message, capsys, tmp_path, 
     assert error.count("\n") == 1
 
 
-def test_help_names_every_flag_with_its_default_and_the_configurations(capsys):
+def help_of(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["--help"])
+        cli.main(list(argv))
     assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for field in dataclasses.fields(Config):
-        assert "--" + field.name.replace("_", "-") in text
-    assert "digits, mnist" in text
-    assert "bench" in text
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "options"), [([], Config), (["sweep"], Grid)], ids=["train", "sweep"])
+def test_help_is_in_groups_and_names_every_flag_once(capsys, monkeypatch, command, options):
+    monkeypatch.setenv("COLUMNS", "200")
+    common, everything = (help_of(capsys, *command, how) for how in ("--help", "--help-all"))
+    flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(options)]
+    assert sorted(re.findall(r"^  (--\S+)", everything, re.MULTILINE)) == sorted(flags)
+    assert set(re.findall(r"^  (--\S+)", common, re.MULTILINE)) < set(flags)
+    groups = [
+        "data",
+        "model",
+        "method",
+        "cluster",
+        *(["scheduler (--engine devices)"] if not command else []),
+        "output",
+    ]
+    assert re.findall(r"\n\n([a-z].*):\n", everything) == groups
+    assert max(map(len, everything.splitlines())) <= 100
+    assert common.count("\n") <= 2 * 50
+    assert "digits or mnist" in common
+    assert f"python -m train{' sweep' * bool(command)} --help-all shows all flags" in common
+
+
+def test_help_tells_values_and_defaults_of_the_configuration(capsys):
+    said = " ".join(help_of(capsys, "mnist", "-h").split())
+    assert "--seed INT Seed of initial parameters, shuffles, dropout masks and simulated arrivals. (default: 0)" in said
+    assert "--batch-size INT Rows per gradient, of one worker. (default: 64)" in said
+    assert "--engine devices|simulate " in said
+    assert "One of gem, asgd, " in said
+    assert "--out PATH Run folder, new or empty; default: runs/<time>-<dataset>-<method>. --dry-run Print" in said
 
 
 @pytest.mark.parametrize("options", [Config, Grid, Reproduce, Bench], ids=lambda options: options.__name__)
