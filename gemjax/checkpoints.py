@@ -1,6 +1,10 @@
 """Checkpoints of a run, through Orbax: the central variable *and* the asynchrony around it."""
 
+import contextlib
 import os
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +14,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from gemjax import keys
+from gemjax.engines.memory import readable
 from gemjax.engines.transition import RunState
 from gemjax.trace import COLUMNS, Trace
 
@@ -19,6 +24,16 @@ KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 class CheckpointError(ValueError):
     """A checkpoint that is damaged, of something else, or none of gemjax; the message names its folder."""
+
+
+class CheckpointWriteError(OSError):
+    """A checkpoint could not be written, because the disk is full for example; the ones before it are as good as they were.
+
+    The message names the folder, the cause, the space that is free, and the newest good checkpoint.
+    """
+
+    def __str__(self) -> str:
+        return self.strerror
 
 
 class Checkpoints:
@@ -34,12 +49,15 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int = 2):
-        self.folder = Path(folder).absolute()
-        policy: Any = ocp.training.preservation_policies.LatestN(keep)
-        self._checkpointer = ocp.training.Checkpointer(
-            str(self.folder), preservation_policy=policy, cleanup_tmp_directories=True
-        )
+        self.folder, self.keep = Path(folder).absolute(), keep
+        self._checkpointer = self._open()
         self._writing: Any = None  # What Orbax answers to a write in the background.
+        self._written = 0  # Commits and bytes of that one.
+        self._size = 0
+
+    def _open(self) -> ocp.training.Checkpointer:
+        policy: Any = ocp.training.preservation_policies.LatestN(self.keep)
+        return ocp.training.Checkpointer(str(self.folder), preservation_policy=policy, cleanup_tmp_directories=True)
 
     def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None, *, wait: bool = True) -> None:
         """Writes ``state`` after the commits of ``trace``; a checkpoint of as many commits is deleted first.
@@ -51,6 +69,10 @@ class Checkpoints:
           wait: ``True`` (default): returns when all is on disk. ``False``: copies the state on its devices, which takes its
             room twice for the while, and writes it in the background; the run may go on. The next call of this object waits
             for that, and raises what went wrong there.
+
+        Raises:
+          CheckpointWriteError: (an OSError) if it cannot be written, or the one before it, in the background, could not. The
+            checkpoints that were there stay valid, and the next call tries again.
         """
         self.wait()
         columns = {name: getattr(trace, name) for name in COLUMNS}
@@ -58,18 +80,69 @@ class Checkpoints:
         plain = keys.as_data(state)
         tree: Any = {"state": plain, "trace": columns} if len(trace) else {"state": plain}
         options: Any = {"force": True, "overwrite": True, "custom_metadata": known | {"user": metadata or {}}}
-        if wait:
-            self._checkpointer.save(len(trace), tree, **options)
-        else:
+        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        if not wait:
             # A run that goes on donates the buffers of its state to the next commit.
             tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
+        with self._recovering():
             self._writing = self._checkpointer.save_async(len(trace), tree, **options)
+        if wait:
+            self.wait()
 
-    def wait(self) -> None:
-        """Returns when the checkpoint that is being written is on disk; raises what went wrong with it."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the checkpoint that is being written is on disk.
+
+        Args:
+          timeout: seconds to wait at most, 0 to ask only; default without end.
+
+        Returns:
+          Whether nothing is being written any more.
+
+        Raises:
+          CheckpointWriteError: (an OSError) if the checkpoint could not be written.
+        """
+        if self._writing is not None:
+            with self._recovering():
+                try:
+                    self._writing.result(timeout=timeout)
+                except TimeoutError:
+                    if timeout is None:
+                        raise
+                    return False
+            self._writing = None
+        return True
+
+    @contextlib.contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """Turns what Orbax raises when a write fails into :class:`CheckpointWriteError`, and begins anew with it.
+
+        Orbax would raise the same error at the next write, keep what it wrote of the checkpoint, which takes room where there
+        is too little, and forget the checkpoint that the failed one was to replace.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._writing = None
+            with contextlib.suppress(Exception):
+                self._checkpointer.close()
+            for unfinished in self.folder.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            self._checkpointer = self._open()
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: Exception) -> CheckpointWriteError:
+        number, why = getattr(error, "errno", None), f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        if found := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore has errors of its own kind.
+            number = int(found[1])
+        if number is not None:
+            why = os.strerror(number)
+        newest = self.latest
+        return CheckpointWriteError(
+            number,
+            f"{self.folder}: the checkpoint of {self._written} commits could not be written: {why} (its arrays take "
+            f"{readable(self._size)}, {readable(shutil.disk_usage(self.folder).free)} are free); "
+            + ("there is no other" if newest is None else f"the newest good one is of {newest} commits"),
+        )
 
     @property
     def latest(self) -> int | None:

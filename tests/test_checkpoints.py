@@ -1,16 +1,20 @@
 """Checkpoints: what was saved comes back, and nothing else is taken for it."""
 
 import concurrent.futures
+import errno
 import json
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals, testing
+from gemjax.checkpoints import CheckpointWriteError
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 
@@ -199,3 +203,38 @@ def test_what_is_written_in_the_background_is_a_copy(tmp_path, monkeypatch):
         leaf.delete()  # As a commit does that is given the state.
     for one, other in zip(jax.tree.leaves(held[0]), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, wait):
+    """Files may not grow here, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    params = jax.random.normal(jax.random.key(0), (50_000,))
+    state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), params, num_workers=3)
+    trace, before = arrivals.Gamma(3).trace(9), resource.getrlimit(resource.RLIMIT_FSIZE)
+    wrong = r"of 2 commits could not be written: File too large \(.* free\); the newest good one is of 1 commits"
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, trace.first(1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        try:
+            with pytest.raises(CheckpointWriteError, match=wrong) as refused:
+                checkpoints.save(state, trace.first(2), wait=wait) or checkpoints.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert refused.value.errno == errno.EFBIG
+        assert checkpoints.latest == 1
+        assert os.listdir(tmp_path) == ["1"]
+        checkpoints.save(state, trace.first(3), wait=wait)
+        checkpoints.save(state, trace.first(4), wait=wait)
+        assert checkpoints.load(state)[1] == trace.first(4)
+    assert sorted(os.listdir(tmp_path)) == ["3", "4"]
+
+
+def test_a_write_in_the_background_can_be_asked_after(tmp_path, monkeypatch):
+    ready = concurrent.futures.Future()
+    monkeypatch.setattr(ocp.training.Checkpointer, "save_async", lambda *_, **__: ready)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(0), wait=False)
+        assert not checkpoints.wait(timeout=0)
+        ready.set_result(True)
+        assert checkpoints.wait(timeout=0)

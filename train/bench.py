@@ -16,6 +16,7 @@ from rich.console import Console
 import gemjax
 from train import bench_arrivals, bench_devices, bench_methods, bench_network, bench_simulate, cli
 from train.config import Method
+from train.files import check_out
 from train.methods import METHODS
 
 PyTree = Any
@@ -62,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
         if stop.code == 0:  # --help.
             raise
         raise cli.UsageError(f"{cli.one_line(said.getvalue())} (python -m train bench --help)") from None
+    if bench.out:
+        check_out(Path(bench.out).parent)
     gemjax.cpu_devices(9)
     console = Console()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -11,18 +12,21 @@ from collections.abc import Sequence
 import tyro
 from rich.console import Console
 
-from train import compilation, configs, scalars
+from train import compilation, configs, helptext, interrupts, scalars
 from train.builders.originals import DataError
 from train.config import DATASETS, Config
-from train.files import RecordError
+from train.files import FULL, RecordError, in_words
 
-DESCRIPTION = f"""Asynchronous training with gemjax.
-
-Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
-`python -m train sweep` compares methods and numbers of workers, `python -m train report [RUN]` tells whether a run was truly
-asynchronous, `python -m train reproduce` checks published claims, `python -m train bench` measures what the engines cost;
-`--help` behind each tells more. Ctrl-C writes a checkpoint and ends; `--resume` goes on. Compiled programs are kept in the
-user's cache folder for the next start: `--compilation-cache FOLDER` moves it, `--compilation-cache off` does without."""
+USAGE = "python -m train"
+ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine or in a simulator.
+{helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume goes on from it. Other commands:
+  python -m train report [RUN]     was a run truly asynchronous, and what slowed it down
+  python -m train sweep            compare methods, numbers of workers and learning rates
+  python -m train reproduce CLAIM  check published claims
+  python -m train results          table of the claims that were checked
+  python -m train bench            measure what the engines cost
+Compiled programs are kept in your cache folder for the next start. With every command --compilation-cache PATH moves that folder,
+and --compilation-cache off does without."""
 
 TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
 
@@ -71,11 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return report.main(argv[1:])
         return _train(argv)
-    except KeyboardInterrupt:
-        print("train: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        number = interrupts.number_of(stop)
+        print(f"train: interrupted by {interrupts.name_of(number)}", file=sys.stderr)
+        return interrupts.status_of(number)
     except (UsageError, DataError, RecordError, OSError, MemoryError) as error:
-        message = in_flags(str(error)) or "there is not enough memory"
+        message = in_words(error) if isinstance(error, OSError) else str(error)
+        message = in_flags(message) or "there is not enough memory"
         print(f"train: {message}", file=sys.stderr)
         return 2
 
@@ -88,6 +94,7 @@ def _train(argv: list[str]) -> int:
     if not config.dry_run:
         console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags are known to be right: this imports JAX.
+    from gemjax.checkpoints import CheckpointWriteError
     from train.footprint import dry_run
     from train.runfolder import RunFolder
     from train.story import train
@@ -96,13 +103,22 @@ def _train(argv: list[str]) -> int:
         dry_run(config, console)
         return 0
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
+    # Orbax logs the traceback of each write that fails; the run says it in a line.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    interrupt = interrupts.Interrupt()
     try:
-        summary = train(config, folder, console)
+        summary = train(config, folder, console, interrupt)
     except gemjax.CheckpointError as error:
         raise UsageError(str(error)) from error
     except gemjax.RunFailedError as error:
         raise UsageError(f"the run failed: {error}") from error
-    return 0 if summary["finished"] else 130
+    except OSError as error:
+        if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
+            go_on = f"make room and go on with: python -m train --resume {folder.path}"
+            print(f"train: {in_words(error)}; {go_on}", file=sys.stderr)
+            return 1
+        raise
+    return 0 if summary["finished"] else interrupts.status_of(interrupt.number)
 
 
 def parse(argv: list[str]) -> tuple[Config, str | None]:
@@ -120,12 +136,13 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
             default = Config.load(RunFolder.find(resume).config)
         except ValueError as error:
             raise UsageError(str(error)) from None
+    helptext.show(argv, USAGE, ABOUT, default)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            config = tyro.cli(Config, args=argv, default=default, prog="python -m train", description=DESCRIPTION)
+            config = tyro.cli(Config, args=argv, default=default, prog=USAGE)
     except SystemExit as stop:
-        if stop.code == 0:  # --help.
+        if stop.code == 0:  # tyro's own flags, as for completion in a shell.
             raise
         raise UsageError(f"{one_line(said.getvalue())} (python -m train --help)") from None
     if resume and (changed := config.changed(default)):

@@ -48,6 +48,7 @@ Method = Literal[
     "momentum_lookahead",
     "heloco",
 ]
+Schedule = Literal["constant", "cosine"]
 Cluster = Literal["homogeneous", "heterogeneous", "round_robin", "tiered", "tiered_barrier"]
 
 
@@ -56,95 +57,97 @@ class Config:
     """An asynchronous training run. Every worker computes gradients on batches of its own and commits them as they come."""
 
     dataset: DatasetName = "digits"
-    """`digits`, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `cifar10_jpeg`, `tiny_shakespeare`, or images of TFDS."""
+    """`digits`, `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, `cifar10_jpeg`, `tiny_shakespeare` or an image set of TFDS."""
     engine: Engine = "devices"
-    """`devices` dispatches to real JAX devices; `simulate` runs virtual workers in one compiled program."""
+    """`devices`: workers on real JAX devices; `simulate`: virtual workers in one compiled program."""
     method: Method = "gem"
-    """How commits are made safe against staleness."""
+    """Method of asynchronous training: how a stale gradient changes the central variable."""
     workers: int = 8
     """Number of asynchronous workers."""
     epochs: float = 6.0
-    """Data epochs that each worker contributes; a run has workers * epochs * (rows / batch_size) / period commits."""
+    """Passes of each worker through the data; a run has workers * epochs * (rows / batch size) / period commits."""
     batch_size: int = 32
-    """Rows a gradient, of one worker."""
+    """Rows per gradient, of one worker."""
     learning_rate: float = 0.1
-    """Learning rate of one worker's gradient; of `--method yellowfin` a factor on the rate that it tunes."""
+    """Learning rate of one worker's gradients; with `--method yellowfin` a factor on the rate that it tunes."""
     momentum: float = 0.9
-    """Momentum, for the methods that have one; in [0, 1)."""
+    """Momentum in [0, 1), for the methods that have one."""
     period: int = 1
-    """Local steps of a worker from one commit to the next, for the methods that have them (`downpour`, `easgd`, `lsgd`, …)."""
+    """Local steps per commit, for methods with local steps (`downpour`, `easgd`, `lsgd`, `diloco`, …)."""
     dynamic_periods: bool = False
-    """Slower workers take fewer local steps, so that all commit equally often (tiered `--cluster`s only)."""
+    """Give slower workers fewer local steps, so that all commit equally often (tiered clusters only)."""
     local_momentum: float = 0.0
-    """Nesterov momentum of local steps, in [0, 1); the worker's own."""
+    """Nesterov momentum of a worker's local steps, in [0, 1)."""
     outer_learning_rate: float | None = None
-    """Rate at the centre of methods with local steps; the published one if not given."""
+    """Learning rate of the central variable, for methods with local steps; default: the published one."""
     kappa: float = 1.0
     """Energy of GEM's proxy (`--method gem` only)."""
     strength: float | None = None
-    """λ of `dc_*` and `dana_dc`, pull of `easgd`, `eamsgd`, `lsgd`, feedback of `one_step_delay`; published if not given."""
+    """λ of `dc_*` and `dana_dc`, pull of `easgd`, `eamsgd`, `lsgd`, feedback of `one_step_delay`; default: as published."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
-    """Which reading of GEM's paper (`--method gem` only); see `gemjax.gem`."""
+    """Source that GEM follows: the paper's equations, its code or its algorithm (`--method gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"
-    """Which delay compensation (`--method dc_asgd` only); see `gemjax.dc_asgd`."""
+    """Delay compensation, constant or adaptive (`--method dc_asgd` only); see `gemjax.dc_asgd`."""
     model: ModelName = "auto"
     """Network; `auto` is the data set's own: `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` (text)."""
     width: float = 1.0
-    """Factor on the network's channels and units."""
+    """Factor on the number of channels and units of the network."""
     depth: int | None = None
-    """Layers of `resnet20` (6 n + 2) and `wrn_16_4` (6 n + 4), blocks of `transformer`; as the names say if not given."""
+    """Layers of `resnet20` (6 n + 2) and `wrn_16_4` (6 n + 4), blocks of `transformer`; default: as the name says."""
     dropout: float = 0.5
     """Dropout rate of `gem_cnn`, `cnn7` and `alexnet`, in [0, 1)."""
     weight_decay: float = 0.0
-    """L2 decay: this times the weights is added to each gradient, in front of the method (of local steps: of each step)."""
+    """L2 decay: this factor times the weights is added to each gradient, also to those of local steps."""
     augment: bool = False
-    """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, anew in each batch."""
+    """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, at random in each batch."""
+    schedule: Schedule = "constant"
+    """`cosine`: the learning rate falls to 0 at the end of the run, after the warm-up."""
     warmup_epochs: float = 0.0
-    """Data epochs of all workers together over which the learning rate rises from a worker's share, 1 / workers of it."""
+    """Passes of all workers together in which the learning rate rises to its value, from 1 / workers of it."""
     decay_epochs: tuple[float, ...] = ()
-    """Data epochs of all workers together after which the learning rate is multiplied by `--decay-factor`, in order."""
+    """Passes of all workers together after which the learning rate is multiplied by `--decay-factor`."""
     decay_factor: float = 0.1
-    """What the learning rate is multiplied by at each of `--decay-epochs`, in (0, 1]."""
+    """Factor on the learning rate at each of `--decay-epochs`, in (0, 1]."""
     seed: int = 0
-    """Decides initial parameters, shuffles, dropout masks and simulated arrivals."""
+    """Seed of initial parameters, shuffles, dropout masks and simulated arrivals."""
     cluster: Cluster = "homogeneous"
-    """Speeds of simulated workers: equal; unequal; in turn; full, 3/4, half, quarter; the same, waiting for the slowest."""
+    """Speeds of simulated workers: equal; unequal; in turn; full, 3/4, half, quarter; the same, with a barrier."""
     central: Literal["auto", "dedicated", "host", "colocated"] = "auto"
-    """Where the central variable lives (`--engine devices` only)."""
+    """Place of the central variable: a device of its own, the host's memory, or a worker's device (`--engine devices`)."""
     central_devices: int = 1
-    """Devices that the central variable is sharded over (`--engine devices` only)."""
+    """Devices over which the central variable is sharded (`--engine devices`)."""
     worker_devices: int = 1
-    """Devices of a worker, which share each of its batches (`--engine devices` only)."""
+    """Devices per worker, which share each of its batches (`--engine devices`)."""
     max_staleness: int | None = None
-    """Commits that a gradient may be stale at most; faster workers wait for slower ones (`--engine devices` only)."""
+    """Most commits that a gradient may be stale; faster workers wait for slower ones. Default: no bound."""
     quorum: int = 1
-    """Gradients to wait for before any is committed; the number of workers makes a barrier (`--engine devices` only)."""
+    """Gradients to collect before any is committed; as many as workers make a barrier."""
     grace: float = 0.0
-    """Seconds that gradients may still come in after the quorum (`--engine devices` only)."""
+    """Seconds in which more gradients may arrive after the quorum."""
     deadline: float | None = None
-    """Seconds after which a worker that is silent is given up; never if not given (`--engine devices` only)."""
+    """Seconds of silence after which a worker is given up; default: never."""
     retries: int = 2
-    """Times in a row that a worker which raises tries its step again, before it is given up (`--engine devices` only)."""
+    """Times in a row that a step which raises is tried again before its worker is given up."""
     eval_every: int = 0
-    """Commits between two evaluations on the test set; 0 makes it 20 in a run."""
+    """Commits between two evaluations on the test set; 0: 20 evaluations per run."""
     eval_seconds: float | None = None
-    """Virtual seconds between two evaluations instead (`--engine simulate` only); a gradient takes one on average."""
+    """Virtual seconds between two evaluations; a gradient takes one on average (`--engine simulate`)."""
     checkpoint_every: int = 0
-    """Commits between two checkpoints, at least; 0 does not count commits. One is written at the end and on Ctrl-C."""
+    """Commits between two checkpoints, at least; 0: `--checkpoint-seconds` alone decides."""
     checkpoint_seconds: float = 600.0
-    """Seconds between two checkpoints, at least, beside `--checkpoint-every`: what a run that is killed loses; 0 for never."""
+    """Seconds between two checkpoints, at least: what a killed run loses. 0: only at the end and at Ctrl-C."""
     data_dir: str | None = None
-    """Folder of prepared data sets; TFDS's own default if not given."""
+    """Folder of prepared data sets; default: that of TFDS."""
     manual_dir: str | None = None
-    """Folder with the original files of a data set, for the first time that it is used; `digits` needs none."""
+    """Folder with the original files of a data set, needed at its first use; `digits` needs none."""
     tensorboard: bool = False
     """Write curves for TensorBoard into the run folder, too (needs the extra `tensorboard`)."""
     out: str | None = None
-    """Run folder; `runs/<time>-<dataset>-<method>` if not given."""
+    """Run folder, new or empty; default: `runs/<time>-<dataset>-<method>`."""
     dry_run: bool = False
-    """Say what the run is and what memory it keeps, and end."""
+    """Print what the run is and the memory that it keeps, and end."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
-    """Run folder to continue; alone (`--resume`) it means the newest under `runs/`."""
+    """Run folder to go on with; without a name, the newest under `runs/`."""
 
     def __post_init__(self):
         object.__setattr__(self, "decay_epochs", tuple(self.decay_epochs))  # JSON has lists.

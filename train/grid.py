@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from train.config import Cluster, Config, DatasetName, Method
+from train.config import Cluster, Config, DatasetName, Method, Schedule
 from train.networks import ModelName
 from train.ranges import LOCAL, STRONG, flag
 
@@ -25,7 +25,8 @@ LISTS = {
 }
 # What is trained and how, the same for all cells.
 NETWORK = (
-    "model", "width", "depth", "dropout", "weight_decay", "augment", "warmup_epochs", "decay_epochs", "decay_factor",
+    "model", "width", "depth", "dropout", "weight_decay", "augment", "schedule", "warmup_epochs", "decay_epochs",
+    "decay_factor",
 )  # fmt: skip
 FREE = ("data_dir", "manual_dir", "out", "dry_run", "resume")  # What may change when a sweep goes on.
 
@@ -42,63 +43,65 @@ class Grid:
     """A sweep: every method with every number of workers at every learning rate, momentum and strength, for every seed."""
 
     dataset: DatasetName = "digits"
-    """What to learn, as in `python -m train --help`."""
+    """Data set, as in `python -m train --help`."""
     methods: tuple[Method, ...] = ("asgd", "dana_slim", "gem")
     """Methods to compare."""
     workers: tuple[int, ...] = (2, 8, 32)
     """Numbers of simulated workers."""
     learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
-    """Learning rates of one worker's gradient (of its local steps, for methods that have them)."""
+    """Learning rates of one worker's gradients (of its local steps, for methods that have them)."""
     momenta: tuple[float, ...] = (0.9,)
     """Momenta in [0, 1), for the methods that have one."""
     strengths: tuple[float, ...] = ()
-    """κ of `gem`, and what `--strength` of `python -m train` is to other methods; the published one if none is given."""
+    """κ of `gem`, and `--strength` of `python -m train` for other methods; default: the published one."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Repetitions. A seed decides initial parameters, shuffles, dropout masks and arrivals, the same for all methods."""
     gradients: int = 600
-    """Gradients (batches) of each run, by all its workers together; methods with local steps commit once in `--period`."""
+    """Gradients (batches) per run, of all its workers together; methods with local steps commit once in `--period`."""
     batch_size: int = 32
-    """Rows a gradient, of one worker."""
+    """Rows per gradient, of one worker."""
     period: int = 1
-    """Local steps of a worker from one commit to the next, for the methods that have them (`downpour`, `easgd`, `lsgd`, …)."""
+    """Local steps per commit, for methods with local steps (`downpour`, `easgd`, `lsgd`, `diloco`, …)."""
     local_momentum: float = 0.0
-    """Nesterov momentum of local steps, in [0, 1); the worker's own."""
+    """Nesterov momentum of a worker's local steps, in [0, 1)."""
     outer_learning_rate: float | None = None
-    """Rate at the centre of methods with local steps; the published one if not given."""
+    """Learning rate of the central variable, for methods with local steps; default: the published one."""
     reading: Literal["equations", "code", "algorithm"] = "equations"
-    """Which reading of GEM's paper (`gem` only); see `gemjax.gem`."""
+    """Source that GEM follows: the paper's equations, its code or its algorithm (`gem` only); see `gemjax.gem`."""
     variant: Literal["constant", "adaptive"] = "constant"
-    """Which delay compensation (`dc_asgd` only); see `gemjax.dc_asgd`."""
+    """Delay compensation, constant or adaptive (`dc_asgd` only); see `gemjax.dc_asgd`."""
     model: ModelName = "auto"
     """Network; `auto` is the data set's own: `digits_cnn`, `gem_cnn` (MNIST), `resnet20` (CIFAR), `transformer` (text)."""
     width: float = 1.0
-    """Factor on the network's channels and units."""
+    """Factor on the number of channels and units of the network."""
     depth: int | None = None
-    """Layers of `resnet20` (6 n + 2) and `wrn_16_4` (6 n + 4), blocks of `transformer`; as the names say if not given."""
+    """Layers of `resnet20` (6 n + 2) and `wrn_16_4` (6 n + 4), blocks of `transformer`; default: as the name says."""
     dropout: float = 0.5
     """Dropout rate of `gem_cnn`, `cnn7` and `alexnet`, in [0, 1)."""
     weight_decay: float = 0.0
-    """L2 decay: this times the weights is added to each gradient, in front of the method (of local steps: of each step)."""
+    """L2 decay: this factor times the weights is added to each gradient, also to those of local steps."""
     augment: bool = False
-    """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, anew in each batch."""
+    """Shift images by up to 4 pixels (2 with `cnn7`) and flip half of them, at random in each batch."""
+    schedule: Schedule = "constant"
+    """`cosine`: the learning rate falls to 0 at the end of a run, after the warm-up."""
     warmup_epochs: float = 0.0
-    """Data epochs of all workers together over which the learning rate rises from a worker's share, 1 / workers of it."""
+    """Passes of all workers together in which the learning rate rises to its value, from 1 / workers of it."""
     decay_epochs: tuple[float, ...] = ()
-    """Data epochs of all workers together after which the learning rate is multiplied by `--decay-factor`, in order."""
+    """Passes of all workers together after which the learning rate is multiplied by `--decay-factor`."""
     decay_factor: float = 0.1
-    """What the learning rate is multiplied by at each of `--decay-epochs`, in (0, 1]."""
+    """Factor on the learning rate at each of `--decay-epochs`, in (0, 1]."""
     cluster: Cluster = "homogeneous"
-    """Simulated speeds: gamma-distributed with equal or unequal means (of 1 a gradient), or in turn."""
+    """Speeds of workers: equal; unequal; in turn; full, 3/4, half, quarter; the same, with a barrier."""
     data_dir: str | None = None
-    """Folder of prepared data sets; TFDS's own default if not given."""
+    """Folder of prepared data sets; default: that of TFDS."""
     manual_dir: str | None = None
-    """Folder with the original files of data sets that cannot be made here."""
+    """Folder with the original files of a data set, needed at its first use; `digits` needs none."""
     out: str | None = None
-    """The sweep's folder; `runs/<time>-<dataset>-sweep` if not given. A sweep of the same grid that is there goes on."""
+    """Folder of the sweep; default: `runs/<time>-<dataset>-sweep`. A sweep of the same grid that is there goes on."""
     dry_run: bool = False
-    """Say what the sweep is and what memory its programs keep, and end."""
+    """Print what the sweep is and the memory that its programs keep, and end."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder of a sweep to continue; alone (`--resume`) it means the newest under `runs/`."""
+    """Folder of a sweep to go on with; without a name, the newest under `runs/`."""
 
     def __post_init__(self):
         object.__setattr__(self, "decay_epochs", tuple(self.decay_epochs))  # JSON has lists.

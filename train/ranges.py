@@ -149,6 +149,8 @@ def _check_schedule(config: "Config") -> None:
     epochs = config.decay_epochs
     if any(not 0 < epoch < math.inf for epoch in epochs) or sorted(set(epochs)) != list(epochs):
         raise ValueError(f"--decay-epochs must be positive and rise; got {' '.join(map(str, epochs))}")
+    if config.schedule == "cosine" and epochs:
+        raise ValueError(f"give --schedule cosine or --decay-epochs, not both; got {' '.join(map(str, epochs))}")
     if not 0 < config.decay_factor <= 1:
         raise ValueError(f"--decay-factor must be in (0, 1]; got {config.decay_factor}")
     if not epochs and config.decay_factor != type(config).__dataclass_fields__["decay_factor"].default:

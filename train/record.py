@@ -26,8 +26,8 @@ CHUNK = 1024  # Arrivals a compiled call.
 # What a task does not depend on: the same data and network serve runs that differ in these only.
 METHODICAL = (
     "method", "workers", "epochs", "learning_rate", "momentum", "kappa", "strength", "reading", "variant", "period",
-    "dynamic_periods", "local_momentum", "outer_learning_rate", "cluster", "seed", "weight_decay", "warmup_epochs",
-    "decay_epochs", "decay_factor",
+    "dynamic_periods", "local_momentum", "outer_learning_rate", "cluster", "seed", "weight_decay", "schedule",
+    "warmup_epochs", "decay_epochs", "decay_factor",
 )  # fmt: skip
 
 

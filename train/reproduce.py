@@ -17,7 +17,7 @@ from rich.console import Console
 from train import cli, configs, costs, interrupts, outcome, pace
 from train.claim import Claim, Run, Scale, file_name, groups
 from train.console import say
-from train.files import write_whole
+from train.files import check_out, write_whole
 from train.measured import Measured
 from train.pool import POOL, PUBLISHED, Pool, Record
 from train.progress import RunsProgress
@@ -83,14 +83,20 @@ def main(argv: Sequence[str]) -> int:
         for claim in claims:
             dry_run(claim, asked, console)
         return 0
+    check_out(asked.folder)
+    check_out(asked.work, "--work")
     interrupts.raise_again()  # Finished runs are kept, and nothing is compiled in this process.
     try:
         for claim in claims:
             reproduce(claim, asked, console)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         words = " ".join(argv)
-        say(console, f"stopped; finished runs are kept. Go on with: python -m train reproduce {words}")
-        return 130
+        number = interrupts.number_of(stop)
+        say(
+            console,
+            f"stopped by {interrupts.name_of(number)}; finished runs are kept. Go on with: python -m train reproduce {words}",
+        )
+        return interrupts.status_of(number)
     return 0
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,45 @@ import numpy as np
 import gemjax
 from gemjax import Checkpoints, RunState, Trace, eventlog
 from train.config import Config
-from train.files import RecordError
+from train.files import RecordError, append_whole, check_out, naming
 
 RUNS = Path("runs")
+BEGUN = {"checkpoints", "config.json.unfinished"}  # What a run that is killed as it begins may leave.
 METRICS = ("commits", "time", "test_loss", "test_accuracy")  # What a line of metrics has at least.
+
+
+class RunLog(gemjax.EventLog):
+    """The event log of a run: an error names the file, and the first commit is told.
+
+    Args:
+      path: the file.
+      on_commit: called with each commit.
+    """
+
+    def __init__(self, path: str | os.PathLike, on_commit: Callable[[], None]):
+        super().__init__(path)
+        self._path, self._on_commit = path, on_commit
+
+    def write(self, event: str, time: float, **fields: Any) -> None:
+        try:  # A context manager is too slow for each event.
+            super().write(event, time, **fields)
+        except OSError as error:
+            error.filename = os.fspath(self._path)
+            raise
+        if event == "commit":
+            self._on_commit()
+
+    def flush(self) -> None:
+        with naming(self._path):
+            super().flush()
+
+    def sync(self) -> None:
+        with naming(self._path):
+            super().sync()
+
+    def close(self) -> None:
+        with naming(self._path):
+            super().close()
 
 
 class RunFolder:
@@ -42,13 +78,19 @@ class RunFolder:
         """The folder of a new run, not made yet.
 
         Raises:
-          FileExistsError: if `--out` names a folder that a run has written to.
+          FileExistsError: if `--out` names a folder that a run has written to, or one with other files.
+          OSError: if the folder cannot be made or written to.
         """
         default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
         if folder.config.exists():
             raise FileExistsError(
                 f"{folder.path} holds a run already; continue it with --resume {folder.path} or choose another --out"
+            )
+        check_out(folder.path)
+        if folder.path.exists() and (others := sorted(set(os.listdir(folder.path)) - BEGUN)):
+            raise FileExistsError(
+                f"--out {folder.path} is not empty: it holds {others[0]}; choose an empty or a new folder"
             )
         return folder
 
@@ -149,8 +191,7 @@ class RunFolder:
 
     def add_metrics(self, **fields: Any) -> None:
         """Appends one line to `metrics.jsonl`."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(fields) + "\n")
+        append_whole(self.metrics, json.dumps(fields) + "\n")
 
     def read_metrics(self) -> dict[str, np.ndarray]:
         """`metrics.jsonl` as columns; what was not finite is NaN, and a last line cut short by a crash is left out.

@@ -1,5 +1,6 @@
 """The training story: make the task, run the engine, keep records, tell what came of it."""
 
+import functools
 import json
 import time
 from typing import Any
@@ -10,14 +11,14 @@ from rich.console import Console
 
 import gemjax
 from gemjax import arrivals
-from train import pace, plots
+from train import interrupts, pace, plots
 from train.config import Config
 from train.console import say, warnings_on
 from train.files import write_whole
 from train.footprint import check_memory, in_words
 from train.interrupts import Interrupt
 from train.methods import local_steps, make_method
-from train.runfolder import RunFolder
+from train.runfolder import RunFolder, RunLog
 from train.task import Task, make_task
 from train.watcher import Watcher, finite
 from train.workers import cores
@@ -27,10 +28,14 @@ CALLBACK_EVERY = 100  # Commits.
 LOOK_SECONDS = 1.0  # Though fewer commits were made, on devices.
 
 
-def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]:
-    """Runs `config` to its end, or to Ctrl-C, in `folder`, going on from its checkpoint if there is one.
+def train(config: Config, folder: RunFolder, console: Console, interrupt: Interrupt | None = None) -> dict[str, Any]:
+    """Runs `config` in `folder` to its end, or until `interrupt` is set, from the newest checkpoint if there is one.
 
-    Returns what `summary.json` holds.
+    Returns:
+      What `summary.json` holds.
+
+    Raises:
+      OSError: if the records, or the last checkpoint, cannot be written; the checkpoints before it are as good as they were.
     """
     if config.engine == "devices":
         # Each compiles its own programs, and more than there are cores would only take turns.
@@ -48,10 +53,10 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
     if (rows := task.batches.batch_size) < config.batch_size:
         say(console, f"--batch-size {config.batch_size} is more than all rows: a batch has {rows}")
     say(console, "compiling (once a device) …")
-    with folder.checkpoints() as checkpoints, Interrupt() as interrupt:
+    with folder.checkpoints() as checkpoints, interrupt or Interrupt() as interrupt:
         restored, recorded = _restore(config, task, folder, checkpoints, console)
         folder.begin(config)  # After what it continues was found to fit.
-        with gemjax.EventLog(folder.events) as log:
+        with RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True)) as log:
             watcher = Watcher(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
             begin = [restored]  # Taken out by who begins with it: kept here, it would be in memory for the whole run.
             del restored
@@ -64,6 +69,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]
                     raise
                 seconds = time.perf_counter() - began
             watcher.save(result.state, result.trace)
+            checkpoints.wait()
     return _conclude(config, task, folder, result, watcher, seconds, console)
 
 
@@ -183,7 +189,8 @@ def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[s
     write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
     if result.stopped:
         go_on = f"python -m train --resume {folder.path}"
-        say(console, f"stopped at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")
+        name = interrupts.name_of(watcher.interrupt.number)
+        say(console, f"stopped by {name} at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")
     say(
         console,
         f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate_text} commits, "

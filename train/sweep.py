@@ -15,7 +15,7 @@ from rich.console import Console
 import gemjax
 from gemjax import arrivals
 from gemjax.engines.memory import check_fits, readable
-from train import cli, configs, interrupts, sweep_plots, sweep_table
+from train import cli, helptext, interrupts, sweep_plots, sweep_table
 from train.grid import Cell, Grid, programs
 from train.methods import at, knobs, local_steps, make_method
 from train.progress import SweepProgress
@@ -26,12 +26,11 @@ from train.task import PyTree, Task, make_task, parameter_shapes
 
 CHUNK = 100  # Arrivals between two looks at a program.
 
-DESCRIPTION = f"""Sweeps in gemjax's simulator: a grid over methods, numbers of workers, learning rates, momenta and seeds.
-
-Give one of the configurations first to start from it ({", ".join(configs.NAMES)}; default digits), then flags to change it.
-The runs of one method with one number of workers (a cell) are one compiled program. A seed has initial parameters,
-shuffles and arrivals of its own. The folder gets sweep.csv (one line a run, for pandas.read_csv), sweep.png and every
-finished cell at once: a sweep that was interrupted goes on with `--resume`, or with the same command and its `--out`."""
+USAGE = "python -m train sweep"
+ABOUT = f"""Compare methods, numbers of workers, learning rates, momenta and seeds in gemjax's simulator.
+{helptext.START} All runs of one method with one number of workers (a cell) are one compiled program. The folder gets \
+sweep.csv (a line per run, for pandas.read_csv), sweep.png, and each cell when it is finished. After an interruption \
+--resume goes on, or the same command with the same --out."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,12 +43,13 @@ def main(argv: Sequence[str]) -> int:
             return 0
         _say(console, f"sweep on {grid.dataset}: preparing data and parameters …")
         run(grid, folder, console)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         done = sum(folder.rows(cell) is not None for cell in grid.cells)
-        _say(console, f"stopped with {done} of {_count(len(grid.cells), 'cell')} done")
+        number = interrupts.number_of(stop)
+        _say(console, f"stopped by {interrupts.name_of(number)} with {done} of {_count(len(grid.cells), 'cell')} done")
         if folder.grid.exists():
             _say(console, f"go on with: python -m train sweep --resume {folder.path}")
-        return 130
+        return interrupts.status_of(number)
     return 0
 
 
@@ -64,12 +64,13 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     said = io.StringIO()
     try:
         begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
+        helptext.show(argv, USAGE, ABOUT, begun)
         with contextlib.redirect_stderr(said):
-            grid = tyro.cli(Grid, args=argv, default=begun, prog="python -m train sweep", description=DESCRIPTION)
+            grid = tyro.cli(Grid, args=argv, default=begun, prog=USAGE)
     except ValueError as error:
         raise cli.UsageError(str(error)) from None
     except SystemExit as stop:
-        if stop.code == 0:  # --help.
+        if stop.code == 0:
             raise
         raise cli.UsageError(f"{cli.one_line(said.getvalue())} (python -m train sweep --help)") from None
     if resume and grid.out != begun.out:
@@ -140,6 +141,8 @@ def run_cell(grid: Grid, cell: Cell, task: Task, progress: SweepProgress) -> lis
     model = cluster(config)
     parts = programs(over | {"seed": grid.seeds}, functools.partial(_fit, _memory(grid, cell, task.params)))
     steps = task.batches.steps_per_epoch
+    # A cosine schedule ends with the run.
+    config = dataclasses.replace(config, epochs=grid.gradients / (cell.workers * steps))
     local: Any = lambda **point: local_steps(at(config, point), steps)
     rows: list[Row] = []
     for part in parts:

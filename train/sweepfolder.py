@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from train.files import write_whole
+from train.files import check_out, write_whole
 from train.grid import Cell, Grid
 from train.runfolder import RUNS
 
@@ -35,10 +35,12 @@ class SweepFolder:
 
         Raises:
           FileExistsError: if it holds a single run.
+          OSError: if it cannot be made or written to.
         """
         folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
         if (folder.path / "config.json").exists():
             raise FileExistsError(f"{folder.path} holds a run; choose another --out for the sweep")
+        check_out(folder.path)
         return folder
 
     @classmethod

@@ -1,14 +1,18 @@
 """What happens between the commits of a run: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import gemjax
 from gemjax import eventlog
+from gemjax.checkpoints import CheckpointWriteError
 from train.console import say
 from train.evaluations import evaluations
+from train.files import in_words
 from train.progress import ProgressLine, mean_loss
 from train.scalars import Scalars
 
@@ -27,9 +31,9 @@ class Watcher:
         self._kept = False
 
     def __call__(self, progress: gemjax.Progress) -> bool:
-        if self.config.engine == "simulate":
-            _log_commits(self.log, progress.history)
         try:
+            if self.config.engine == "simulate":
+                _log_commits(self.log, progress.history)
             self.look(progress)
         except Exception:
             self.keep(progress)
@@ -45,8 +49,11 @@ class Watcher:
         self.line.update(done, progress.rejected, progress.history)
         if progress.history:
             self.scalars.progress(done, progress.history, self.line.rate)
+        with self._going_on():
+            self.checkpoints.wait(timeout=0)
         if done > self._saved and self._is_time_to_save(done):
-            self.save(progress.state(), progress.trace())
+            with self._going_on():
+                self.save(progress.state(), progress.trace())
             self._saved, self._saved_at = done, time.perf_counter()
 
     def _is_time_to_save(self, done: int) -> bool:
@@ -55,13 +62,27 @@ class Watcher:
             (every and done - self._saved >= every) or (seconds and time.perf_counter() - self._saved_at >= seconds)
         )
 
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Says that a checkpoint could not be written; the run goes on, and the next checkpoint comes when it is due."""
+        try:
+            yield
+        except CheckpointWriteError as error:
+            say(self.console, f"warning: {error}; the run goes on and tries again when the next checkpoint is due")
+
     def save(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Writes a checkpoint, but none of the same commits again: the one that is there would be deleted first."""
+        """Writes a checkpoint, but none of the same commits again: the one that is there would be deleted first.
+
+        Raises:
+          CheckpointWriteError: (an OSError) if it cannot be written; in the background, that is told later.
+        """
+        with self._going_on():
+            self.checkpoints.wait()
         if len(trace) != self.checkpoints.latest:
             self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
 
     def keep(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
-        """Writes what was reached by a run that an exception ends, and says so; what is wrong now must not hide that one."""
+        """Writes a checkpoint of what a run reached before an exception, and says so. An error here never masks that one."""
         if reached is None or self._kept:  # When the callback raised.
             return
         try:
@@ -72,11 +93,20 @@ class Watcher:
             )
             self.log.flush()
             if (logged := len(eventlog.trace_of(self.folder.events, trace.num_workers))) != int(state.commits):
-                raise OSError(f"the event log has {logged} commits of {int(state.commits)}")
+                raise OSError(f"the event log has lost {int(state.commits) - logged} of {int(state.commits)} commits")
             self.save(state, trace)
             self.checkpoints.wait()
         except Exception as error:
-            say(self.console, f"what was reached could not be kept: {error}; the last checkpoint before is there")
+            with contextlib.suppress(Exception):
+                why = in_words(error) if isinstance(error, OSError) else str(error)
+                if not isinstance(error, CheckpointWriteError):
+                    newest = self.checkpoints.latest
+                    why += (
+                        "; there is no checkpoint"
+                        if newest is None
+                        else f"; the newest checkpoint is of {newest} commits"
+                    )
+                say(self.console, f"what was reached could not be kept: {why}")
         else:
             self._kept = True
             say(

@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, Self
 
+from train import interrupts
 from train.claim import Run
 
 # A process computes with one thread; what XLA_FLAGS holds besides stays.
@@ -60,7 +61,7 @@ class Processes:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:  # What they are at is lost, and made again next time.
             for process in list((self._pool._processes or {}).values()):
-                process.terminate()
+                process.kill()  # It ignores SIGTERM.
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._queue.close()
 
@@ -130,7 +131,8 @@ def _begin(queue: Any) -> None:
     """In a new process of the pool."""
     global _news
     _news = queue
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the first process ends the others.
+    for number in interrupts.SIGNALS:  # They go to all processes; the first one ends the others.
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -65,7 +65,7 @@ def simulate(
         ``batches`` and keys count a worker's local steps.
       seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
       diagnostics: what to report a commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and what the method
-        offers (``learning_rate``, ``compensation``, ``pi_median`` of GEM, …; the guide, gemjax/README.md, has a table). Each costs time.
+        offers (``learning_rate``, ``compensation``, ``pi_median`` of GEM, …; gemjax/README.md has a table). Each costs time.
       state: an earlier :class:`gemjax.Result` of the same trace to continue from, or its ``state``; ``params`` and
         ``model_state`` are then not used. The run goes on bit for bit as if it had not stopped. With a ``Result``
         ``history`` begins with the rows of the earlier run, with a bare :class:`gemjax.RunState` where this call began. The

@@ -6,18 +6,18 @@ import inspect
 import os
 import re
 import runpy
-import signal
 import sys
 import textwrap
 
 import pytest
 from flax import linen as nn
 
-from train import cli, interrupts, models, story
+from train import cli, interrupts, models, story, sweep
 from train.bench import Bench
 from train.config import Config
 from train.grid import Grid
 from train.reproduce import Reproduce
+from train.runfolder import RunFolder
 
 
 class Tiny(nn.Module):
@@ -79,15 +79,42 @@ def test_a_wrong_value_is_answered_in_one_line(argv, message, capsys, tmp_path, 
     assert error.count("\n") == 1
 
 
-def test_help_names_every_flag_with_its_default_and_the_configurations(capsys):
+def help_of(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["--help"])
+        cli.main(list(argv))
     assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for field in dataclasses.fields(Config):
-        assert "--" + field.name.replace("_", "-") in text
-    assert "digits, mnist" in text
-    assert "bench" in text
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "options"), [([], Config), (["sweep"], Grid)], ids=["train", "sweep"])
+def test_help_is_in_groups_and_names_every_flag_once(capsys, monkeypatch, command, options):
+    monkeypatch.setenv("COLUMNS", "200")
+    common, everything = (help_of(capsys, *command, how) for how in ("--help", "--help-all"))
+    flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(options)]
+    assert sorted(re.findall(r"^  (--\S+)", everything, re.MULTILINE)) == sorted(flags)
+    assert set(re.findall(r"^  (--\S+)", common, re.MULTILINE)) < set(flags)
+    groups = [
+        "data",
+        "model",
+        "method",
+        "cluster",
+        *(["scheduler (--engine devices)"] if not command else []),
+        "output",
+    ]
+    assert re.findall(r"\n\n([a-z].*):\n", everything) == groups
+    assert max(map(len, everything.splitlines())) <= 100
+    assert common.count("\n") <= 2 * 50
+    assert "digits or mnist" in common
+    assert f"python -m train{' sweep' * bool(command)} --help-all shows all flags" in common
+
+
+def test_help_tells_values_and_defaults_of_the_configuration(capsys):
+    said = " ".join(help_of(capsys, "mnist", "-h").split())
+    assert "--seed INT Seed of initial parameters, shuffles, dropout masks and simulated arrivals. (default: 0)" in said
+    assert "--batch-size INT Rows per gradient, of one worker. (default: 64)" in said
+    assert "--engine devices|simulate " in said
+    assert "One of gem, asgd, " in said
+    assert "--out PATH Run folder, new or empty; default: runs/<time>-<dataset>-<method>. --dry-run Print" in said
 
 
 @pytest.mark.parametrize("options", [Config, Grid, Reproduce, Bench], ids=lambda options: options.__name__)
@@ -152,24 +179,34 @@ def test_a_dry_run_tells_the_memory_and_leaves_nothing(capsys, tmp_path, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_ends_the_process_at_once_until_it_is_to_raise_again(monkeypatch, capfd):
-    before = signal.getsignal(signal.SIGINT)
-    ends = []
-    monkeypatch.setattr(os, "_exit", ends.append)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupts.end_at_once()
-        signal.raise_signal(signal.SIGINT)
-        assert ends == [130]
-        assert capfd.readouterr().err == "train: interrupted\n"
-        interrupts.raise_again()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interrupts.end_at_once()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+@pytest.mark.parametrize("command", [[], ["sweep"], ["reproduce", "gem_figure_2"], ["bench", "arrivals"]])
+def test_an_out_that_cannot_be_made_is_refused_before_anything_is_compiled(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(story, "make_task", None)
+    monkeypatch.setattr(sweep, "make_task", None)
+    (tmp_path / "file").write_text("")
+    assert cli.main([*command, "--out", str(tmp_path / "file" / "run" / "x")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"train: --out {tmp_path / 'file' / 'run'}")
+    assert f"cannot be made: {tmp_path / 'file'} is not a folder; choose another one" in error
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert cli.main([*command, "--out", str(tmp_path / "run" / "x")]) == 2
+    assert f"no permission to write in {tmp_path}" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_out_with_other_files_is_refused_but_not_one_that_a_kill_left(tmp_path, monkeypatch, capsys):
+    (tmp_path / "thesis.tex").write_text("")
+    assert cli.main(["--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"train: --out {tmp_path} is not empty: it holds thesis.tex; choose an empty or a new folder\n"
+    )
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.json.unfinished").write_text("{")
+    assert RunFolder.fresh(Config(out=str(tmp_path / "run"))).path == tmp_path / "run"
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="holds a run already; continue it with --resume"):
+        RunFolder.fresh(Config(out=str(tmp_path / "run")))
 
 
 def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch, capsys, tmp_path):
@@ -192,7 +229,7 @@ def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch
     with pytest.raises(EndedError, match="130"):
         runpy.run_module("train", run_name="__main__")
     said = capsys.readouterr()
-    assert said.err == "train: interrupted\n"
+    assert said.err == "train: interrupted by Ctrl-C\n"
     assert said.out == "gem on digits: preparing data and parameters …\n"
     assert not (tmp_path / "runs").exists()
 

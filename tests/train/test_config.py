@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from train import configs
+from train.claim import Run
 from train.config import Config, Method
 from train.methods import METHODS, knobs, local_steps
 from train.ranges import STRONG
@@ -81,6 +82,7 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("decay_epochs", (2.0, 1.0), "--decay-epochs must be positive and rise; got 2.0 1.0"),
         ("decay_epochs", (0.0,), "--decay-epochs must be positive and rise"),
         ("decay_factor", 0.5, "--decay-factor acts only with --decay-epochs, which are not given"),
+        ("schedule", "cos", "--schedule must be one of constant, cosine"),
         ("engine", "cluster", "--engine must be one of devices, simulate"),
     ],
 )
@@ -169,6 +171,21 @@ def test_a_configuration_is_plain_data():
 def test_only_methods_with_a_strength_read_it(method):
     assert ("strength" in knobs(method)) == (method in STRONG)
     assert "learning_rate" in knobs(method)
+
+
+def test_a_cosine_and_drops_are_not_given_together():
+    with pytest.raises(ValueError, match=r"give --schedule cosine or --decay-epochs, not both; got 1\.0 2\.0"):
+        Config(schedule="cosine", decay_epochs=(1.0, 2.0))
+
+
+def test_a_run_from_before_there_was_a_cosine_is_the_run_it_was(tmp_path):
+    """Its configuration lacks the field, and what it is found by among finished runs has not changed."""
+    fields = dataclasses.asdict(Config(engine="simulate", workers=5))
+    del fields["schedule"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = Config.load(tmp_path / "config.json")
+    assert config.schedule == "constant"
+    assert Run("GEM", 5, config).key("0.1") == "digits-gem-5-seed0-72e53c5d6731"
 
 
 def test_a_decay_factor_beyond_one_is_refused():

@@ -46,7 +46,7 @@ def test_a_wrong_value_is_answered_in_one_line(argv, message, capsys, tmp_path, 
 
 def test_help_names_every_flag(capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["sweep", "--help"])
+        cli.main(["sweep", "--help-all"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for field in dataclasses.fields(Grid):

@@ -58,6 +58,29 @@ def test_a_schedule_acts_from_its_epoch_on(method):
     assert np.abs(decayed - plain)[-4:].max() > 1e-5
 
 
+def test_a_cosine_falls_to_zero_at_the_end_of_the_run():
+    """Twelve commits of two workers are an epoch for each; the gradient is constant, so steps are rates."""
+    moved = -np.diff(train(configured("asgd", schedule="cosine", epochs=1.0)), prepend=1.0)
+    np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(12) / 12)) / 2, rtol=1e-3)
+
+
+def test_a_cosine_begins_where_the_warm_up_ends():
+    config = configured("asgd", schedule="cosine", epochs=1.0, warmup_epochs=1.0)
+    rates = [float(schedules.rate(config, 6.0)(step)) for step in range(13)]
+    np.testing.assert_allclose(rates[:7], 0.01 * (0.5 + np.arange(7) / 12), rtol=1e-5)
+    np.testing.assert_allclose(rates[6:], 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
+
+
+def test_a_cosine_of_local_steps_counts_those_of_the_worker():
+    config = configured("easgd", schedule="cosine", epochs=1.0, period=3)
+    tx = local_steps(config, steps_per_epoch=6.0).tx
+    state, moved = tx.init(jnp.ones(1)), []
+    for _ in range(7):
+        updates, state = tx.update(jnp.ones(1), state, jnp.ones(1))
+        moved.append(-float(updates[0]))
+    np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
+
+
 @pytest.mark.parametrize("method", list(map(some, METHODS)))
 def test_weight_decay_acts(method):
     """Without a gradient only the decay moves the weights, towards zero."""

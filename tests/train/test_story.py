@@ -271,7 +271,7 @@ def test_the_first_ctrl_c_ends_a_run_that_stands_still_with_a_checkpoint(tiny, s
         folder, summary, _ = run(dataclasses.replace(small, deadline=60.0))  # Ends it where nothing else does.
     assert not summary["finished"]
     assert summary["commits"] == 12
-    assert "stopping after the commits at hand" in capfd.readouterr().err
+    assert "stopping after the commits in flight" in capfd.readouterr().err
     with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 12
     assert run(small, folder)[1]["finished"]

@@ -22,7 +22,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax.engines import memory
-from train import cli, models, sweep, sweep_plots, sweep_table
+from train import cli, models, schedules, sweep, sweep_plots, sweep_table
 from train.grid import Cell, Grid
 from train.methods import METHODS, knobs, local_steps
 from train.progress import SweepProgress
@@ -208,7 +208,7 @@ def test_the_best_point_is_chosen_by_training_loss_and_diverges_least():
 
 
 def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
-    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    progress = types.types.SimpleNamespace(of=lambda runs: lambda done, total: None)
     rows = pretend(small, Cell("asgd", 2), None, progress)
     for row in rows:
         row |= {"speed_up": float(row["seed"]), "speed_up_over_synchronous": 10.0 + row["seed"]}
@@ -218,7 +218,7 @@ def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
 
 
 def test_the_table_marks_rates_at_the_edge_and_what_has_learned_nothing(small):
-    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    progress = types.types.SimpleNamespace(of=lambda runs: lambda done, total: None)
     grid = dataclasses.replace(small, learning_rates=(0.1, 0.2, 0.3), seeds=(0,))
     rows = [row for cell in grid.cells[:3] for row in pretend(grid, cell, None, progress)]
     losses = [1.0, 0.1, 1.0, 1.0, 2.2, 0.5, 2.2, 2.3, 2.4]
@@ -263,6 +263,25 @@ def test_every_method_can_be_swept(small, method):
     assert len(rows) == 2 * (2 if "momentum" in knobs(method) else 1) * (2 if own else 1)
     assert len({row["train_loss"] for row in rows}) > 1
     assert all(row["train_loss"] is not None for row in rows)
+
+
+def test_a_cosine_of_a_sweep_ends_with_each_run(small, monkeypatch):
+    class MadeError(Exception):
+        pass
+
+    def made(make, *_, **__):
+        make(learning_rate=1.0)
+
+    def rate(config, steps_per_epoch):
+        raise MadeError(round(config.workers * config.epochs * steps_per_epoch))
+
+    monkeypatch.setattr(gemjax, "sweep", made)
+    monkeypatch.setattr(schedules, "rate", rate)
+    grid = dataclasses.replace(small, methods=("asgd",), workers=(3,), gradients=50, schedule="cosine")
+    task = sweep.make_task(grid.config(grid.cells[0]))
+    monkeypatch.setattr(sweep, "_memory", lambda *_: {})
+    with pytest.raises(MadeError, match="50"):
+        sweep.run_cell(grid, grid.cells[0], task, types.SimpleNamespace(of=lambda runs: None))
 
 
 # --- Interrupted

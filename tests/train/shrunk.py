@@ -1,0 +1,37 @@
+"""A run that is over in a moment, and files that may not grow."""
+
+import contextlib
+
+from flax import linen as nn
+
+COMMITS = 33
+
+
+class Dense(nn.Module):
+    """Stands in for the convolutional network: it compiles in no time."""
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        del train
+        return nn.Dense(10)(images.reshape(len(images), -1))
+
+
+def flags(folder, *more):
+    """The command line of a run of 33 commits in `folder`."""
+    small = "--engine simulate --workers 3 --epochs 1 --batch-size 128 --eval-every 11 --checkpoint-every 11"
+    return [*small.split(), "--out", str(folder), *more]
+
+
+@contextlib.contextmanager
+def no_file_beyond(size):
+    """Files grow to `size` bytes and no further, as on a disk that becomes full."""
+    import resource  # Not on Windows.
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
