@@ -12,6 +12,7 @@ import optax
 
 from gemjax.batches import as_batches
 from gemjax.diagnostics import names
+from gemjax.engines.checks import check_given, check_tx
 from gemjax.engines.memory import bytes_of, that_fit
 from gemjax.engines.programs import Programs
 from gemjax.engines.records import Records
@@ -125,9 +126,10 @@ def run_on_devices(
     >>> bool(jnp.allclose(result.params, replay.params, atol=1e-3))
     True
     """
-    made_for = workers_of(tx, params, loss_fn)
+    check_given(loss_fn, params, model_state)
+    check_tx(tx)
     if placement is None:
-        placement = place(made_for if num_workers is None else num_workers)
+        placement = place(workers_of(tx, params) if num_workers is None else num_workers)
     elif num_workers not in (None, len(placement.workers)):
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
     _warn_if_colocated(placement)

@@ -271,13 +271,13 @@ def _no_loss(params: PyTree, batch: PyTree) -> float:
     return 0.0
 
 
-def workers_of(tx: optax.GradientTransformation, params: PyTree, loss_fn: Callable = _no_loss) -> int:
+def workers_of(tx: optax.GradientTransformation, params: PyTree) -> int:
     """The number of workers that ``tx`` was made for; 1 for a plain optax transformation, which does not say.
 
     Raises:
       TypeError: if an argument is not what it should be.
     """
-    check_given(loss_fn, params, ())
+    check_given(_no_loss, params, ())
     check_tx(tx)
     opt_state = jax.eval_shape(tx.init, params)
     return staleness.num_workers_of(opt_state) if is_asynchronous(opt_state) else 1

@@ -4,6 +4,7 @@ import inspect
 import warnings
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -56,6 +57,14 @@ def test_another_number_of_workers_is_refused(enter):
 
 def test_a_plain_transformation_takes_any_number():
     assert gemjax.initial_state(optax.sgd(0.1), PARAMS, num_workers=3).step.num_workers == 3
+
+
+def test_an_initial_state_that_cannot_be_traced_is_not_asked():
+    tx = optax.GradientTransformation(
+        lambda params: np.asarray(params["x"]).sum(), lambda updates, state, params=None: (updates, state)
+    )
+    result = gemjax.run_on_devices(tx, squares, {"x": PARAMS}, ones, 0, num_workers=2)
+    assert result.trace.num_workers == 2
 
 
 FUNCTIONS = {name: getattr(gemjax, name) for name in gemjax.__all__ if inspect.isfunction(getattr(gemjax, name))}
