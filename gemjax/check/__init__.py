@@ -23,8 +23,8 @@ The exit status is 0 if the law holds and every part ran, and 1 otherwise; a par
                              1, 3 on cpu:1
 
     law: a run on these devices and its replay by the simulator; matrix products at precision 'highest'
-      method                 dtype      difference allowed    last place reordered  staleness  replays
-      gem                    float32    0          1e-04      2.8e-08    3.1e-02    3 to 8     same bits
+      method                 dtype      difference allowed    last place reordered  workers    staleness  replays
+      gem                    float32    0          1e-04      2.8e-08    3.1e-02    4          3 to 8     same bits
 
     speed: momentum SGD, 64 rows per gradient
       parameters             commits/s  bare loop  ratio      one worker added per commit

@@ -146,7 +146,9 @@ LAW_NOTES: Rows = [
     ("staleness", "median to largest; worker 0 is slowed by 5 ms per gradient, so that it varies"),
     ("replays", "two replays of the run compared"),
 ]
-LAW_HEAD: Rows = [("method", "dtype", "difference", "allowed", "last place", "reordered", "staleness", "replays")]
+LAW_HEAD: Rows = [
+    ("method", "dtype", "difference", "allowed", "last place", "reordered", "workers", "staleness", "replays")
+]
 
 
 def law_rows(law: Law) -> Rows:
@@ -160,6 +162,7 @@ def law_rows(law: Law) -> Rows:
             "not judged" if law.allowed is None else f"{law.allowed:.0e}",
             _small(law.last_place),
             "" if law.reordered is None else _small(law.reordered),
+            str(law.workers),
             f"{median:.0f} to {most}",
             "same bits" if law.same_bits else "other bits: reductions are not deterministic here",
         )

@@ -11,7 +11,7 @@ import pytest
 import gemjax
 from gemjax.check import law
 
-HOLDS = law.Law("gem", "float32", 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_bits=True)
+HOLDS = law.Law("gem", "float32", 4, 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_bits=True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gemjax import check
 from gemjax.check import __main__ as command
 from gemjax.check import law, machine, parts, speed
 
-HOLDS = law.Law("gem", "float32", 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_bits=True)
+HOLDS = law.Law("gem", "float32", 4, 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_bits=True)
 
 
 @pytest.fixture
