@@ -122,7 +122,7 @@ def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
     """Also if arrivals that were refused have come since: what replaces it might not get onto a full disk."""
     written = []
     watcher = object.__new__(Watcher)
-    watcher.log, watcher.checkpoints = None, SimpleNamespace(latest=2)
+    watcher.log, watcher.checkpoints = None, SimpleNamespace(latest=2, wait=lambda: True)
     watcher.folder = SimpleNamespace(save_checkpoint=lambda *what: written.append(len(what[2])))
     for commits in (2, 3):
         watcher.save(None, gemjax.Trace(worker=[0] * commits, num_workers=1))

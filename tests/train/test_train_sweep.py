@@ -208,7 +208,7 @@ def test_the_best_point_is_chosen_by_training_loss_and_diverges_least():
 
 
 def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
-    progress = types.types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
     rows = pretend(small, Cell("asgd", 2), None, progress)
     for row in rows:
         row |= {"speed_up": float(row["seed"]), "speed_up_over_synchronous": 10.0 + row["seed"]}
@@ -218,7 +218,7 @@ def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
 
 
 def test_the_table_marks_rates_at_the_edge_and_what_has_learned_nothing(small):
-    progress = types.types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
     grid = dataclasses.replace(small, learning_rates=(0.1, 0.2, 0.3), seeds=(0,))
     rows = [row for cell in grid.cells[:3] for row in pretend(grid, cell, None, progress)]
     losses = [1.0, 0.1, 1.0, 1.0, 2.2, 0.5, 2.2, 2.3, 2.4]
@@ -302,7 +302,7 @@ def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, mo
         patched.setattr(sweep, "run_cell", interrupted)
         assert cli.main(argv) == 130
     said = capsys.readouterr().out
-    assert "stopped with 2 of 4 cells done" in said
+    assert "stopped by Ctrl-C with 2 of 4 cells done" in said
     assert f"--resume {small.out}" in "".join(said.split("\n"))
     folder = SweepFolder(small.out)
     assert folder.table.read_text() == "".join(whole.splitlines(keepends=True)[:9])
