@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemjax.checkpoints import Checkpoints
+from gemjax.engines.checks import ends_run
 from gemjax.engines.result import Callback, Progress
 from gemjax.engines.transition import RunState
 from gemjax.trace import Trace
@@ -146,24 +147,18 @@ class BestCheckpoint:
 
 
 def chain(*callbacks: Callback) -> Callback:
-    """One callback of several: all are called, in their order, and the run ends if any of them says so.
+    """Combine several callbacks into one: all are called, in order, and the run ends if any of them returns true.
 
     >>> import gemjax, tempfile
     >>> evaluate = lambda progress: progress.history["loss"].mean()      # Computed once per call.
     >>> callback = chain(BestCheckpoint(tempfile.mkdtemp(), evaluate), EarlyStopping(evaluate, patience=5))
     """
 
-    def call_all(progress: Progress) -> Any:
-        answers = [callback(progress) for callback in callbacks]
-        # An answer that is neither true nor false is passed on to the engine, which refuses it.
-        said = [answer for answer in answers if answer is not None and not _is_false(answer)]
-        return said[0] if said else None
+    def call_all(progress: Progress) -> bool:
+        answers = [ends_run(callback(progress)) for callback in callbacks]
+        return any(answers)
 
     return call_all
-
-
-def _is_false(answer: Any) -> bool:
-    return isinstance(answer, (bool, np.bool_)) and not answer
 
 
 def _worst(mode: str) -> float:

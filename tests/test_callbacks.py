@@ -226,13 +226,13 @@ def test_all_are_called_and_any_may_end_the_run():
     ends = [make("a", None), make("b", True), make("c", False), make("d", np.False_)]
     assert callbacks.chain(*ends)(progress) is True
     assert called == ["a", "b", "c", "d"]
-    assert callbacks.chain(ends[0], ends[2], ends[3])(progress) is None
-    assert callbacks.chain()(progress) is None
+    assert callbacks.chain(ends[0], ends[2], ends[3], lambda progress: jnp.array(False))(progress) is False
+    assert callbacks.chain()(progress) is False
 
 
-def test_an_answer_that_is_neither_true_nor_false_reaches_the_engine():
-    answer = np.zeros(2)
-    assert callbacks.chain(lambda progress: False, lambda progress: answer)(at(10)) is answer
+def test_an_answer_that_is_neither_true_nor_false_is_refused():
+    with pytest.raises(TypeError, match="callback returned an array of shape"):
+        callbacks.chain(lambda progress: False, lambda progress: np.zeros(2))(at(10))
 
 
 def test_progress_is_still_one_that_can_be_replaced():
