@@ -77,7 +77,8 @@ class Report:
             return f"{where.format('FAILED the check')}: {reasons}"
         parts = [f"the law holds to {_law_in_short(self.law)}"]
         if devices:
-            parts.append(f"{len(devices.workers)} workers")
+            count = len(devices.workers)
+            parts.append(f"{count} worker{'s' if count > 1 else ''}")
         if self.overlap:
             parts.append(f"{self.overlap.at_once:.1f} gradients at once")
         if self.speed:
