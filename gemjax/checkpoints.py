@@ -32,7 +32,7 @@ class CheckpointWriteError(OSError):
     """
 
     def __str__(self) -> str:
-        return self.strerror
+        return self.strerror or super().__str__()
 
 
 class Checkpoints:
