@@ -5,7 +5,7 @@ import importlib.metadata
 from gemjax import arrivals, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
 from gemjax.batches import Computed, Epochs, Stream
-from gemjax.checkpoints import CheckpointError, Checkpoints
+from gemjax.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
@@ -55,6 +55,7 @@ __version__ = importlib.metadata.version("gemjax")
 
 __all__ = [
     "CheckpointError",
+    "CheckpointWriteError",
     "Checkpoints",
     "Computed",
     "Epochs",
