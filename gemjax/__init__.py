@@ -49,7 +49,7 @@ from gemjax import arrivals, callbacks, eventlog, telemetry, testing
 from gemjax.asynchrony import Verdict, verdict
 from gemjax.batch_functions import BatchesWarning
 from gemjax.batches import Computed, Epochs, Stream
-from gemjax.checkpoints import CheckpointError, Checkpoints
+from gemjax.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError
 from gemjax.engines.devices import run_on_devices
 from gemjax.engines.memory import memory_of
 from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
@@ -104,6 +104,7 @@ except importlib.metadata.PackageNotFoundError:  # A checkout that is on the pat
 __all__ = [
     "BatchesWarning",
     "CheckpointError",
+    "CheckpointWriteError",
     "Checkpoints",
     "Computed",
     "Epochs",

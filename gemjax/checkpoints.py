@@ -33,7 +33,7 @@ class CheckpointWriteError(OSError):
     """
 
     def __str__(self) -> str:
-        return self.strerror
+        return self.strerror or super().__str__()
 
 
 class Checkpoints:
@@ -75,6 +75,7 @@ class Checkpoints:
             checkpoints that were there stay valid, and the next call tries again.
         """
         self.wait()
+        self._remove_unfinished()
         columns = {name: getattr(trace, name) for name in COLUMNS}
         known: dict[str, Any] = {"format": FORMAT, "commits": len(trace), "num_workers": trace.num_workers}
         plain = keys.as_data(state)
@@ -125,10 +126,14 @@ class Checkpoints:
             self._writing = None
             with contextlib.suppress(Exception):
                 self._checkpointer.close()
-            for unfinished in self.folder.glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(unfinished, ignore_errors=True)
+            self._remove_unfinished()
             self._checkpointer = self._open()
             raise self._unwritten(error) from error
+
+    def _remove_unfinished(self) -> None:
+        """Removes what failed writes have left; threads of Orbax may add to it for a moment after the failure."""
+        for unfinished in self.folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def _unwritten(self, error: Exception) -> CheckpointWriteError:
         number, why = getattr(error, "errno", None), f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"

@@ -120,9 +120,9 @@ def _values(kind: Any) -> tuple[str, tuple[str, ...]]:
 
 def _meanings(options: type) -> dict[str, str]:
     """What stands below each field in the source of a dataclass."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(options))).body[0].body  # pyrefly: ignore
+    body: Any = ast.parse(textwrap.dedent(inspect.getsource(options))).body[0].body  # pyrefly: ignore
     return {
-        field.target.id: below.value.value
+        ast.unparse(field.target): ast.literal_eval(below.value)
         for field, below in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
     }

@@ -68,8 +68,7 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: Interr
                     watcher.keep(reached(error))
                     raise
                 seconds = time.perf_counter() - began
-            watcher.save(result.state, result.trace)
-            checkpoints.wait()
+            watcher.finish(result.state, result.trace)
     return _conclude(config, task, folder, result, watcher, seconds, console)
 
 

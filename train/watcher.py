@@ -16,6 +16,9 @@ from train.files import in_words
 from train.progress import ProgressLine, mean_loss
 from train.scalars import Scalars
 
+TRIES = 6  # To write the last checkpoint, on a terminal, so many seconds apart.
+TRY_SECONDS = 30.0
+
 
 class Watcher:
     """What happens between commits: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
@@ -80,6 +83,29 @@ class Watcher:
             self.checkpoints.wait()
         if len(trace) != self.checkpoints.latest:
             self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
+
+    def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
+        """Writes the last checkpoint. On a terminal it is tried again a few times, while somebody may make room for it.
+
+        Raises:
+          CheckpointWriteError: (an OSError) if it cannot be written.
+        """
+        for left in reversed(range(TRIES if self.console.is_terminal else 1)):
+            try:
+                self.save(state, trace)
+                self.checkpoints.wait()
+                return
+            except CheckpointWriteError as error:
+                if not left or self.interrupt.is_set():
+                    raise
+                say(
+                    self.console,
+                    f"warning: {error}; trying again {left} times, every {TRY_SECONDS:.0f} s, or until Ctrl-C",
+                )
+            again = time.perf_counter() + TRY_SECONDS
+            # Not by `interrupt.wait`: a signal in it could find the lock taken that its handler needs.
+            while time.perf_counter() < again and not self.interrupt.is_set():
+                time.sleep(0.1)
 
     def keep(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
         """Writes a checkpoint of what a run reached before an exception, and says so. An error here never masks that one."""

@@ -1,6 +1,8 @@
 """A full disk: the run says the truth in one line, and goes on from what is there once there is room."""
 
+import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -12,11 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 from orbax.checkpoint import v1 as ocp
+from rich.console import Console
 from shrunk import COMMITS, Dense, flags, no_file_beyond
 
 import gemjax
 from gemjax import eventlog
-from train import cli, models
+from gemjax.checkpoints import CheckpointWriteError
+from train import cli, models, watcher
 from train.files import append_whole, in_words, write_whole
 from train.runfolder import RunFolder
 
@@ -164,3 +168,25 @@ def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
     assert (process.returncode, error) == (0, "")
     assert "test accuracy" in rest
     assert all(name.isdigit() for name in os.listdir(tmp_path / "run" / "checkpoints"))
+
+
+@pytest.mark.parametrize(("failures", "stopped"), [(2, False), (9, False), (2, True)])
+def test_the_last_checkpoint_is_tried_again_on_a_terminal(monkeypatch, failures, stopped):
+    """Until it is written, six times in all; a signal ends the waiting."""
+    asked = []
+
+    def save(*_):
+        asked.append(True)
+        if len(asked) <= failures:
+            raise CheckpointWriteError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(watcher, "TRY_SECONDS", 0.0)
+    one = object.__new__(watcher.Watcher)
+    one.log, one.interrupt = None, SimpleNamespace(is_set=lambda: stopped)
+    one.console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    one.checkpoints, one.folder = SimpleNamespace(wait=lambda: True, latest=None), SimpleNamespace(save_checkpoint=save)
+    trace = gemjax.Trace(worker=[0], num_workers=1)
+    with contextlib.nullcontext() if failures < 6 and not stopped else pytest.raises(CheckpointWriteError):
+        one.finish(None, trace)
+    assert len(asked) == (1 if stopped else min(failures + 1, 6))
+    assert one.console.file.getvalue().count("no room; trying again") == (0 if stopped else min(failures, 5))
