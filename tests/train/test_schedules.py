@@ -21,17 +21,18 @@ WORKERS, COMMITS = 2, 12
 def train(config, gradient=1.0, steps_per_epoch=6.0):
     """Where `config` comes to from 1 under a constant gradient, every commit."""
 
-    def loss_fn(params, batch):
-        return jnp.sum(params * batch)
+    def loss_fn(params, gradient, batch, key):  # The gradient is no constant of the program, which is compiled once.
+        return jnp.sum(params * gradient), (gradient, {})
 
     seen = []
     gemjax.simulate(
         make_method(config, steps_per_epoch),
         loss_fn,
         jnp.full(3, 1.0),
-        lambda worker, step: jnp.full(3, gradient),
+        lambda worker, step: step,
         arrivals.RoundRobin(WORKERS).trace(COMMITS),
         local=local_steps(config, steps_per_epoch),
+        model_state=jnp.float32(gradient),
         chunk_size=1,
         callback=lambda progress: seen.append(np.asarray(progress.params)[0]) and False,
     )
