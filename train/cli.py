@@ -168,15 +168,17 @@ def check_dataset(name: str, data_dir: str | None) -> None:
             raise UsageError(str(error)) from None
 
 
-def start_from(argv: list[str]) -> tuple[list[str], Config]:
+def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Config]:
     """Takes the configuration out of the command line, which may name one first; the default is `digits`.
+
+    `swept` asks for what a sweep starts from.
 
     Raises:
       UsageError: if there is none of that name.
     """
     name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
     try:
-        return argv, configs.load(name)
+        return argv, configs.load(name, swept=swept)
     except ValueError:
         meant = f"did you mean --dataset {name}? Else choose" if name in DATASETS else "choose"
         raise UsageError(

@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     Raises:
       UsageError: if it is wrong.
     """
-    argv, default = cli.start_from(list(argv))
+    argv, default = cli.start_from(list(argv), swept=True)
     argv, resume = cli.take_resume(argv)
     said = io.StringIO()
     try:

@@ -19,15 +19,16 @@ NAMES = tuple(sorted(name for name, module in _MODULES.items() if hasattr(module
 CLAIMS = tuple(sorted(name for name, module in _MODULES.items() if hasattr(module, "CLAIM")))
 
 
-def load(name: str) -> Config:
-    """The configuration called `name`.
+def load(name: str, *, swept: bool = False) -> Config:
+    """The configuration called `name`, or what a sweep of it starts from.
 
     Raises:
       ValueError: if there is none; the message names those there are.
     """
     if name not in NAMES:
         raise ValueError(f"there is no configuration {name!r}; choose {one_of(name, NAMES)}")
-    return _MODULES[name].CONFIG
+    module = _MODULES[name]
+    return getattr(module, "SWEPT", module.CONFIG) if swept else module.CONFIG
 
 
 def claim(name: str) -> Claim:

@@ -8,3 +8,5 @@ Cost: about ten seconds of training on two CPU cores. `python -m train`
 from train.config import Config
 
 CONFIG = Config(workers=3, batch_size=256, epochs=40.0)
+# What a sweep starts from: in virtual time a gradient need not outlast its commit.
+SWEPT = Config()
