@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from train import gain
 from train.claim import file_name
 from train.files import write_whole
 
@@ -28,11 +29,13 @@ LANDED = {"023ae49": ("f83d059e41", "1e41995b2e", "734a8eac92", "bd1d874bf1", "e
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the page into the folder of results; returns the exit status."""
+    """Writes the page and README's picture of the gain into the folder of results; returns the exit status."""
     folder = parse(argv)
     results = load(folder)
     write_whole(folder / PAGE, page(results))
     print(f"wrote {folder / PAGE} (claims: {len(results)})")
+    if any(result["claim"] == gain.CLAIM for result in results):
+        print(f"wrote {gain.draw_gain(folder)}")
     return 0
 
 

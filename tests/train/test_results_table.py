@@ -1,9 +1,10 @@
 """The page of checked claims: up to date, and what it says of made-up results."""
 
 import json
+import shutil
 import types
 
-from train import cli, configs, results_table
+from train import cli, configs, gain, results_table
 
 RESULT = {
     "claim": "pretended", "title": "a claim", "source": "nobody, 2026", "scale": "full", "verdict": "held in part",
@@ -74,3 +75,18 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"wrote {path} (claims: 1)\n")
     assert "**held in part**" in path.read_text()
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".md"] == ["README.md"]
+
+
+def test_the_command_draws_the_gain_too(tmp_path, capsys):
+    shutil.copy(results_table.RESULTS / f"{gain.CLAIM}.json", tmp_path)
+    assert cli.main(["results", "--results", str(tmp_path)]) == 0
+    assert f"wrote {tmp_path / 'gain.png'}" in capsys.readouterr().out
+    assert (tmp_path / "gain.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_readme_tells_the_errors_that_its_picture_shows():
+    result = json.loads((results_table.RESULTS / f"{gain.CLAIM}.json").read_text())
+    at_30 = {row["series"]: 100 * (1 - row["test_accuracy"]["mean"]) for row in result["results"] if row["point"] == 30}
+    readme = (results_table.RESULTS.parents[1] / "README.md").read_text()
+    assert f"reaches {at_30['GEM']:.2f} % test error" in readme
+    assert f"plain asynchronous SGD rises to {at_30['DOWNPOUR']:.0f} %" in readme
