@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import gemjax
-from gemjax.compat import enable_x64
+from gemjax.engines.devices.hardware.compat import enable_x64
 
 gemjax.cpu_devices(9)
 jax.config.update("jax_numpy_rank_promotion", "raise")
