@@ -45,21 +45,23 @@ one and how to add one. ``help`` of a name has its arguments and an example.
 
 import importlib.metadata
 
-from gemjax import arrivals, callbacks, eventlog, telemetry, testing
-from gemjax.asynchrony import Verdict, verdict
-from gemjax.batch_functions import BatchesWarning
-from gemjax.batches import Computed, Epochs, Stream
+from gemjax import arrivals, batches, callbacks, telemetry, testing
+from gemjax.batches.from_source import FromSource
+from gemjax.batches.functions import BatchesWarning
+from gemjax.batches.on_host import OnHost
+from gemjax.batches.rows import Computed, Epochs, Stream
+from gemjax.batches.shards import Shards
 from gemjax.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError
-from gemjax.engines.devices import run_on_devices
+from gemjax.engines.devices.hardware.placement import Placement, cpu_devices, place
+from gemjax.engines.devices.members import Members
+from gemjax.engines.devices.policy import Policy
+from gemjax.engines.devices.run import run_on_devices
 from gemjax.engines.memory import memory_of
+from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
-from gemjax.engines.simulate import simulate
-from gemjax.engines.sweep import SweepResult, sweep
+from gemjax.engines.simulator.simulate import simulate
+from gemjax.engines.simulator.sweep import SweepResult, sweep
 from gemjax.engines.transition import RunState, initial_state
-from gemjax.eventlog import EventLog
-from gemjax.from_source import FromSource
-from gemjax.local_steps import LocalSteps, displacements, pull_to_anchors
-from gemjax.members import Members
 from gemjax.methods.asgd import asgd
 from gemjax.methods.dana import dana_dc, dana_momentum, dana_slim, dana_zero
 from gemjax.methods.dc_asgd import compensate_delay, dc_asgd
@@ -82,19 +84,19 @@ from gemjax.methods.rennala import gather_fresh, rennala
 from gemjax.methods.ringmaster import drop_stale, ringmaster
 from gemjax.methods.staleness_aware import StalenessSchedule, dynsgd, scale_by_staleness, staleness_aware
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
-from gemjax.nodes import ReadsStaleParams
-from gemjax.on_host import OnHost
-from gemjax.per_seed import PerSeed
-from gemjax.per_worker import per_worker
-from gemjax.perfetto import chrome_trace
-from gemjax.placement import Placement, cpu_devices, place
-from gemjax.policies import Policy
-from gemjax.shards import Shards
-from gemjax.slots import Slots
-from gemjax.staleness import StalenessState, asynchronous, pull
-from gemjax.summary import Summary, summarise
-from gemjax.telemetry import Timeline, timeline
-from gemjax.trace import Trace
+from gemjax.protocol import diagnostics
+from gemjax.protocol.hooks import ReadsStaleParams
+from gemjax.protocol.local_steps import LocalSteps, displacements, pull_to_anchors
+from gemjax.protocol.per_worker import per_worker
+from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import StalenessState, asynchronous, pull
+from gemjax.protocol.trace import Trace
+from gemjax.telemetry import eventlog
+from gemjax.telemetry.eventlog import EventLog
+from gemjax.telemetry.perfetto import chrome_trace
+from gemjax.telemetry.summary import Summary, summarise
+from gemjax.telemetry.timeline import Timeline, timeline
+from gemjax.telemetry.verdict import Verdict, verdict
 
 try:
     __version__ = importlib.metadata.version("gemjax")
@@ -139,6 +141,7 @@ __all__ = [
     "asynchronous",
     "average_elastically",
     "average_position",
+    "batches",
     "callbacks",
     "chrome_trace",
     "compensate_delay",
@@ -153,6 +156,7 @@ __all__ = [
     "delay_adaptive",
     "delay_momentum",
     "delayed_nesterov",
+    "diagnostics",
     "diloco",
     "discount_momentum",
     "displacements",

@@ -16,7 +16,7 @@ from gemjax.checkpoints import Checkpoints
 from gemjax.engines.checks import ends_run
 from gemjax.engines.result import Callback, Progress
 from gemjax.engines.transition import RunState
-from gemjax.trace import Trace
+from gemjax.protocol.trace import Trace
 
 Evaluate = Callable[[Progress], Any]
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax import keys
+from gemjax.engines import keys
 from gemjax.engines.memory import readable
 from gemjax.engines.transition import RunState
-from gemjax.trace import COLUMNS, Trace
+from gemjax.protocol.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Counts up whenever RunState or the columns of a trace change.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}

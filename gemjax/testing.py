@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax import slots
-from gemjax.batches import as_batches, part, select
+from gemjax.batches.local import LocalBatches
+from gemjax.batches.rows import as_batches, part, select
 from gemjax.engines.transition import Transition
-from gemjax.local_steps import LocalBatches, LocalSteps
-from gemjax.staleness import anchors_of, counting_refusals, pull, refused
-from gemjax.trace import Trace
+from gemjax.protocol import slots
+from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.staleness import anchors_of, counting_refusals, pull, refused
+from gemjax.protocol.trace import Trace
 
 PyTree = Any
 

@@ -8,7 +8,7 @@ import pytest
 from xla_flags import set_flags
 
 import gemjax
-from gemjax.compat import enable_x64
+from gemjax.engines.devices.hardware.compat import enable_x64
 
 set_flags()
 gemjax.cpu_devices(9)

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 import tyro
 
-from train import cli, compilation, reproduce, results_table, sweep
-from train.bench import Bench
-from train.config import Config
-from train.files import write_whole
-from train.grid import Grid
-from train.report import Report
-from train.reproduce import Reproduce
+from train import cli
+from train.bench.bench import Bench
+from train.claims import reproduce
+from train.claims import summary_table as results_table
+from train.claims.reproduce import Reproduce
+from train.common import compilation
+from train.common.files import write_whole
+from train.config.config import Config
+from train.report.report import Report
+from train.sweep import sweep
+from train.sweep.grid import Grid
 
 ROOT = Path(__file__).parents[1]
 PAGES = (

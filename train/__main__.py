@@ -1,6 +1,6 @@
 """`python -m train`."""
 
-from train import interrupts
+from train.common import interrupts
 
 if __name__ == "__main__":
     interrupts.end_at_once()

@@ -2,20 +2,22 @@
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import logging
-import re
 import sys
 from collections.abc import Sequence
 
 import tyro
 from rich.console import Console
 
-from train import compilation, configs, helptext, interrupts, scalars
-from train.builders.originals import DataError
-from train.config import DATASETS, Config
-from train.files import FULL, RecordError, in_words
+from train.common import compilation, interrupts
+from train.common.errors import DataError, RecordError, UsageError
+from train.common.files import FULL, in_words
+from train.config import helptext
+from train.config.config import Config
+from train.config.parsing import in_flags, one_line, start_from, take_resume
+from train.run import tensorboard as scalars
+from train.task.data.names import check_dataset
 
 USAGE = "python -m train"
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine or in a simulator.
@@ -27,21 +29,6 @@ ABOUT = f"""Train a network with asynchronous workers, on the devices of this ma
   python -m train bench            measure what the engines cost
 Compiled programs are kept in your cache folder for the next start. With every command --compilation-cache PATH
 moves that folder, and --compilation-cache off does without."""
-
-TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
-
-
-def in_flags(text: str) -> str:
-    """`text` with arguments that functions name called as the command line calls them.
-
-    >>> in_flags("name that folder as manual_dir")
-    'name that folder as --manual-dir'
-    """
-    return re.sub(r"(?<![\w-])manual_dir", "--manual-dir", text).replace("as data_dir", "as --data-dir")
-
-
-class UsageError(Exception):
-    """A wrong command line; its message is the one line to show."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,23 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     compilation.use(cache)
     try:
         if argv[:1] == ["bench"]:
-            from train import bench  # Compiles nothing and imports no plotting unless asked for.
+            from train.bench import bench  # Compiles nothing and imports no plotting unless asked for.
 
             return bench.main(argv[1:])
         if argv[:1] == ["sweep"]:
-            from train import sweep
+            from train.sweep import sweep
 
             return sweep.main(argv[1:])
         if argv[:1] == ["reproduce"]:
-            from train import reproduce
+            from train.claims import reproduce
 
             return reproduce.main(argv[1:])
         if argv[:1] == ["results"]:
-            from train import results_table
+            from train.claims import summary_table as results_table
 
             return results_table.main(argv[1:])
         if argv[:1] == ["report"]:
-            from train import report
+            from train.report import report
 
             return report.main(argv[1:])
         return _train(argv)
@@ -95,9 +82,9 @@ def _train(argv: list[str]) -> int:
         console.print(f"{config.method} on {config.dataset}: preparing data and parameters …", highlight=False)
     import gemjax  # After the flags are known to be right: this imports JAX.
     from gemjax.checkpoints import CheckpointWriteError
-    from train.footprint import dry_run
-    from train.runfolder import RunFolder
-    from train.story import train
+    from train.run.folder import RunFolder
+    from train.run.train import train
+    from train.task.memory import dry_run
 
     if config.dry_run:
         dry_run(config, console)
@@ -130,7 +117,7 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     argv, default = start_from(list(argv))
     argv, resume = take_resume(argv)
     if resume:
-        from train.runfolder import RunFolder
+        from train.run.folder import RunFolder
 
         try:
             default = Config.load(RunFolder.find(resume).config)
@@ -151,74 +138,3 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         raise UsageError("a resumed run stays in its folder; give --resume or --out, not both")
     check_dataset(config.dataset, config.data_dir)
     return dataclasses.replace(config, resume=None), resume
-
-
-def check_dataset(name: str, data_dir: str | None) -> None:
-    """Raises, with what is possible, unless there is a data set `name`; imports TFDS only for a name that is not built in.
-
-    Raises:
-      UsageError: if there is none.
-    """
-    if name not in DATASETS:
-        from train import data
-
-        try:
-            data.check_name(name, data_dir=data_dir)
-        except DataError as error:
-            raise UsageError(str(error)) from None
-
-
-def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Config]:
-    """Takes the configuration out of the command line, which may name one first; the default is `digits`.
-
-    `swept` asks for what a sweep starts from.
-
-    Raises:
-      UsageError: if there is none of that name.
-    """
-    name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
-    try:
-        return argv, configs.load(name, swept=swept)
-    except ValueError:
-        meant = f"did you mean --dataset {name}? Else choose" if name in DATASETS else "choose"
-        raise UsageError(
-            f"there is no configuration {name!r}; {meant} one of {', '.join(configs.NAMES)}, "
-            "sweep, reproduce, results, report or bench"
-        ) from None
-
-
-def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
-    """Takes `--resume [RUN]` out of the command line; alone it means the newest run."""
-    for index, word in enumerate(argv):
-        if word.startswith("--resume="):
-            return argv[:index] + argv[index + 1 :], word.removeprefix("--resume=")
-        if word == "--resume":
-            named = argv[index + 1 : index + 2]
-            if named and not named[0].startswith("-"):
-                return argv[:index] + argv[index + 2 :], named[0]
-            return argv[:index] + argv[index + 1 :], "latest"
-    return argv, None
-
-
-def one_line(box: str) -> str:
-    """What a box of tyro's says, in one line: the message, and the flag it takes for meant."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
-    parts = [""]  # What stands between horizontal rules; the title comes first, sometimes with a rule of its own.
-    for line in filter(None, lines):
-        if set(line) <= {"─", "-"} or line.startswith("─ "):
-            parts.append("")
-        else:
-            parts[-1] += f" {line}"
-    message = next(part for part in parts if part and part.strip() not in TITLES)
-    message = message.strip().removeprefix("Error parsing Config: ").removeprefix("Error parsing Grid: ")
-    message = message.removeprefix("Error parsing Bench: ")
-    meant = (
-        [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}]
-        if "Perhaps you meant:" in lines
-        else []
-    )
-    if wrong := re.search(r"invalid choice '(.*?)' .*Expected one of (\(.*?\))", message):
-        meant = difflib.get_close_matches(wrong[1], re.findall(r"'(.*?)'", wrong[2]), n=1)
-    if message.startswith("Unrecognized options:") and (late := set(configs.NAMES) & set(message.split())):
-        message += f"; a configuration comes first: {min(late)} and then flags"
-    return f"{message.removesuffix('.')}; did you mean {meant[0]}?" if meant else message

@@ -10,11 +10,11 @@ and adding workers changes nobody's speed.
 Models compose: ``Incidents(Delayed(Scaled(Gamma(4), [1, 1, 1, 3]), up=0.1, down=0.1), [Leaves(worker=2, at=40.0)])``.
 """
 
+from gemjax.arrivals.barriers import Barrier, SemiSynchronous
 from gemjax.arrivals.base import Arrivals
-from gemjax.arrivals.central import Delayed, Queue
 from gemjax.arrivals.incidents import Incidents, Joins, Leaves, Slows
-from gemjax.arrivals.meetings import Barrier, SemiSynchronous
 from gemjax.arrivals.models import ConstantSpeeds, Exponential, Gamma, LogNormal, Pareto, RoundRobin, Scaled
+from gemjax.arrivals.network import Delayed, Queue
 from gemjax.arrivals.speed_up import SpeedUp, speed_up
 
 __all__ = [

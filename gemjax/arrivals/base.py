@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from gemjax.staleness import check_num_workers
-from gemjax.trace import Trace
+from gemjax.protocol.staleness import check_num_workers
+from gemjax.protocol.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)

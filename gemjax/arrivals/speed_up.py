@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gemjax.arrivals.barriers import Barrier
 from gemjax.arrivals.base import Arrivals, check_num_commits, stream
-from gemjax.arrivals.meetings import Barrier
 
 
 class SpeedUp(NamedTuple):

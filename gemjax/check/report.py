@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from gemjax.asynchrony import duration
 from gemjax.check.law import Law
 from gemjax.check.machine import Devices, Machine, Memory
 from gemjax.check.speed import Overlap, Speed, Windows
 from gemjax.engines.memory import readable
+from gemjax.telemetry.verdict import duration
 
 Rows = list[tuple[str, ...]]
 LABEL, COLUMN = 22, 10  # Widths of the first cell of a line and of those that follow.

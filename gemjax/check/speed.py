@@ -15,7 +15,7 @@ import optax
 import gemjax
 from gemjax import arrivals
 from gemjax.check.law import SILENCE
-from gemjax.sharding import devices_of
+from gemjax.engines.devices.hardware.sharding import devices_of
 
 PyTree = Any
 MODELS = {"small": (784, 112, 96, 10), "large": (784, 1024, 1024, 1024, 1024, 10)}  # Units per layer.

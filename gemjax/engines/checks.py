@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.per_seed import PerSeed
+from gemjax.engines.per_seed import PerSeed
 
 PyTree = Any
 

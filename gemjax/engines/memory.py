@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.batches import Rows
+from gemjax.batches.on_host import OnHost
+from gemjax.batches.rows import Rows
 from gemjax.engines.transition import RunState, Transition, workers_of
-from gemjax.local_steps import LocalSteps
-from gemjax.on_host import OnHost
+from gemjax.protocol.local_steps import LocalSteps
 
 PyTree = Any
 

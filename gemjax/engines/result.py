@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemjax.engines.transition import RunState
-from gemjax.trace import Trace
+from gemjax.protocol.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ class Result:
         >>> [axes.get_ylabel() for axes in result.plot().axes]
         ['loss', 'staleness (commits)', 'commits per worker']
         """
-        from gemjax.plotting import plot_run
+        from gemjax.telemetry.plotting import plot_run
 
         return plot_run(self.history, self.trace.num_workers)
 

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax import diagnostics, slots, staleness
-from gemjax.board import Board
 from gemjax.engines.checks import check_given, check_params, check_tx
-from gemjax.engines.training import Gradient, Training, View
-from gemjax.local_steps import LocalSteps
-from gemjax.slots import Slots
-from gemjax.staleness import asynchronous, is_asynchronous, pull
+from gemjax.engines.worker import Gradient, Training, View
+from gemjax.protocol import diagnostics, slots, staleness
+from gemjax.protocol.board import Board
+from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull
 
 PyTree = Any
 

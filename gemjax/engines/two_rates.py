@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.diagnostics import Observer
 from gemjax.engines.result import RunWarning
-from gemjax.local_steps import LocalSteps
-from gemjax.staleness import is_asynchronous, needs_local_steps
+from gemjax.protocol.diagnostics import Observer
+from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.staleness import is_asynchronous, needs_local_steps
 
 PyTree = Any
 

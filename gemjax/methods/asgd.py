@@ -2,9 +2,9 @@
 
 import optax
 
-from gemjax.methods.checks import check_learning_rate
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.staleness import asynchronous
+from gemjax.protocol.checks import check_learning_rate
+from gemjax.protocol.staleness import asynchronous
 
 
 def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:

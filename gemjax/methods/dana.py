@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.checks import check_learning_rate, check_momentum
 from gemjax.methods.dc_asgd import compensate_delay
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.per_worker import per_worker
-from gemjax.slots import Slots
-from gemjax.staleness import asynchronous
-from gemjax.views import LookAhead
+from gemjax.protocol.checks import check_learning_rate, check_momentum
+from gemjax.protocol.per_worker import per_worker
+from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import asynchronous
+from gemjax.protocol.views import LookAhead
 
 
 class DanaMomentumState(NamedTuple):

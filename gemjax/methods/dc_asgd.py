@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax import diagnostics
-from gemjax.methods.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.nodes import ReadsStaleParams
-from gemjax.slots import Slots, like
-from gemjax.staleness import asynchronous, require_protocol
+from gemjax.protocol import diagnostics
+from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
+from gemjax.protocol.hooks import ReadsStaleParams
+from gemjax.protocol.slots import Slots, like
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 PyTree = Any
 VARIANTS = {"constant": 0.04, "adaptive": 2.0}  # With the strength that the authors used.

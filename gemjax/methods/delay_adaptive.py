@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.checks import check_at_least, check_learning_rate
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.methods.staleness_aware import scale_by_staleness
-from gemjax.staleness import asynchronous, check_num_workers
+from gemjax.protocol.checks import check_at_least, check_learning_rate
+from gemjax.protocol.staleness import asynchronous, check_num_workers
 
 
 def delay_adaptive(

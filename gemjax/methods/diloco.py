@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import optax
 
-from gemjax.local_steps import displacements
-from gemjax.methods.checks import check_learning_rate, check_momentum
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.staleness import asynchronous, check_num_workers
+from gemjax.protocol.checks import check_learning_rate, check_momentum
+from gemjax.protocol.local_steps import displacements
+from gemjax.protocol.staleness import asynchronous, check_num_workers
 
 
 def diloco(

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.local_steps import displacements
-from gemjax.methods.checks import check_learning_rate
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.staleness import asynchronous
+from gemjax.protocol.checks import check_learning_rate
+from gemjax.protocol.local_steps import displacements
+from gemjax.protocol.staleness import asynchronous
 
 
 def downpour(

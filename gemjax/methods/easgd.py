@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.local_steps import displacements
-from gemjax.methods.checks import check_between, check_learning_rate, check_momentum
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.per_worker import per_worker
-from gemjax.slots import Slots
-from gemjax.staleness import asynchronous, check_num_workers, require_protocol
-from gemjax.views import Position
+from gemjax.protocol.checks import check_between, check_learning_rate, check_momentum
+from gemjax.protocol.local_steps import displacements
+from gemjax.protocol.per_worker import per_worker
+from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.views import Position
 
 
 class ElasticState(NamedTuple):

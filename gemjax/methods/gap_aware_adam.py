@@ -2,10 +2,10 @@
 
 import optax
 
-from gemjax.methods.checks import check_at_least, check_momentum
 from gemjax.methods.gap_aware import scale_by_gap
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.staleness import asynchronous
+from gemjax.protocol.checks import check_at_least, check_momentum
+from gemjax.protocol.staleness import asynchronous
 
 
 def gap_aware_adam(

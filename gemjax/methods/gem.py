@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax import diagnostics
-from gemjax.methods.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.nodes import ReadsStaleParams
-from gemjax.slots import Slots, like
-from gemjax.staleness import asynchronous, require_protocol
-from gemjax.views import BeforeCommit, OwnPosition
+from gemjax.protocol import diagnostics
+from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
+from gemjax.protocol.hooks import ReadsStaleParams
+from gemjax.protocol.slots import Slots, like
+from gemjax.protocol.staleness import asynchronous, require_protocol
+from gemjax.protocol.views import BeforeCommit, OwnPosition
 
 PyTree = Any
 READINGS = ("equations", "code", "algorithm")

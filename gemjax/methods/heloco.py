@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax import diagnostics
-from gemjax.local_steps import displacements
-from gemjax.methods.checks import check_at_least, check_between, check_learning_rate, check_momentum
 from gemjax.methods.momentum_lookahead import discounted_step
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.staleness import asynchronous, check_num_workers
-from gemjax.views import LookAhead
+from gemjax.protocol import diagnostics
+from gemjax.protocol.checks import check_at_least, check_between, check_learning_rate, check_momentum
+from gemjax.protocol.local_steps import displacements
+from gemjax.protocol.staleness import asynchronous, check_num_workers
+from gemjax.protocol.views import LookAhead
 
 
 class AlignWithMomentumState(NamedTuple):

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from gemjax.board import Board
-from gemjax.methods.checks import check_between, check_learning_rate, check_positive_int
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.nodes import NeedsLocalSteps, ReadsStaleParams
-from gemjax.slots import Slots, like
-from gemjax.staleness import asynchronous, check_num_workers, require_protocol
-from gemjax.views import where_present
+from gemjax.protocol.board import Board
+from gemjax.protocol.checks import check_between, check_learning_rate, check_positive_int
+from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams
+from gemjax.protocol.slots import Slots, like
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.views import where_present
 
 PyTree = Any
 

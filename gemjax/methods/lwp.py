@@ -4,7 +4,7 @@ import optax
 
 from gemjax.methods.momentum_asgd import look_ahead_momentum
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.staleness import asynchronous, check_num_workers
+from gemjax.protocol.staleness import asynchronous, check_num_workers
 
 
 def lwp(

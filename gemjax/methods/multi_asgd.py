@@ -2,10 +2,10 @@
 
 import optax
 
-from gemjax.methods.checks import check_learning_rate, check_momentum
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.per_worker import per_worker
-from gemjax.staleness import asynchronous
+from gemjax.protocol.checks import check_learning_rate, check_momentum
+from gemjax.protocol.per_worker import per_worker
+from gemjax.protocol.staleness import asynchronous
 
 
 def multi_asgd(

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax import diagnostics
-from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.staleness import asynchronous
+from gemjax.protocol import diagnostics
+from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.protocol.staleness import asynchronous
 
 PyTree = Any
 

@@ -16,7 +16,7 @@ def scale_by_learning_rate(
 ) -> optax.GradientTransformationExtraArgs:
     """``optax.scale_by_learning_rate``, with the same state, that offers the diagnostic ``learning_rate``.
 
-    >>> from gemjax.diagnostics import Observer
+    >>> from gemjax.protocol.diagnostics import Observer
     >>> tx, observer = scale_by_learning_rate(lambda count: 0.5 / (1 + count)), Observer(["learning_rate"])
     >>> state = tx.init(jnp.zeros(1))
     >>> for _ in range(2):

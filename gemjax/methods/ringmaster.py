@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.checks import check_at_least, check_learning_rate
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.nodes import Refusals
-from gemjax.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.checks import check_at_least, check_learning_rate
+from gemjax.protocol.hooks import Refusals
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
 
 
 class DropStaleState(NamedTuple):

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.checks import check_learning_rate
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.staleness import asynchronous, require_protocol
+from gemjax.protocol.checks import check_learning_rate
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 
 def inverse(staleness: jax.Array) -> jax.Array:

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gemjax.board import Board
-from gemjax.methods.checks import check_at_least, check_learning_rate, check_momentum, check_positive_int
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.board import Board
+from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum, check_positive_int
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
 
 PyTree = Any
 EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances from 0.

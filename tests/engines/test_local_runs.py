@@ -21,11 +21,12 @@ from engines.problems import (
 )
 
 import gemjax
-from gemjax import LocalSteps, eventlog
-from gemjax.batches import as_batches
-from gemjax.engines.programs import Programs
+from gemjax import LocalSteps
+from gemjax.batches.local import LocalBatches
+from gemjax.batches.rows import as_batches
+from gemjax.engines.devices.hardware.programs import Programs
 from gemjax.engines.transition import Transition
-from gemjax.local_steps import LocalBatches
+from gemjax.telemetry import eventlog
 from gemjax.testing import Faults
 
 WORKERS = 4

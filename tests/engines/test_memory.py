@@ -6,7 +6,8 @@ import optax
 import pytest
 
 import gemjax
-from gemjax.engines import memory, simulate
+from gemjax.engines import memory
+from gemjax.engines.simulator import simulate
 from gemjax.testing import quadratic
 
 PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(24)}

@@ -8,9 +8,9 @@ import pytest
 from engines.problems import Abreast, Problem, assert_close, assert_same_bits
 
 import gemjax
-from gemjax import keys
-from gemjax.engines.packing import Packer
-from gemjax.placement import Placement
+from gemjax.engines import keys
+from gemjax.engines.devices.hardware.packing import Packer
+from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.testing import run_in_python
 
 N = 3

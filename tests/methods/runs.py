@@ -8,7 +8,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import gemjax
-from gemjax.diagnostics import Observer
+from gemjax.protocol.diagnostics import Observer
 
 NUM_WORKERS = 5
 # Uneven speeds, so that stalenesses from 0 to tens occur.

@@ -12,8 +12,8 @@ from methods.rows import METHODS, every_method
 
 import gemjax
 from gemjax import arrivals
-from gemjax.compat import enable_x64
-from gemjax.nodes import NeedsLocalSteps
+from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.hooks import NeedsLocalSteps
 
 # --- Convergence -----------------------------------------------------------------------------------------------------
 

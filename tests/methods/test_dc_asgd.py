@@ -6,7 +6,7 @@ import pytest
 from methods import reference, runs
 
 import gemjax
-from gemjax.diagnostics import Observer
+from gemjax.protocol.diagnostics import Observer
 
 N = runs.NUM_WORKERS
 VARIANTS = {"constant": {"strength": 0.5}, "adaptive": {"strength": 0.7, "decay": 0.9}}

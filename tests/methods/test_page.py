@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gemjax
-from gemjax.diagnostics import Observer
+from gemjax.protocol.diagnostics import Observer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "gemjax" / "methods" / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from methods.rows import METHODS, Row
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.diagnostics import Observer
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol.diagnostics import Observer
 
 N = 3
 # What a commit's staleness makes of the rate.

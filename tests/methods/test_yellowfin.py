@@ -7,8 +7,8 @@ from methods import reference_tuned, runs
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.board import Board
 from gemjax.methods import yellowfin
+from gemjax.protocol.board import Board
 
 N = runs.NUM_WORKERS
 MOMENTA = ("momentum", "target_momentum", "total_momentum")

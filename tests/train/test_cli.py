@@ -12,12 +12,16 @@ import textwrap
 import pytest
 from flax import linen as nn
 
-from train import cli, interrupts, models, story, sweep
-from train.bench import Bench
-from train.config import Config
-from train.grid import Grid
-from train.reproduce import Reproduce
-from train.runfolder import RunFolder
+from train import cli
+from train.bench.bench import Bench
+from train.claims.reproduce import Reproduce
+from train.common import interrupts
+from train.config.config import Config
+from train.run import train as story
+from train.run.folder import RunFolder
+from train.sweep import sweep
+from train.sweep.grid import Grid
+from train.task import models
 
 
 class Tiny(nn.Module):

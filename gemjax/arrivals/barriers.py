@@ -1,0 +1,142 @@
+"""Workers that wait for each other."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from gemjax.arrivals.base import Arrivals, check_inner, check_num_commits, stream
+from gemjax.protocol.trace import Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Barrier(Arrivals):
+    """Another model with a barrier: all commit when the slowest has finished, and then all pull. Synchronous SGD.
+
+    The N gradients of a round are computed at the same view; with :func:`gemjax.asgd` at 1/N of a rate they are one step of
+    that rate on their mean. In the virtual time of the same model that is what asynchronous runs are to be compared with.
+
+    Args:
+      model: how long workers compute.
+
+    >>> from gemjax.arrivals import ConstantSpeeds
+    >>> trace = Barrier(ConstantSpeeds([4.0, 1.0])).trace(4)
+    >>> trace.time, trace.pulled_at
+    (array([1., 1., 2., 2.]), array([0, 0, 2, 2], dtype=int32))
+    """
+
+    composes = False
+    num_workers: int = dataclasses.field(init=False, default=0)
+    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
+
+    def __post_init__(self):
+        check_inner(self, self.model)
+        object.__setattr__(self, "num_workers", self.model.num_workers)
+        super().__post_init__()
+
+    def trace(self, num_commits, seed=0):
+        check_num_commits(num_commits)
+        workers = self.num_workers
+        rounds = -(-num_commits // workers)
+        taken = np.stack([self.model.durations(w, stream(seed, w), rounds) for w in range(workers)], axis=1)
+        order = np.argsort(taken, axis=1, kind="stable").ravel()[:num_commits]
+        return Trace(
+            order,
+            np.repeat(np.arange(rounds) * workers, workers)[:num_commits],
+            time=np.repeat(np.cumsum(taken.max(axis=1)), workers)[:num_commits],
+            num_workers=workers,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SemiSynchronous:
+    r"""Workers that train freely for a while and then all meet, as in LSGD's released code.
+
+    Together the N workers take :math:`N \tau` local steps, each as many as its speed allows; when the last of them has been
+    given out, workers finish the step at hand and join the exchange. All commit there, in the order in which they join,
+    and only then do all of them pull: nobody's view is older than the meeting before.
+
+    Args:
+      model: how long one local step takes each worker, any other model of this module.
+      period: :math:`\tau \ge 1`, mean local steps a worker from one meeting to the next.
+
+    Raises:
+      ValueError: if ``period`` is not a positive int.
+
+    >>> from gemjax.arrivals import ConstantSpeeds
+    >>> trace, periods = SemiSynchronous(ConstantSpeeds([3.0, 1.0]), period=4).trace(num_meetings=2)
+    >>> periods
+    ((6, 6), (2, 2))
+    >>> trace.worker, trace.pulled_at
+    (array([0, 1, 0, 1], dtype=int32), array([0, 0, 2, 2], dtype=int32))
+    """
+
+    model: Arrivals
+    period: int = 1
+
+    def __post_init__(self):
+        check_inner(self, self.model)
+        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
+            raise ValueError(f"period must be a positive int, got {self.period!r}")
+
+    def trace(self, num_meetings: int, seed: int = 0) -> tuple[Trace, tuple[tuple[int, ...], ...]]:
+        """The commits of ``num_meetings`` meetings.
+
+        Args:
+          num_meetings: a positive int.
+          seed: decides every duration.
+
+        Returns:
+          ``(trace, periods)``: a :class:`gemjax.Trace` of N commits a meeting, and the periods to give
+          :class:`gemjax.LocalSteps` with it: how many local steps each commit of each worker takes.
+        """
+        if num_meetings < 1:
+            raise ValueError(f"num_meetings must be positive, got {num_meetings}")
+        num_workers = self.model.num_workers
+        taken = np.zeros((num_workers, num_meetings), int)
+        order, joined, now = [], [], 0.0
+        finished = _resumable(self.model, seed)
+        for meeting in range(num_meetings):
+            # Each worker's durations go on where its last meeting broke off.
+            taken[:, meeting], joins = self._meeting(finished, taken[:, :meeting].sum(1))
+            order.append(np.lexsort((np.arange(num_workers), joins)))
+            joined.append(np.full(num_workers, now := now + joins.max()))
+        trace = Trace(
+            worker=np.concatenate(order),
+            pulled_at=np.repeat(np.arange(num_meetings) * num_workers, num_workers),
+            time=np.concatenate(joined),
+            num_workers=num_workers,
+        )
+        return trace, tuple(tuple(row) for row in taken.tolist())
+
+    def _meeting(self, finished: Callable, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each worker: local steps until the next meeting, and when it joins."""
+        num_workers, more = len(done), self.model.num_workers * (self.period - 1)
+        # Everyone is given a step at once; of the rest, one to whoever finishes first.
+        counts = [min(2 * self.period, more + 1)] * num_workers
+        while True:
+            times = [finished(w, done[w], count) for w, count in enumerate(counts)]
+            finishes = np.concatenate(times)
+            owner = np.repeat(np.arange(num_workers), counts)
+            again = np.lexsort((owner, finishes))[:more]
+            horizon = finishes[again[-1]] if len(again) == more > 0 else -np.inf if not more else np.inf
+            short = [w for w in range(num_workers) if times[w][-1] <= horizon and counts[w] <= more]
+            if not short:
+                break
+            for worker in short:
+                counts[worker] = min(2 * counts[worker], more + 1)
+        taken = 1 + np.bincount(owner[again], minlength=num_workers)
+        return taken, np.array([one[count - 1] for one, count in zip(times, taken, strict=True)])
+
+
+def _resumable(model: Arrivals, seed: int) -> Callable[[int, int, int], np.ndarray]:
+    """``finishes(worker, done, count)``: when the next steps are finished, from a moment at which ``done`` are."""
+    known: dict[int, np.ndarray] = {}
+
+    def finishes(worker: int, done: int, count: int) -> np.ndarray:
+        if worker not in known or len(known[worker]) < done + count:
+            known[worker] = model.durations(worker, stream(seed, worker), 2 * (done + count))
+        # Summed from that moment on: a difference of two times would round what is a tie in another way each time.
+        return model.finishes(worker, known[worker][done : done + count])[0]
+
+    return finishes

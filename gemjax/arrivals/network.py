@@ -1,0 +1,94 @@
+"""What lies between workers and the central variable: the way there and back, and the queue in front of it."""
+
+import dataclasses
+import heapq
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gemjax.arrivals.base import Arrivals, check_inner, check_num_commits, per_worker, stream
+from gemjax.protocol.trace import Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Delayed(Arrivals):
+    """Another model with time for the way: ``down`` from the pull to the worker, ``up`` from there to the commit.
+
+    Args:
+      model: how long workers compute.
+      up: time that a gradient travels, not negative; one for all workers or one each. Default 0.
+      down: time that a view travels, likewise.
+
+    >>> from gemjax.arrivals import RoundRobin
+    >>> Delayed(RoundRobin(2), up=0.5, down=1.5).trace(4).time
+    array([3., 3., 6., 6.])
+    """
+
+    num_workers: int = dataclasses.field(init=False, default=0)
+    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
+    up: float | Sequence[float] = 0.0
+    down: float | Sequence[float] = 0.0
+    way: tuple[float, ...] = dataclasses.field(init=False, repr=False, default=())  # Both, of each worker.
+
+    def __post_init__(self):
+        check_inner(self, self.model)
+        object.__setattr__(self, "num_workers", self.model.num_workers)
+        super().__post_init__()
+        up, down = (per_worker(name, getattr(self, name), self.num_workers, lowest=0.0) for name in ("up", "down"))
+        object.__setattr__(self, "way", tuple(there + back for there, back in zip(down, up, strict=True)))
+
+    def durations(self, worker, rng, count):
+        return self.way[worker] + self.model.durations(worker, rng, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Queue(Arrivals):
+    """Another model with a centre that takes time for each commit, and serves workers in the order of their arrival.
+
+    A worker pulls when its commit is served. With many workers the centre becomes the bottleneck: it makes one commit per
+    ``service`` at most.
+
+    Args:
+      model: how long workers compute.
+      service: time of one commit and pull, not negative.
+
+    >>> from gemjax.arrivals import RoundRobin
+    >>> Queue(RoundRobin(3), service=0.5).trace(6).time
+    array([1.5, 2. , 2.5, 3. , 3.5, 4. ])
+    """
+
+    composes = False
+    num_workers: int = dataclasses.field(init=False, default=0)
+    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
+    service: float = 0.0
+
+    def __post_init__(self):
+        check_inner(self, self.model)
+        object.__setattr__(self, "num_workers", self.model.num_workers)
+        super().__post_init__()
+        if not (np.isfinite(self.service) and self.service >= 0):
+            raise ValueError(f"service must be finite and not negative, got {self.service}")
+
+    def trace(self, num_commits, seed=0):
+        check_num_commits(num_commits)
+        durations = [_one_by_one(self.model, worker, seed).__next__ for worker in range(self.num_workers)]
+        queue = [(one(), worker) for worker, one in enumerate(durations)]
+        heapq.heapify(queue)
+        workers, times = [], []
+        free, service, replace = 0.0, self.service, heapq.heapreplace
+        for _ in range(num_commits):
+            arrived, worker = queue[0]
+            free = (arrived if arrived > free else free) + service
+            workers.append(worker)
+            times.append(free)
+            replace(queue, (free + durations[worker](), worker))
+        return Trace(np.array(workers, np.int32), time=times, num_workers=self.num_workers)
+
+
+def _one_by_one(model: Arrivals, worker: int, seed: int) -> Iterator[float]:
+    """The durations of a worker one by one, drawn in ever larger blocks."""
+    done, count = 0, 64
+    while True:
+        drawn = model.durations(worker, stream(seed, worker), count)
+        yield from drawn[done:].tolist()
+        done, count = count, 2 * count

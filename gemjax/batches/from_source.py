@@ -1,0 +1,238 @@
+"""Batches that are read from a source with random access, such as a data set on disk."""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import jax
+import numpy as np
+
+from gemjax.batches.checks import INSTEAD_OF_ITERATOR, NO_ITERATOR, count_rows, has_splits, is_dataset, is_numeric
+from gemjax.batches.rows import Epochs, Rows, is_shared, select
+
+PyTree = Any
+
+
+class RandomAccess(Protocol):
+    """What rows are read from: those of TFDS's data sources, of Grain's, of PyTorch's map-style datasets, or your own.
+
+    One that has ``__getitems__(numbers) -> rows``, too, is asked for a whole batch at a time.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> PyTree:
+        """A row: a pytree of arrays and numbers, of the same shapes for all rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FromSource:
+    """Batches whose rows are read from a source with random access when they are needed; for data that do not fit in memory.
+
+    ``batch_size`` draws the rows in epochs, as :class:`gemjax.Epochs` does. For another order give ``batches``:
+    :class:`gemjax.Shards` or :class:`gemjax.Stream` of the numbers of the rows in place of the rows. Either way the rows of
+    any batch follow from a seed, so a resumed run or a replay reads the same ones. Results are those of the same rows in
+    memory, bit for bit, under the condition that :class:`gemjax.OnHost` names.
+
+    :func:`gemjax.run_on_devices` prefetches a worker's next batch in a thread while the worker computes the present one. A
+    worker whose batch is late waits alone, and the deadline of the policy begins when the batch is there. A failed read is
+    retried as often as the policy says. Local steps on a :class:`gemjax.Stream` are read in threads but not prefetched,
+    because the order of commits decides which worker gets which batch. :func:`gemjax.simulate` reads the rows of a chunk
+    while it computes the chunk before.
+
+    Recipes for the datasets of other libraries follow. A row is a pytree of NumPy arrays, numbers, or tensors on the CPU. The
+    loss function gets the rows of a batch stacked, in the same structure.
+
+    PyTorch's map-style ``Dataset`` is a source as it is; its rows ``(image, label)`` make batches ``(images, labels)``. Do
+    not wrap it in a ``DataLoader``, which is an iterator::
+
+        dataset = torchvision.datasets.MNIST("data", download=True, transform=torchvision.transforms.ToTensor())
+        batches = gemjax.FromSource(dataset, batch_size=32)
+
+    Hugging Face ``datasets`` give lists, unless they are asked for NumPy arrays, and columns of text have to go::
+
+        dataset = datasets.load_dataset("ylecun/mnist", split="train").with_format("numpy")
+        batches = gemjax.FromSource(dataset.select_columns(["image", "label"]), batch_size=32)
+
+    TensorFlow Datasets have data sources, which need no TensorFlow to be read::
+
+        source = tfds.data_source("mnist", split="train")          # Rows {"image": ..., "label": ...}.
+        batches = gemjax.FromSource(source, batch_size=32)
+
+    Grain's ``MapDataset`` decodes, augments or changes rows of any of these; gemjax makes the order and the batches, so leave
+    out ``shuffle``, ``repeat``, ``batch`` and ``to_iter_dataset``:
+
+    >>> import gemjax, grain
+    >>> dataset = grain.MapDataset.source(np.arange(10)).map(lambda number: {"x": number * 1.5})
+    >>> batches = FromSource(dataset, batch_size=2)
+
+    Args:
+      source: an object with ``len(source)`` and ``source[number]``; better still with ``__getitems__(numbers)``, which reads a
+        batch at a time. What a row holds must depend on its number alone.
+      batches: which rows: batches whose ``data`` are ``np.arange(len(source))``, of gemjax or of a class of your own that
+        derives from :class:`gemjax.batches.Rows`. ``None`` (default) with ``batch_size``.
+      threads: how many batches are read at the same time, at most; positive, default 16. 1 if the source cannot bear several.
+      batch_size: rows a batch; short for ``batches=gemjax.Epochs(np.arange(len(source)), batch_size, seed)``.
+      seed: of these epochs, a non-negative int; ``None`` (default) is 0.
+
+    Raises:
+      TypeError: if ``batches`` are not rows of data, or ``source`` has no length or no rows; when rows are read, if one holds
+        something that is no number.
+      ValueError: if ``batches`` have another number of rows, both ``batches`` and ``batch_size`` are given, or ``threads`` is
+        not positive; when rows are read, if one has other shapes than the others.
+      RuntimeError: when rows are read, if the source raises. All of these name the row.
+
+    >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
+    >>> trace = gemjax.arrivals.Gamma(4).trace(50)
+    >>> one = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, batches, trace)
+    >>> in_memory = gemjax.Epochs({"x": np.arange(10) * 1.5}, batch_size=2)
+    >>> other = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, in_memory, trace)
+    >>> one.params == other.params
+    Array(True, dtype=bool)
+    """
+
+    source: Any
+    batches: Any = None
+    threads: int = 16
+    _: dataclasses.KW_ONLY
+    batch_size: dataclasses.InitVar[int | None] = None
+    seed: dataclasses.InitVar[int | None] = None
+    data: ClassVar[PyTree] = ()
+
+    def __repr__(self) -> str:
+        return f"FromSource({type(self.source).__name__}, {self.batches!r}, threads={self.threads})"
+
+    def __post_init__(self, batch_size, seed):
+        _check_source(self.source)
+        if batch_size is not None and self.batches is None:
+            object.__setattr__(self, "batches", Epochs(np.arange(len(self.source)), batch_size, seed or 0))
+        elif batch_size is not None or seed is not None:
+            raise ValueError("batch_size= and seed= stand for batches=gemjax.Epochs(...); give either these or batches")
+        if not isinstance(self.batches, Rows):
+            raise TypeError(
+                "FromSource needs batch_size=, or batches that are rows: gemjax.Epochs, gemjax.Shards, gemjax.Stream of "
+                "np.arange(len(source)), or a class that derives from gemjax.batches.Rows; got "
+                f"{type(self.batches).__name__}"
+            )
+        if (rows := count_rows(self.batches.data)) != len(self.source):
+            raise ValueError(
+                f"the batches are made of {rows} rows, but the source has {len(self.source)}; make them of "
+                "np.arange(len(source))"
+            )
+        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
+            raise ValueError(f"threads must be a positive int, got {self.threads!r}")
+
+    @property
+    def shared(self) -> bool:
+        return is_shared(self.batches)
+
+    @property
+    def num_workers(self) -> int | None:
+        """Workers that the batches were made for, if they were for some number."""
+        return getattr(self.batches, "num_workers", None)
+
+    def select(self, worker: np.ndarray, step: np.ndarray, draw: Any = None) -> np.ndarray:
+        """Numbers of rows, as ``batches`` select them."""
+        return select(self.batches, worker, step, draw)
+
+    def part(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:
+        """The rows that are selected, one behind the other, and their numbers among them."""
+        numbers = np.asarray(selection)
+        wanted = numbers.reshape(-1, numbers.shape[-1]).tolist()
+        if len(wanted) == 1 or self.threads == 1:
+            read = [read_rows(self.source, rows) for rows in wanted]
+        else:
+            with concurrent.futures.ThreadPoolExecutor(min(len(wanted), self.threads)) as pool:
+                read = list(pool.map(lambda rows: read_rows(self.source, rows), wanted))
+        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *read)
+        return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
+
+    def batch(self, data: PyTree, selection: PyTree) -> PyTree:
+        return self.batches.batch(data, selection)
+
+
+def _check_source(source: Any) -> None:
+    kind = type(source).__name__
+    if has_splits(source):
+        advice = "; take one of its splits, as dataset['train']"
+    elif isinstance(source, Mapping):
+        advice = "; arrays in memory need no source: gemjax.Epochs(data, batch_size)"
+    elif hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return
+    elif is_dataset(getattr(source, "dataset", None)):
+        advice = f": {NO_ITERATOR}; give its dataset, gemjax.FromSource(loader.dataset, batch_size=...)"
+    elif hasattr(source, "__iter__") or hasattr(source, "__next__"):
+        advice = f": {NO_ITERATOR}; {INSTEAD_OF_ITERATOR}"
+    else:
+        advice = ""
+    raise TypeError(
+        "a source has a length and rows by their number, source[number], such as tfds.data_source or a grain.MapDataset; got "
+        f"{kind}{advice}"
+    )
+
+
+def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
+    """Rows of a source, stacked; errors name the row.
+
+    >>> read_rows([{"x": 1.0}, {"x": 2.0}, {"x": 3.0}], [2, 0])
+    {'x': array([3., 1.])}
+    """
+    if hasattr(source, "__getitems__"):
+        try:
+            rows = list(source.__getitems__(numbers))
+        except Exception:  # Which row it was comes to light one by one; one that is well by then has its answer, too.
+            rows = [_read(source, number) for number in numbers]
+        if len(rows) != len(numbers):
+            raise RuntimeError(f"__getitems__ of the source was asked for {len(numbers)} rows and gave {len(rows)}")
+    else:
+        rows = [_read(source, number) for number in numbers]
+    _refuse_lists(rows[0], numbers[0])
+    like, structure = jax.tree.flatten_with_path(rows[0])
+    columns: list[list[np.ndarray]] = [[] for _ in like]
+    for number, row in zip(numbers, rows, strict=True):
+        leaves, found = jax.tree.flatten(row)
+        if found != structure:
+            raise ValueError(f"row {number} of the source is {found}, but row {numbers[0]} is {structure}")
+        for (path, _), leaf, column in zip(like, leaves, columns, strict=True):
+            name = jax.tree_util.keystr(path) or "it"
+            column.append(leaf := _array(leaf, f"row {number} of the source: {name}"))
+            if leaf.shape != column[0].shape:
+                raise ValueError(
+                    f"row {number} of the source: {name} has the shape {leaf.shape}, but that of row {numbers[0]} has "
+                    f"{column[0].shape}; rows of a batch must be alike: crop, resize or pad them"
+                )
+    return jax.tree.unflatten(structure, [np.stack(column) for column in columns])
+
+
+def _refuse_lists(row: PyTree, number: int) -> None:
+    """A list of plain values in a dict is meant as an array, but JAX takes it for a pytree and would make a batch per value."""
+    for name, value in row.items() if isinstance(row, Mapping) else ():
+        if isinstance(value, list) and value and not hasattr(value[0], "shape"):
+            raise TypeError(
+                f"row {number} of the source: [{name!r}] is a list, and rows are of arrays and numbers; make it an array, with "
+                "dataset.with_format('numpy') of Hugging Face datasets or np.asarray in a source of your own"
+            )
+
+
+def _array(leaf: Any, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(leaf)
+    except Exception as error:
+        raise TypeError(
+            f"{name} is of the type {type(leaf).__name__}, of which NumPy makes no array ({error}); give NumPy arrays, of a "
+            "tensor tensor.detach().cpu().numpy()"
+        ) from error
+    if not is_numeric(array.dtype):
+        raise TypeError(
+            f"{name} is {type(array.item() if not array.ndim else array).__name__} ({array.dtype}), and devices take numbers "
+            "only; encode it or leave it out (MapDataset.map of Grain, remove_columns of Hugging Face datasets)"
+        )
+    return array
+
+
+def _read(source: Any, number: int) -> PyTree:
+    try:
+        return source[number]
+    except Exception as error:
+        raise RuntimeError(f"row {number} of the source cannot be read: {type(error).__name__}: {error}") from error

@@ -1,0 +1,1 @@
+"""The device engine: one scheduler thread, workers on real JAX devices."""

@@ -1,0 +1,1 @@
+"""Compiled programs, placements, transfers and threads of the device engine."""

@@ -1,0 +1,1 @@
+"""The simulator: a trace is replayed by one compiled program."""

@@ -1,0 +1,45 @@
+"""Where a long run is cut into compiled calls."""
+
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+
+from gemjax.protocol.trace import Events
+
+
+def chunks(events: Events, chunk_size: int, stops: Iterable[int] = (), done: int = 0) -> list[tuple[int, int]]:
+    """Cuts arrivals into pieces of at most ``chunk_size``, one of which ends at each of ``stops``.
+
+    What lies between two stops is cut evenly, so that no piece is a sliver. Where the cuts are does not depend on where a
+    run is taken up again: it goes on with the pieces that were left.
+
+    Args:
+      events: all arrivals of the trace.
+      chunk_size: arrivals a piece at most, positive.
+      stops: numbers of commits after which a piece ends; those that the trace does not reach play no part.
+      done: arrivals behind us.
+
+    Returns:
+      ``(begin, end)`` of each piece, in arrivals.
+
+    Raises:
+      ValueError: if ``stops`` are not integers.
+
+    >>> from gemjax import Trace
+    >>> chunks(Trace([0] * 12).events(), chunk_size=4, stops=[6], done=2)
+    [(2, 3), (3, 6), (6, 9), (9, 12)]
+    """
+    after_commit = np.concatenate([[0], np.flatnonzero(events.commits) + 1])
+    counts = np.asarray([*stops])
+    if counts.size and (counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer)):
+        raise ValueError(
+            f"stops must be numbers of commits, a sequence of ints; got {counts.dtype}{list(counts.shape)}"
+        )
+    counts = counts[(counts > 0) & (counts < len(after_commit))].astype(int)
+    edges = np.unique([0, *after_commit[counts], len(events.worker)])
+    ends = [done]
+    for begin, end in itertools.pairwise(edges.tolist()):
+        pieces = -(-(end - begin) // chunk_size)
+        ends += [cut for k in range(1, pieces + 1) if (cut := begin + (end - begin) * k // pieces) > done]
+    return list(itertools.pairwise(ends))

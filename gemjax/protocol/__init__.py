@@ -1,0 +1,1 @@
+"""The protocol between methods and engines: pulls, commits, staleness state and slots per worker."""

@@ -1,0 +1,170 @@
+"""Local steps: a worker trains by itself for a while and commits how far it came."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gemjax.protocol.hooks import NeedsLocalSteps
+
+PyTree = Any
+
+
+class PeriodsEndError(ValueError):
+    """A worker has made all the commits that its periods were given for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSteps:
+    r"""What a worker does between two commits: ``period`` steps of an optimizer of its own.
+
+    From the view :math:`s_w` that it pulled, worker :math:`w` takes :math:`\tau` optimizer steps on :math:`\tau` batches of its
+    own and commits the displacement :math:`s_w - x_w` in place of a gradient: a sum of gradients times their rates, for plain
+    SGD. The optimizer's state stays with the worker and is not reset. Give it to an engine as ``local=``; the rules that
+    are made for it (:func:`gemjax.downpour`, :func:`gemjax.easgd`, :func:`gemjax.lsgd`, …) have a learning rate of 1 then,
+    because the optimizer here has the real one. Any other method takes the displacement for a gradient: its rate and that of
+    this optimizer multiply, and engines warn of it unless its rate is 1.
+
+    Args:
+      tx: the worker's optimizer, any optax transformation. Its updates are given the extra arguments ``value``, that step's
+        loss, and ``anchors``, where the method sends such points (see :func:`gemjax.pull_to_anchors`).
+      period: :math:`\tau \ge 1`, steps a commit: an int for all workers; a sequence of N ints, one a worker (dynamic local
+        updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one a commit of that worker, as
+        :class:`gemjax.arrivals.SemiSynchronous` makes them.
+
+    Raises:
+      ValueError: if a period is not a positive integer.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
+    >>> batches = lambda worker, step: jnp.array([3.0, -1.0])
+    >>> result = gemjax.simulate(gemjax.downpour(num_workers=4), loss_fn, jnp.zeros(2), batches,
+    ...                          gemjax.arrivals.RoundRobin(4).trace(60), local=gemjax.LocalSteps(optax.sgd(0.02), period=5))
+    >>> result.params.round(2)
+    Array([ 3., -1.], dtype=float32)
+    """
+
+    tx: optax.GradientTransformation
+    period: Any = 1
+
+    def __post_init__(self):
+        object.__setattr__(self, "period", _checked(self.period))
+
+    @property
+    def longest(self) -> int:
+        """The most steps that any commit takes."""
+        return int(max(map(np.max, self.period))) if isinstance(self.period, tuple) else self.period
+
+    def check(self, num_workers: int) -> None:
+        """Raises ``ValueError`` unless the periods are for ``num_workers`` workers."""
+        if isinstance(self.period, tuple) and len(self.period) != num_workers:
+            raise ValueError(f"LocalSteps has periods for {len(self.period)} workers, but the run has {num_workers}")
+
+    def span(self, worker: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For vectors of (worker, that worker's commit): its first local step, counted from the run's begin, and how many.
+
+        Raises:
+          PeriodsEndError: if a table of periods ends before ``step``.
+        """
+        worker, step = np.asarray(worker), np.asarray(step)
+        if isinstance(self.period, int):
+            return step * self.period, np.full_like(step, self.period)
+        if isinstance(self.period[0], int):
+            count = np.array(self.period)[worker]
+            return step * count, count
+        begins = self._begins
+        for w, s in zip(worker.tolist(), step.tolist(), strict=True):
+            if s + 1 >= len(begins[w]):
+                raise PeriodsEndError(
+                    f"LocalSteps has {len(begins[w]) - 1} periods for worker {w}, but its commit {s} is asked for"
+                )
+        first, last = (
+            np.array([begins[w][s + k] for w, s in zip(worker.tolist(), step.tolist(), strict=True)], int)
+            for k in (0, 1)
+        )
+        return first, last - first
+
+    @functools.cached_property
+    def _begins(self) -> list[np.ndarray]:
+        """Of a table of periods: the local step with which each commit begins, and the last one ends."""
+        return [np.concatenate([[0], np.cumsum(row)]) for row in self.period]
+
+
+def displacements() -> optax.GradientTransformationExtraArgs:
+    """A member that changes nothing and says that this method takes displacements: engines then insist on ``local=``.
+
+    >>> displacements().init(None)
+    NeedsLocalSteps()
+    """
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del params, extra_args
+        return updates, state
+
+    return optax.GradientTransformationExtraArgs(lambda params: NeedsLocalSteps(), update_fn)
+
+
+def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
+    r"""Pulls each local step towards the points that the method sent along with the view.
+
+    A member of a *local* optimizer, behind its learning rate: after the step :math:`x \leftarrow x + u` it goes on with
+    :math:`x \leftarrow x - p_j (x - a_j)` for each anchor :math:`a_j` in turn. With :func:`gemjax.lsgd` the anchors are
+    the leaders as they were when the worker last pulled, the leader of all first, then that of its group; this is the
+    proximal extension of LSGD.
+
+    Args:
+      *strengths: :math:`p_j` in [0, 1], one an anchor.
+
+    Returns:
+      A stateless transformation that needs ``params`` and the extra argument ``anchors``, which engines supply where the
+      method has them.
+
+    Raises:
+      ValueError: if a strength is outside [0, 1]; when used, if the method sends another number of anchors.
+
+    >>> import jax.numpy as jnp
+    >>> tx = optax.chain(optax.sgd(0.5), pull_to_anchors(0.5))
+    >>> updates, _ = tx.update(jnp.array([2.0]), tx.init(jnp.array([1.0])), jnp.array([1.0]), anchors=(jnp.array([4.0]),))
+    >>> updates  # 1 - 0.5 * 2 = 0, then halfway to 4.
+    Array([1.], dtype=float32)
+    """
+    for strength in strengths:
+        if not 0 <= strength <= 1:
+            raise ValueError(f"a strength must be in [0, 1], got {strength}")
+
+    def update_fn(updates, state, params=None, *, anchors: Sequence[PyTree] = (), **extra_args):
+        del extra_args
+        if params is None or len(anchors) != len(strengths):
+            raise ValueError(
+                f"pull_to_anchors has {len(strengths)} strengths, but the method sends {len(anchors)} anchors (lsgd sends them "
+                "with anchors=True: one for one group, two for several) and params must be given"
+            )
+
+        def pulled(u, p, *points):
+            x = p + u
+            for strength, point in zip(strengths, points, strict=True):
+                x = x - jnp.asarray(strength, x.dtype) * (x - point)
+            return x - p
+
+        return jax.tree.map(pulled, updates, params, *anchors), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def _checked(period: Any, depth: int = 2) -> Any:
+    """``period`` as an int, a tuple of ints, or a tuple of tuples of ints."""
+    if isinstance(period, np.ndarray):
+        period = period.tolist()
+    if depth and isinstance(period, Sequence) and not isinstance(period, (str, bytes)) and len(period):
+        found = tuple(_checked(one, depth - 1) for one in period)
+        if len(set(map(type, found))) > 1:
+            raise ValueError(f"the periods of LocalSteps must be all ints or all sequences of ints, got {period!r}")
+        return found
+    if isinstance(period, (bool, str)) or not isinstance(period, (int, np.integer)) or period < 1:
+        raise ValueError(f"the period of LocalSteps must be an int of at least 1, got {period!r}")
+    return int(period)

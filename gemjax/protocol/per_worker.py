@@ -1,0 +1,51 @@
+"""Lifting a single-worker optax transformation to one slot a worker."""
+
+from typing import Any
+
+import optax
+
+from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import asynchronous
+
+
+def per_worker(
+    inner: optax.GradientTransformation, num_workers: int | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Gives every worker its own state of ``inner``.
+
+    A worker's commit sees and changes only its own moments, counts and traces. Several published methods are nothing
+    else: Multi-ASGD is ``per_worker(optax.trace(momentum))`` in front of a learning rate, DANA-Slim is
+    ``per_worker(optax.trace(momentum, nesterov=True))``.
+
+    Args:
+      inner: any optax transformation, written for one worker.
+      num_workers: number of workers N to use it by itself, as one member of an ordinary ``optax.chain``; ``None``
+        (default) inside :func:`gemjax.asynchronous`, which knows N.
+
+    Returns:
+      A transformation with a stacked copy of ``inner``'s state for each worker.
+
+    Raises:
+      ValueError: if ``num_workers`` is given and not positive.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = optax.chain(gemjax.per_worker(optax.trace(0.5), num_workers=2), optax.scale(-1.0))
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for worker in (0, 0, 1):
+    ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
+    ...     print(updates)
+    [-1.]
+    [-1.5]
+    [-1.]
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def init_fn(params) -> Any:
+        return Slots(inner.init(params))
+
+    def update_fn(updates, state: Any, params=None, **extra_args: Any) -> Any:
+        updates, value = inner.update(updates, state.value, params, **extra_args)
+        return updates, Slots(value)
+
+    member = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return member if num_workers is None else asynchronous(member, num_workers)

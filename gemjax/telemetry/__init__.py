@@ -1,0 +1,5 @@
+"""Records of a run and what is evaluated from them: event log, timeline, summary, verdict and traces for Perfetto."""
+
+from gemjax.telemetry.timeline import ALWAYS, ARRIVALS, TIMES, Columns, Timeline, timeline
+
+__all__ = ["ALWAYS", "ARRIVALS", "TIMES", "Columns", "Timeline", "timeline"]

@@ -1,0 +1,197 @@
+"""What the events of a log say about the next one: none is missing, made up, or out of order."""
+
+import array
+from typing import Any, NamedTuple
+
+from gemjax.telemetry.schema import ARRIVALS, MOST_WORKERS
+
+FAILURES = ("fault", "hang", "leave")  # What the worker was computing comes no more; it may be sent off with it again.
+SLACK = 2e-6  # Times are rounded to microseconds.
+LINES = "lines are missing, repeated or out of order"
+
+
+class _Cycle(NamedTuple):
+    """A gradient that has not got to the centre yet."""
+
+    dispatched: float
+    ready: float | None = None
+
+
+class Succession:
+    """Checks events one after the other against those before.
+
+    The clock of a log counts its commits. A commit, drop or reject names the clock at its worker's pull and how many commits
+    came since: together they are the clock. A worker's steps and draws rise, and so do the times of commits; a run on devices
+    moreover sends every step off, one after the other, and has it ready before it arrives. A ``start`` may go back to a clock
+    that there was (a run that went on from a checkpoint), never forward.
+    """
+
+    def __init__(self):
+        self.num_workers: int | None = None
+        self._empty, self._started = True, False
+        self._before = 0  # Commits made before the log begins.
+        self._commits = _Commits()
+        self._begin(0.0, on_devices=False)
+
+    @property
+    def clock(self) -> int:
+        """Commits so far."""
+        return self._before + len(self._commits)
+
+    def check(self, record: dict[str, Any]) -> None:
+        """Takes in the next event.
+
+        Raises:
+          ValueError: if it does not follow from those before.
+        """
+        event = record["event"]
+        if event == "start":
+            self._start(record)
+        worker = record.get("worker", 0)
+        if worker >= (self.num_workers or MOST_WORKERS):
+            raise ValueError(
+                f"worker is {worker}, but the run has {self.num_workers or f'at most {MOST_WORKERS}'} workers"
+            )
+        if event == "dispatch":
+            self._dispatch(worker, record["step"], record["time"])
+        elif event == "ready":
+            self._ready(worker, record)
+        elif event in ARRIVALS:
+            self._arrive(worker, record)
+        elif event in FAILURES:
+            self._cycles.pop((worker, record.get("step", self._newest.get(worker, -1))), None)
+        self._empty = False
+
+    def _begin(self, time: float, *, on_devices: bool) -> None:
+        """Nobody is sent off, nothing is on its way."""
+        self._began = self._time = time
+        self._on_devices = on_devices
+        self._free: dict[int, float] = {}  # Of each worker, when it was sent off last, or arrived.
+        self._cycles: dict[tuple[int, int], _Cycle] = {}
+        self._newest: dict[int, int] = {}  # Of each worker, the step it was sent off with last,
+        self._last: dict[int, tuple[int, int]] = {}  # and the step and draw of its last arrival.
+
+    def _start(self, record: dict[str, Any]) -> None:
+        commits, number, devices = record.get("commits", 0), record.get("num_workers"), record.get("devices")
+        if number is not None and not 0 < number <= MOST_WORKERS:
+            raise ValueError(f"num_workers is {number}, expected 1 to {MOST_WORKERS}")
+        if None not in (number, self.num_workers) and number != self.num_workers:
+            raise ValueError(f"the run goes on with {number} workers, but it had {self.num_workers}")
+        self.num_workers = number or self.num_workers
+        if devices is not None and len(devices) != (self.num_workers or len(devices)):
+            raise ValueError(f"it names {len(devices)} devices for {self.num_workers} workers")
+        if self._empty:  # A run that goes on may write a new log.
+            self._before = commits
+        if commits > self.clock:
+            raise ValueError(f"the run goes on after {commits} commits, but {self.clock} came before it: {LINES}")
+        self._before = min(self._before, commits)
+        self._commits.cut(commits - self._before)
+        if record["time"] < self._commits.time - SLACK:
+            raise ValueError(f"time is {record['time']}, but its last commit was made at {self._commits.time}: {LINES}")
+        self._begin(record["time"], on_devices=devices is not None)
+        self._started = True
+
+    def _dispatch(self, worker: int, step: int, time: float) -> None:
+        if not self._started:
+            raise ValueError(f"worker {worker} is sent off in a run that has not started: {LINES}")
+        last = self._last_of(worker)[0]
+        if step <= last:
+            raise ValueError(f"step {step} of worker {worker} arrived before (its last is {last}): {LINES}")
+        newest = self._newest.setdefault(worker, step)
+        if step not in (newest, newest + 1):
+            raise ValueError(f"worker {worker} is sent off with step {step} after {newest}: {LINES}")
+        if (worker, step) in self._cycles:
+            raise ValueError(f"worker {worker} is sent off with step {step} again, though it has not failed: {LINES}")
+        if time < (free := self._free.get(worker, self._began)) - SLACK:
+            raise ValueError(f"time is {time}, earlier than {free}, when worker {worker} was last heard of: {LINES}")
+        self._newest[worker], self._free[worker], self._on_devices = step, time, True
+        self._cycles[worker, step] = _Cycle(time)
+
+    def _ready(self, worker: int, record: dict[str, Any]) -> None:
+        cycle = self._cycle(worker, record)
+        ready, began = record["time"], record.get("began", cycle.dispatched)
+        if cycle.ready is not None:
+            raise ValueError(f"step {record['step']} of worker {worker} was ready before: {LINES}")
+        if not cycle.dispatched - SLACK <= began <= ready + SLACK:
+            raise ValueError(
+                f"dispatched at {cycle.dispatched}, began at {began}, ready at {ready}: times run backwards"
+            )
+        self._cycles[worker, record["step"]] = cycle._replace(ready=ready)
+
+    def _cycle(self, worker: int, record: dict[str, Any]) -> _Cycle:
+        cycle = self._cycles.get((worker, record["step"]))
+        if cycle is None:
+            raise ValueError(f"worker {worker} was not sent off with step {record['step']}: {LINES}")
+        return cycle
+
+    def _arrive(self, worker: int, record: dict[str, Any]) -> None:
+        event, step, time = record["event"], record["step"], record["time"]
+        version = record["pulled_at"] + record["staleness"]
+        if version != self.clock:
+            raise ValueError(
+                f"it is {event} {version} by its pulled_at and staleness, but {self.clock} commits came before it: {LINES}"
+            )
+        last, drawn = self._last_of(worker)
+        if step <= last:
+            raise ValueError(f"step {step} of worker {worker} arrived before (its last is {last}): {LINES}")
+        draw = record.get("draw", drawn)  # Older logs: none.
+        if draw <= drawn and "draw" in record:
+            raise ValueError(f"draw {draw} of worker {worker} comes after its draw {drawn}: {LINES}")
+        if time < self._time - SLACK:
+            raise ValueError(f"time is {time}, earlier than {self._time} before it: {LINES}")
+        if self._on_devices:
+            if (ready := self._cycle(worker, record).ready) is None:
+                raise ValueError(f"step {step} of worker {worker} was not ready: {LINES}")
+            if time < ready - SLACK:
+                raise ValueError(f"ready at {ready}, arrived at {time}: times run backwards")
+            if (worker, step - 1) in self._cycles or (worker in self._last and step != last + 1):
+                raise ValueError(f"step {step} of worker {worker} arrives before its step {step - 1}: {LINES}")
+            next_one = self._cycles.get((worker, step + 1))
+            if next_one is not None and next_one.dispatched < time - SLACK:
+                raise ValueError(
+                    f"it arrived at {time}, after worker {worker} was sent off with its next step: {LINES}"
+                )
+            del self._cycles[worker, step]
+            self._free[worker] = max(self._free[worker], time)
+        self._last[worker], self._time = (step, draw), time
+        if event == "commit":
+            self._commits.add(worker, step, draw, time)
+
+    def _last_of(self, worker: int) -> tuple[int, int]:
+        return self._last.get(worker) or self._commits.last_of(worker)
+
+
+class _Commits:
+    """The commits that count, some dozen bytes each, to be cut back to any of them."""
+
+    def __init__(self):
+        self._worker, self._step, self._draw, self._earlier = (array.array("i") for _ in range(4))
+        self._time = array.array("d")
+        self._newest: dict[int, int] = {}  # Of each worker; before it is `_earlier`, -1 if none.
+
+    def __len__(self) -> int:
+        return len(self._worker)
+
+    @property
+    def time(self) -> float:
+        """Of the last one."""
+        return self._time[-1] if self._time else 0.0
+
+    def last_of(self, worker: int) -> tuple[int, int]:
+        """Step and draw of a worker's last one; -1 if there is none."""
+        row = self._newest.get(worker, -1)
+        return (self._step[row], self._draw[row]) if row >= 0 else (-1, -1)
+
+    def add(self, worker: int, step: int, draw: int, time: float) -> None:
+        self._earlier.append(self._newest.get(worker, -1))
+        self._newest[worker] = len(self._worker)
+        for column, value in ((self._worker, worker), (self._step, step), (self._draw, draw)):
+            column.append(value)
+        self._time.append(time)
+
+    def cut(self, count: int) -> None:
+        """Forgets all but the first `count`."""
+        for row in range(len(self._worker) - 1, count - 1, -1):
+            self._newest[self._worker[row]] = self._earlier[row]
+        for column in (self._worker, self._step, self._draw, self._time, self._earlier):
+            del column[count:]

@@ -1,0 +1,153 @@
+"""A run's timeline in the Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gemjax.telemetry.timeline import Timeline, timeline
+
+CENTRE = 0  # Its track; worker w has w + 1.
+PROCESS = 1
+COUNTERS = ("loss", "staleness")
+SHOWN = ("step", "pulled_at", "staleness", "loss", "gap")  # Of a gradient.
+
+
+def chrome_trace(
+    source: Timeline | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
+) -> dict[str, Any]:
+    """The timeline of a run as a JSON object in the Trace Event Format.
+
+    Every worker has a track. A slice ``gradient`` reaches from dispatch to ready (within it ``waits for its view``, if it had
+    to), a slice ``commit wait`` from there to the commit. What was dropped or rejected, faults, and workers that retire, end,
+    leave or join are instants; the loss and the staleness of commits are counters; callbacks are slices on a track of the
+    centre. Times are in microseconds; one unit of virtual time is shown as a second.
+
+    Args:
+      source: as for :func:`gemjax.summarise`.
+      num_workers: number of workers N, where ``source`` does not say.
+
+    Returns:
+      What ``json.dump`` writes to a file that Perfetto opens.
+
+    >>> import gemjax
+    >>> events = [{"event": "dispatch", "time": 0.0, "worker": 0, "step": 0},
+    ...           {"event": "ready", "time": 0.8, "worker": 0, "step": 0},
+    ...           {"event": "commit", "time": 1.0, "worker": 0, "step": 0, "pulled_at": 0, "staleness": 0, "loss": 2.0}]
+    >>> trace = gemjax.chrome_trace(events)
+    >>> [(event["name"], event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X"]
+    [('gradient', 0, 800000), ('commit wait', 800000, 200000)]
+    """
+    run = source if isinstance(source, Timeline) else timeline(source, num_workers)
+    return {"traceEvents": list(_events(run))} | _about(run)
+
+
+def chrome_trace_text(run: Timeline) -> Iterator[str]:
+    """What :func:`chrome_trace` gives, as JSON text, an event at a time: a long run's is a hundred times its timeline.
+
+    >>> import gemjax, json
+    >>> events = [{"event": "commit", "time": 1.0, "worker": 0, "step": 0, "pulled_at": 0, "staleness": 0, "loss": 2.0}]
+    >>> run = gemjax.timeline(events)
+    >>> json.loads("".join(chrome_trace_text(run))) == gemjax.chrome_trace(run)
+    True
+    """
+    encode = json.JSONEncoder(allow_nan=False).encode
+    yield '{"traceEvents": ['
+    for number, event in enumerate(_events(run)):
+        yield (",\n" if number else "") + encode(event)
+    yield "], " + encode(_about(run))[1:]
+
+
+def _about(run: Timeline) -> dict[str, Any]:
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {"producer": "gemjax", "time": "measured" if run.measured else "virtual"},
+    }
+
+
+def _events(run: Timeline) -> Iterator[dict[str, Any]]:
+    """All events in order; each is made when it is its turn, of the number of its cycle and of what it tells of it."""
+    yield from _names(run)
+    cycles, kinds = run.cycles, run.cycles["event"]
+    # Rounded before they are compared: a slice must end where the next begins.
+    sent, began, ready, end = (
+        np.rint(cycles[name] * 1e6).astype(np.int64) for name in ("dispatch", "began", "ready", "time")
+    )
+    commits, nothing = kinds == "commit", np.zeros(len(sent), np.int64)
+    parts = [
+        (np.ones(len(sent), bool), sent, ready - sent),
+        (began > sent, sent, np.minimum(began, ready) - sent),
+        (end > ready, ready, end - ready),
+        (np.isin(kinds, ("drop", "reject")), end, nothing),
+        *((commits & np.isfinite(cycles[name]), end, nothing) for name in COUNTERS),
+    ]
+    rows = [np.flatnonzero(there) for there, *_ in parts] + [np.arange(len(run.incidents))]
+    incidents = [_of_incident(incident) for incident in run.incidents]
+    at = [begin[row] for (_, begin, _), row in zip(parts, rows, strict=False)]
+    lasts = [length[row] for (*_, length), row in zip(parts, rows, strict=False)]
+    at.append(np.array([incident["ts"] for incident in incidents], np.int64))
+    lasts.append(np.array([incident.get("dur", 0) for incident in incidents], np.int64))
+    part = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    row, at, lasts = (np.concatenate(column) for column in (rows, at, lasts))
+    told = {name: cycles[name].tolist() for name in ("event", "worker", *SHOWN) if name in cycles}
+    # A slice before those within it, as the format wants it.
+    for index in np.lexsort((part, -lasts, at)):
+        kind, number = int(part[index]), int(row[index])
+        if kind == len(parts):
+            yield incidents[number]
+        else:
+            cycle = {name: column[number] for name, column in told.items()}
+            yield _of_cycle(cycle, kind, int(at[index]), int(lasts[index]))
+
+
+def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[str, Any]:
+    """One of the events of a cycle, which begins at ``at`` microseconds and lasts for ``length``."""
+    kind, track = cycle["event"], cycle["worker"] + 1
+    if part in (1, 2):
+        return _slice(("waits for its view", "commit wait")[part - 1], track, at, at + length, {})
+    about = {name: _plain(cycle[name]) for name in SHOWN if name in cycle and math.isfinite(cycle[name])}
+    if part == 0:
+        return _slice("gradient", track, at, at + length, about | {"became": kind})
+    if part == 3:
+        return _instant(kind, track, at, about)
+    name = COUNTERS[part - 4]
+    return {"name": name, "ph": "C", "ts": at, "pid": PROCESS, "args": {name: about[name]}}
+
+
+def _of_incident(incident: Mapping[str, Any]) -> dict[str, Any]:
+    at = _microseconds(incident["time"])
+    if incident["event"] == "pause":
+        return _slice("callback", CENTRE, at, at + _microseconds(incident["seconds"]), {})
+    about = {name: value for name, value in incident.items() if name not in ("event", "time", "worker")}
+    return _instant(incident["event"], incident.get("worker", -1) + 1, at, about)
+
+
+def _names(run: Timeline) -> list[dict[str, Any]]:
+    tracks = ["centre", *(f"worker {worker}" for worker in range(run.num_workers))]
+    if run.devices:
+        tracks = [f"{track} ({device})" for track, device in zip(tracks, (run.central, *run.devices), strict=False)]
+    named = [("process_name", CENTRE, {"name": "gemjax"})]
+    for track, name in enumerate(tracks):
+        named += [("thread_name", track, {"name": name}), ("thread_sort_index", track, {"sort_index": track})]
+    return [{"name": name, "ph": "M", "ts": 0, "pid": PROCESS, "tid": tid, "args": args} for name, tid, args in named]
+
+
+def _slice(name: str, track: int, begin: int, end: int, about: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name, "cat": "run", "ph": "X", "ts": begin, "dur": end - begin, "pid": PROCESS, "tid": track, "args": about,
+    }  # fmt: skip
+
+
+def _instant(name: str, track: int, at: int, about: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "cat": "run", "ph": "i", "s": "t", "ts": at, "pid": PROCESS, "tid": track, "args": about}
+
+
+def _microseconds(time: float) -> int:
+    return round(float(time) * 1e6)
+
+
+def _plain(value: float) -> float | int:
+    """Counts are shown as such."""
+    return int(value) if float(value).is_integer() else value

@@ -1,0 +1,158 @@
+"""The figures of a run: who worked, who waited, how stale the commits were."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gemjax.telemetry.timeline import Columns, Timeline, timeline
+
+COMPUTING = ("commit", "drop", "reject")  # What a worker computed, whether or not it was of use.
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What :func:`summarise` found. Times are in seconds, or in the units of a simulated run; [N] is by worker.
+
+    Attributes:
+      num_workers: number of workers N.
+      num_devices: devices that they compute on; N if that is not known.
+      colocated: whether the central variable shares a device with a worker.
+      measured: whether dispatch and gradient were timed; where not (simulated runs), nobody waits by construction.
+      commits: commits applied.
+      dropped: commits that the method refused.
+      rejected: commits that were not finite.
+      faults: computations that raised.
+      retired: workers given up.
+      span: time from the first dispatch to the last arrival.
+      paused: time spent in callbacks (evaluation, checkpoints), when nothing was committed.
+      share: float64 [N]; of the applied commits.
+      utilisation: float64 [N]; time computing / time from the worker's first dispatch to the end. Waiting for a device that
+        computes for another worker counts.
+      view_wait: float64 [N]; the same for waiting for a view that was on its way.
+      commit_wait: float64 [N]; the same for waiting with a finished gradient.
+      at_once: workers computing at a time, in the mean over the time in which at least one did; at most ``num_devices``.
+      gradient_time: median time of a gradient.
+      wait_median: median wait of a cycle, for the view and for the commit.
+      wait_p95: 95 % of the cycles wait no longer.
+      staleness_median: of applied commits; asynchronous workers of equal speed have about N - 1.
+      staleness_p95: 95 % of the commits are at most as stale.
+      staleness_mode: share of the most common staleness; 1 if it never varies.
+      repeats: share of commits by the worker that also committed one round earlier; 1 if the order is a fixed round.
+      versions: versions of the central variable that were read, a commit; 1 if everybody pulls on his own, 1 / N in lock step.
+    """
+
+    num_workers: int
+    num_devices: int
+    colocated: bool
+    measured: bool
+    commits: int
+    dropped: int
+    rejected: int
+    faults: int
+    retired: int
+    span: float
+    paused: float
+    share: np.ndarray
+    utilisation: np.ndarray
+    view_wait: np.ndarray
+    commit_wait: np.ndarray
+    at_once: float
+    gradient_time: float
+    wait_median: float
+    wait_p95: float
+    staleness_median: float
+    staleness_p95: float
+    staleness_mode: float
+    repeats: float
+    versions: float
+
+
+def summarise(
+    source: Timeline | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
+) -> Summary:
+    """Computes the figures of a run from what was recorded of it.
+
+    Args:
+      source: a :class:`gemjax.telemetry.Timeline`, or what :func:`gemjax.timeline` makes one of: the events of a log, or the
+        ``history`` of a result.
+      num_workers: number of workers N, where ``source`` does not say.
+
+    Raises:
+      ValueError: if no commit was applied, or the records contradict themselves.
+
+    >>> import gemjax
+    >>> history = {"worker": [0, 1, 0, 1], "step": [0, 0, 1, 1], "time": [1.0, 1.5, 2.0, 2.5], "pulled_at": [0, 0, 1, 2],
+    ...            "staleness": [0, 1, 1, 1], "loss": [4.0, 3.0, 2.0, 1.0], "applied": [True] * 4, "dropped": [False] * 4}
+    >>> summary = gemjax.summarise({name: np.array(column) for name, column in history.items()})
+    >>> summary.share, summary.staleness_median, summary.repeats
+    (array([0.5, 0.5]), 1.0, 1.0)
+    """
+    run = source if isinstance(source, Timeline) else timeline(source, num_workers)
+    commits, cycles = run.only("commit"), run.only(*COMPUTING)
+    if not len(commits["worker"]):
+        raise ValueError("the run has no applied commit, so there is nothing to sum up")
+    first, last = _spans(run)
+    kinds = run.cycles["event"]
+    waits = (cycles["began"] - cycles["dispatch"]) + (cycles["time"] - cycles["ready"])
+    staleness = commits["staleness"][np.isfinite(commits["staleness"])]
+    staleness = staleness if len(staleness) else np.zeros(1)
+    p50, p95 = np.percentile(staleness, [50, 95])
+    num_devices = len(set(run.devices)) or run.num_workers
+
+    def part(begin: str, end: str) -> np.ndarray:
+        spent = np.bincount(cycles["worker"], cycles[end] - cycles[begin], run.num_workers)
+        return spent / np.maximum(last - first, 1e-12)
+
+    return Summary(
+        num_workers=run.num_workers,
+        num_devices=num_devices,
+        colocated=bool({*run.central.split("+")} & {one for names in run.devices for one in names.split("+")} - {""}),
+        measured=run.measured,
+        commits=len(commits["worker"]),
+        dropped=int((kinds == "drop").sum()),
+        rejected=int((kinds == "reject").sum()),
+        faults=int((kinds == "fault").sum()),
+        retired=sum(incident["event"] == "retire" for incident in run.incidents),
+        span=float(last - first.min()),
+        paused=float(sum(incident["seconds"] for incident in run.incidents if incident["event"] == "pause")),
+        share=np.bincount(commits["worker"], minlength=run.num_workers) / len(commits["worker"]),
+        utilisation=part("began", "ready"),
+        view_wait=part("dispatch", "began"),
+        commit_wait=part("ready", "time"),
+        at_once=min(_at_once(cycles), num_devices),
+        gradient_time=float(np.median(cycles["ready"] - cycles["began"])),
+        wait_median=float(np.median(waits)),
+        wait_p95=float(np.percentile(waits, 95)),
+        staleness_median=float(p50),
+        staleness_p95=float(p95),
+        staleness_mode=float(np.unique(staleness, return_counts=True)[1].max() / len(staleness)),
+        repeats=_repeats(commits["worker"]),
+        versions=len(np.unique(commits["pulled_at"])) / len(commits["worker"]),
+    )
+
+
+def _spans(run: Timeline) -> tuple[np.ndarray, float]:
+    """Of each worker the time of its first dispatch, and the time of the last arrival; idle workers have no time."""
+    last = float(run.cycles["time"].max())
+    first = np.full(run.num_workers, np.inf)
+    np.minimum.at(first, run.cycles["worker"], run.cycles["dispatch"])
+    return np.where(np.isinf(first), min(first.min(), last), first), last
+
+
+def _at_once(cycles: Columns) -> float:
+    """Time computed by all workers / time in which at least one computed."""
+    order = np.argsort(cycles["began"], kind="stable")
+    began, ready = cycles["began"][order], cycles["ready"][order]
+    reached = np.concatenate([[-np.inf], np.maximum.accumulate(ready)[:-1]])  # By those that began before.
+    union = np.maximum(ready - np.maximum(began, reached), 0).sum()
+    return float((ready - began).sum() / union) if union > 0 else 1.0
+
+
+def _repeats(workers: np.ndarray) -> float:
+    """Of the commits after the first round, the share by the worker who also committed a round before."""
+    number = len(np.unique(workers))
+    if len(workers) <= number:
+        return float("nan")
+    return float((workers[number:] == workers[:-number]).mean())

@@ -1,0 +1,205 @@
+"""What a run did with its time: the cycles of its workers, and their statistics."""
+
+import array
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from gemjax.telemetry.schema import LATEST
+
+ARRIVALS = ("commit", "drop", "reject", "fault")  # How a cycle may end.
+TIMES = ("dispatch", "began", "ready")  # Of a cycle, told by events before the one that ends it.
+ALWAYS = ("worker", "step", "time", *TIMES, "staleness", "pulled_at", "loss")
+Columns = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """The cycles of all workers, from dispatch to commit, in the order in which they ended.
+
+    Attributes:
+      cycles: columns of equal length: ``event`` (``commit``, ``drop``, ``reject`` or ``fault``), ``worker``, ``step``, the
+        times ``dispatch`` (the worker was sent its view), ``began`` (it had it), ``ready`` (its gradient was finished) and
+        ``time`` (it was taken up), ``staleness``, ``pulled_at``, ``loss`` and what else was reported, NaN where it was not.
+      incidents: the other events, as they were logged: faults with their errors, retirements, pauses, ….
+      num_workers: number of workers N.
+      measured: whether there are times of dispatch; in a simulated run a worker starts when its last cycle ended.
+      devices: the device of each worker, by name; empty if not known.
+      central: the device of the central variable; empty if not known.
+    """
+
+    cycles: Columns
+    incidents: tuple[dict[str, Any], ...]
+    num_workers: int
+    measured: bool
+    devices: tuple[str, ...] = ()
+    central: str = ""
+
+    def only(self, *events: str) -> Columns:
+        """The cycles that ended so, as columns."""
+        rows = np.isin(self.cycles["event"], events)
+        return {name: column[rows] for name, column in self.cycles.items()}
+
+
+def timeline(
+    source: "Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray]", num_workers: int | None = None
+) -> Timeline:
+    """Orders what was recorded of a run by the cycles of its workers.
+
+    Args:
+      source: the events of a log, as :func:`gemjax.eventlog.read` gives them, or the ``history`` of a result.
+      num_workers: number of workers N; default what the log's start says, or else the largest worker plus one.
+
+    Raises:
+      ValueError: if a cycle ends before it begins, a worker is not among the ``num_workers``, or the log is of another number
+        of workers.
+
+    >>> import gemjax
+    >>> events = [{"event": "dispatch", "time": 0.0, "worker": 0, "step": 0},
+    ...           {"event": "ready", "time": 0.8, "worker": 0, "step": 0},
+    ...           {"event": "commit", "time": 1.0, "worker": 0, "step": 0, "pulled_at": 0, "staleness": 0, "loss": 2.0}]
+    >>> cycles = gemjax.timeline(events).cycles
+    >>> [cycles[name].item() for name in ("event", "dispatch", "ready", "time")]
+    ['commit', 0.0, 0.8, 1.0]
+    """
+    if isinstance(source, Mapping):
+        cycles, incidents, start = _of_history(cast("Mapping[str, np.ndarray]", source)), [], {}
+    else:
+        cycles, incidents, start = _of_events(source)
+    seen = int(cycles["worker"].max(initial=-1)) + 1
+    logged, devices = start.get("num_workers"), tuple(start.get("devices", ()))
+    if None not in (logged, num_workers) and logged != num_workers:
+        raise ValueError(f"it is of a run with {logged} workers, but the run has {num_workers} workers")
+    num_workers = num_workers or logged or max(seen, 1)
+    if seen > num_workers:
+        raise ValueError(f"worker {seen - 1} commits, but the run has {num_workers} workers")
+    if devices and len(devices) != num_workers:
+        raise ValueError(f"it names {len(devices)} devices, but the run has {num_workers} workers")
+    measured = bool(np.isfinite(cycles["ready"]).any())
+    _fill(cycles, num_workers)
+    for earlier, later in (("dispatch", "began"), ("began", "ready"), ("ready", "time")):
+        early = np.flatnonzero(cycles[later] < cycles[earlier] - 2e-6)  # Times are rounded to microseconds.
+        if len(early):
+            worker, step = (int(cycles[name][early[0]]) for name in ("worker", "step"))
+            raise ValueError(f"worker {worker}, step {step}: {later} is earlier than {earlier}")
+        cycles[later] = np.maximum(cycles[later], cycles[earlier])
+    if not (cycles["time"] <= LATEST).all():
+        raise ValueError(f"there are times after {LATEST:.3g}, which no timeline can show")
+    return Timeline(cycles, tuple(incidents), num_workers, measured, devices, start.get("central", ""))
+
+
+class _Rows:
+    """Rows of cycles, column by column: eight bytes a number; what is not known is NaN."""
+
+    def __init__(self):
+        self.kinds = array.array("b")  # Indices of ARRIVALS.
+        self.columns = {name: array.array("d") for name in ALWAYS}
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def add(self, kind: str, event: Mapping[str, Any], times: Mapping[str, float]) -> None:
+        self.kinds.append(ARRIVALS.index(kind))
+        for name, value in event.items():
+            if value is not None and name not in ("event", "error", *TIMES):
+                if name not in self.columns:
+                    self.columns[name] = array.array("d")
+                self._set(name, float(value))
+        for name, value in times.items():
+            self._set(name, value)
+
+    def _set(self, name: str, value: float) -> None:
+        column, rows = self.columns[name], len(self)
+        if len(column) < rows - 1:  # It was not known for a while.
+            column.extend([np.nan] * (rows - 1 - len(column)))
+        column.append(value)
+
+    def cut(self, count: int) -> None:
+        del self.kinds[count:]
+        for column in self.columns.values():
+            del column[count:]
+
+    def end_at(self, time: float) -> None:
+        """What came after `time` came then."""
+        for name in (*TIMES, "time"):
+            if len(self.columns[name]):
+                column = np.frombuffer(self.columns[name])
+                np.minimum(column, time, out=column)  # NaN stays.
+
+    def arrays(self) -> Columns:
+        columns: Columns = {"event": np.array(ARRIVALS, "U6")[np.frombuffer(self.kinds, np.int8)]}
+        for name in list(self.columns):
+            column = np.frombuffer(self.columns.pop(name))
+            columns[name] = np.concatenate([column, np.full(len(self) - len(column), np.nan)])
+        return columns | {name: columns[name].astype(np.int64) for name in ("worker", "step")}
+
+
+def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict], Mapping[str, Any]]:
+    """Cycles, incidents and the last start; commits that a continued run made again replace the first ones."""
+    rows = _Rows()
+    incidents: list[dict[str, Any]] = []
+    running: dict[tuple[int, int], dict[str, float]] = {}
+    applied, before = array.array("q"), 0  # Of each commit, its row; the commits made before the log begins.
+    start: Mapping[str, Any] = {}
+    for event in events:
+        kind = event["event"]
+        cycle = (event.get("worker", -1), event.get("step", -1))
+        if kind == "start":
+            commits = event.get("commits", 0)
+            before = min(before, commits) if start or len(rows) else commits
+            start, kept = event, commits - before
+            if kept < len(applied):
+                rows.cut(applied[kept])
+                del applied[kept:]
+                incidents = [incident for incident in incidents if incident["time"] <= event["time"]]
+            rows.end_at(event["time"])
+            _end_at(event["time"], incidents)
+            running.clear()
+        elif kind == "dispatch":
+            running[cycle] = {"dispatch": event["time"]}
+        elif kind == "ready":
+            times = running.setdefault(cycle, {})
+            times["ready"] = event["time"]
+            if "began" in event:
+                times["began"] = event["began"]
+        elif kind in ARRIVALS:
+            if kind == "commit":
+                applied.append(len(rows))
+            rows.add(kind, event, running.pop(cycle, {}))
+        if kind not in ("start", "dispatch", "ready", "commit", "drop", "reject"):
+            incidents.append(dict(event))
+    return rows.arrays(), incidents, start
+
+
+def _end_at(time: float, incidents: list[dict[str, Any]]) -> None:
+    """A continued run goes on from the time of its last commit: what came after that in the run before ends there."""
+    for incident in incidents:
+        if incident["event"] == "pause":
+            incident["seconds"] = min(incident["seconds"], max(0.0, time - incident["time"]))
+        incident["time"] = min(incident["time"], time)
+
+
+def _of_history(history: Mapping[str, np.ndarray]) -> Columns:
+    if not history:
+        return _Rows().arrays()
+    applied, dropped = history["applied"], history["dropped"]
+    columns: Columns = {"event": np.where(applied, "commit", np.where(dropped, "drop", "reject"))}
+    columns |= {name: np.full(len(applied), np.nan) for name in ALWAYS}
+    names = {"dispatched": "dispatch"} | dict.fromkeys(("applied", "dropped"))
+    for name, column in history.items():
+        if (kept := names.get(name, name)) is not None:
+            columns[kept] = np.array(column, np.int64 if name in ("worker", "step") else np.float64)
+    return columns
+
+
+def _fill(cycles: Columns, num_workers: int) -> None:
+    """Times that are not known: a worker goes on where it stopped, has its view at once, and never waits."""
+    last = np.zeros(num_workers)
+    for row, worker in enumerate(cycles["worker"]):
+        if np.isnan(cycles["dispatch"][row]):
+            cycles["dispatch"][row] = min(last[worker], cycles["time"][row])
+        last[worker] = cycles["time"][row]
+    for name, other in (("began", "dispatch"), ("ready", "time")):
+        cycles[name] = np.where(np.isnan(cycles[name]), cycles[other], cycles[name])

@@ -1,0 +1,223 @@
+"""Was the run truly asynchronous? The answer in words, from its figures."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from gemjax.telemetry.summary import Summary
+
+ROUNDS = 3  # Commits a worker, below which nothing can be told.
+OVERLAP = 1.5  # Workers computing at once, below which they seldom overlap.
+TURNS = 1.1  # The same, below which they take turns.
+SMALL_WAIT = 0.25  # Of a gradient's time.
+FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
+TRIFLING = 0.1  # Of an equal share: who commits less hardly takes part.
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+      passed: whether it is as in an asynchronous run.
+      text: what was found, with the numbers.
+      advice: what to change if it is not; empty if there is nothing to do.
+      decisive: whether failing it alone makes the run not asynchronous.
+    """
+
+    passed: bool
+    text: str
+    advice: str = ""
+    decisive: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a run was truly asynchronous.
+
+    Attributes:
+      asynchronous: ``"yes"``, ``"partly"``, ``"no"``, or ``"unknown"`` where the run is too short or has one worker.
+      headline: the answer in a sentence.
+      findings: what it rests on.
+    """
+
+    asynchronous: Literal["yes", "partly", "no", "unknown"]
+    headline: str
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to change."""
+        return tuple(dict.fromkeys(f.advice for f in self.findings if not f.passed and f.advice))
+
+    def __str__(self) -> str:
+        lines = [self.headline, *(f"{'+' if f.passed else '-'} {f.text}" for f in self.findings)]
+        return "\n".join([*lines, *(f"To do: {advice}" for advice in self.advice)])
+
+
+def verdict(summary: Summary) -> Verdict:
+    """Judges whether a run was truly asynchronous.
+
+    It is if workers compute at the same time, nobody waits long for the centre, the order of commits is no fixed round,
+    workers do not move in lock step, staleness varies, and all take part.
+
+    Args:
+      summary: the figures, from :func:`gemjax.summarise`.
+
+    >>> import gemjax
+    >>> from gemjax import arrivals
+    >>> trace = arrivals.RoundRobin(4).trace(100)
+    >>> history = {"worker": trace.worker, "step": trace.step, "time": trace.time, "pulled_at": trace.pulled_at,
+    ...            "staleness": trace.staleness, "applied": trace.worker >= 0, "dropped": trace.worker < 0}
+    >>> print(gemjax.verdict(gemjax.summarise(history)).headline)
+    Not asynchronous: the commits came in a fixed round.
+    """
+    if summary.num_workers == 1:
+        return Verdict("unknown", "One worker alone is a sequential run: there is nothing to be asynchronous with.")
+    if summary.commits < ROUNDS * summary.num_workers:
+        return Verdict(
+            "unknown",
+            f"Too short to tell: {summary.commits} commits of {summary.num_workers} workers; "
+            f"{ROUNDS * summary.num_workers} are needed.",
+        )
+    judged = {
+        "workers moved in lock step": _lock_step(summary),
+        "the commits came in a fixed round": _order(summary),
+        "workers took turns" if _take_turns(summary) else "workers seldom computed at once": _overlap(summary),
+        "one worker did nearly everything": _dominance(summary),
+        "workers waited for the centre": _wait(summary),
+        "the staleness never varied": _staleness(summary),
+        "some workers hardly took part": _participation(summary),
+        "much of the work was thrown away": _waste(summary),
+    }
+    failed = {reason: finding for reason, finding in judged.items() if not finding.passed}
+    decisive = [reason for reason, finding in failed.items() if finding.decisive]
+    findings = tuple(judged.values())
+    if decisive:
+        return Verdict("no", f"Not asynchronous: {decisive[0]}.", findings)
+    if failed:
+        return Verdict("partly", f"Asynchronous with reservations: {' and '.join(failed)}.", findings)
+    how = "" if summary.measured else ", by its trace (a simulated run: nobody waits in virtual time)"
+    return Verdict("yes", f"Truly asynchronous{how}.", findings)
+
+
+def _lock_step(s: Summary) -> Finding:
+    passed = s.versions > 1.5 / s.num_workers
+    return Finding(
+        passed,
+        f"Workers pulled {'each on its own' if passed else 'together'}: {s.versions:.2f} versions of the central variable were "
+        f"read a commit (it is {1 / s.num_workers:.2f} in lock step, where all wait for the slowest).",
+        "remove the barrier: dispatch a worker as soon as its own commit is made. A quorum makes one, too, with a grace "
+        "that is long beside a gradient (`--quorum`, `--grace`).",
+        decisive=True,
+    )
+
+
+def _order(s: Summary) -> Finding:
+    return Finding(
+        s.repeats < FIXED,
+        f"{_percent(s.repeats)} of the commits repeat the order of the round before (fixed round: 100 %, pure chance: "
+        f"{_percent(1 / s.num_workers)}).",
+        "a fixed round has a fixed delay: if it is not meant, look for a place where workers are waited for in turn, and let "
+        "their speeds differ.",
+        decisive=True,
+    )
+
+
+def _overlap(s: Summary) -> Finding:
+    text = f"Of {s.num_workers} workers, {s.at_once:.1f} computed at the same time, in the mean over the time in which any did."
+    if s.num_devices == 1 and s.measured:
+        return Finding(
+            False,
+            "All workers share one device, on which their gradients take turns.",
+            "give the workers devices of their own; on a CPU call gemjax.cpu_devices(n) first.",
+            decisive=True,
+        )
+    # If workers wait for the centre, the advice is what to do about that.
+    advice = (
+        "give each commit more work (a larger batch, or local steps), or use fewer workers." if _wait(s).passed else ""
+    )
+    return Finding(s.at_once >= OVERLAP, text, advice, decisive=_take_turns(s))
+
+
+def _take_turns(s: Summary) -> bool:
+    return s.at_once < TURNS or (s.num_devices == 1 and s.measured)
+
+
+def _dominance(s: Summary) -> Finding:
+    worker = int(np.argmax(s.share))
+    return Finding(
+        s.share[worker] < max(0.8, 1.6 / s.num_workers),
+        f"The busiest worker, {worker}, made {_percent(s.share[worker])} of the commits (equal shares: "
+        f"{_percent(1 / s.num_workers)}).",
+        "look at the others: faults, devices that are much slower, data that comes late.",
+        decisive=True,
+    )
+
+
+def _wait(s: Summary) -> Finding:
+    ratio = s.wait_median / max(s.gradient_time, 1e-12)
+    if not s.measured:
+        return Finding(True, "Waiting for the centre is part of the simulated durations and not told apart.")
+    advice = (
+        "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
+        "barrier: give it a device of its own (--central dedicated, or gemjax.place(n, 'dedicated'))."
+        if s.colocated
+        else "the centre is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
+        "fewer workers; CPU devices share the host's cores."
+    )
+    return Finding(
+        ratio <= SMALL_WAIT,
+        f"A worker computes a gradient in {duration(s.gradient_time)} and waits {duration(s.wait_median)} for its commit and "
+        f"its next view (medians; a ratio of {ratio:.2f}, and {SMALL_WAIT} or less is small).",
+        advice,
+    )
+
+
+def _staleness(s: Summary) -> Finding:
+    return Finding(
+        s.staleness_mode < FIXED,
+        f"Staleness: median {s.staleness_median:.0f}, 95 % at most {s.staleness_p95:.0f} (equal speeds: about "
+        f"{s.num_workers - 1}); the most common value has {_percent(s.staleness_mode)} of the commits.",
+        "a constant delay is a pipeline, not an asynchronous run.",
+    )
+
+
+def _participation(s: Summary) -> Finding:
+    idle = np.flatnonzero(s.share < TRIFLING / s.num_workers)
+    lost = f"; retired: {s.retired}, after {s.faults} faults" if s.retired else ""
+    named = ", ".join(map(str, idle[:5])) + (", …" if len(idle) > 5 else "")
+    return Finding(
+        len(idle) == 0,
+        f"Workers with less than a tenth of an equal share of the commits: {len(idle)} ({named}){lost}." if len(idle) else
+        "Every worker made at least a tenth of an equal share of the commits.",
+        "look at the faults and at the speed of these workers' devices.",
+    )  # fmt: skip
+
+
+def _waste(s: Summary) -> Finding:
+    arrived = s.commits + s.dropped + s.rejected
+    wasted = (s.dropped + s.rejected) / arrived
+    return Finding(
+        wasted <= 0.2,
+        f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite.",
+        "loosen the staleness bound, or take workers out that are much slower; against values that are not finite lower the "
+        "learning rate.",
+    )
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit that suits it.
+
+    >>> duration(0.0123), duration(75.0), duration(2e-5)
+    ('12.3 ms', '75 s', '20 µs')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,175 @@
+"""Data and ``batches=`` that cannot be used are answered with what to give instead."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax.batches.rows import Rows, as_batches
+
+X = np.zeros((6, 3), np.float32)
+
+
+class MapStyle:
+    """As PyTorch's Dataset, Grain's MapDataset and TFDS's data sources."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        return X[number]
+
+
+class HuggingFace(MapStyle):
+    """Has methods of the names that batches have, for other ends."""
+
+    shape = (6, 3)
+
+    def data(self):
+        raise AssertionError
+
+    select = batch = with_format = data
+
+
+class Iterable:
+    """As tf.data.Dataset, Grain's IterDataset and DataLoader, PyTorch's IterableDataset."""
+
+    def __iter__(self):
+        return iter([X])
+
+
+class Loader(Iterable):
+    """As PyTorch's DataLoader."""
+
+    dataset = MapStyle()
+
+    def __len__(self):
+        return 1
+
+
+class Frame(MapStyle):
+    """As pandas.DataFrame."""
+
+    shape, dtypes, columns = (6, 3), "one a column", "xyz"
+
+
+class Tensor(MapStyle):
+    """As torch.Tensor."""
+
+    shape, dtype = (6, 3), "torch.float32"
+
+
+def generator():
+    yield X
+
+
+ITERATOR = (
+    "an iterator gives each batch once, but a run can be replayed and resumed only if any batch can be computed again"
+)
+REFUSED = {
+    "generator": (generator(), f"got generator: {ITERATOR}.*gemjax.Epochs.*gemjax.FromSource"),
+    "generator function": (generator, f"got function that yields: {ITERATOR}.*gemjax.Epochs.*gemjax.FromSource"),
+    "iterator": (iter([X]), f"got list_iterator: {ITERATOR}.*gemjax.Epochs.*gemjax.FromSource"),
+    "iterable": (Iterable(), f"got Iterable: {ITERATOR}.*gemjax.Epochs.*gemjax.FromSource"),
+    "loader": (Loader(), rf"got Loader: {ITERATOR}.*gemjax.FromSource\(loader.dataset"),
+    "list": ([X, X], r"got list; .* which batch a worker takes at which step.*gemjax.Epochs\(data, batch_size\)"),
+    "dict": ({"x": X}, r"got dict; .*give gemjax.Epochs\(data, batch_size\)"),
+    "tuple": ((X, X), r"got tuple; .*give gemjax.Epochs\(data, batch_size\)"),
+    "array": (X, r"got ndarray; .*give gemjax.Epochs\(data, batch_size\)"),
+    "frame": (Frame(), r"got Frame; .*give gemjax.Epochs\(data, batch_size\)"),
+    "dataset": (MapStyle(), r"got MapStyle, .*give gemjax.FromSource\(dataset, batch_size"),
+    "Hugging Face": (HuggingFace(), r"got HuggingFace, .*give gemjax.FromSource\(dataset, batch_size"),
+    "splits": ({"train": HuggingFace()}, r"got dict of splits; .*gemjax.FromSource\(dataset\['train'\]"),
+    "class": (gemjax.Epochs, "got the class Epochs; call it"),
+    "name": ("digits", "got str$"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "message"), REFUSED.values(), ids=REFUSED)
+def test_batches_that_are_none_are_answered_with_what_to_give(wrong, message):
+    with pytest.raises(TypeError, match=rf"batches must be a function \(worker, step\) -> batch .*{message}"):
+        as_batches(wrong, 2)
+
+
+def test_iterators_are_not_consumed():
+    given = iter([1, 2])
+    with pytest.raises(TypeError, match="iterator"):
+        as_batches(given, 2)
+    assert list(given) == [1, 2]
+
+
+def test_grain_is_recognised():
+    grain = pytest.importorskip("grain", reason="Grain is not installed")
+    dataset = grain.MapDataset.source(X)
+    loader = grain.DataLoader(
+        data_source=X, sampler=grain.samplers.IndexSampler(6, grain.sharding.NoSharding(), num_epochs=1, seed=0)
+    )
+    for iterator in (dataset.to_iter_dataset(), iter(dataset.to_iter_dataset()), loader):
+        with pytest.raises(TypeError, match=ITERATOR):
+            as_batches(iterator, 2)
+    with pytest.raises(TypeError, match=r"got SourceMapDataset, .*gemjax.FromSource"):
+        as_batches(dataset, 2)
+
+
+class Own(Rows):
+    """Batches that are a sequence, too."""
+
+    data = X
+
+    def select(self, worker, step):
+        return np.zeros((len(worker), 1), np.int32)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        return X[number]
+
+
+def test_batches_may_have_a_length_and_items():
+    own = Own()
+    assert as_batches(own, 2) is own
+
+
+ARRAYS = "the leaves of the data must be NumPy or JAX arrays, but"
+DATA = {
+    "tensor": ({"x": Tensor()}, rf"{ARRAYS} \['x'\] is of the type Tensor; np.asarray"),
+    "frame": (Frame(), rf"{ARRAYS} the data is of the type Frame; give {{name: frame\[name\].to_numpy\(\)"),
+    "dataset": (MapStyle(), rf"{ARRAYS} the data is of the type MapStyle; gemjax.FromSource"),
+    "loader": (Loader(), rf"{ARRAYS} the data is of the type Loader; gemjax.FromSource"),
+    "lists": ([[1.0, 2.0], [3.0, 4.0]], rf"{ARRAYS} \[0\]\[0\] is of the type float; np.asarray"),
+    "string": ({"x": X, "name": "train"}, rf"{ARRAYS} \['name'\] is of the type str; encode it"),
+    "strings": ({"x": X, "s": np.array(["a"] * 6)}, r"numbers only, but \['s'\] is an array of <U1; encode it"),
+    "objects": (np.array([None] * 6), "numbers only, but the data is an array of object; encode it"),
+    "wrong order": (2, r"the data come first and the batch size second, gemjax.Epochs\(data, batch_size\); got 2"),
+}
+
+
+@pytest.mark.parametrize("make", [gemjax.Epochs, gemjax.Stream, lambda *given: gemjax.Shards(*given, num_workers=2)])
+@pytest.mark.parametrize(("data", "message"), DATA.values(), ids=DATA)
+def test_data_that_devices_cannot_take_are_refused(make, data, message):
+    with pytest.raises(TypeError, match=message):
+        make(data, 2)
+
+
+@pytest.mark.parametrize(
+    "make", [gemjax.Epochs, gemjax.Stream, lambda *given: gemjax.Shards(*given[:2], 2, *given[2:])]
+)
+@pytest.mark.parametrize(
+    ("batch_size", "seed", "message"),
+    [
+        (2.0, 0, "batch_size must be an int, got 2.0"),
+        ("2", 0, "batch_size must be an int, got '2'"),
+        (2, 0.5, "seed must be an int, got 0.5"),
+        (2, jax.random.key(0), "seed must be an int, got Array"),
+    ],
+)
+def test_sizes_and_seeds_are_ints(make, batch_size, seed, message):
+    with pytest.raises(TypeError, match=message):
+        make(X, batch_size, seed)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8, bool, np.complex64, jnp.bfloat16])
+def test_all_numbers_are_data(dtype):
+    assert gemjax.Epochs({"x": X.astype(dtype), "y": jnp.asarray(X, dtype)}, np.int64(2)).batch_size == 2

@@ -1,0 +1,311 @@
+"""Rows that are read when they are needed: the same run, and nobody waits for another one's rows."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import Abreast, assert_same_bits, late
+
+import gemjax
+from gemjax import FromSource
+from gemjax.batches.from_source import read_rows
+from gemjax.batches.rows import Rows
+from gemjax.testing import Faults
+
+N, ROWS = 4, 30
+DATA = {"row": np.arange(ROWS), "x": np.sin(np.arange(64.0 * ROWS)).reshape(ROWS, 64)}
+NUMBERS = np.arange(ROWS)
+START = jnp.zeros(64)
+GEM = gemjax.gem(0.05, num_workers=N)
+LATE = late()
+KINDS = {
+    "epochs": lambda data: gemjax.Epochs(data, 4, seed=1),
+    "shards": lambda data: gemjax.Shards(data, 3, N, seed=1, labels=DATA["row"] % 3, concentration=20.0),
+    "stream": lambda data: gemjax.Stream(data, 4, seed=1),
+}
+every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+class Source:
+    """Rows one by one; ``at(number)`` is called before each, may block or raise."""
+
+    def __init__(self, at=lambda number: None):
+        self.at, self.read = at, []
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, number):
+        self.read.append(number)
+        self.at(number)
+        return jax.tree.map(lambda column: column[number], DATA)
+
+
+class Whole(Source):
+    """As TFDS's data sources and Grain's: all rows of a batch at a time."""
+
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+class Loader:
+    """As PyTorch's DataLoader."""
+
+    dataset = Source()
+
+    def __iter__(self):
+        return iter([])
+
+
+def loss_fn(params, batch):
+    return 0.1 * jnp.mean(jnp.sum((params[None] - jnp.sin(batch["x"])) ** 2, 1)) + 0.0 * batch["row"].sum()
+
+
+def simulate(batches, tx=GEM, trace=LATE, **options):
+    return gemjax.simulate(tx, loss_fn, START, batches, trace, **options)
+
+
+def on_devices(batches, num_commits=24, tx=GEM, num_workers=N, **options):
+    return gemjax.run_on_devices(tx, loss_fn, START, batches, num_commits, num_workers=num_workers, **options)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("kind", "threads"),
+    [(Source, 16), (Whole, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(Source, 1), (Whole, 16)])],
+)
+def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
+    found = simulate(FromSource(kind(), make(NUMBERS), threads), chunk_size=7)
+    expected = simulate(make(DATA), chunk_size=7)
+    assert_same_bits(found.state, expected.state)
+    np.testing.assert_array_equal(found.history["loss"], expected.history["loss"])
+
+
+@every_kind
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 16])
+def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):
+    """So every worker had the rows that are its own, whatever was read ahead."""
+    found = on_devices(FromSource(Whole(), make(NUMBERS), threads), gate=Abreast(N))
+    replay = simulate(make(DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.history["loss"], replay.history["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["epochs", pytest.param("stream", marks=pytest.mark.slow)])
+@pytest.mark.slow
+def test_local_steps(kind):
+    local, tx = gemjax.LocalSteps(optax.sgd(0.1), 2), gemjax.downpour(num_workers=N)
+    source = FromSource(Source(), KINDS[kind](NUMBERS))
+    found = on_devices(source, tx=tx, local=local, num_commits=16)
+    replay = simulate(KINDS[kind](DATA), tx=tx, local=local, trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_goes_on_where_it_was():
+    batches = FromSource(Source(), KINDS["stream"](NUMBERS))
+    begun = on_devices(batches, num_commits=10)
+    found = on_devices(batches, num_commits=30, state=begun.state, recorded=begun.trace)
+    replay = simulate(KINDS["stream"](DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+def test_a_worker_that_tries_again_has_the_same_rows():
+    with Faults().fail(worker=1, step=2, times=2) as faults:
+        found = on_devices(FromSource(Source(), KINDS["epochs"](NUMBERS)), gate=faults)
+    replay = simulate(KINDS["epochs"](DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+class Own(Rows):
+    """Worker w reads row w, and nothing else."""
+
+    data = NUMBERS
+
+    def select(self, worker, step):
+        return np.asarray(worker, np.int32)[:, None]
+
+
+def test_a_worker_whose_rows_are_late_keeps_nobody_waiting():
+    """Row 1 is there for the first batch only, until the three others have made twenty commits."""
+    enough, first = threading.Event(), threading.Event()
+
+    def at(number):
+        if number == 1 and first.is_set():
+            assert enough.wait(60)
+
+    def callback(progress):
+        first.set()
+        if np.sum(progress.trace().worker != 1) >= 20:
+            enough.set()
+
+    found = on_devices(FromSource(Source(at), Own()), num_commits=40, callback=callback, callback_every=1)
+    assert enough.is_set()
+    workers = found.trace.worker
+    assert (np.bincount(workers, minlength=N) > 0).all()
+    assert np.sum(workers[: np.flatnonzero(workers != 1)[19]] == 1) <= 3  # What it had, and had ahead, when it began.
+
+
+def test_rows_are_read_while_their_worker_computes():
+    """The gradient of step 0 is held back until the rows of step 1 have been asked for."""
+    asked = threading.Event()
+    source = Source(lambda number: asked.set() if len(source.read) > 8 else None)  # Shapes; the first batch; the next.
+
+    def gate(worker, step):
+        assert asked.wait(60)
+
+    batches = FromSource(source, KINDS["epochs"](NUMBERS))
+    on_devices(batches, tx=gemjax.asgd(0.1), num_commits=3, num_workers=1, gate=gate)
+    rows = KINDS["epochs"](NUMBERS).select(np.zeros(4, int), np.array([0, 0, 1, 2])).ravel()
+    assert source.read[:16] == rows.tolist()
+
+
+def broken(number):
+    if number == 17:
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("first", [1, 5, 40])
+def test_one_read_that_fails_costs_nothing_whenever_it_is(first):
+    """Also before the run has begun, when programs are compiled for the first rows."""
+    source = Source(lambda number: broken(17) if len(source.read) == first else None)
+    found = on_devices(FromSource(source, KINDS["epochs"](NUMBERS)))
+    assert len(found.trace) == 24
+    replay = simulate(KINDS["epochs"](DATA), trace=found.trace)
+    np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("run", [simulate, on_devices])
+@pytest.mark.parametrize("kind", [Source, Whole])
+def test_a_row_that_cannot_be_read_is_named(run, kind):
+    with pytest.raises(RuntimeError, match=r"row 17 of the source cannot be read: OSError: the disk is gone") as raised:
+        run(FromSource(kind(broken), KINDS["epochs"](NUMBERS)))
+    # On devices it is tried again, and its worker retired; then the others', which come to that row, too.
+    error = raised.value.__cause__ if isinstance(raised.value, gemjax.RunFailedError) else raised.value
+    assert isinstance(error.__cause__, OSError)
+
+
+class Graph:
+    """As a tensor of PyTorch that requires a gradient."""
+
+    def __array__(self, *arguments, **options):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "words"),
+    [
+        ({"x": np.zeros(3)}, ValueError, r"row 1 .*\['x'\] has the shape \(3,\), but that of row 0 has \(2,\)"),
+        ({"y": np.zeros(2)}, ValueError, "row 1 of the source is .*'y'.* but row 0 is .*'x'"),
+        ({"x": "text"}, TypeError, r"row 1 of the source: \['x'\] is str .*numbers only"),
+        ({"x": b"bytes"}, TypeError, r"row 1 of the source: \['x'\] is bytes .* encode it or leave it out"),
+        (
+            {"x": Graph()},
+            TypeError,
+            r"row 1 of the source: \['x'\] is of the type Graph, .* requires grad.*detach\(\)\.cpu\(\)",
+        ),
+    ],
+)
+def test_rows_that_make_no_batch_are_named(row, error, words):
+    with pytest.raises(error, match=words):
+        read_rows([{"x": np.zeros(2)}, row], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((Source(), lambda worker, step: 0), TypeError, "batches that are rows.*got function"),
+        ((Source(), gemjax.Epochs(np.arange(29), 4)), ValueError, "made of 29 rows, but the source has 30"),
+        (
+            (iter([]), gemjax.Epochs(NUMBERS, 4)),
+            TypeError,
+            "length and rows by their number.*list_iterator: .* replayed",
+        ),
+        ((Loader(), gemjax.Epochs(NUMBERS, 4)), TypeError, r"got Loader: .* replayed .*FromSource\(loader\.dataset"),
+        (({"train": Source()},), TypeError, r"got dict; take one of its splits, as dataset\['train'\]"),
+        ((DATA,), TypeError, r"got dict; arrays in memory need no source: gemjax\.Epochs\(data, batch_size\)"),
+        ((3,), TypeError, "length and rows by their number.*got int$"),
+        ((Source(),), TypeError, "needs batch_size=, or batches that are rows.*got NoneType"),
+        ((Source(), 4), TypeError, "needs batch_size=, or batches that are rows.*got int"),
+        ((Source(), gemjax.Epochs(NUMBERS, 4), 0), ValueError, "threads must be a positive int, got 0"),
+    ],
+)
+def test_what_it_cannot_be_made_of(arguments, error, words):
+    with pytest.raises(error, match=words):
+        FromSource(*arguments)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_batch_size_stands_for_epochs(seed):
+    found, expected = (
+        FromSource(Source(), batch_size=4, seed=seed),
+        FromSource(Source(), gemjax.Epochs(NUMBERS, 4, seed or 0)),
+    )
+    worker, step = np.arange(20) % 3, np.arange(20)
+    np.testing.assert_array_equal(found.select(worker, step), expected.select(worker, step))
+    assert found.batches.seed == (seed or 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"batch_size": 4}, ValueError, "give either these or batches"),
+        ({"seed": 4}, ValueError, "give either these or batches"),
+        ({"batches": None, "seed": 4}, ValueError, "give either these or batches"),
+        ({"batches": None, "batch_size": 4.0}, TypeError, r"batch_size must be an int, got 4\.0"),
+        ({"batches": None, "batch_size": 31}, ValueError, r"batch_size must be in 1 … 30 .* got 31"),
+    ],
+)
+def test_batch_sizes_that_cannot_be(options, error, words):
+    with pytest.raises(error, match=words):
+        FromSource(**({"source": Source(), "batches": gemjax.Epochs(NUMBERS, 4)} | options))
+
+
+def test_the_batches_number_of_workers_is_checked():
+    batches = FromSource(Source(), gemjax.Shards(NUMBERS, 3, N + 1))
+    with pytest.raises(ValueError, match="num_workers=5"):
+        simulate(batches)
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], ["a"], [[1, 2], [3]]])
+def test_rows_of_lists_are_refused_before_they_make_a_batch_of_each_element(value):
+    with pytest.raises(TypeError, match=r"row 3 of the source: \['x'\] is a list, .*with_format\('numpy'\)"):
+        read_rows([{}, {}, {}, {"x": value}], [3])
+
+
+def test_rows_may_be_containers_of_arrays():
+    rows = [(np.full(2, i), i, {"pair": [np.float32(i), np.arange(3)]}) for i in range(3)]
+    image, label, rest = read_rows(rows, [2, 1])
+    assert (image.tolist(), label.tolist(), rest["pair"][0].tolist()) == ([[2, 2], [1, 1]], [2, 1], [2.0, 1.0])
+    assert rest["pair"][1].shape == (2, 3)
+
+
+def test_images_are_decoded():
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    rows = [{"image": pillow.fromarray(np.full((4, 5, 3), shade, np.uint8))} for shade in range(2)]
+    np.testing.assert_array_equal(read_rows(rows, [1, 0])["image"], np.stack([np.full((4, 5, 3), s) for s in (1, 0)]))
+
+
+def test_a_data_source_of_tfds_is_read(tmp_path):
+    """Of MNIST's shapes and types; the pixels are made up."""
+    tfds = pytest.importorskip("tensorflow_datasets", reason="TFDS is not installed")
+    with tfds.testing.mock_data(num_examples=10):
+        source = tfds.data_source("mnist", split="train", data_dir=tmp_path)
+        rows, places = (batches := FromSource(source, batch_size=3)).part(
+            batches.select(np.arange(2), np.zeros(2, int))
+        )
+    assert (rows["image"].shape, rows["image"].dtype, places.tolist()) == (
+        (6, 28, 28, 1),
+        np.uint8,
+        [[0, 1, 2], [3, 4, 5]],
+    )
+    assert rows["label"].shape == (6,)
+
+
+def test_grain_changes_rows_on_their_way():
+    grain = pytest.importorskip("grain", reason="Grain is not installed")
+    source = grain.MapDataset.source(Source()).map(lambda row: row | {"x": 2 * row["x"]})
+    found = simulate(FromSource(source, KINDS["epochs"](NUMBERS)))
+    assert_same_bits(found.params, simulate(KINDS["epochs"](DATA | {"x": 2 * DATA["x"]})).params)

@@ -1,0 +1,252 @@
+"""Data in host memory: the same run, whatever holds the data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import Abreast, assert_close, assert_same_bits, late
+
+import gemjax
+from gemjax import OnHost
+from gemjax.batches.rows import Rows
+from gemjax.engines import memory
+from gemjax.engines.simulator import loops, simulate
+
+N = 4
+ROWS = 30
+# A width at which even the smallest chunk is a loop like any other to the compiler; float64, which has to be narrowed.
+DATA = {"row": np.arange(ROWS), "x": np.sin(np.arange(64.0 * ROWS)).reshape(ROWS, 64)}
+START = jnp.zeros(64)
+GEM = gemjax.gem(0.05, num_workers=N)
+LATE = late()
+KINDS = {
+    "epochs": gemjax.Epochs(DATA, 4, seed=1),
+    "shards": gemjax.Shards(DATA, 3, N, seed=1, labels=DATA["row"] % 3, concentration=20.0),
+    "stream": gemjax.Stream(DATA, 4, seed=1),
+}
+every_kind = pytest.mark.parametrize("batches", KINDS.values(), ids=KINDS)
+
+
+def loss_fn(params, model_state, batch, key):
+    del key
+    loss = 0.1 * jnp.mean(jnp.sum((params[None] - jnp.sin(batch["x"])) ** 2, 1))
+    return loss, (model_state + 1, {"rows": batch["row"].sum()})
+
+
+def run(batches, tx=GEM, trace=LATE, **options):
+    return gemjax.simulate(tx, loss_fn, START, batches, trace, model_state=0, **options)
+
+
+def assert_same_run(found, expected):
+    assert_same_bits(found.state, expected.state)
+    assert found.history.keys() == expected.history.keys()
+    for name, column in expected.history.items():
+        assert found.history[name].dtype == column.dtype
+        np.testing.assert_array_equal(found.history[name], column, err_msg=name)
+
+
+@every_kind
+def test_the_run_is_that_of_data_on_the_device(batches):
+    assert_same_run(run(OnHost(batches)), run(batches))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"chunk_size": 1}, marks=pytest.mark.slow),
+        {"chunk_size": 7},
+        pytest.param({"window": 4, "chunk_size": 9}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_in_other_pieces_too(options):
+    """The last chunk is not full: 24 commits and some late pulls."""
+    assert len(LATE.events().worker) % options["chunk_size"] or options["chunk_size"] == 1
+    batches = KINDS["stream"]
+    assert_same_run(run(OnHost(batches), **options), run(batches, **options))
+    if "window" not in options:
+        assert_same_run(run(OnHost(batches), **options), run(batches))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("period", [2, (1, 3, 2, 1)])
+def test_local_steps(period):
+    local, tx = gemjax.LocalSteps(optax.sgd(0.1), period), gemjax.downpour(num_workers=N)
+    options = {"tx": tx, "local": local, "chunk_size": 5}
+    assert_same_run(run(OnHost(KINDS["epochs"]), **options), run(KINDS["epochs"], **options))
+
+
+@pytest.mark.slow
+def test_a_continued_run():
+    batches = OnHost(KINDS["epochs"])
+    begun = run(batches, chunk_size=5, callback=lambda progress: progress.commits > 8)
+    assert begun.stopped
+    assert_same_bits(run(batches, state=begun.state).state, run(KINDS["epochs"]).state)
+
+
+def test_a_file_that_is_mapped_into_memory(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, DATA["x"])
+    data = DATA | {"x": np.load(path, mmap_mode="r")}
+    assert isinstance(data["x"], np.memmap)
+    batches = OnHost(gemjax.Epochs(data, 4, seed=1))
+    rows, _ = batches.part(batches.select(np.array([0]), np.array([0])))
+    assert type(rows["x"]) is np.ndarray  # Read, not mapped again.
+    assert_same_run(run(batches), run(KINDS["epochs"]))
+
+
+@pytest.mark.slow
+def test_a_sweep():
+    def sweep(batches):
+        return gemjax.sweep(lambda rate: gemjax.gem(rate, num_workers=N), loss_fn, START, batches, LATE,
+                            {"rate": [0.01, 0.05]}, model_state=0, chunk_size=10)  # fmt: skip
+
+    found, expected = sweep(OnHost(KINDS["stream"])), sweep(KINDS["stream"])
+    assert_close(found.state, expected.state, rtol=1e-5)
+    np.testing.assert_array_equal(found.history["rows"], expected.history["rows"])
+
+
+@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "shards"])
+def test_on_devices(kind):
+    """Each gradient's batch comes to the device of its worker; the run replays with data on the device."""
+    result = gemjax.run_on_devices(
+        GEM, loss_fn, START, OnHost(KINDS[kind]), 30, num_workers=N, gate=Abreast(N), model_state=0
+    )
+    again = run(KINDS[kind], trace=result.trace)
+    assert_close(result.params, jax.device_get(again.params), rtol=1e-4)
+    np.testing.assert_array_equal(result.history["rows"], again.history["rows"])
+
+
+# --- Nobody waits
+
+
+class Noted(Rows):
+    """Epochs that note when they are asked, and may refuse."""
+
+    def __init__(self, notes, refuse=None):
+        self.inner, self.data, self.notes, self.refuse = KINDS["epochs"], DATA, notes, refuse
+        self.asked = 0
+
+    def select(self, worker, step):
+        self.asked += 1
+        self.notes.append("select")
+        if self.asked == self.refuse:
+            raise OSError("the disk is gone")
+        return self.inner.select(worker, step)
+
+
+def noted_run(monkeypatch, refuse=None, **options):
+    """What happened in which order, and the error if there was one."""
+    notes, read = [], simulate._history
+    monkeypatch.setattr(simulate, "_history", lambda *args: notes.append("read") or read(*args))
+
+    def callback(progress):
+        notes.append("callback")
+        return options.get("stop_at", np.inf) <= progress.commits
+
+    error = None
+    try:
+        run(OnHost(Noted(notes, refuse)), trace=gemjax.arrivals.Gamma(N).trace(20), chunk_size=8, callback=callback)
+    except OSError as raised:
+        error = raised
+    return notes, error
+
+
+def test_the_next_chunk_is_gathered_before_reports_are_waited_for(monkeypatch):
+    notes, error = noted_run(monkeypatch)
+    assert error is None
+    chunk = ["read", "callback"]
+    assert notes == ["select", "select", *chunk, "select", *chunk, *chunk]
+
+
+def test_the_callback_still_ends_the_run(monkeypatch):
+    notes, _ = noted_run(monkeypatch, stop_at=6)
+    assert notes == ["select", "select", "read", "callback"]
+
+
+def test_data_that_cannot_be_read_cost_no_chunk_before_them(monkeypatch):
+    """The callback, which may save the state, comes first."""
+    notes, error = noted_run(monkeypatch, refuse=2)
+    assert "the disk is gone" in str(error)
+    assert notes == ["select", "select", "read", "callback"]
+
+
+def test_large_batches_make_small_chunks(monkeypatch):
+    """512 B of rows and 16 B of their numbers are selected for a commit."""
+    data = {"x": np.zeros((8, 32), np.float32)}
+    batches, events = OnHost(gemjax.Epochs(data, 4)), gemjax.arrivals.RoundRobin(2).trace(5000).events()
+    assert loops.chunk_size_for(events, batches) == 1024
+    monkeypatch.setattr(loops, "CHUNK_BYTES", 10 * 528 + 1)
+    assert loops.chunk_size_for(events, batches) == 10
+    monkeypatch.setattr(loops, "CHUNK_BYTES", 1)
+    assert loops.chunk_size_for(events, batches) == 1
+
+
+# --- What does not fit
+
+ROOMY = gemjax.Epochs({"x": np.sin(np.arange(3000, dtype=np.float32)).reshape(1000, 3)}, 20)
+ASGD = gemjax.asgd(0.001, 2)
+
+
+def squares(params, batch):
+    return jnp.sum((params[None] - batch["x"]) ** 2)
+
+
+def simulated(batches=ROOMY, trace=gemjax.arrivals.RoundRobin(2).trace(40)):  # noqa: B008
+    return gemjax.simulate(ASGD, squares, jnp.zeros(3), batches, trace)
+
+
+def test_data_that_do_not_fit_stay_on_the_host(monkeypatch):
+    """12,000 B of data beside a state of some hundred."""
+    taken = []
+    monkeypatch.setattr(memory, "OnHost", lambda batches: taken.append(batches) or OnHost(batches))
+    monkeypatch.setattr(memory, "_capacity", lambda device: 12_500)
+    expected = simulated()
+    assert not taken
+    monkeypatch.setattr(memory, "_capacity", lambda device: 12_000)
+    assert_same_run(simulated(), expected)
+    assert taken == [ROOMY]
+
+
+@pytest.mark.filterwarnings("ignore:the central variable shares its device")
+def test_nor_do_they_come_to_devices_that_cannot_hold_them(monkeypatch):
+    """CPU devices are one memory, in which each has its copy."""
+    taken = []
+    for devices, expected in ((jax.devices()[:1], []), (jax.devices()[:2], [ROOMY])):
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "OnHost", lambda batches: taken.append(batches) or OnHost(batches))
+            patched.setattr(memory, "_capacity", lambda device: 20_000)
+            placement = gemjax.place(2, "colocated", devices)
+            result = gemjax.run_on_devices(ASGD, squares, jnp.zeros(3), ROOMY, 12, placement=placement)
+        assert taken == expected
+        assert_close(jax.device_get(result.params), jax.device_get(simulated(trace=result.trace).params), rtol=1e-5)
+
+
+class Own:
+    data = ROOMY.data
+
+    def select(self, worker, step):
+        return ROOMY.select(worker, step)
+
+    def batch(self, data, selection):
+        return ROOMY.batch(data, selection)
+
+
+def test_data_that_cannot_stay_there_are_refused(monkeypatch):
+    monkeypatch.setattr(memory, "_capacity", lambda device: 12_000)
+    message = r"the run keeps .*data 11\.72 KiB.*leave data in host memory with gemjax\.OnHost"
+    with pytest.raises(MemoryError, match=message):
+        simulated(Own())
+
+
+def test_a_state_that_does_not_fit_is_refused_all_the_same(monkeypatch):
+    monkeypatch.setattr(memory, "_capacity", lambda device: 10)
+    with pytest.raises(MemoryError, match=r"narrower parameters$"):  # Where the data are does not matter then.
+        simulated(OnHost(ROOMY))
+
+
+@pytest.mark.parametrize("wrong", [lambda worker, step: 0.0, Own(), OnHost(ROOMY)], ids=["function", "own", "twice"])
+def test_what_is_no_rows_is_refused(wrong):
+    with pytest.raises(TypeError, match="OnHost needs batches that are rows of data: "):
+        OnHost(wrong)

@@ -1,0 +1,208 @@
+"""Batches: a pure function of (worker, step) or of the draw, on the host and on the device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gemjax
+from gemjax.batches.rows import Computed, Epochs, Stream, as_batches
+
+DATA = {"x": np.arange(46.0).reshape(23, 2), "y": np.arange(23)}
+
+
+def epoch_of(epochs, worker, epoch):
+    steps = epochs.steps_per_epoch * epoch + np.arange(epochs.steps_per_epoch)
+    return epochs.select(np.full(len(steps), worker), steps)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23])
+@pytest.mark.parametrize("worker", [0, 7])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_an_epoch_takes_no_row_twice(batch_size, worker, epoch):
+    epochs = Epochs(DATA, batch_size)
+    rows = epoch_of(epochs, worker, epoch)
+    assert rows.shape == (23 // batch_size, batch_size)
+    assert len(np.unique(rows)) == rows.size
+    assert set(np.unique(rows)) <= set(range(23))
+    if 23 % batch_size == 0:
+        np.testing.assert_array_equal(np.sort(rows.ravel()), np.arange(23))
+
+
+def test_over_epochs_no_row_is_forgotten():
+    """The rows left out beyond the last full batch differ from epoch to epoch."""
+    epochs = Epochs(DATA, 10)
+    seen = np.concatenate([epoch_of(epochs, 0, epoch).ravel() for epoch in range(12)])
+    assert set(seen) == set(range(23))
+
+
+def test_any_batch_can_be_recomputed():
+    """Out of order, by another object, and whatever was asked before."""
+    first, again = Epochs(DATA, 4, seed=3), Epochs(DATA, 4, seed=3)
+    in_order = first.select(np.full(30, 2), np.arange(30))
+    for step in (29, 0, 17, 17, 5):
+        np.testing.assert_array_equal(again.select(np.array([2]), np.array([step])), in_order[step : step + 1])
+
+
+def test_workers_epochs_and_seeds_shuffle_differently():
+    orders = [
+        epoch_of(Epochs(DATA, 23, seed), worker, epoch).tobytes()
+        for seed in (0, 1)
+        for worker in (0, 1)
+        for epoch in (0, 1)
+    ]
+    assert len(set(orders)) == len(orders)
+
+
+def test_one_row_and_many_rows_select_the_same():
+    epochs = Epochs(DATA, 4)
+    worker, step = np.array([0, 1, 0, 2, 1, 0]), np.array([0, 7, 1, 12, 5, 6])
+    together = epochs.select(worker, step)
+    assert together.dtype == np.int32
+    for i in range(len(worker)):
+        one = epochs.select(worker[i : i + 1], step[i : i + 1])
+        assert one.dtype == np.int32
+        np.testing.assert_array_equal(one, together[i : i + 1])
+
+
+def test_the_batch_holds_the_selected_rows_of_every_array():
+    epochs = Epochs(DATA, 4)
+    selection = epochs.select(np.array([1]), np.array([3]))[0]
+    batch = jax.jit(epochs.batch)(epochs.data, selection)
+    np.testing.assert_array_equal(batch["y"], DATA["y"][selection])
+    np.testing.assert_array_equal(batch["x"], DATA["x"][selection])
+
+
+@pytest.mark.parametrize(
+    ("data", "batch_size", "message"),
+    [
+        (DATA, 0, r"batch_size must be in 1 … 23 .* got 0"),
+        (DATA, 24, r"batch_size must be in 1 … 23 .* got 24"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, 1, r"same number of rows, got \['x'\] with 3 and \['y'\] with 4"),
+        ({"x": np.zeros(3), "y": np.zeros(())}, 1, r"same number of rows, got .* and \['y'\] with none \(a scalar\)"),
+        ({}, 1, "same number of rows, got no arrays"),
+    ],
+)
+def test_bad_data_is_refused(data, batch_size, message):
+    with pytest.raises(ValueError, match=message):
+        Epochs(data, batch_size)
+
+
+def test_a_function_becomes_batches():
+    batches = as_batches(lambda worker, step: 10 * worker + step, 2)
+    selection = batches.select(np.array([3, 4]), np.array([1, 2]))
+    assert isinstance(batches, Computed)
+    assert batches.batch(batches.data, jax.tree.map(lambda column: column[1], selection)) == 42
+
+
+def test_the_same_function_makes_equal_batches():
+    """So that a second run with it finds the compiled program of the first."""
+
+    def fn(worker, step):
+        return jnp.float32(worker + step)
+
+    assert as_batches(fn, 2) == as_batches(fn, 2)
+    assert hash(as_batches(fn, 2)) == hash(as_batches(fn, 2))
+    assert as_batches(fn, 2) != as_batches(lambda worker, step: 0, 2)
+
+
+def test_an_object_is_kept():
+    epochs = Epochs(DATA, 2)
+    assert as_batches(epochs, 2) is epochs
+
+
+@pytest.mark.parametrize("wrong", [None, DATA, [1, 2]])
+def test_anything_else_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"batches must be a function \(worker, step\) -> batch .*, got"):
+        as_batches(wrong, 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda worker, step: DATA["x"][worker],
+        lambda worker, step: np.random.default_rng((worker, step)).normal(size=2),
+        lambda worker, step: [1.0, 2.0][worker],
+        lambda worker, step: 1.0 if worker > 2 else 0.0,
+        lambda worker, step: jnp.arange(4)[jnp.arange(4) > worker],
+        lambda worker, step: "a batch",
+    ],
+    ids=["NumPy array", "NumPy generator", "list", "condition", "mask", "no array"],
+)
+def test_a_function_that_cannot_be_traced_is_refused_with_the_mend(fn):
+    with pytest.raises(TypeError, match=r"must be traceable by JAX.*gemjax\.batches\.Rows") as caught:
+        as_batches(fn, 2)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
+def test_every_engine_refuses_it(engine):
+    loss_fn, fn = lambda params, batch: jnp.sum((params - batch) ** 2), lambda worker, step: DATA["x"][worker]
+    trace, tx = gemjax.arrivals.RoundRobin(2).trace(4), gemjax.asgd(0.1, num_workers=2)
+    run = {
+        "simulate": lambda: gemjax.simulate(tx, loss_fn, jnp.zeros(2), fn, trace),
+        "devices": lambda: gemjax.run_on_devices(tx, loss_fn, jnp.zeros(2), fn, 4, num_workers=2),
+        "sweep": lambda: gemjax.sweep(
+            lambda rate: gemjax.asgd(rate, 2), loss_fn, jnp.zeros(2), fn, trace, {"rate": [0.1]}
+        ),
+    }[engine]
+    with pytest.raises(TypeError, match="must be traceable by JAX"):
+        run()
+
+
+def test_every_worker_goes_through_the_data_in_a_run():
+    """The engine asks for exactly the steps of the trace: two epochs of two workers see every row four times."""
+    epochs = Epochs({"row": np.eye(6, dtype=np.float32)}, batch_size=3)
+    trace = gemjax.arrivals.RoundRobin(2).trace(8)
+    result = gemjax.simulate(
+        gemjax.asgd(1.0, num_workers=2),
+        lambda params, batch: -jnp.sum(params * batch["row"].sum(0)),
+        jnp.zeros(6),
+        epochs,
+        trace,
+    )
+    np.testing.assert_array_equal(result.params, np.full(6, 4.0))
+
+
+# --- Stream
+
+
+def drawn(stream, draws):
+    """Rows of the batches; who draws, and at which step, does not matter."""
+    anybody = np.arange(len(draws)) % 5
+    return stream.select(anybody, 7 * anybody, np.asarray(draws))
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23])
+def test_an_epoch_of_the_stream_takes_no_row_twice(batch_size):
+    stream = Stream(DATA, batch_size)
+    for epoch in (0, 3):
+        rows = drawn(stream, epoch * stream.steps_per_epoch + np.arange(stream.steps_per_epoch))
+        assert rows.dtype == np.int32
+        assert rows.shape == (23 // batch_size, batch_size)
+        assert len(np.unique(rows)) == rows.size
+        assert set(np.unique(rows)) <= set(range(23))
+
+
+def test_over_epochs_the_stream_forgets_no_row():
+    assert set(drawn(Stream(DATA, 10), np.arange(24)).ravel()) == set(range(23))
+
+
+def test_any_batch_of_the_stream_can_be_recomputed():
+    """Out of order, alone, by another object."""
+    one, other = Stream(DATA, 4, seed=3), Stream(DATA, 4, seed=3)
+    order = np.random.default_rng(0).integers(0, 60, 50)
+    together = drawn(one, order)
+    for draw, rows in zip(order[::-1], together[::-1], strict=True):
+        np.testing.assert_array_equal(drawn(other, [draw])[0], rows)
+
+
+def test_epochs_and_seeds_of_the_stream_shuffle_differently():
+    orders = [drawn(Stream(DATA, 23, seed), [epoch]).tobytes() for seed in (0, 1) for epoch in (0, 1, 2)]
+    assert len(set(orders)) == len(orders)
+
+
+@pytest.mark.parametrize("batch_size", [0, 24])
+def test_a_stream_of_too_large_batches_is_refused(batch_size):
+    with pytest.raises(ValueError, match=rf"batch_size must be in 1 … 23 .* got {batch_size}"):
+        Stream(DATA, batch_size)

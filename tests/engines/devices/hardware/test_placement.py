@@ -1,0 +1,144 @@
+"""Placement: which device computes, and where the central variable lives."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import gemjax
+from gemjax.engines.devices.hardware.placement import Placement, place
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """Stands for a device that this host lacks; placing never touches a device."""
+
+    id: int
+    platform: str = "gpu"
+
+
+ACCELERATORS = [Accelerator(i) for i in range(8)]
+
+
+def test_workers_go_round_the_devices():
+    devices = jax.local_devices()
+    placed = place(10, devices=devices[:4])
+    assert placed.workers == tuple(devices[i % 3] for i in range(10))
+    assert placed.central == devices[3]
+    assert not placed.colocated
+
+
+@pytest.mark.parametrize(
+    ("devices", "central"),
+    [
+        (ACCELERATORS[:1], "host"),
+        (ACCELERATORS[:3], "host"),
+        (ACCELERATORS[:4], "dedicated"),
+        (ACCELERATORS, "dedicated"),
+        (jax.local_devices()[:1], "colocated"),
+        (jax.local_devices()[:2], "dedicated"),
+        (jax.local_devices(), "dedicated"),
+    ],
+)
+def test_the_default_depends_on_what_there_is(devices, central):
+    assert place(2, devices=devices) == place(2, central, devices=devices)
+
+
+def test_the_three_homes_of_the_central_variable():
+    cpu = jax.local_devices(backend="cpu")[0]
+    assert place(2, "dedicated", ACCELERATORS) == Placement((ACCELERATORS[0], ACCELERATORS[1]), ACCELERATORS[7])
+    assert place(2, "host", ACCELERATORS) == Placement((ACCELERATORS[0], ACCELERATORS[1]), cpu)
+    colocated = place(9, "colocated", ACCELERATORS)
+    assert colocated.workers == (*ACCELERATORS, ACCELERATORS[0])
+    assert colocated.central == ACCELERATORS[0]
+    assert colocated.colocated
+
+
+def test_all_local_devices_are_the_default():
+    placed = place(3)
+    assert {*placed.workers, placed.central} <= set(jax.local_devices())
+    assert placed.central == jax.local_devices()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0,), "num_workers must be a positive int, got 0"),
+        ((2, "somewhere"), "central must be one of 'dedicated', 'host', 'colocated', got 'somewhere'"),
+        ((2, None, []), "at least one device, got none"),
+        ((2, "dedicated", ACCELERATORS[:1]), r"at least 2 devices, but there are 1 in all.* gemjax\.cpu_devices\(n\)"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        place(*arguments)
+
+
+def test_several_devices_for_the_central_variable_and_for_workers():
+    devices = ACCELERATORS
+    placed = place(3, "dedicated", devices, central_devices=2, worker_devices=3)
+    assert placed.workers == (tuple(devices[:3]), tuple(devices[3:6]), tuple(devices[:3]))
+    assert placed.central == tuple(devices[6:])
+    assert not placed.colocated
+    together = place(2, "colocated", devices, central_devices=8, worker_devices=4)
+    assert together.central == tuple(devices)
+    assert together.workers == (tuple(devices[:4]), tuple(devices[4:]))
+    assert together.colocated
+    with pytest.raises(ValueError, match="needs at least 9 devices, but there are 8"):
+        place(2, "dedicated", devices, central_devices=5, worker_devices=4)
+    with pytest.raises(ValueError, match="central_devices must be a positive int, got 0"):
+        place(2, central_devices=0)
+    with pytest.raises(ValueError, match="but the host's CPU is 9 JAX devices"):
+        place(2, "host", devices, central_devices=10)
+
+
+def test_one_device_in_a_tuple_is_that_device():
+    assert Placement(((ACCELERATORS[0],),), (ACCELERATORS[1],)) == Placement((ACCELERATORS[0],), ACCELERATORS[1])
+
+
+def test_a_placement_needs_different_devices():
+    with pytest.raises(ValueError, match="worker 1 must have different devices"):
+        Placement((ACCELERATORS[0], (ACCELERATORS[1],) * 2), ACCELERATORS[2])
+    with pytest.raises(ValueError, match="central must have different devices"):
+        Placement((ACCELERATORS[0],), ())
+
+
+def test_a_placement_needs_workers():
+    with pytest.raises(ValueError, match="at least one worker, got none"):
+        Placement((), jax.devices()[0])
+
+
+def test_cpu_devices_gives_what_is_there():
+    assert gemjax.cpu_devices(9) == jax.devices("cpu")[:9]
+    assert gemjax.cpu_devices(2) == jax.devices("cpu")[:2]
+
+
+def test_cpu_devices_fails_loudly_when_jax_has_started():
+    with pytest.raises(RuntimeError, match=r"started with 9 CPU devices, and 10 are wanted.*JAX_NUM_CPU_DEVICES=10"):
+        gemjax.cpu_devices(10)
+    assert len(jax.devices("cpu")) == 9
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_cpu_devices_needs_a_positive_number(count):
+    with pytest.raises(ValueError, match=f"count must be a positive int, got {count}"):
+        gemjax.cpu_devices(count)
+
+
+def test_cpu_devices_splits_the_host_before_jax_has_started():
+    code = """
+import gemjax, jax
+devices = gemjax.cpu_devices(3)
+assert len(devices) == len(jax.devices()) == 3, devices
+try:
+    gemjax.cpu_devices(4)
+except RuntimeError as error:
+    print("refused:", error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"JAX_PLATFORMS": "cpu"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "refused: JAX has started with 3 CPU devices, and 4 are wanted" in done.stdout

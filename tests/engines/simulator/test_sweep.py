@@ -1,0 +1,235 @@
+"""Sweeps: every run of the batch is the run that the simulator makes alone."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import assert_close, late, mlp, poisoned, quadratic
+
+import gemjax
+from gemjax.engines.simulator import loops
+
+LATE = late()
+RATES, KAPPAS, SEEDS = (0.02, 0.05), (1.0, 2.0), (3, 4)
+
+
+def gem(rate, kappa=1.0):
+    return gemjax.gem(rate, 0.9, 4, kappa=kappa)
+
+
+def sweep(problem, make, over, trace=LATE, **options):
+    return gemjax.sweep(make, *problem[:3], trace, over, model_state=problem.model_state, **options)
+
+
+@pytest.mark.slow
+def test_every_run_is_that_of_the_simulator(x64):
+    """A grid of two hyper-parameters and two seeds; late pulls, model state, keys, a rejected gradient, diagnostics."""
+    problem = poisoned(mlp(jnp.float64), [(1, 2)])
+    result = sweep(problem, gem, {"rate": RATES, "kappa": KAPPAS}, seeds=SEEDS, diagnostics=["gap"])
+    assert list(zip(*result.points.values(), strict=True)) == list(itertools.product(RATES, KAPPAS, SEEDS))
+    for run, (rate, kappa, seed) in enumerate(itertools.product(RATES, KAPPAS, SEEDS)):
+        alone = gemjax.simulate(
+            gem(rate, kappa), *problem[:3], LATE, model_state=problem.model_state, seed=seed, diagnostics=["gap"]
+        )
+        assert_close(jax.tree.map(lambda x, run=run: x[run], result.state), alone.state, rtol=1e-9)
+        assert result.history.keys() == alone.history.keys()
+        for name, column in alone.history.items():
+            found = result.history[name]
+            found = found if found.ndim == 1 else found[run]
+            np.testing.assert_allclose(found, column, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("make", [gem, lambda rate: gemjax.one_step_delay(rate, 0.9, 4)], ids=["gem", "one_step_delay"])
+def test_parameters_in_half_precision_are_swept(make):
+    """A rate multiplies them as a number does, and makes no single precision of them."""
+    loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+    params, batches = jnp.ones(3, jnp.bfloat16), lambda worker, step: jnp.arange(3, dtype=jnp.bfloat16)
+    result = gemjax.sweep(make, loss_fn, params, batches, LATE, {"rate": RATES})
+    alone = gemjax.simulate(make(RATES[1]), loss_fn, params, batches, LATE)
+    assert result.params.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        np.asarray(result.params[1], np.float32), np.asarray(alone.params, np.float32), rtol=0.02, atol=0.01
+    )
+
+
+def test_local_steps_are_swept(x64):
+    problem, local = quadratic(), gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 2)
+
+    def make(strength):
+        return gemjax.easgd(num_workers=4, strength=strength)
+
+    result = sweep(problem, make, {"strength": [0.1, 0.5]}, local=local)
+    alone = gemjax.simulate(make(0.5), *problem[:3], LATE, model_state=problem.model_state, local=local)
+    assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
+
+
+def test_local_steps_of_a_point_are_swept(x64):
+    """The learning rate of the workers' own optimizer is one of the hyper-parameters."""
+    problem = quadratic()
+    local = lambda rate: gemjax.LocalSteps(optax.sgd(rate), 2)
+    make = lambda rate: gemjax.easgd(num_workers=4)
+    result = sweep(problem, make, {"rate": RATES}, local=local)
+    alone = gemjax.simulate(make(0.0), *problem[:3], LATE, model_state=problem.model_state, local=local(RATES[1]))
+    assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
+
+
+def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64):
+    """Each run is that of the simulator with what its seed makes."""
+    loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
+    rows = np.random.default_rng(0).normal(size=(12, 3))
+    params, epochs = lambda seed: jnp.full(3, float(seed)), lambda seed: gemjax.Epochs(rows, 4, seed)
+    trace = lambda seed: gemjax.arrivals.Gamma(4).trace(30, seed)
+    own = [gemjax.PerSeed(make) for make in (params, epochs, trace)]
+    result = gemjax.sweep(gem, loss_fn, *own, {"rate": RATES}, seeds=SEEDS, diagnostics=["gap"], chunk_size=7)
+    for run, rate, seed in ((0, RATES[0], SEEDS[0]), (3, RATES[1], SEEDS[1])):
+        alone = gemjax.simulate(
+            gem(rate), loss_fn, params(seed), epochs(seed), trace(seed), seed=seed, diagnostics=["gap"]
+        )
+        assert_close(jax.tree.map(lambda x, run=run: x[run], result.state), alone.state, rtol=1e-9)
+        for name, column in alone.history.items():
+            np.testing.assert_allclose(result.history[name][run], column, rtol=1e-9, err_msg=name)
+    one = gemjax.sweep(gem, loss_fn, *own, {"rate": RATES}, seeds=SEEDS[:1])
+    assert one.history["time"].shape == one.history["loss"].shape == (2, 30)
+
+
+def test_traces_that_do_not_go_together_are_refused():
+    loss_fn, params, batches = quadratic()[:3]
+    trace = gemjax.PerSeed(lambda seed: gemjax.arrivals.Gamma(4).trace(20 + seed))
+    with pytest.raises(
+        ValueError, match="traces of seeds 0 and 1 do not go together: 20 commits of 4 workers, 21 of 4"
+    ):
+        gemjax.sweep(gem, loss_fn, params, batches, trace, {"rate": RATES}, seeds=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("worker", "pulled_at", "message"),
+    [
+        ([0, 1, 0, 1], [0, 0, 2, 3], "1 pulls that are late .*, 2"),
+        ([0, 1, 1, 0], [0, 0, 2, 3], "pulls that are late behind 2 commits in one of them, but not in the other"),
+    ],
+)
+def test_late_pulls_in_different_places_are_refused_in_these_words(worker, pulled_at, message):
+    loss_fn, params, batches = quadratic()[:3]
+    traces = gemjax.Trace([0, 1, 1, 0], pulled_at=[0, 0, 2, 2]), gemjax.Trace(worker, pulled_at=pulled_at)
+    method = lambda rate: gemjax.asgd(rate, num_workers=2)
+    with pytest.raises(ValueError, match=f"do not go together: {message}"):
+        gemjax.sweep(
+            method, loss_fn, params, batches, gemjax.PerSeed(lambda seed: traces[seed]), {"rate": RATES}, seeds=(0, 1)
+        )
+
+
+def test_an_empty_trace_has_a_table():
+    trace = gemjax.Trace(worker=[], num_workers=4)
+    rows = sweep(quadratic(), gem, {"rate": RATES}, trace).table()
+    assert [row["rate"] for row in rows] == list(RATES)
+    assert all(np.isnan(row["loss"]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda seed: lambda worker, step: jnp.full(3, 1.0 * seed), lambda seed: gemjax.Epochs(np.full((4, 3), seed), 2)],
+    ids=["functions", "data"],
+)
+def test_batches_of_other_data_are_refused(make):
+    """All runs would get those of the first seed."""
+    loss_fn, params = quadratic()[:2]
+    with pytest.raises(ValueError, match="batches of seeds 0 and 5 are of different data or functions"):
+        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
+
+
+def test_batches_are_made_once_a_seed():
+    rows, made = np.ones((12, 3)), []
+    batches = gemjax.PerSeed(lambda seed: made.append(seed) or gemjax.Epochs(rows, 4, seed))
+    loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
+    gemjax.sweep(gem, loss_fn, jnp.zeros(3), batches, LATE, {"rate": RATES}, seeds=SEEDS)
+    assert made == [*SEEDS]
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1])
+def test_a_chunk_size_that_is_not_positive_is_refused(chunk_size):
+    with pytest.raises(ValueError, match=f"chunk_size must be positive, got {chunk_size}"):
+        sweep(quadratic(), gem, {"rate": RATES}, chunk_size=chunk_size)
+
+
+def test_chunks_are_shorter_where_every_run_has_rows_of_its_own(monkeypatch):
+    """The bytes of a chunk are those of all runs together: 4 of them, 2 rows of 8 bytes a batch and 2 numbers of rows."""
+    monkeypatch.setattr(loops, "CHUNK_BYTES", 4 * (2 * 8 + 2 * 4) * 6)
+    rows, ends = np.ones(12), []
+    batches = gemjax.PerSeed(lambda seed: gemjax.OnHost(gemjax.Epochs(rows, 2, seed)))
+    gemjax.sweep(gem, lambda params, batch: jnp.mean((params - batch) ** 2), 0.0, batches, LATE, {"rate": RATES},
+                 seeds=SEEDS, callback=lambda done, total: ends.append(done))  # fmt: skip
+    assert ends[:2] == [6, 12]
+
+
+def test_a_run_that_diverges_is_a_result():
+    """Beside one that does not; its gradients are rejected from some commit on, for being infinite."""
+    trace = gemjax.arrivals.Gamma(4).trace(100)
+    result = sweep(quadratic(), lambda rate: gemjax.asgd(rate, 4), {"rate": [0.02, 1e6]}, trace=trace)
+    good, bad = result.table()
+    assert good["rejected"] == 0
+    assert bad["rejected"] > 20
+    assert not bad["loss"] < 1e6 * good["loss"]
+
+
+@pytest.mark.slow
+def test_the_chunk_size_does_not_matter(x64):
+    problem = quadratic()
+    one, other = (sweep(problem, gem, {"rate": RATES}, chunk_size=size) for size in (None, 5))
+    assert_close(one.state, other.state, rtol=1e-12)
+    for name in one.history:
+        np.testing.assert_allclose(one.history[name], other.history[name], rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.slow
+def test_seeds_alone_are_a_sweep():
+    result = sweep(mlp(), lambda: gem(0.05), {}, seeds=range(3))
+    finals = [np.asarray(result.params["in"]["w"][run]) for run in range(3)]
+    assert np.abs(finals[0] - finals[1]).max() > 1e-5  # Dropout masks differ.
+    assert [row["seed"] for row in result.table()] == [0, 1, 2]
+
+
+def test_the_callback_may_end_it():
+    calls = []
+    result = sweep(
+        quadratic(),
+        gem,
+        {"rate": RATES},
+        chunk_size=10,
+        callback=lambda done, total: calls.append((done, total)) or done >= 20,
+    )
+    arrivals = len(LATE.events().worker)
+    assert calls == [(10, arrivals), (20, arrivals)]
+    assert result.history["loss"].shape == (2, LATE.events().commits[:20].sum())
+    assert result.history["worker"].shape == (LATE.events().commits[:20].sum(),)
+
+
+def test_the_table_has_a_row_a_run():
+    rows = sweep(poisoned(quadratic(), [(0, 1)]), gem, {"rate": [0.02, 10.0]}).table(last=5)
+    assert [row["rate"] for row in rows] == [0.02, 10.0]
+    assert rows[0]["rejected"] == 1
+    assert rows[0]["loss"] < rows[1]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("over", "options", "message"),
+    [
+        ({"rate": []}, {}, "nothing to try of rate: give at least one value"),
+        ({"rate": [0.1]}, {"seeds": ()}, "nothing to try of seed: give at least one value"),
+        ({"rate": 0.1}, {}, "the values of rate must be a list of numbers"),
+        ({"rate": ["fast"]}, {}, "only numbers can be swept, but rate has other values"),
+        ({"seed": [0.1]}, {}, "give seeds= instead of 'seed'"),
+        ({"rate": [0.1]}, {"seeds": (0.5,)}, r"seeds must be non-negative ints, got 0\.5"),
+        ({"rate": [0.1]}, {"seeds": (0, -1)}, "seeds must be non-negative ints, got -1"),
+    ],
+)
+def test_nothing_to_try_is_refused(over, options, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(quadratic(), gem, over, **options)
+
+
+def test_a_method_for_another_number_of_workers_is_refused():
+    with pytest.raises(ValueError, match="num_workers=3, but the run has 4 workers"):
+        sweep(quadratic(), lambda rate: gemjax.gem(rate, num_workers=3), {"rate": RATES})

@@ -1,0 +1,88 @@
+"""Gradients of several workers at once: the same run, in other pieces."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.problems import assert_close, assert_same_bits, distinct, every_method, late, mlp, poisoned, quadratic
+
+import gemjax
+from gemjax.engines.simulator.loops import windows
+from gemjax.protocol.trace import Trace
+
+UNEQUAL = gemjax.arrivals.Gamma(4, machine_variation=0.4).trace(40, seed=2)
+
+
+def run(problem, make, trace, **options):
+    options = {"model_state": problem.model_state, "local": getattr(make, "local", None), "seed": 3} | options
+    return gemjax.simulate(make(trace.num_workers), *problem[:3], trace, **options)
+
+
+def gem(num_workers):
+    return gemjax.gem(0.05, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 64])
+def test_windows_are_as_long_as_they_can_be(width):
+    """Distinct workers in each; one more arrival would repeat a worker, or be too many."""
+    worker = np.random.default_rng(0).integers(0, 8, 500)
+    begins = windows(worker, width)
+    ends = np.append(begins[1:], len(worker))
+    assert begins[0] == 0
+    for begin, end in zip(begins, ends, strict=True):
+        inside = worker[begin:end]
+        assert 1 <= len(inside) == len(set(inside.tolist())) <= width
+        assert len(inside) == width or end == len(worker) or worker[end] in inside
+
+
+def test_no_arrivals_have_no_windows():
+    assert len(windows(np.array([], int), 4)) == 0
+
+
+@every_method(only=lambda row: distinct(row) and row.converges_stale)
+def test_the_result_is_that_of_one_by_one(make, x64):
+    """With late pulls, rejected gradients, model state, keys and local steps."""
+    problem = mlp(jnp.float64)
+    period = make.local.period if make.local else 1
+    spoilt = poisoned(problem, [(1, 2 * period), (3, period)])
+    expected, found = (run(spoilt, make, late(), window=width, diagnostics=["gap"]) for width in (1, 4))
+    assert int(expected.state.rejected) == 2
+    assert_close(found.state, expected.state, rtol=1e-9)
+    for name, column in expected.history.items():
+        np.testing.assert_allclose(found.history[name], column, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.slow
+def test_it_is_that_of_one_by_one_for_a_quick_problem(x64):
+    for trace in (UNEQUAL, late()):
+        expected, *found = (run(quadratic(), gem, trace, window=window) for window in (1, 2, 4))
+        for one in found:
+            assert_close(one.state, expected.state, rtol=1e-9)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 40])
+def test_the_chunk_size_does_not_matter(x64, chunk_size):
+    """Though a chunk's end cuts a window."""
+    expected = run(quadratic(), gem, UNEQUAL, window=4)
+    assert_close(run(quadratic(), gem, UNEQUAL, window=4, chunk_size=chunk_size).state, expected.state, rtol=1e-12)
+
+
+def test_a_run_continued_within_a_window_is_the_run_that_did_not_stop(x64):
+    expected = run(quadratic(), gem, UNEQUAL, window=4)
+    begun = run(quadratic(), gem, UNEQUAL, window=4, chunk_size=10, callback=lambda progress: progress.commits == 10)
+    assert begun.stopped
+    assert_close(run(quadratic(), gem, UNEQUAL, window=4, state=begun.state).state, expected.state, rtol=1e-12)
+
+
+def test_a_window_is_never_wider_than_there_are_workers():
+    trace = Trace([0, 1, 0, 1])
+    assert_same_bits(run(quadratic(), gem, trace, window=64).state, run(quadratic(), gem, trace, window=2).state)
+
+
+def test_on_a_cpu_gradients_are_computed_one_by_one():
+    assert_same_bits(run(quadratic(), gem, UNEQUAL).state, run(quadratic(), gem, UNEQUAL, window=1).state)
+
+
+@pytest.mark.parametrize("window", [0, -2])
+def test_a_window_of_nothing_is_refused(window):
+    with pytest.raises(ValueError, match=f"window must be positive, got {window}"):
+        run(quadratic(), gem, UNEQUAL, window=window)

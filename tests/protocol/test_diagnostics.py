@@ -1,0 +1,192 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+from gemjax.protocol import diagnostics
+from gemjax.protocol.diagnostics import Observer
+
+
+def test_gap_and_rms_count_every_number_once():
+    a = {"x": jnp.array([3.0, 0.0]), "y": jnp.array([[4.0, 0.0]])}
+    zero = jax.tree.map(jnp.zeros_like, a)
+    np.testing.assert_allclose(diagnostics.rms(a), 5 / 2)
+    np.testing.assert_allclose(diagnostics.gap(a, zero), 5 / 2)
+    np.testing.assert_allclose(diagnostics.gap(a, a), 0.0)
+
+
+def test_half_precision_is_accumulated_in_float32():
+    many = jnp.full((4096,), 100.0, jnp.float16)  # The sum of squares is 40,960,000; float16 ends at 65,504.
+    found = diagnostics.rms(many)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, 100.0)
+    assert diagnostics.rms(jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32
+
+
+def test_double_precision_is_kept(x64):
+    assert diagnostics.rms(jnp.ones(3, jnp.float64)).dtype == jnp.float64
+
+
+def test_rms_of_nothing_is_zero():
+    assert float(diagnostics.rms({})) == 0.0
+
+
+def test_flatten():
+    np.testing.assert_array_equal(diagnostics.flatten({"a": jnp.ones((1, 2)), "b": jnp.zeros([])}), [1, 1, 0])
+
+
+def test_an_observer_computes_only_what_is_wanted():
+    observer = Observer({"wanted"})
+    observer("wanted", lambda: 3)
+
+    def refuse():
+        raise AssertionError("computed though nobody asked")
+
+    observer("unwanted", refuse)
+    assert observer.collected() == {"wanted": 3}
+
+
+def test_what_no_member_offers_is_an_error():
+    observer = Observer({"pi_median", "vim", "leader"})
+    observer("leader", lambda: 1)
+    observer("group_leader", lambda: 2)
+    message = r"no member of this method reports pi_median, vim; it offers gap, group_leader, leader$"
+    with pytest.raises(ValueError, match=message):
+        observer.collected(besides=["gap"])
+
+
+def test_a_slip_of_the_pen_is_answered_with_what_was_meant():
+    observer = Observer({"pi_medain", "gaap"})
+    observer("pi_median", lambda: 1)
+    message = r"reports gaap, pi_medain; did you mean 'gap' and 'pi_median'\? It offers gap, pi_median$"
+    with pytest.raises(ValueError, match=message):
+        observer.collected(besides=["gap"])
+
+
+def test_what_is_offered_by_nobody_is_said():
+    with pytest.raises(ValueError, match=r"reports vim; it offers nothing$"):
+        Observer({"vim"}).collected()
+
+
+def test_a_change_is_measured_in_steps():
+    step = {"x": jnp.array([3.0, 0.0]), "y": jnp.array([[4.0]])}
+    for factor, size in ((1.0, 0.0), (0.0, 1.0), (-1.0, 2.0), (1.5, 0.5)):
+        changed = jax.tree.map(lambda u, f=factor: f * u, step)
+        np.testing.assert_allclose(diagnostics.relative_change(changed, step), size, rtol=1e-6)
+    zero = jax.tree.map(jnp.zeros_like, step)
+    assert float(diagnostics.relative_change(zero, zero)) == 0.0
+
+
+def test_the_normalised_gap_is_in_gradients():
+    here, there, gradient = {"x": jnp.array([4.0, 0.0])}, {"x": jnp.zeros(2)}, {"x": jnp.array([0.0, 0.5])}
+    nothing = {"x": jnp.zeros(2)}
+    np.testing.assert_allclose(diagnostics.normalised_gap(here, there, gradient), 8.0)
+    assert float(diagnostics.normalised_gap(here, here, nothing)) == 0.0
+    assert float(diagnostics.normalised_gap(here, there, nothing)) == np.inf
+
+
+def test_quantiles_are_over_all_numbers():
+    tree = {"a": jnp.arange(60.0).reshape(20, 3), "b": jnp.arange(60.0, 101.0)}
+    for q in (0.05, 0.5, 0.95):
+        np.testing.assert_allclose(diagnostics.quantile(tree, q), 100 * q, rtol=1e-6)
+    # 0.95 of 99,999 is beyond what bfloat16 can count to.
+    many = diagnostics.quantile(jnp.linspace(0, 1, 100_000, dtype=jnp.bfloat16), 0.95)
+    assert many.dtype == jnp.float32
+    np.testing.assert_allclose(many, 0.95, rtol=1e-2)
+
+
+OFFERS = {
+    "asgd": (gemjax.asgd(0.1, 2), set()),
+    "dynsgd": (gemjax.dynsgd(0.1, 2), {"compensation"}),
+    "delay_adaptive": (gemjax.delay_adaptive(0.1, 2), {"compensation"}),
+    "staleness_aware": (gemjax.staleness_aware(0.1, 2), {"compensation"}),
+    "gap_aware": (gemjax.gap_aware(0.1, num_workers=2), {"compensation"}),
+    "gap_aware_adam": (gemjax.gap_aware_adam(0.1, 2), {"compensation"}),
+    "dc_asgd": (gemjax.dc_asgd(0.1, 2), {"compensation"}),
+    "one_step_delay": (gemjax.one_step_delay(0.1, num_workers=2), {"compensation"}),
+    "nag_asgd": (gemjax.nag_asgd(0.1, num_workers=2), {"look_ahead"}),
+    "lwp": (gemjax.lwp(0.1, num_workers=2), {"look_ahead"}),
+    "dana_zero": (gemjax.dana_zero(0.1, num_workers=2), {"look_ahead"}),
+    "dana_dc": (gemjax.dana_dc(0.1, num_workers=2), {"look_ahead", "compensation"}),
+    "dana_ga": (gemjax.dana_ga(0.1, num_workers=2), {"look_ahead", "compensation"}),
+    "heloco": (gemjax.heloco(0.1, num_workers=2), {"look_ahead", "compensation"}),
+    "gem": (
+        gemjax.gem(0.1, num_workers=2),
+        {"pi_05", "pi_25", "pi_median", "pi_75", "pi_95", "energy_ratio", "compensation"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_every_method_offers_what_the_readme_says(name):
+    """And the distance that it looks ahead is the one between the centre and the view that is pulled next."""
+    tx, offers = OFFERS[name]
+    params = jnp.array([1.0, -2.0, 3.0])
+    observer = Observer(offers)
+    updates, state = tx.update(params, tx.init(params), params, worker=0, observe=observer)
+    found = observer.collected()
+    assert found.keys() == offers
+    assert observer.offered == offers | {"learning_rate"}  # See tests/methods/test_rates.py.
+    params = optax.apply_updates(params, updates)
+    view, _ = gemjax.pull(state, params, worker=0)
+    if "look_ahead" in offers:
+        np.testing.assert_allclose(found["look_ahead"], diagnostics.gap(params, view), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tx", "expected"),
+    [
+        (gemjax.staleness_aware(1.0, 3), 0.5),  # The gradient counts one half.
+        # The steps were 1 and 1/2, and the centre is 2 away.
+        (gemjax.gap_aware(1.0, momentum=0.0, num_workers=3), 1 - 1 / (1 + 2 / ((0.999 + 0.25) / 1.999) ** 0.5)),
+        (gemjax.dc_asgd(1.0, 3, strength=0.5), 1.0),  # One half of -2 is added, so that nothing is left.
+        (gemjax.gem(1.0, momentum=0.0, num_workers=3), 1.0),  # Others have spent all energy.
+        (gemjax.one_step_delay(1.0, momentum=0.0, num_workers=3), 0.0),  # Updates did not change.
+    ],
+    ids=["staleness_aware", "gap_aware", "dc_asgd", "gem", "one_step_delay"],
+)
+def test_the_compensation_of_a_commit_after_two_others(tx, expected):
+    """Three workers pulled 0; each commits the gradient 1 where the centre then is 0, -1 and -2."""
+    params, gradient = jnp.zeros(2), jnp.ones(2)
+    state = tx.init(params)
+    for worker, moved in ((0, 0.0), (1, 1.0), (2, 2.0)):
+        observer = Observer({"compensation"})
+        _, state = tx.update(gradient, state, params - moved, worker=worker, observe=observer)
+    np.testing.assert_allclose(observer.collected()["compensation"], expected, rtol=1e-5)
+
+
+def test_gem_offers_its_quantities_and_nothing_unasked():
+    tx = gemjax.gem(0.5, momentum=0.0, num_workers=2)
+    params = jnp.array([1.0, -2.0, 3.0])
+    observer = Observer({"pi_median", "energy_ratio"})
+    tx.update(params, tx.init(params), params, worker=0, observe=observer)
+    found = observer.collected()
+    np.testing.assert_allclose(found["pi_median"], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(found["energy_ratio"], 1.0, rtol=1e-6)
+    nothing = Observer()
+    tx.update(params, tx.init(params), params, worker=0, observe=nothing)
+    assert nothing.collected() == {}
+
+
+def test_asgd_has_no_pi():
+    tx, params = gemjax.asgd(0.5), jnp.ones(2)
+    observer = Observer({"pi_median"})
+    tx.update(params, tx.init(params), params, observe=observer)
+    with pytest.raises(ValueError, match="no member of this method reports pi_median"):
+        observer.collected()
+
+
+def test_observed_in_a_compiled_chain():
+    tx = optax.chain(optax.clip(1.0), gemjax.gem(0.5, momentum=0.0, num_workers=2))
+    params = jnp.array([1.0, -2.0, 3.0])
+    state = tx.init(params)
+
+    @jax.jit
+    def commit(worker):
+        observer = Observer({"pi_median"})
+        tx.update(params, state, params, worker=worker, observe=observer)
+        return observer.collected()
+
+    np.testing.assert_allclose(commit(1)["pi_median"], 1.0, rtol=1e-6)

@@ -1,0 +1,307 @@
+"""The event log: plain JSON lines that survive a crash and give the trace back."""
+
+import json
+
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import gemjax
+from gemjax import testing
+from gemjax.telemetry import eventlog
+from gemjax.telemetry.eventlog import EventLog
+
+
+def write_commits(log, trace, rows):
+    for t in rows:
+        log.write(
+            "commit",
+            trace.time[t],
+            worker=trace.worker[t],
+            step=trace.step[t],
+            pulled_at=trace.pulled_at[t],
+            staleness=trace.staleness[t],
+            loss=np.float32(0.5),
+        )
+
+
+def with_a_step_used_up(trace, row):
+    """As if what the worker of this row sent had been rejected first."""
+    later = (trace.worker == trace.worker[row]) & (np.arange(len(trace)) >= row)
+    columns = {name: getattr(trace, name) for name in ("worker", "pulled_at", "time", "draw")}
+    return gemjax.Trace(**columns, step=trace.step + later, num_workers=trace.num_workers)
+
+
+@pytest.fixture
+def trace():
+    columns = gemjax.arrivals.Gamma(3).trace(12)
+    return gemjax.Trace(columns.worker, time=np.round(columns.time, 6), num_workers=3)
+
+
+def test_events_are_lines_of_json(tmp_path):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("start", 0.0, num_workers=2)
+        log.write(
+            "commit",
+            np.float64(1.23456789),
+            worker=np.int32(1),
+            step=2,
+            pulled_at=0,
+            staleness=0,
+            applied=np.bool_(True),
+        )
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {"event": "start", "time": 0.0, "num_workers": 2}
+    assert json.loads(lines[1]) == {
+        "event": "commit", "time": 1.234568, "worker": 1, "step": 2, "pulled_at": 0, "staleness": 0, "applied": True
+    }  # fmt: skip
+    assert list(eventlog.read(tmp_path / "log.jsonl")) == [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), np.float32("inf"), np.float64("-inf"), np.zeros((), jnp.bfloat16)[()] * np.nan]
+)
+def test_what_is_not_finite_is_null(tmp_path, value):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("reject", 0.0, worker=0, step=0, pulled_at=0, staleness=0, loss=value)
+    assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
+
+
+@pytest.mark.parametrize("value", [1.2345678e-12, 1.5e20, -3.0e-5, 0.0])
+def test_small_and_large_numbers_keep_their_digits(tmp_path, value):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("commit", 0.0, worker=0, step=0, pulled_at=0, staleness=0, loss=np.float32(value))
+    np.testing.assert_allclose(next(eventlog.read(tmp_path / "log.jsonl"))["loss"], value, rtol=1e-6)
+
+
+def test_what_was_flushed_can_be_read_while_the_log_is_open(tmp_path):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("start", 0.0)
+        log.flush()
+        assert len(list(eventlog.read(tmp_path / "log.jsonl"))) == 1
+
+
+def test_the_trace_comes_back(tmp_path, trace):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("start", 0.0, num_workers=3, commits=0)
+        write_commits(log, trace, range(6))
+        log.write("reject", trace.time[5], worker=trace.worker[6], step=trace.step[6], pulled_at=6, staleness=0)
+        trace = with_a_step_used_up(trace, 6)
+        write_commits(log, trace, range(6, 12))
+    assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
+
+
+def test_a_continued_log_is_one_log(tmp_path, trace):
+    for start, end in [(0, 5), (5, 12)]:
+        with EventLog(tmp_path / "log.jsonl") as log:
+            log.write("start", trace.time[start - 1] if start else 0.0, num_workers=3, commits=start)
+            write_commits(log, trace, range(start, end))
+    assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
+
+
+def test_a_run_continued_from_an_earlier_commit_supersedes_what_came_after_it(tmp_path, trace):
+    """A checkpoint is older than the crash: the commits between them happened, and are made again."""
+    for start, end in [(0, 9), (5, 12)]:
+        with EventLog(tmp_path / "log.jsonl") as log:
+            log.write("start", trace.time[start - 1] if start else 0.0, num_workers=3, commits=start)
+            write_commits(log, trace, range(start, end))
+    assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
+
+
+def test_an_empty_log_is_an_empty_trace(tmp_path):
+    EventLog(tmp_path / "log.jsonl").close()
+    assert len(eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3)) == 0
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event":"start","time":0.0}\n{"event":"commit","ti')
+    assert [event["event"] for event in eventlog.read(path)] == ["start"]
+
+
+def test_a_log_cut_short_by_a_crash_can_be_continued(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event":"start","time":0.0}\n{"event":"commit","ti')
+    with EventLog(path) as log:
+        log.write("end", 2.0, worker=0)
+    assert [event["event"] for event in eventlog.read(path)] == ["start", "end"]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("no json", "not JSON"),
+        ("", "not JSON"),
+        ("[1, 2]", "a JSON list, expected an object"),
+        ('{"event":"party","time":0}', "event is 'party', expected one of start, dispatch"),
+        ('{"event":["commit"],"time":0}', r"event is \['commit'\], expected one of"),
+        ('{"event":"commit","worker":0,"step":0,"pulled_at":0}', "a commit has a time, and this one has none"),
+        ('{"event":"commit","time":0,"step":0,"pulled_at":0}', "a commit has a worker, and this one has none"),
+        ('{"event":"dispatch","time":0,"worker":-1,"step":0}', "worker is -1, expected a count"),
+        ('{"event":"dispatch","time":0,"worker":true,"step":0}', "worker is True, expected a count"),
+        ('{"event":"dispatch","time":0,"worker":1.5,"step":0}', "worker is 1.5, expected a count"),
+        ('{"event":"dispatch","time":0,"worker":2,"step":0}', "worker is 2, but the run has 2 workers"),
+        ('{"event":"dispatch","time":-1,"worker":0,"step":0}', "time is -1, expected a time"),
+        ('{"event":"dispatch","time":"now","worker":0,"step":0}', "time is 'now', expected a time"),
+        ('{"event":"dispatch","time":1e999,"worker":0,"step":0}', "time is inf, expected a time"),
+        ('{"event":"dispatch","time":NaN,"worker":0,"step":0}', "NaN is not JSON"),
+        ('{"event":"dispatch","time":1' + "0" * 400 + ',"worker":0,"step":0}', "expected a time"),
+        ('{"event":"dispatch","time":1' + "0" * 5000 + ',"worker":0,"step":0}', "4300 digits"),
+        (
+            '{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"staleness":0,"loss":"<b>"}',
+            "expected a number or null",
+        ),
+        (
+            '{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"staleness":0,"gap":[1]}',
+            "expected a number or null",
+        ),
+        ('{"event":"start","time":0,"devices":"all"}', "devices is 'all', expected a list of names"),
+        ('{"event":"fault","time":0,"worker":0,"step":0,"error":7}', "error is 7, expected a text"),
+        ('{"event":' + "[" * 100_000, "nested too deeply"),
+        ('{"event":"' + "x" * (1 << 20), "longer than"),
+        ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":3,"staleness":0}', "commit 3 by its pulled_at"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named_and_told_what_is_wrong(tmp_path, line, wrong):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event":"start","time":0.0,"num_workers":2,"commits":0}\n' + line + "\n")
+    with pytest.raises(ValueError, match=rf"log\.jsonl, line 2: not an event of a gemjax log: .*{wrong}"):
+        list(eventlog.read(path))
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\x89PNG\r\n\x1a\n\0\0", b"PK\x03\x04 no line break", b"\0" * 512])
+def test_a_foreign_file_is_refused(tmp_path, content):
+    (tmp_path / "log.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 1: not an event of a gemjax log"):
+        list(eventlog.read(tmp_path / "log.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def real_log(tmp_path_factory):
+    """Of a run on devices with a fault; the bytes."""
+    path = tmp_path_factory.mktemp("run") / "log.jsonl"
+    failing = iter([True])
+
+    def gate(worker, step):
+        if worker == 1 and next(failing, False):
+            raise RuntimeError("injected")
+
+    loss_fn = lambda params, batch: jnp.sum((params - batch) ** 2)
+    with EventLog(path) as log:
+        gemjax.run_on_devices(
+            gemjax.asgd(0.1, num_workers=2),
+            loss_fn,
+            jnp.zeros(2),
+            lambda worker, step: jnp.ones(2),
+            12,
+            num_workers=2,
+            log=log,
+            gate=gate,
+        )
+    return path.read_bytes()
+
+
+def test_a_run_writes_what_can_be_read(tmp_path, real_log):
+    (tmp_path / "log.jsonl").write_bytes(real_log)
+    events = list(eventlog.read(tmp_path / "log.jsonl"))
+    assert len(events) == real_log.count(b"\n")
+    assert {event["event"] for event in events} == {"start", "dispatch", "ready", "commit", "fault"}
+    assert len(events[0]["devices"]) == 2
+    ready = [event for event in events if event["event"] == "ready"]
+    assert all(0 <= event["began"] <= event["time"] for event in ready)
+
+
+@pytest.fixture(scope="module")
+def mixed_log(tmp_path_factory):
+    """Of a run with a fault, rejected gradients and a drop, broken off and gone on with from an earlier commit; its lines."""
+    path = tmp_path_factory.mktemp("mixed") / "log.jsonl"
+    tx = gemjax.ringmaster(0.1, threshold=2, num_workers=3)
+    problem = testing.quadratic()
+    faults = testing.Faults().fail(1, 1).poison(0, 1).poison(2, 2).poison(1, 3)
+    with faults, EventLog(path) as log:
+        first = gemjax.run_on_devices(tx, *problem, 9, num_workers=3, log=log, gate=faults)
+        begun = gemjax.run_on_devices(tx, *problem, 12, num_workers=3, log=log, state=first.state, recorded=first.trace)
+        gemjax.run_on_devices(tx, *problem, 18, num_workers=3, log=log, state=first.state, recorded=first.trace)
+    assert len(begun.trace) == 12
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert {line.split(b'"')[3] for line in lines} >= {b"start", b"dispatch", b"ready", b"commit", b"reject", b"fault"}
+    return lines
+
+
+def test_a_run_that_was_broken_off_and_gone_on_with_can_be_read(mixed_log, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(mixed_log))
+    assert len(list(eventlog.read(path))) == len(mixed_log)
+    assert len(eventlog.trace_of(path, 3)) == 18
+
+
+def test_a_name_that_a_terminal_would_obey_is_shown_as_text(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"event":"start","time":0,"\\u001b]0;owned\\u0007":"x"}\n')
+    with pytest.raises(ValueError, match="owned") as refused:
+        list(eventlog.read(tmp_path / "log.jsonl"))
+    assert str(refused.value).isprintable()
+
+
+def test_a_log_that_begins_later_than_its_run_is_no_trace(tmp_path):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("start", 4.0, num_workers=1, commits=1)
+        log.write("commit", 5.0, worker=0, step=1, pulled_at=1, staleness=0)
+    assert len(list(eventlog.read(tmp_path / "log.jsonl"))) == 2
+    with pytest.raises(ValueError, match="it begins after 1 commits"):
+        eventlog.trace_of(tmp_path / "log.jsonl", num_workers=1)
+
+
+def test_a_lost_repeated_or_moved_commit_is_found(tmp_path, real_log):
+    lines = real_log.splitlines(keepends=True)
+    commits = [number for number, line in enumerate(lines) if line.startswith(b'{"event":"commit"')]
+    second, third = commits[1:3]
+    moved = list(lines)
+    moved[second], moved[third] = moved[third], moved[second]
+    path = tmp_path / "log.jsonl"
+    for changed in (lines[:second] + lines[second + 1 :], lines[:third] + lines[second:], moved):
+        path.write_bytes(b"".join(changed))
+        with pytest.raises(ValueError, match="lines are missing, repeated or out of order"):
+            list(eventlog.read(path))
+
+
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.given(data=st.data())
+def test_a_damaged_log_is_read_as_events_or_refused_by_name(real_log, tmp_path_factory, data):
+    """Whatever bytes are overwritten, cut out or put in: events with the fields they need, or one ValueError."""
+    at = data.draw(st.integers(0, len(real_log)))
+    gone = data.draw(st.integers(0, 40))
+    path = tmp_path_factory.getbasetemp() / "damaged.jsonl"
+    path.write_bytes(real_log[:at] + data.draw(st.binary(max_size=8)) + real_log[at + gone :])
+    try:
+        workers = {event["worker"] for event in eventlog.read(path) if event["event"] == "commit"}
+        said = ""
+    except ValueError as error:
+        workers, said = set(), str(error)
+    assert workers <= {0, 1}
+    assert not said or "damaged.jsonl, line " in said
+
+
+def test_a_trace_of_too_few_workers_is_refused_by_name(tmp_path, trace):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        write_commits(log, trace, range(12))
+    with pytest.raises(ValueError, match=r"log\.jsonl: its commits are no trace of 2 workers: .*worker 2"):
+        eventlog.trace_of(tmp_path / "log.jsonl", num_workers=2)
+
+
+def test_every_event_that_is_documented_can_be_read(tmp_path):
+    """In an order in which they can happen: three steps of a worker, of which each ends in its own way."""
+    steps = {"commit": 0, "drop": 1, "reject": 2}
+    with EventLog(tmp_path / "log.jsonl") as log:
+        for event in eventlog.EVENTS:
+            fields = dict.fromkeys(eventlog.NEEDED.get(event, ()), 0)
+            if event in steps:
+                who = {"worker": 0, "step": steps[event]}
+                if event != "commit":  # The first of each is written by the loop.
+                    log.write("dispatch", 0.0, **who)
+                    log.write("ready", 0.0, **who)
+                fields |= who | {"pulled_at": 0, "staleness": int(event != "commit")}
+            log.write(event, 0.0, **fields)
+    found = list(dict.fromkeys(event["event"] for event in eventlog.read(tmp_path / "log.jsonl")))
+    assert tuple(found) == eventlog.EVENTS

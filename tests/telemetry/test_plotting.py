@@ -1,0 +1,126 @@
+"""The picture of a run: it shows what the history says, and is readable in a column."""
+
+import subprocess
+import sys
+
+import matplotlib.text
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import gemjax
+from gemjax.engines.result import Result
+from gemjax.telemetry import plotting
+
+N = 3
+
+
+def history(commits=200, **columns):
+    """A run of three workers, the last of which never commits; the loss falls."""
+    row = np.arange(commits)
+    return {
+        "worker": row % 3 % 2,
+        "time": 0.5 * (row + 1.0),
+        "loss": np.exp(-row / 20.0),
+        "staleness": row % 5,
+        "applied": np.ones(commits, bool),
+        "dropped": np.zeros(commits, bool),
+    } | columns
+
+
+def drawn(figure):
+    """Draws it, and finds all texts that are seen."""
+    figure.canvas.draw()
+    texts = figure.findobj(matplotlib.text.Text)
+    return [text for text in texts if text.get_visible() and text.get_text()]
+
+
+@pytest.mark.parametrize("commits", [1, 2, 7, 200, 5000])
+def test_runs_of_any_length_are_drawn(commits):
+    figure = plotting.plot_run(history(commits), N)
+    assert isinstance(figure, Figure)
+    texts = drawn(figure)
+    assert min(text.get_fontsize() for text in texts) >= 8
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "staleness (commits)", "commits per worker"]
+    assert figure.axes[-1].get_xlabel() == "virtual time (units of the trace)"
+    assert figure.get_size_inches()[0] <= 3.5
+
+
+def test_the_curves_are_those_of_the_history():
+    one = history(1200)
+    loss, staleness, commits = plotting.plot_run(one, N).axes
+    raw, mean = (line.get_ydata() for line in loss.lines[:2])
+    assert (raw.min(), raw.max()) == (one["loss"].min(), one["loss"].max())
+    np.testing.assert_allclose(mean[:3], [one["loss"][k : k + 24].mean() for k in range(3)])
+    assert loss.get_yscale() == "log"
+    np.testing.assert_array_equal(staleness.lines[0].get_ydata(), 2)
+    assert sorted(line.get_ydata()[-1] for line in commits.lines) == [0, 400, 800]
+    assert {text.get_text() for text in commits.texts} == {"most: worker 0, 800", "fewest: worker 2, 0", "others"}
+
+
+def test_what_was_not_applied_is_marked_and_in_no_curve():
+    one = history(100)
+    one["applied"][[3, 50, 60]] = False
+    one["dropped"][50] = True
+    one["loss"][[3, 60]] = np.nan
+    loss, _, commits = plotting.plot_run(one, N).axes
+    ticks = [line.get_xdata().tolist() for line in loss.lines if line.get_marker() == "|"]
+    assert ticks == [[2.0, 30.5], [25.5]]
+    assert loss.get_title("right") == "2 rejected and 1 dropped (ticks)"
+    assert np.isfinite(loss.lines[0].get_ydata()).all()
+    assert sum(line.get_ydata()[-1] for line in commits.lines) == 97
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0, -1.0])
+def test_no_label_covers_a_curve_of_the_loss(slope):
+    noise = np.random.default_rng(0).uniform(size=200)
+    figure = plotting.plot_run(history(200, loss=10.0 + slope * np.arange(200) + 30 * noise), N)
+    drawn(figure)
+    axes = figure.axes[0]
+    curve = axes.transData.transform(axes.lines[0].get_xydata())
+    for text in axes.texts:
+        assert not any(text.get_window_extent().contains(*point) for point in curve)
+
+
+def test_seconds_are_named_and_a_continued_history_begins_where_it_does():
+    one = history(time=100.0 + np.arange(200.0), dispatched=np.arange(200.0))
+    axes = plotting.plot_run(one, N).axes[-1]
+    assert axes.get_xlabel() == "time (s)"
+    assert axes.get_xlim()[0] > 90
+    assert plotting.plot_run(history(), N).axes[-1].get_xlim()[0] == 0
+
+
+@pytest.mark.parametrize("empty", [{}, history(3, applied=np.zeros(3, bool))])
+def test_without_commits_there_is_nothing_to_draw(empty):
+    with pytest.raises(ValueError, match="nothing to draw: no commit of this run was applied"):
+        plotting.plot_run(empty, N)
+
+
+def test_many_workers_and_commits_stay_a_small_picture(tmp_path):
+    many = history(50_000, worker=np.arange(50_000) % 1000)
+    figure = plotting.plot_run(many, 1000)
+    assert len(figure.axes[2].lines) <= plotting.WORKERS + 2
+    assert max(len(line.get_xdata()) for axes in figure.axes for line in axes.lines[:1]) <= 2 * plotting.POINTS
+    assert "63 of 998 others" in {text.get_text() for text in figure.axes[2].texts}
+    figure.savefig(tmp_path / "run.pdf")
+    assert (tmp_path / "run.pdf").stat().st_size < 200_000
+
+
+def test_a_notebook_shows_it():
+    assert plotting.plot_run(history(), N)._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_library_does_without_matplotlib():
+    code = (
+        "import gemjax, sys; assert 'matplotlib' not in sys.modules and 'gemjax.telemetry.plotting' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "gemjax.telemetry.plotting")
+    monkeypatch.delattr(gemjax, "plotting", raising=False)
+    with pytest.raises(ImportError, match="needs matplotlib, which is not installed: pip install matplotlib"):
+        Result((), history(), gemjax.Trace([], num_workers=N)).plot()

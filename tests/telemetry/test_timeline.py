@@ -1,0 +1,156 @@
+"""Cycles of workers out of logs and histories."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from cycles import cycle, free, start
+
+import gemjax
+from gemjax.telemetry import eventlog
+
+
+def test_a_log_becomes_cycles():
+    events = [
+        start(2),
+        *cycle(1, 0, dispatch=0.0, began=0.1, ready=0.4, time=0.5, pulled_at=0, staleness=0, loss=3.0),
+        *cycle(0, 0, dispatch=0.0, began=0.0, ready=0.6, time=0.6, pulled_at=0, staleness=1, kind="reject", loss=None),
+        {"event": "dispatch", "time": 0.6, "worker": 0, "step": 1},
+        {"event": "fault", "time": 0.9, "worker": 0, "step": 1, "error": "boom"},
+        {"event": "retire", "time": 0.9, "worker": 0, "step": 1},
+    ]
+    run = gemjax.timeline(events)
+    assert (run.num_workers, run.measured, run.central) == (2, True, "gpu:2")
+    assert run.devices == ("gpu:0", "gpu:1")
+    assert run.cycles["event"].tolist() == ["commit", "reject", "fault"]
+    np.testing.assert_array_equal(run.cycles["dispatch"], [0.0, 0.0, 0.6])
+    np.testing.assert_array_equal(run.cycles["began"], [0.1, 0.0, 0.6])
+    np.testing.assert_array_equal(run.cycles["ready"], [0.4, 0.6, 0.9])
+    np.testing.assert_array_equal(run.cycles["loss"], [3.0, np.nan, np.nan])
+    assert [incident["event"] for incident in run.incidents] == ["fault", "retire"]
+    assert run.only("commit")["worker"].tolist() == [1]
+
+
+def test_without_times_of_dispatch_a_worker_goes_on_where_it_stopped():
+    commits = [event for event in free(2, rounds=3) if event["event"] == "commit"]
+    run = gemjax.timeline(commits)
+    assert not run.measured
+    for worker in range(2):
+        mine = run.cycles["worker"] == worker
+        times = run.cycles["time"][mine]
+        np.testing.assert_array_equal(run.cycles["dispatch"][mine], np.concatenate([[0.0], times[:-1]]))
+        np.testing.assert_array_equal(run.cycles["ready"][mine], times)
+
+
+def test_commits_made_again_after_a_crash_replace_the_first_ones():
+    events = free(3, rounds=4)
+    commits = [number for number, event in enumerate(events) if event["event"] == "commit"]
+    kept = events[: commits[4] + 1]
+    begin = start(3, commits=5, time=events[commits[4]]["time"])
+    again = gemjax.timeline([*events[: commits[8] + 1], begin, *events[commits[4] + 1 :]])
+    once = gemjax.timeline(events)
+    assert len(kept) < commits[8]
+    for name, column in once.cycles.items():
+        np.testing.assert_array_equal(again.cycles[name], column, err_msg=name)
+
+
+def test_what_came_after_the_last_commit_of_an_interrupted_run_ends_where_it_goes_on():
+    events = [
+        start(2),
+        *cycle(0, 0, dispatch=0.0, began=0.0, ready=1.0, time=1.0, pulled_at=0, staleness=0),
+        *cycle(1, 0, dispatch=0.0, began=0.0, ready=1.5, time=1.75, pulled_at=0, staleness=1, kind="reject", loss=None),
+        {"event": "pause", "time": 0.75, "seconds": 2.0},
+        start(2, commits=1, time=1.0),
+        *cycle(1, 1, dispatch=1.0, began=1.0, ready=2.0, time=2.0, pulled_at=1, staleness=0),
+    ]
+    run = gemjax.timeline(events)
+    assert run.cycles["event"].tolist() == ["commit", "reject", "commit"]
+    np.testing.assert_array_equal(run.cycles["time"], [1.0, 1.0, 2.0])
+    np.testing.assert_array_equal(run.cycles["dispatch"], [0.0, 0.0, 1.0])
+    assert run.incidents[0]["seconds"] == 0.25
+
+
+def test_a_history_is_as_good_as_a_log(tmp_path):
+    with gemjax.EventLog(tmp_path / "log.jsonl") as log:
+        result = gemjax.run_on_devices(
+            gemjax.gem(0.05, num_workers=2), lambda params, batch: ((params - batch) ** 2).sum(), np.zeros(2, np.float32),
+            lambda worker, step: np.ones(2, np.float32), 12, num_workers=2, log=log, diagnostics=["gap"],
+        )  # fmt: skip
+    of_log = gemjax.timeline(eventlog.read(tmp_path / "log.jsonl"))
+    of_history = gemjax.timeline(result.history, num_workers=2)
+    assert of_log.measured
+    assert of_history.measured
+    for name in ("worker", "step", "staleness", "pulled_at", "dispatch", "began", "ready", "time", "loss", "gap"):
+        np.testing.assert_allclose(of_log.cycles[name], of_history.cycles[name], rtol=1e-6, atol=2e-6, err_msg=name)
+    assert of_log.central.startswith("cpu:")
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"dispatch": 2.0}, "worker 0, step 7: began is earlier than dispatch"),
+        ({"began": 0.9}, "worker 0, step 7: ready is earlier than began"),
+        ({"time": 0.1}, "worker 0, step 7: time is earlier than ready"),
+    ],
+)
+def test_times_that_run_backwards_are_refused(changes, wrong):
+    fields = {"dispatch": 0.0, "began": 0.0, "ready": 0.5, "time": 0.6, "pulled_at": 0, "staleness": 0} | changes
+    with pytest.raises(ValueError, match=wrong):
+        gemjax.timeline(cycle(0, 7, **fields))
+
+
+def test_a_worker_too_many_is_refused():
+    with pytest.raises(ValueError, match="worker 3 commits, but the run has 2 workers"):
+        gemjax.timeline(free(4)[1:], num_workers=2)
+
+
+def test_a_log_that_begins_after_some_commits_is_cut_back_by_their_number():
+    events = [
+        start(2, commits=5, time=1.0),
+        *cycle(0, 3, dispatch=1.0, began=1.0, ready=2.0, time=2.0, pulled_at=5, staleness=0),
+        *cycle(1, 3, dispatch=1.0, began=1.0, ready=2.5, time=2.5, pulled_at=5, staleness=1),
+        start(2, commits=6, time=2.0),
+        *cycle(1, 3, dispatch=2.0, began=2.0, ready=4.0, time=4.0, pulled_at=5, staleness=1),
+    ]
+    run = gemjax.timeline(events)
+    np.testing.assert_array_equal(run.cycles["time"], [2.0, 4.0])
+
+
+def test_times_of_a_cycle_are_not_taken_from_the_event_that_ends_it():
+    (_, _, commit) = cycle(0, 0, 0.0, 0.0, 0.5, 1.0, 0, 0)
+    run = gemjax.timeline([commit | {"ready": 0.25, "dispatch": 0.125}])
+    assert not run.measured
+    assert run.cycles["ready"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"num_workers": 3}, "of a run with 3 workers, but the run has 4"),
+        ({"devices": ["cpu:0"]}, "names 1 devices, but the run has 4 workers"),
+    ],
+)
+def test_a_log_of_another_number_of_workers_is_refused(change, wrong):
+    events = free(4, rounds=2)
+    with pytest.raises(ValueError, match=wrong):
+        gemjax.timeline([events[0] | change, *events[1:]], num_workers=4)
+
+
+def test_times_that_no_timeline_can_show_are_refused():
+    with pytest.raises(ValueError, match=r"times after 8\.8e"):
+        gemjax.timeline(cycle(0, 0, 0.0, 0.0, 0.5, 1e300, 0, 0))
+
+
+def test_a_long_run_takes_some_bytes_a_cycle_and_number():
+    """Read as a stream: neither the events nor rows of them are kept."""
+
+    def events(commits):
+        for commit in range(commits):
+            yield from cycle(0, commit, commit, commit, commit, commit, commit, 0)
+
+    tracemalloc.start()
+    run = gemjax.timeline(events(20_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(run.cycles["time"]) == 20_000
+    assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and some room.

@@ -1,0 +1,185 @@
+"""The rooms of both packages: imports go downwards, nothing imports in a circle, and no folder is crowded."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# From top to bottom. A file imports only from rows below its own, and from its own room. `__init__` is the package itself.
+ROOMS = {
+    "gemjax": (
+        ("check",),
+        ("__init__",),
+        ("callbacks", "testing"),
+        ("checkpoints",),
+        ("engines",),
+        ("arrivals", "batches", "methods", "telemetry"),
+        ("protocol",),
+    ),
+    "train": (
+        ("__main__",),
+        ("cli",),
+        ("bench", "claims", "report", "sweep"),
+        ("run",),
+        ("task",),
+        ("config",),
+        ("common",),
+        ("__init__",),
+    ),
+}
+MOST_ENTRIES = 10
+CATALOGUES = ("gemjax/methods", "train/claims/papers", "train/results")
+
+
+def modules(package):
+    """The files of a package by the names of their modules; that of a folder ends with `__init__`."""
+    return {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in package.rglob("*.py")}
+
+
+def imports(package):
+    """Pairs of modules of which the first imports the second: at the top, in a function or for a type alone."""
+    files = modules(package)
+    for importer, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{path} imports relative to itself, in line {node.lineno}"
+                children = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [child if child in files or f"{child}.__init__" in files else node.module for child in children]
+            for name in names:
+                for module in (name, f"{name}.__init__"):
+                    if module in files and module != importer:
+                        yield importer, module
+
+
+def arrows(package):
+    """Of each folder: its entries (files and folders) with the entries that each of them imports."""
+    found = {}
+    for importer, imported in imports(package):
+        left, right = importer.split("."), imported.split(".")
+        depth = next(k for k, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)
+        folder = found.setdefault(".".join(left[:depth]), {})
+        folder.setdefault(left[depth], set()).add(right[depth])
+    return found
+
+
+def circle(graph):
+    """Entries of which each imports the next and the last one the first; empty if there are none."""
+    done = set()
+
+    def visit(entry, path):
+        if entry in path:
+            return [*path[path.index(entry) :], entry]
+        if entry in done:
+            return []
+        done.add(entry)
+        return next(filter(None, (visit(other, [*path, entry]) for other in sorted(graph.get(entry, ())))), [])
+
+    return next(filter(None, (visit(entry, []) for entry in sorted(graph))), [])
+
+
+def upward(package, rows):
+    """The imports that do not go down, of the top rooms of a package."""
+    level = {room: number for number, row in enumerate(rows) for room in row}
+    found = []
+    for importer, imported in imports(package):
+        left, right = importer.split(".")[1], imported.split(".")[1]
+        if left != right and level[left] >= level[right]:
+            found.append(f"{importer} imports {imported}")
+    return found
+
+
+def entries(folder):
+    """What a stranger sees in a folder: its files and folders, but for its page and its beginning."""
+    seen = {path.name for path in folder.iterdir() if path.suffix == ".py" or (path.is_dir() and holds_files(path))}
+    return seen - {"__init__.py", "__main__.py"}
+
+
+def holds_files(folder):
+    """Not so where another checkout has left compiled files alone."""
+    return any(path.is_file() and "__pycache__" not in path.parts for path in folder.rglob("*"))
+
+
+def folders(package):
+    return [package, *(path for path in package.rglob("*") if path.is_dir() and holds_files(path))]
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_imports_go_downwards(name):
+    rooms = {module.split(".")[1] for module in modules(ROOT / name)}
+    assert rooms == {room for row in ROOMS[name] for room in row}, "a new room needs a place in ROOMS"
+    assert upward(ROOT / name, ROOMS[name]) == []
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_nothing_imports_in_a_circle(name):
+    circles = {folder: found for folder, graph in arrows(ROOT / name).items() if (found := circle(graph))}
+    assert circles == {}
+
+
+def test_the_library_does_not_import_the_command_line():
+    for path in modules(ROOT / "gemjax").values():
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        named |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert "train" not in {name.split(".")[0] for name in named}, path
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_no_folder_has_more_entries_than_are_read_at_a_glance(name):
+    catalogues = [ROOT / folder for folder in CATALOGUES]
+    crowded = {
+        str(folder.relative_to(ROOT)): sorted(entries(folder))
+        for folder in folders(ROOT / name)
+        if not any(folder.is_relative_to(catalogue) for catalogue in catalogues) and len(entries(folder)) > MOST_ENTRIES
+    }
+    assert crowded == {}
+
+
+def test_the_folders_of_tests_are_those_of_the_packages():
+    for folder in {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}:
+        assert (ROOT / "gemjax" / folder).is_dir() or (ROOT / folder).is_dir(), f"tests/{folder} mirrors no folder"
+
+
+def make(folder, **files):
+    """A package `house` of `files`, by module."""
+    for name, text in files.items():
+        path = folder.joinpath("house", *name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "house"
+
+
+def test_a_lazy_import_that_goes_up_is_found(tmp_path):
+    house = make(
+        tmp_path, roof__tile="from house.cellar import wine", cellar__wine="def pour():\n    import house.roof.tile"
+    )
+    assert upward(house, (("roof",), ("cellar",))) == ["house.cellar.wine imports house.roof.tile"]
+    assert circle(arrows(house)["house"]) == ["cellar", "roof", "cellar"]
+
+
+def test_a_circle_is_found_inside_a_room_and_through_a_type(tmp_path):
+    house = make(
+        tmp_path,
+        hall__door="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.hall.bell import ring",
+        hall__bell="from house.hall import wire",
+        hall__wire="from house.hall.door import Door",
+    )
+    assert upward(house, (("hall",),)) == []
+    assert circle(arrows(house)["house.hall"]) == ["bell", "wire", "door", "bell"]
+
+
+def test_no_circle_is_made_up(tmp_path):
+    house = make(
+        tmp_path,
+        top="import house.left\nfrom house import right",
+        left="import house.low",
+        right="import house.low",
+        low="",
+    )
+    assert upward(house, (("top",), ("left", "right"), ("low",))) == []
+    assert circle(arrows(house)["house"]) == []

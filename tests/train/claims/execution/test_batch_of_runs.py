@@ -1,0 +1,90 @@
+"""Runs that are made as one program have the records that they have alone, unless they fail."""
+
+import dataclasses
+
+import pytest
+from flax import linen as nn
+
+from train.claims.execution.batch import record_together
+from train.claims.execution.single import _task, record
+from train.claims.runs import Run, groups
+from train.config.config import Config
+from train.task import models
+
+BASE = Config(engine="simulate", dataset="digits", epochs=0.5, workers=4, batch_size=64)
+
+
+class Tiny(nn.Module):
+    """Stands in for the convolutional network: two layers can diverge as it does, and compile quickly."""
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        del train
+        return nn.Dense(10)(nn.Dense(8)(images.reshape(len(images), -1)))
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(models, "DigitsCNN", Tiny)
+    _task.cache_clear()
+    yield
+    _task.cache_clear()
+
+
+def runs(method, rates=(0.01, 0.1), seeds=(0, 1), **changes):
+    configs = [
+        dataclasses.replace(BASE, method=method, learning_rate=rate, seed=seed, **changes)
+        for rate in rates
+        for seed in seeds
+    ]
+    return [Run(f"{method}, {config.learning_rate:g}", config.workers, config) for config in configs]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("gem", {}),
+        pytest.param("lsgd", {"period": 2}, marks=pytest.mark.slow),
+        pytest.param("yellowfin", {"cluster": "heterogeneous"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_beside_others_has_the_record_that_it_has_alone(method, changes):
+    several = runs(method, **changes)
+    told = {}
+    found = record_together(several, {}, told.__setitem__)
+    assert told == {run.name: one["commits"] for run, one in zip(several, found, strict=True)}
+    for run, beside in list(zip(several, found, strict=True))[1:3]:  # Places that change if rates and seeds do.
+        alone = record(run, {})
+        assert beside.keys() == alone.keys()
+        for name in ("train_loss", "test_loss", "test_accuracy", "initial_train_loss"):
+            assert beside[name] == pytest.approx(alone[name], rel=2e-3), name
+        same = ("diverged", "commits", "time", "staleness_p50", "staleness_p95", "rejected", "dropped", "failed")
+        assert {name: beside[name] for name in same} == {name: alone[name] for name in same}
+        assert beside["curve"]["commits"] == alone["curve"]["commits"]
+        assert beside["curve"]["train_loss"] == pytest.approx(alone["curve"]["train_loss"], rel=2e-3)
+        assert beside["evaluations"]["commits"] == alone["evaluations"]["commits"]
+
+
+def test_a_run_that_fails_does_so_without_the_others():
+    both = runs("momentum_asgd", (0.01, 1e9), (0,), epochs=3.0)
+    calm, wild = record_together(both, {})
+    alone = record(both[1], {})
+    for name in ("train_loss", "test_loss", "test_accuracy", "diverged", "commits", "initial_train_loss"):
+        assert wild[name] == alone[name]
+    assert wild["failed"].split(";")[-1] == alone["failed"].split(";")[-1]
+    assert calm["failed"] == ""
+    assert calm["train_loss"] < calm["initial_train_loss"]
+    assert "not finite" in wild["failed"]
+    assert wild["diverged"]
+    assert wild["train_loss"] is wild["test_accuracy"] is None
+    assert wild["rejected"] >= 3 * BASE.workers + 7
+
+
+def test_groups_hold_every_rate_with_every_seed():
+    several = runs("gem")
+    looked = dataclasses.replace(several[0], evaluations=2)
+    other = runs("asgd", (0.01,), (0,))
+    assert groups([*several, looked, *other]) == [several, [looked], other]
+    assert groups(several[:3]) == [several[:2], several[2:3]]  # One was made before an interruption.

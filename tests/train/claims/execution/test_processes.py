@@ -1,0 +1,28 @@
+"""Runs in processes of their own: each with its own record, whatever becomes of others."""
+
+import dataclasses
+
+import pytest
+
+from train.claims.execution.processes import Processes
+from train.claims.execution.single import record
+from train.claims.runs import Run
+from train.config.config import Config
+
+BASE = Config(engine="simulate", method="asgd", dataset="digits", epochs=0.25, workers=2, batch_size=64)
+
+
+@pytest.mark.slow
+def test_each_run_gets_its_own_record_and_a_group_that_raises_takes_no_other_with_it(tmp_path):
+    slow, fast = (Run("asgd", 2, dataclasses.replace(BASE, learning_rate=rate)) for rate in (0.01, 0.1))
+    absent = Run("absent", 2, dataclasses.replace(BASE, dataset="mnist", epochs=0.001))
+    machine = {"data_dir": str(tmp_path), "manual_dir": None}
+    ignored = lambda name, commits: None
+    with Processes(2) as processes:
+        found = {run: (made, error) for run, made, error in processes.make([[slow, fast], [absent]], machine, ignored)}
+    assert found[absent][0] is None
+    assert "MNIST" in str(found[absent][1])
+    for run in (slow, fast):
+        made, error = found[run]
+        assert error is None
+        assert made["train_loss"] == pytest.approx(record(run, machine)["train_loss"], rel=2e-3)

@@ -1,0 +1,61 @@
+import os
+
+import pytest
+from matplotlib.figure import Figure
+
+from train.common.files import write_picture, write_whole
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "config.json"
+    for text in ("{}\n", "τ" * 10_000):
+        write_whole(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_what_was_there_stays_until_the_new_is_complete(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    write_whole(path, "before")
+
+    def killed(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "after")
+    assert path.read_text() == "before"
+
+
+def test_bytes_and_parts_are_written_as_well(tmp_path):
+    write_whole(tmp_path / "picture", b"\x89PNG")
+    write_whole(tmp_path / "parts", (f"{number}\n" for number in range(3)))
+    assert (tmp_path / "picture").read_bytes() == b"\x89PNG"
+    assert (tmp_path / "parts").read_text() == "0\n1\n2\n"
+
+
+@pytest.mark.parametrize("planted", ["report.html", "report.html.unfinished"])
+def test_a_link_is_replaced_and_not_followed(tmp_path, planted):
+    victim = tmp_path / "precious"
+    victim.write_text("precious")
+    (tmp_path / planted).symlink_to(victim)
+    write_whole(tmp_path / "report.html", "report")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "report.html").read_text() == "report"
+    assert sorted(os.listdir(tmp_path)) == ["precious", "report.html"]
+
+
+def test_what_a_crash_has_left_is_no_hindrance(tmp_path):
+    (tmp_path / "a.unfinished").write_text("half")
+    write_whole(tmp_path / "a", "whole")
+    assert (tmp_path / "a").read_text() == "whole"
+
+
+def test_a_picture_does_not_follow_a_link_either(tmp_path):
+    victim = tmp_path / "precious"
+    victim.write_text("precious")
+    (tmp_path / "claim.png").symlink_to(victim)
+    write_picture(tmp_path / "claim.png", Figure())
+    assert (tmp_path / "claim.png").read_bytes().startswith(b"\x89PNG")
+    assert victim.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["claim.png", "precious"]

@@ -1,0 +1,302 @@
+"""The report of a run: one page that stands alone, pictures, a timeline; damaged records are refused."""
+
+import html.parser
+import json
+import re
+
+import browser
+import matplotlib.image
+import numpy as np
+import pytest
+from cycles import free
+
+import gemjax
+from train import cli
+from train.config.config import Config
+from train.report import report
+from train.run.folder import RunFolder
+
+HOSTILE = "<script>alert(1)</script><img src=http://evil.example/x onerror='x()'>\"'&$\\frac{"
+
+
+def make_run(path, events, config=None, metrics=3):
+    folder = RunFolder(path)
+    folder.begin(config or Config(workers=4))
+    with gemjax.EventLog(folder.events) as log:
+        for event in events:
+            log.write(**event)
+    for row in range(metrics):
+        folder.add_metrics(
+            commits=40 * row,
+            time=10.0 * row,
+            train_loss=1.0,
+            test_loss=None if row == 1 else 1 / (row + 1),
+            test_accuracy=0.5,
+        )
+    return folder
+
+
+def hostile_events():
+    events = free(rounds=12)
+    events[0] |= {"devices": [HOSTILE, "gpu:1", "gpu:2", "gpu:3"], "central": HOSTILE}
+    at = events[-1]["time"]
+    step = 1 + max(event["step"] for event in events if event["event"] == "commit" and event["worker"] == 3)
+    return [
+        *events,
+        {"event": "dispatch", "time": at, "worker": 3, "step": step},
+        {"event": "fault", "time": at + 0.5, "worker": 3, "step": step, "error": HOSTILE},
+        {"event": "retire", "time": at + 0.5, "worker": 3, "step": step},
+        {"event": "pause", "time": at + 1.0, "seconds": 0.25},
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a run with a fault, in which every text that the records can hold is hostile."""
+    path = tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", "|")
+    folder = make_run(path, hostile_events(), Config(workers=4, data_dir=HOSTILE))
+    report.write_report(folder)
+    return folder
+
+
+class Elements(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.fixture(scope="module")
+def elements(folder):
+    return Elements(folder.report.read_text(encoding="utf-8"))
+
+
+FIGURES = {
+    "loss",
+    "loss-time",
+    "accuracy",
+    "staleness",
+    "gap",
+    "utilisation",
+    "waits",
+    "shares",
+    "incidents",
+    "timeline",
+}
+
+
+def test_every_figure_is_on_the_page_and_beside_it(folder, elements):
+    assert {figure["id"] for figure in elements.all("figure")} == FIGURES
+    assert len(elements.all("img")) == len(FIGURES)
+    assert all(picture["alt"] for picture in elements.all("img"))
+    assert {path.stem for path in (folder.path / "figures").glob("*.png")} == FIGURES
+    for path in (folder.path / "figures").glob("*.png"):
+        assert matplotlib.image.imread(path).std() > 0.05
+
+
+def test_the_page_refers_to_nothing_outside_and_runs_nothing(elements):
+    allowed = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "section", "ul", "li", "span", "strong",
+               "dl", "div", "dt", "dd", "small", "figure", "img", "figcaption", "table", "thead", "tbody", "tr", "th", "td",
+               "details", "summary", "footer"}  # fmt: skip
+    assert {tag for tag, _ in elements.found} <= allowed
+    for _, attributes in elements.found:
+        assert set(attributes) <= {"lang", "charset", "http-equiv", "content", "name", "class", "id", "alt", "src"}
+        assert attributes.get("src", "data:image/svg+xml;base64,").startswith("data:image/svg+xml;base64,")
+    policy = next(meta["content"] for meta in elements.all("meta") if "http-equiv" in meta)
+    assert policy.startswith("default-src 'none';")
+    assert "script" not in policy
+
+
+def test_what_the_records_say_is_shown_as_text(folder, elements):
+    page = folder.report.read_text(encoding="utf-8")
+    assert HOSTILE in elements.words  # In the fault's error and the flag's value, as it was.
+    assert "<script" not in page
+    assert "<img src=http" not in page
+    assert "url(" not in page
+
+
+def test_the_page_tells_the_verdict_and_the_numbers(folder, elements):
+    words = " ".join(elements.words)
+    assert "Truly asynchronous." in words
+    assert "Faults: 1; workers retired: 1; commits dropped: 0, rejected: 0." in words
+    for name in ("utilisation", "commit and view wait", "staleness", "test accuracy", "250 ms of it in evaluations"):
+        assert name in words
+    made = sum(event["event"] == "commit" and event["worker"] == 1 for event in free(rounds=12))
+    row = f'<tr><td>1</td><td class="word">gpu:1</td><td>{made}</td><td>{100 * made / 48:.1f} %</td>'
+    assert row in folder.report.read_text(encoding="utf-8")
+
+
+def test_the_timeline_is_written_beside_it(folder):
+    trace = json.loads(folder.timeline.read_text())
+    assert sum(event["name"] == "gradient" for event in trace["traceEvents"]) == 49
+
+
+@pytest.mark.slow
+def test_a_report_made_again_is_the_same(folder):
+    before = folder.report.read_bytes()
+    report.write_report(folder)
+    assert folder.report.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_simulated_run_has_no_waiting_to_show(tmp_path):
+    commits = [event for event in free(rounds=12) if event["event"] == "commit"]
+    folder = make_run(tmp_path / "run", commits, Config(workers=4, engine="simulate"), metrics=0)
+    assert report.write_report(folder).asynchronous == "yes"
+    elements = Elements(folder.report.read_text(encoding="utf-8"))
+    found = {figure["id"] for figure in elements.all("figure")}
+    assert found == FIGURES - {"accuracy", "utilisation", "waits", "incidents"}
+    assert "simulated: times are virtual" in " ".join(elements.words)
+
+
+@pytest.mark.slow
+def test_many_workers_and_commits_fit_on_the_page(tmp_path):
+    folder = make_run(tmp_path / "run", free(130, rounds=20), Config(workers=130))
+    report.write_report(folder)
+    assert folder.report.stat().st_size < 3e6
+    assert "The first 128 of 130." in folder.report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wrong"),
+    [
+        ("events.jsonl", b"\x00\x01 no log", r"events\.jsonl, line 1: not an event"),
+        ("events.jsonl", b"", r"events\.jsonl: the run has no applied commit"),
+        (
+            "events.jsonl",
+            b'{"event":"commit","time":1,"worker":9,"step":0,"pulled_at":0,"staleness":0}\n',
+            "the run has 4 workers",
+        ),
+        ("metrics.jsonl", b"[]\n", r"metrics\.jsonl, line 1: not metrics of a run: expected an object of numbers"),
+        (
+            "metrics.jsonl",
+            b'{"commits": 1}\n',
+            r"metrics\.jsonl, line 1: not metrics of a run: it has no time, test_loss",
+        ),
+        ("metrics.jsonl", b'{"commits": "<b>"}\n', r"metrics\.jsonl, line 1: not metrics of a run: expected an object"),
+        ("config.json", b'{"method": "sgdd"}', r"config\.json is not the configuration of a run"),
+        ("config.json", b'{"epochs": 1' + b"0" * 400 + b"}", r"config\.json is not the configuration of a run"),
+    ],
+)
+def test_a_damaged_record_is_answered_in_one_line(tmp_path, capsys, name, content, wrong):
+    folder = make_run(tmp_path / "run", free(rounds=4))
+    (folder.path / name).write_bytes(content)
+    assert cli.main(["report", str(folder.path)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(wrong, error)
+    assert error.count("\n") == 1
+    assert not folder.report.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (
+            {"num_workers": 5, "devices": list("abcde")},
+            r"events\.jsonl: it is of a run with 5 workers, but the run has 4",
+        ),
+        ({"devices": ["cpu:0"]}, r"events\.jsonl, line 1: .*it names 1 devices for 4 workers"),
+        ({"num_workers": 2**31 - 1, "devices": []}, r"events\.jsonl, line 1: .*num_workers is 2147483647"),
+        ({"time": 1e303}, r"events\.jsonl, line 1: .*time is 1e\+303"),
+    ],
+)
+def test_a_log_of_another_run_is_answered_in_one_line(tmp_path, capsys, change, wrong):
+    events = free(rounds=4)
+    events[0] |= change
+    folder = make_run(tmp_path / "run", events)
+    assert cli.main(["report", str(folder.path)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(wrong, error)
+    assert error.count("\n") == 1
+
+
+def test_a_log_that_lost_its_end_is_not_reported_on(tmp_path, capsys):
+    folder = make_run(tmp_path / "run", free(rounds=4))
+    for made, wrong in (
+        ('{"commits": 17}', "has 16 commits, but the run had made 17 when"),
+        ("[]", "is not the summary"),
+    ):
+        folder.summary.write_text(made)
+        assert cli.main(["report", str(folder.path)]) == 2
+        assert wrong in capsys.readouterr().err
+
+
+def test_figures_are_not_written_through_a_link(tmp_path, capsys):
+    folder, elsewhere = make_run(tmp_path / "run", free(rounds=4)), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder.path / "figures").symlink_to(elsewhere)
+    assert cli.main(["report", str(folder.path)]) == 2
+    assert "figures is a link to somewhere else" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
+
+
+def test_metrics_cut_short_by_a_crash_are_read_up_to_there(tmp_path):
+    folder = make_run(tmp_path / "run", free(rounds=4))
+    with open(folder.metrics, "a") as file:
+        file.write('{"commits": 99, "ti')
+    metrics = folder.read_metrics()
+    np.testing.assert_array_equal(metrics["commits"], [0, 40, 80])
+    np.testing.assert_array_equal(metrics["test_loss"], [1.0, np.nan, 1 / 3])
+
+
+def test_the_command_line_reports_the_newest_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "draw", lambda *_: [])  # The pictures take a while, and are drawn elsewhere.
+    assert cli.main(["report"]) == 2
+    assert "there is no run under runs" in capsys.readouterr().err
+    folder = make_run(tmp_path / "runs" / "a", free(rounds=12))
+    assert cli.main(["report"]) == 0
+    said = capsys.readouterr().out
+    assert "Truly asynchronous." in said
+    assert "report: runs/a/report.html" in said
+    assert folder.report.exists()
+
+
+CHROMIUM = browser.find()
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; on Debian: apt-get install chromium")
+# Of every picture: its name, its size as decoded and as shown, and how many colours it has when it is drawn.
+PICTURES = """Promise.all([...document.querySelectorAll('img')].map(async (img) => {
+  await img.decode();
+  const canvas = new OffscreenCanvas(300, 200), context = canvas.getContext('2d'), box = img.getBoundingClientRect();
+  context.drawImage(img, 0, 0, 300, 200);
+  const pixels = new Uint32Array(context.getImageData(0, 0, 300, 200).data.buffer);
+  return [img.closest('figure').id, img.naturalWidth, box.width, box.height, new Set(pixels).size];
+}))"""
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_browser_shows_every_figure_and_fetches_nothing(folder, tmp_path):
+    with browser.Page(CHROMIUM, str(tmp_path / "profile"), folder.report.as_uri()) as page:
+        pictures = page.evaluate(PICTURES)
+        assert {name for name, *_ in pictures} == FIGURES
+        for name, natural, width, height, colours in pictures:
+            assert min(natural, width, height) > 200, name
+            assert colours > 20, name
+        assert page.evaluate("document.scripts.length") == 0
+        assert page.evaluate("document.querySelectorAll('[onerror]').length") == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        outside = [url for url in page.requests() if not url.startswith("data:")]
+        assert outside == [folder.report.as_uri()]
+        assert page.complaints() == []
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_browser_would_have_seen_a_fetch_and_a_broken_figure(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("<figure id=a><img src='http://outside.example/x.png'></figure>")
+    with browser.Page(CHROMIUM, str(tmp_path / "profile"), path.as_uri()) as page:
+        assert "http://outside.example/x.png" in page.requests()
+        assert page.complaints()
+        with pytest.raises(AssertionError, match="cannot be decoded"):
+            page.evaluate(PICTURES)

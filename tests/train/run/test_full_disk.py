@@ -1,0 +1,194 @@
+"""A full disk: the run says the truth in one line, and goes on from what is there once there is room."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from orbax.checkpoint import v1 as ocp
+from rich.console import Console
+from shrunk import COMMITS, Dense, flags, no_file_beyond
+
+import gemjax
+from gemjax.checkpoints import CheckpointWriteError
+from gemjax.telemetry import eventlog
+from train import cli
+from train.common.files import append_whole, in_words, write_whole
+from train.run import callback as watcher
+from train.run.folder import RunFolder
+from train.task import models
+
+TENSORSTORE = "RESOURCE_EXHAUSTED: Failed writing: \"x\": No space left on device [os_error_code='28']"
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path, tmp_path_factory):
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.chdir(tmp_path)
+    return flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Commits of the checkpoints that find the disk full: at once, or as Orbax says it of a write in the background."""
+    failing = {}
+    save = ocp.training.Checkpointer.save_async
+
+    def result(timeout=None):
+        raise ValueError(TENSORSTORE)
+
+    def full(self, step, *args, **options):
+        how = failing.get(step)
+        if how == "at once":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return SimpleNamespace(result=result) if how else save(self, step, *args, **options)
+
+    monkeypatch.setattr(ocp.training.Checkpointer, "save_async", full)
+    return failing
+
+
+def checkpoints_in(folder):
+    return sorted(int(name) for name in os.listdir(RunFolder(folder).checkpoints_path))
+
+
+@pytest.mark.parametrize("how", ["at once", "in the background"])
+def test_a_checkpoint_that_fails_is_said_and_the_run_goes_on(tiny, failing, how, capsys):
+    failing[22] = how
+    assert cli.main(tiny) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    (line,) = [line for line in said.out.splitlines() if line.startswith("warning")]
+    assert re.fullmatch(
+        r"warning: \S+/run/checkpoints: the checkpoint of 22 commits could not be written: No space left on device \(its "
+        r"arrays take [\d.]+ KiB, [\d.]+ \wiB are free\); the newest good one is of 11 commits; the run goes on and tries "
+        r"again when the next checkpoint is due",
+        line,
+    )
+    assert checkpoints_in("run") == [11, COMMITS]
+
+
+def test_a_run_whose_last_checkpoint_fails_goes_on_from_the_one_before(tiny, failing, capsys):
+    assert cli.main([*tiny[:-1], tiny[-1], "--out", "whole"]) == 0
+    failing[COMMITS] = "in the background"
+    assert cli.main(tiny) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "the checkpoint of 33 commits could not be written: No space left on device (" in error
+    assert "the newest good one is of 22 commits; make room and go on with: python -m train --resume run\n" in error
+    folder = RunFolder("run")
+    assert checkpoints_in("run") == [11, 22]
+    assert not folder.summary.exists()
+    failing.clear()
+    assert cli.main(["--resume", "run"]) == 0
+    assert "going on from the checkpoint at 22 commits" in capsys.readouterr().out
+    whole = RunFolder("whole")
+    assert folder.events.read_bytes() == whole.events.read_bytes()
+    losses = [json.loads(one.summary.read_text())["test_loss"] for one in (folder, whole)]
+    assert losses[0] == losses[1]
+
+
+def test_without_any_checkpoint_a_run_begins_again(tiny, failing, capsys):
+    failing |= dict.fromkeys((11, 22, COMMITS), "at once")
+    assert cli.main(tiny) == 1
+    assert "; there is no other; make room and go on with: " in capsys.readouterr().err
+    failing.clear()
+    assert cli.main(["--resume", "run"]) == 0
+    assert "there is no checkpoint yet: beginning again" in capsys.readouterr().out
+
+
+def test_an_event_log_without_room_ends_the_run_that_can_be_resumed(tiny, monkeypatch, capsys):
+    write, left = gemjax.EventLog.write, [25]
+
+    def full(self, event, time, **fields):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, event, time, **fields)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gemjax.EventLog, "write", full)
+        assert cli.main(tiny) == 1
+    said = capsys.readouterr()
+    assert (
+        "what was reached could not be kept: the event log has lost 8 of 33 commits; the newest checkpoint is of 22"
+        in said.out
+    )
+    assert re.fullmatch(
+        r"train: run/events\.jsonl could not be written: No space left on device \([\d.]+ \wiB are free\); make room and go on "
+        r"with: python -m train --resume run\n",
+        said.err,
+    )
+    assert cli.main(["--resume", "run"]) == 0
+    assert len(eventlog.trace_of("run/events.jsonl", 3)) == COMMITS
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_whole(path, "1" * 40 + "\n")
+    with no_file_beyond(60), pytest.raises(OSError, match="metrics") as full:
+        append_whole(path, "2" * 40 + "\n")
+    assert re.fullmatch(r".*metrics\.jsonl could not be written: .* \([\d.]+ \wiB are free\)", in_words(full.value))
+    assert path.read_text() == "1" * 40 + "\n"
+
+
+def test_a_file_that_does_not_fit_leaves_the_one_before_and_nothing_else(tmp_path):
+    path = tmp_path / "summary.json"
+    write_whole(path, "before")
+    with no_file_beyond(60), pytest.raises(OSError, match=r"summary\.json"):
+        write_whole(path, "x" * 100_000)
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+@pytest.mark.slow
+def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
+    """The real thing: the checkpoints at first do not fit; when there is room, the next one is written."""
+    limited = (
+        "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY)); "
+        "runpy.run_module('train', run_name='__main__')"
+    )
+    flags = ["--engine", "simulate", "--workers", "4", "--checkpoint-every", "50", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", limited, *flags], cwd=Path(__file__).parents[3], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if "CACHE" not in name},
+    )  # fmt: skip
+    lines = iter(process.stdout.readline, "")
+    first = next(line for line in lines if line.startswith("warning"))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    rest, error = process.communicate()
+    assert "could not be written: File too large" in first
+    assert "there is no other" in first
+    assert (process.returncode, error) == (0, "")
+    assert "test accuracy" in rest
+    assert all(name.isdigit() for name in os.listdir(tmp_path / "run" / "checkpoints"))
+
+
+@pytest.mark.parametrize(("failures", "stopped"), [(2, False), (9, False), (2, True)])
+def test_the_last_checkpoint_is_tried_again_on_a_terminal(monkeypatch, failures, stopped):
+    """Until it is written, six times in all; a signal ends the waiting."""
+    asked = []
+
+    def save(*_):
+        asked.append(True)
+        if len(asked) <= failures:
+            raise CheckpointWriteError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(watcher, "TRY_SECONDS", 0.0)
+    one = object.__new__(watcher.Watcher)
+    one.log, one.interrupt = None, SimpleNamespace(is_set=lambda: stopped)
+    one.console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    one.checkpoints, one.folder = SimpleNamespace(wait=lambda: True, latest=None), SimpleNamespace(save_checkpoint=save)
+    trace = gemjax.Trace(worker=[0], num_workers=1)
+    with contextlib.nullcontext() if failures < 6 and not stopped else pytest.raises(CheckpointWriteError):
+        one.finish(None, trace)
+    assert len(asked) == (1 if stopped else min(failures + 1, 6))
+    assert one.console.file.getvalue().count("no room; trying again") == (0 if stopped else min(failures, 5))

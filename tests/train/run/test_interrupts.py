@@ -1,0 +1,156 @@
+"""Ctrl-C, SIGTERM and SIGHUP: a checkpoint and the way to go on, or the end at once where there is nothing to save."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shrunk import COMMITS, Dense, flags
+
+from train import cli
+from train.common import interrupts
+from train.common.interrupts import Interrupt, Interrupted
+from train.run import train as story
+from train.run.folder import RunFolder
+from train.task import models
+
+STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """Handlers as Python has them, and no signal before the first of a test."""
+    monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
+    default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
+    before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]
+    yield
+    for (number, _), how in zip(STATUS, before, strict=True):
+        signal.signal(number, how)
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """The statuses that the process was to end with."""
+    ends = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    return ends
+
+
+@pytest.mark.parametrize(("number", "status"), STATUS)
+def test_a_signal_ends_the_process_at_once_until_it_is_to_raise(number, status, ends, capfd):
+    interrupts.end_at_once()
+    signal.raise_signal(number)
+    assert ends == [status]
+    assert capfd.readouterr().err == f"train: interrupted by {interrupts.name_of(number)}\n"
+    interrupts.raise_again()
+    with pytest.raises(KeyboardInterrupt) as stop:
+        signal.raise_signal(number)
+    assert interrupts.status_of(interrupts.number_of(stop.value)) == status
+
+
+@pytest.mark.parametrize(("number", "_"), STATUS)
+def test_an_ignored_signal_stays_ignored(number, _):
+    """As SIGHUP is under `nohup`, and SIGINT in the background of a script."""
+    signal.signal(number, signal.SIG_IGN)
+    interrupts.end_at_once()
+    interrupts.raise_again()
+    with Interrupt() as interrupt:
+        interrupt.unsaved = True
+        signal.raise_signal(number)
+    assert not interrupt.is_set()
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(("number", "status"), STATUS)
+def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
+    interrupts.end_at_once()
+    woken = []
+    with Interrupt() as interrupt:
+        interrupt.unsaved, interrupt.wake = True, lambda: woken.append(True)
+        signal.raise_signal(number)
+        assert (interrupt.is_set(), interrupt.number, woken, ends) == (True, number, [True], [])
+        assert f"{interrupts.name_of(number)}: stopping after the commits in flight" in capfd.readouterr().err
+        interrupts._last -= interrupts.ECHO  # As if a second had gone by.
+        signal.raise_signal(number)
+        assert ends == [status]
+
+
+@pytest.mark.parametrize(("number", "status"), STATUS)
+def test_a_run_without_commits_of_its_own_ends_at_once(number, status, ends):
+    interrupts.end_at_once()
+    with Interrupt() as interrupt:
+        signal.raise_signal(number)
+    assert not interrupt.is_set()
+    assert ends == [status]
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
+def test_one_request_that_comes_as_two_signals_is_one(second, ends):
+    """`timeout` sends SIGTERM twice, systemd SIGHUP behind it; who presses Ctrl-C twice means it."""
+    interrupts.end_at_once()
+    with Interrupt() as interrupt:
+        interrupt.unsaved = True
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(second)
+        assert ends == []
+        signal.raise_signal(signal.SIGINT)
+        assert ends == [130]
+    interrupts.raise_again()
+    interrupts._last -= interrupts.ECHO
+    with pytest.raises(Interrupted):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(second)
+
+
+@pytest.mark.parametrize(("number", "status"), STATUS)
+def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(number, status, monkeypatch, tmp_path, capfd, tmp_path_factory):
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.chdir(tmp_path)
+    argv = flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"), "--checkpoint-every", "0")
+    look = story.Watcher.look
+
+    def signalled(self, progress):
+        look(self, progress)
+        if progress.commits == 22:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(story.Watcher, "look", signalled)
+        assert cli.main(argv) == status
+    said, name = capfd.readouterr(), interrupts.name_of(number)
+    assert f"stopped by {name} at 22 of 33 commits; go on with: python -m train --resume run" in said.out
+    assert said.err.count("\n") == 2
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    folder = RunFolder("run")
+    assert os.listdir(folder.checkpoints_path) == ["22"]
+    assert cli.main(["--resume", "run"]) == 0
+    assert "going on from the checkpoint at 22 commits" in capfd.readouterr().out
+    assert sorted(os.listdir(folder.checkpoints_path)) == ["22", str(COMMITS)]
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
+    """SIGHUP comes from the system, and to write to the terminal fails from then on."""
+    words = ["--engine", "simulate", "--workers", "4", "--epochs", "400", "--out", str(tmp_path / "run")]
+    folder, (ours, theirs) = RunFolder(tmp_path / "run"), pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import os; os.setsid(); os.close(os.open({os.ttyname(theirs)!r}, os.O_RDWR)); "
+         "import runpy; runpy.run_module('train', run_name='__main__')", *words],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=Path(__file__).parents[3],
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        try:
+            while not (folder.events.exists() and folder.events.stat().st_size) and process.poll() is None:
+                if select.select([ours], [], [], 0.05)[0]:
+                    os.read(ours, 1 << 16)
+            os.close(ours)
+            assert process.wait(60) == 129
+        finally:
+            process.kill()
+    assert folder.checkpoints_path.exists()
+    assert all(name.isdigit() for name in os.listdir(folder.checkpoints_path))
+    assert folder.summary.exists()

@@ -1,0 +1,200 @@
+"""Tests of CIFAR-10 and CIFAR-100 from archives of the original form, and of the lossy CIFAR-10."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from train.task.data.builders import cifar10_jpeg
+from train.task.data.builders.cifar import PIXELS, Cifar10, Cifar100
+from train.task.data.builders.cifar10_jpeg import Cifar10Jpeg
+from train.task.data.load import SOURCES, load
+
+BUILDERS = {"cifar10": Cifar10, "cifar100": Cifar100}
+
+
+def records(builder, count, seed):
+    """Images and labels, and the bytes that the original files keep them in: labels, then red, green, blue planes."""
+    rng = np.random.RandomState(seed)
+    images = rng.randint(0, 256, (count, 32, 32, 3)).astype(np.uint8)
+    labels = rng.randint(0, builder.num_classes, count).astype(np.uint8)
+    coarse = [np.full(count, 19, np.uint8)] * (builder.labels - 1)
+    planes = images.transpose(0, 3, 1, 2).reshape(count, PIXELS)
+    return images, labels, np.column_stack([*coarse, labels, planes]).tobytes()
+
+
+def write_archive(builder, file, leave_out=(), replace=None):
+    """An archive of few images; returns those of each split."""
+    written = {}
+    with tarfile.open(file, "w:gz") as tar:
+        for seed, (split, names) in enumerate(builder.files.items()):
+            parts = [records(builder, 7, 10 * seed + number) for number in range(len(names))]
+            written[split] = tuple(np.concatenate([part[index] for part in parts]) for index in (0, 1))
+            for name, (_, _, content) in zip(names, parts, strict=True):
+                content = (replace or {}).get(name, content)
+                if name not in leave_out:
+                    entry = tarfile.TarInfo(f"{builder.folder}/{name}")
+                    entry.size = len(content)
+                    tar.addfile(entry, io.BytesIO(content))
+    return written
+
+
+def expect(builder, file, monkeypatch):
+    """Let the builder expect this archive."""
+    content = file.read_bytes()
+    monkeypatch.setattr(builder, "size", len(content))
+    monkeypatch.setattr(builder, "sha256", hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize(("name", "builder"), BUILDERS.items())
+def test_images_come_back_as_they_were_written(name, builder, tmp_path, monkeypatch):
+    file = tmp_path / builder.archive
+    written = write_archive(builder, file)
+    expect(builder, file, monkeypatch)
+    loaded = load(name, data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
+    file.unlink()  # Not needed a second time.
+    for data in (loaded, load(name, data_dir=str(tmp_path / "data"))):
+        for split, (images, labels) in written.items():
+            columns = getattr(data, split)
+            np.testing.assert_array_equal(columns["image"], images)
+            np.testing.assert_array_equal(columns["label"], labels)
+            assert columns["image"].dtype == np.uint8
+    assert loaded.num_classes == builder.num_classes
+    assert len(loaded.mean) == len(loaded.std) == 3
+    assert len(loaded.train["label"]) == 7 * len(builder.files["train"])
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "cifar10_jpeg", "tiny_shakespeare"])
+def test_without_the_original_nothing_is_tried_or_written(name, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("TFDS was asked to prepare it")
+
+    builder = SOURCES[name].builder
+    monkeypatch.setattr(builder, "download_and_prepare", fail)
+    file = getattr(builder, "archive", None) or {"cifar10_jpeg": "cifar10_jpeg75.npz"}.get(name, "input.txt")
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / file).write_bytes(b"hello")
+    cases = [
+        (None, FileNotFoundError, "no manual_dir is given"),
+        (tmp_path / "nowhere", FileNotFoundError, "there is no folder .*nowhere"),
+        (tmp_path, FileNotFoundError, f"lacks {file}\\."),
+        (wrong, ValueError, f"{file} "),
+    ]
+    for folder, error, match in cases:
+        with pytest.raises(error, match=match) as raised:
+            load(name, data_dir=str(tmp_path / "data"), manual_dir=folder and str(folder))
+        assert f"{file}" in str(raised.value)
+        assert "into a folder" in str(raised.value)
+        assert "manual_dir" in str(raised.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_archive_of_the_same_size_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / Cifar10.archive
+    write_archive(Cifar10, file)
+    monkeypatch.setattr(Cifar10, "size", file.stat().st_size)
+    with pytest.raises(ValueError, match=r"is not CIFAR-10's file: its SHA-256 differs\. Download"):
+        load("cifar10", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
+    monkeypatch.setattr(Cifar10, "size", 10)
+    with pytest.raises(ValueError, match=r"bytes, but CIFAR-10's file has 10\. Download"):
+        load("cifar10", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"leave_out": ["test_batch.bin"]}, "there is no file cifar-10-batches-bin/test_batch.bin in it"),
+        ({"replace": {"test_batch.bin": bytes(PIXELS)}}, "has 3072 bytes, no multiple of 3073"),
+        ({"replace": {"test_batch.bin": b""}}, "has 0 bytes"),
+        (
+            {"replace": {"data_batch_3.bin": bytes([10]) + bytes(PIXELS)}},
+            "data_batch_3.bin has a label 10, but there are 10",
+        ),
+    ],
+)
+def test_an_archive_of_another_form_is_refused(wrong, match, tmp_path):
+    file = tmp_path / Cifar10.archive
+    write_archive(Cifar10, file, **wrong)
+    with pytest.raises(ValueError, match=match):
+        Cifar10.read(file)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda content: content[:-3000], lambda content: b"no", lambda content: gzip.compress(b"no")]
+)
+def test_a_damaged_archive_is_refused(spoil, tmp_path):
+    file = tmp_path / Cifar10.archive
+    write_archive(Cifar10, file)
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(ValueError, match=r"is not a whole \.tar\.gz file"):
+        Cifar10.read(file)
+
+
+def test_registered_archives_are_those_of_tfds():
+    import tensorflow_datasets as tfds
+
+    for name, builder in BUILDERS.items():
+        line = (tfds.core.utils.tfds_path() / "url_checksums" / f"{name}.txt").read_text().split()
+        assert line == [builder.homepage + builder.archive, str(builder.size), builder.sha256, builder.archive]
+
+
+def write_jpegs(file):
+    """A packed file of few smooth images; returns its arrays and the images as Pillow decodes them."""
+    arrays, decoded, header = {}, {}, b""
+    for split, count in (("train", 5), ("test", 3)):
+        bodies, images = [], []
+        for index in range(count):
+            image = np.full((32, 32, 3), 40 * index, np.uint8)
+            image[:16, :, index % 3] += 50
+            content = io.BytesIO()
+            Image.fromarray(image).save(content, "jpeg", quality=75)
+            images.append(np.asarray(Image.open(content)))
+            content = content.getvalue()
+            header = content[:623]  # As long as all the tables are, which are the same at one quality.
+            bodies.append(content[623:-2])
+        ends = np.cumsum([len(body) for body in bodies])
+        arrays[f"{split}_body"] = np.frombuffer(b"".join(bodies), np.uint8)
+        arrays[f"{split}_offsets"] = np.array([0, *ends], np.uint32)
+        arrays[f"{split}_labels"] = np.arange(count, dtype=np.uint8)
+        decoded[split] = np.array(images)
+    arrays["header"] = np.frombuffer(header, np.uint8)
+    np.savez(file, **arrays)
+    return arrays, decoded
+
+
+def test_packed_jpegs_come_back_decoded(tmp_path, monkeypatch):
+    arrays, decoded = write_jpegs(tmp_path / cifar10_jpeg.FILE)
+    monkeypatch.setattr(Cifar10Jpeg, "sha256", cifar10_jpeg.digest(arrays))
+    loaded = load("cifar10_jpeg", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
+    for split in ("train", "test"):
+        np.testing.assert_array_equal(getattr(loaded, split)["image"], decoded[split])
+        np.testing.assert_array_equal(getattr(loaded, split)["label"], arrays[f"{split}_labels"])
+    assert "lossy" in Cifar10Jpeg(data_dir=tmp_path / "data").info.description
+
+
+def test_what_counts_of_packed_jpegs_is_their_content(tmp_path):
+    arrays, _ = write_jpegs(tmp_path / cifar10_jpeg.FILE)
+    np.savez_compressed(tmp_path / "again.npz", **{name: arrays[name] for name in sorted(arrays)})
+    digest = cifar10_jpeg.digest(arrays)
+    assert cifar10_jpeg.digest(cifar10_jpeg.read(tmp_path / "again.npz")) == digest
+    for name in arrays:
+        other = arrays[name].copy()
+        other[-1] ^= 1
+        assert cifar10_jpeg.digest({**arrays, name: other}) != digest
+
+
+def test_other_packed_jpegs_are_refused(tmp_path):
+    write_jpegs(tmp_path / cifar10_jpeg.FILE)
+    with pytest.raises(ValueError, match=r"the SHA-256 of its arrays differs\. Put cifar10_jpeg75\.npz"):
+        load("cifar10_jpeg", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
+
+
+def test_pickles_are_not_read(tmp_path):
+    np.savez(tmp_path / "pickled.npz", header=np.array([{"a": 1}], object))
+    with pytest.raises(ValueError, match=r"is not an \.npz file with header, train_body"):
+        cifar10_jpeg.read(tmp_path / "pickled.npz")

@@ -1,0 +1,280 @@
+"""Tests of the data sets: preparing, reading back, and the ways in which files are wrong."""
+
+import dataclasses
+import gzip
+import hashlib
+import shutil
+
+import numpy as np
+import pytest
+
+from train.config.config import DATASETS
+from train.task.data import load as data
+from train.task.data.builders import mnist
+from train.task.data.builders.digits import read_digits, split_indices
+from train.task.data.load import SOURCES, load
+
+FILES = tuple(mnist.Mnist.sha256)
+
+
+def idx(array):
+    """The bytes of an idx file."""
+    magic = 2048 + array.ndim
+    header = np.array([magic, *array.shape], ">i4").tobytes()
+    return header + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(folder, monkeypatch, parts=None):
+    """Four tiny files in `folder`, whose SHA-256 the builder is told to expect."""
+    rng = np.random.RandomState(0)
+    arrays = parts or {
+        FILES[0]: rng.randint(0, 256, (23, 28, 28)),
+        FILES[1]: rng.randint(0, 10, 23),
+        FILES[2]: rng.randint(0, 256, (9, 28, 28)),
+        FILES[3]: rng.randint(0, 10, 9),
+    }
+    folder.mkdir()
+    for file, array in arrays.items():
+        (folder / file).write_bytes(gzip.compress(idx(array), mtime=0))
+    expect(folder, monkeypatch)
+    return arrays
+
+
+def expect(folder, monkeypatch):
+    """Let the builder expect the files that are in `folder`."""
+    sums = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in FILES}
+    monkeypatch.setattr(mnist.Mnist, "sha256", sums)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """A folder in which digits are prepared; tests that change it work on a copy."""
+    folder = tmp_path_factory.mktemp("prepared")
+    load("digits", data_dir=str(folder))
+    return folder
+
+
+@pytest.fixture
+def own_copy(prepared, tmp_path):
+    return shutil.copytree(prepared, tmp_path / "copy")
+
+
+def test_digits_are_scikit_learns(prepared):
+    loaded = load("digits", data_dir=str(prepared))
+    assert loaded.train["image"].shape == (1437, 8, 8, 1)
+    assert loaded.test["image"].shape == (360, 8, 8, 1)
+    images, labels = read_digits()
+
+    def rows(images, labels):
+        return sorted((int(label), image.tobytes()) for image, label in zip(images, labels, strict=True))
+
+    both = [np.concatenate([loaded.train[key], loaded.test[key]]) for key in ("image", "label")]
+    assert rows(*both) == rows(images, labels)
+    for part in (loaded.train, loaded.test):
+        assert part["image"].dtype == np.uint8
+        assert part["label"].dtype == np.int32
+        assert part["image"].max() == 16
+
+
+def test_digits_are_split_evenly_and_always_the_same_way(prepared):
+    loaded = load("digits", data_dir=str(prepared))
+    every = np.bincount(np.concatenate([loaded.train["label"], loaded.test["label"]]))
+    assert (np.abs(np.bincount(loaded.test["label"]) - every / 5) < 1).all()
+    train, test = split_indices(read_digits()[1])
+    assert sorted([*train, *test]) == list(range(1797))
+    assert list(train[:5]) == [1707, 927, 713, 262, 182]
+    assert list(test[:5]) == [1081, 1410, 1239, 458, 438]
+    np.testing.assert_array_equal(loaded.train["image"], read_digits()[0][train])
+
+
+def test_digits_constants_are_those_of_the_training_images(prepared):
+    loaded = load("digits", data_dir=str(prepared))
+    images = loaded.train["image"] / loaded.scale
+    assert loaded.num_classes == 10
+    assert loaded.mean == pytest.approx(images.mean(), abs=1e-4)
+    assert loaded.std == pytest.approx(images.std(), abs=1e-4)
+
+
+def test_dataset_is_frozen(prepared):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load("digits", data_dir=str(prepared)).name = "other"
+
+
+def test_preparing_is_silent(tmp_path, capfd):
+    load("digits", data_dir=str(tmp_path))
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_second_load_reads_what_the_first_prepared(own_copy, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("prepared again")
+
+    monkeypatch.setattr(SOURCES["digits"].builder, "download_and_prepare", fail)
+    assert len(load("digits", data_dir=str(own_copy)).test["label"]) == 360
+
+
+def spoil_cut(folder):
+    file = next(folder.glob("*-test.array_record*"))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def spoil_byte(folder):
+    file = next(folder.glob("*-train.array_record*"))
+    content = bytearray(file.read_bytes())
+    content[40_000] ^= 0xFF
+    file.write_bytes(content)
+
+
+def spoil_records(folder):
+    next(folder.glob("*-train.array_record*")).unlink()
+
+
+def spoil_info(folder):
+    (folder / "dataset_info.json").write_text('{"name": ')
+
+
+def spoil_all(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [spoil_cut, spoil_byte, spoil_records, spoil_info, spoil_all])
+def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
+    folder = own_copy / "gemjax_digits" / "1.0.0"
+    spoil(folder)
+    loaded, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
+    for split in ("train", "test"):
+        for key in ("image", "label"):
+            np.testing.assert_array_equal(getattr(loaded, split)[key], getattr(expected, split)[key])
+    assert (folder / "dataset_info.json").stat().st_size > 100
+
+
+def test_killed_run_leaves_nothing_that_is_read(tmp_path, monkeypatch):
+    builder = SOURCES["digits"].builder
+
+    def killed(self, images, labels):
+        yield 0, {"image": images[0], "label": int(labels[0])}
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, "_generate_examples", killed)
+        with pytest.raises(KeyboardInterrupt):
+            load("digits", data_dir=str(tmp_path))
+    leftover = tmp_path / "gemjax_digits" / "incomplete.ABC123_1.0.0"  # as after a SIGKILL
+    leftover.mkdir(parents=True)
+    (leftover / "dataset_info.json").write_text("{")
+    assert len(load("digits", data_dir=str(tmp_path)).train["label"]) == 1437
+
+
+def test_mnist_comes_back_as_it_was_written(tmp_path, monkeypatch):
+    arrays = write_mnist(tmp_path / "raw", monkeypatch)
+    loaded = load("mnist", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path / "raw"))
+    np.testing.assert_array_equal(loaded.train["image"][..., 0], arrays[FILES[0]])
+    np.testing.assert_array_equal(loaded.train["label"], arrays[FILES[1]])
+    np.testing.assert_array_equal(loaded.test["image"][..., 0], arrays[FILES[2]])
+    np.testing.assert_array_equal(loaded.test["label"], arrays[FILES[3]])
+    assert (loaded.mean, loaded.std, loaded.scale) == (0.1307, 0.3081, 255.0)
+    shutil.rmtree(tmp_path / "raw")  # not needed a second time
+    again = load("mnist", data_dir=str(tmp_path / "data"))
+    np.testing.assert_array_equal(again.train["image"], loaded.train["image"])
+
+
+def refused(tmp_path, error, match, manual_dir):
+    """`load` raises, says what to do, and has written nothing."""
+    with pytest.raises(error, match=match) as raised:
+        load("mnist", data_dir=str(tmp_path / "data"), manual_dir=manual_dir)
+    assert "Download train-images-idx3-ubyte.gz" in str(raised.value)
+    assert "manual_dir" in str(raised.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_mnist_without_a_folder(tmp_path):
+    refused(tmp_path, FileNotFoundError, "no manual_dir is given", None)
+    refused(tmp_path, FileNotFoundError, "there is no folder .*nowhere", str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_mnist_with_a_file_missing(tmp_path, monkeypatch, file):
+    write_mnist(tmp_path / "raw", monkeypatch)
+    (tmp_path / "raw" / file).unlink()
+    refused(tmp_path, FileNotFoundError, f"raw lacks {file}\\.", str(tmp_path / "raw"))
+
+
+WRONG = {
+    "not gzip": (FILES[0], b"hello", "is not a whole gzip file"),
+    "empty": (FILES[0], b"", "ends within its header"),
+    "labels for images": (
+        FILES[0],
+        gzip.compress(idx(np.zeros(23))),
+        "magic number 2049, not 2051",
+    ),
+    "images for labels": (
+        FILES[3],
+        gzip.compress(idx(np.zeros((9, 28, 28)))),
+        "magic number 2051, not 2049",
+    ),
+    "short": (FILES[2], gzip.compress(idx(np.zeros((9, 28, 28)))[:-1]), "do not fill the shape"),
+    "size": (FILES[2], gzip.compress(idx(np.zeros((9, 28, 27)))), r"shape \(28, 27\)"),
+    "count": (FILES[1], gzip.compress(idx(np.zeros(22))), "23 images but 22 labels"),
+    "label": (FILES[1], gzip.compress(idx(np.full(23, 10))), "a label above 9"),
+}
+
+
+@pytest.mark.parametrize(("file", "content", "match"), WRONG.values(), ids=WRONG.keys())
+def test_mnist_with_a_wrong_file(tmp_path, monkeypatch, file, content, match):
+    write_mnist(tmp_path / "raw", monkeypatch)
+    (tmp_path / "raw" / file).write_bytes(content)
+    expect(tmp_path / "raw", monkeypatch)
+    refused(tmp_path, ValueError, match, str(tmp_path / "raw"))
+
+
+def test_mnist_with_a_cut_file(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "raw", monkeypatch)
+    file = tmp_path / "raw" / FILES[0]
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(tmp_path, ValueError, "is not a whole gzip file", str(tmp_path / "raw"))
+
+
+def test_mnist_with_another_sets_files(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "raw", monkeypatch)
+    sums = {**mnist.Mnist.sha256, FILES[2]: "0" * 64}
+    monkeypatch.setattr(mnist.Mnist, "sha256", sums)
+    refused(tmp_path, ValueError, f"{FILES[2]} is not MNIST's file", str(tmp_path / "raw"))
+
+
+def test_checksums_are_those_that_tfds_registers():
+    import tensorflow_datasets as tfds
+
+    folder = tfds.core.utils.tfds_path() / "url_checksums"
+    for builder, name in ((mnist.Mnist, "mnist"), (mnist.FashionMnist, "fashion_mnist")):
+        lines = [line.split() for line in (folder / f"{name}.txt").read_text().splitlines()]
+        assert {line[0]: line[2] for line in lines} == {
+            builder.homepage + file: digest for file, digest in builder.sha256.items()
+        }
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_set_is_on_the_command_line_and_known_without_its_data(name):
+    spec = data.spec(name)
+    assert tuple(SOURCES) == DATASETS
+    assert spec.column in ("image", "tokens")
+    assert spec.num_classes in (10, 100, 256)
+    assert SOURCES[name].builder.name == f"gemjax_{name}"
+
+
+def test_specification_is_what_is_loaded(prepared):
+    digits = load("digits", data_dir=str(prepared))
+    spec = data.spec("digits")
+    assert spec == data.Spec("image", (8, 8, 1), 10)
+    assert data.image_shape("digits") == digits.train[spec.column].shape[1:]
+    with pytest.raises(ValueError, match="tiny_shakespeare has no images, but tokens"):
+        data.image_shape("tiny_shakespeare")
+
+
+@pytest.mark.parametrize("ask", [load, data.spec, data.check_name])
+def test_unknown_name_is_refused_with_what_is_possible(ask, tmp_path):
+    with pytest.raises(ValueError, match=r"'cifar' \(did you mean cifar10 or ") as raised:
+        ask("cifar", data_dir=str(tmp_path))
+    assert f"choose one of {', '.join(DATASETS)}, or an image set of TFDS" in str(raised.value)
+    assert "\n" not in str(raised.value)

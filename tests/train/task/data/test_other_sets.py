@@ -1,0 +1,156 @@
+"""Tests of image sets of TFDS that the project has no builder for."""
+
+import io
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from train import cli
+from train.config.config import Config
+from train.run.folder import RunFolder
+from train.sweep.folder import SweepFolder
+from train.sweep.grid import Grid
+from train.task.data import load as data
+from train.task.data import other_sets, prepared
+
+pytestmark = pytest.mark.filterwarnings("default:.*OpenCV")
+
+
+class Photographs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Few PNGs under the name of a set of TFDS, as somebody with TensorFlow prepares it."""
+
+    name = "beans"
+    VERSION = tfds.core.Version("0.1.0")
+    splits = ("train", "validation", "test")
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(shape=(6, 5, 3)),
+            "label": tfds.features.ClassLabel(num_classes=4),
+            "note": tfds.features.Text(),
+        }
+    )
+
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=self.features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager):
+        return {split: self._generate_examples(split) for split in self.splits}
+
+    def _generate_examples(self, split):
+        for index, image in enumerate(pixels(split)):
+            content = io.BytesIO()
+            Image.fromarray(image).save(content, "png")
+            content.seek(0)
+            yield index, {"image": content, "label": index % 3, "note": "nothing"}
+
+
+def pixels(split):
+    rng = np.random.RandomState(len(split))
+    return rng.randint(0, 256, (len(split), 6, 5, 3)).astype(np.uint8)
+
+
+def prepare(folder, monkeypatch=None, **changed):
+    for name, value in changed.items():
+        monkeypatch.setattr(Photographs, name, value)
+    prepared.prepare(Photographs(data_dir=folder))
+    return str(folder)
+
+
+def test_a_set_prepared_elsewhere_is_read(tmp_path):
+    folder = prepare(tmp_path)
+    loaded = data.load("beans", data_dir=folder)
+    for split in ("train", "test"):
+        columns = getattr(loaded, split)
+        np.testing.assert_array_equal(columns["image"], pixels(split))
+        np.testing.assert_array_equal(columns["label"], np.arange(len(split)) % 3)
+        assert sorted(columns) == ["image", "label"]
+        assert columns["label"].dtype == np.int32
+    images = pixels("train") / 255
+    np.testing.assert_allclose(loaded.mean, images.mean((0, 1, 2)))
+    np.testing.assert_allclose(loaded.std, images.std((0, 1, 2)))
+    assert (loaded.num_classes, loaded.scale) == (4, 255.0)
+    assert data.spec("beans", data_dir=folder) == data.Spec("image", (6, 5, 3), 4)
+
+
+def test_a_name_that_only_the_folder_knows_and_a_newer_version_are_found(tmp_path, monkeypatch):
+    for version in ("0.9.0", "0.10.0"):
+        folder = prepare(tmp_path, monkeypatch, name="own_photographs", VERSION=tfds.core.Version(version))
+    assert str(other_sets.find("own_photographs", tmp_path).version) == "0.10.0"
+    data.check_name("own_photographs", data_dir=folder)
+    with pytest.raises(ValueError, match="there is no data set 'own_photographs'"):
+        data.check_name("own_photographs", data_dir=str(tmp_path / "elsewhere"))
+
+
+def test_validation_serves_where_there_is_no_test(tmp_path, monkeypatch):
+    folder = prepare(tmp_path, monkeypatch, splits=("train", "validation"))
+    np.testing.assert_array_equal(data.load("beans", data_dir=folder).test["image"], pixels("validation"))
+
+
+def test_a_set_without_a_part_to_test_on_is_refused(tmp_path, monkeypatch):
+    folder = prepare(tmp_path, monkeypatch, splits=("train",))
+    with pytest.raises(ValueError, match="beans has the splits train; wanted are train and test"):
+        data.load("beans", data_dir=folder)
+
+
+def test_a_set_that_is_not_prepared_says_at_once_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_sets, "has_tensorflow", lambda: False)
+    monkeypatch.setattr(prepared, "prepare", lambda builder: pytest.fail("TFDS was asked to prepare it"))
+    with pytest.raises(FileNotFoundError, match=r"takes TensorFlow: pip install 'gemjax\[tfds\]', or .* as data_dir"):
+        data.load("emnist/letters", data_dir=str(tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+    assert data.spec("emnist/letters", data_dir=str(tmp_path)) == data.Spec("image", (28, 28, 1), 37)
+
+
+def test_with_tensorflow_tfds_prepares_the_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_sets, "has_tensorflow", lambda: True)
+    monkeypatch.setattr(tfds, "builder", lambda name, data_dir: Photographs(data_dir=data_dir))
+    np.testing.assert_array_equal(data.load("beans", data_dir=str(tmp_path)).test["image"], pixels("test"))
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("imagenet2012", r"images of the shape \(None, None, 3\); wanted is one size for all"),
+        ("imdb_reviews", "imdb_reviews has text, label; wanted are image and label"),
+        ("emnist/nothing", r"it has the configurations .*letters.*nothing not found"),
+    ],
+)
+def test_sets_of_another_form_are_refused_before_anything_is_prepared(name, match, tmp_path):
+    for ask in (data.spec, data.load):
+        with pytest.raises(ValueError, match=match) as raised:
+            ask(name, data_dir=str(tmp_path))
+        assert "\n" not in str(raised.value)
+
+
+def test_records_that_cannot_be_read_in_any_order_are_refused(tmp_path):
+    folder = prepare(tmp_path)
+    info = tmp_path / "beans" / "0.1.0" / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    with pytest.raises(ValueError, match=r"is prepared as tfrecord, .* download_and_prepare"):
+        data.load("beans", data_dir=folder)
+
+
+@pytest.mark.parametrize("name", ["../beans", "/tmp", "beans/../..", "", "Beans", "tiny shakespeare"])
+def test_names_that_are_no_names_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match="there is no data set"):
+        data.load(name, data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("argv", [["--dataset", "cifra10"], ["sweep", "--dataset", "cifra10"]])
+def test_the_command_line_says_what_there_is(argv, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    out, error = capsys.readouterr()
+    assert "there is no data set 'cifra10' (did you mean cifar10 or cifar100" in error
+    assert error.count("\n") == 1
+    assert out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_configuration_of_a_set_makes_one_folder_under_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.fresh(Config(dataset="emnist/letters"))
+    assert folder.path.parent.name == "runs"
+    assert SweepFolder.of(Grid(dataset="emnist/letters")).path.parent.name == "runs"

@@ -1,0 +1,68 @@
+"""Tests of text as rows of tokens, and of Tiny Shakespeare."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from train.task.data import load as data
+from train.task.data.builders.tiny_shakespeare import FILE, TinyShakespeare, split_text
+
+TEXT = bytes(np.random.RandomState(0).randint(0, 256, 1000).astype(np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a text, which the builder is told to expect, and from which it is prepared in `folder / "data"`."""
+    (tmp_path / FILE).write_bytes(TEXT)
+    monkeypatch.setattr(TinyShakespeare, "size", len(TEXT))
+    monkeypatch.setattr(TinyShakespeare, "sha256", hashlib.sha256(TEXT).hexdigest())
+    return tmp_path
+
+
+def load(folder, length=data.SEQUENCE_LENGTH):
+    return data.load("tiny_shakespeare", data_dir=str(folder / "data"), manual_dir=str(folder), sequence_length=length)
+
+
+def test_rows_are_the_text_and_each_token_is_predicted_once(folder):
+    loaded = load(folder, 7)
+    (folder / FILE).unlink()
+    parts = {"train": TEXT[:900], "validation": TEXT[900:950], "test": TEXT[950:]}
+    for text, again in zip(parts.values(), split_text(TEXT).values(), strict=True):
+        assert text == again
+    for name, text in parts.items():
+        rows = getattr(loaded, name)["tokens"]
+        assert rows.dtype == np.uint8
+        assert rows.shape == ((len(text) - 1) // 7, 8)
+        assert text.startswith(rows[:, :-1].tobytes())
+        assert text[1:].startswith(rows[:, 1:].tobytes())
+        assert len(text) - 1 - rows[:, 1:].size < 7
+    other = load(folder, 20).train["tokens"]  # Prepared once, whatever the length.
+    assert other.shape == (899 // 20, 21)
+    assert data.spec("tiny_shakespeare", sequence_length=20) == data.Spec("tokens", (20,), 256)
+    assert loaded.num_classes == 256
+
+
+@pytest.mark.parametrize(("length", "most"), [(0, 899), (-3, 899), (50, 49)])
+def test_a_length_that_gives_no_row_is_refused(folder, length, most):
+    with pytest.raises(ValueError, match=rf"sequence_length must be in 1 … {most}, .*; got {length}"):
+        load(folder, length)
+
+
+def test_another_text_is_refused(folder):
+    (folder / FILE).write_bytes(TEXT[::-1])
+    with pytest.raises(ValueError, match=r"is not Tiny Shakespeare's file: its SHA-256 differs\. Download input\.txt"):
+        load(folder)
+    (folder / FILE).write_bytes(TEXT[:-1])
+    with pytest.raises(ValueError, match=r"has 999 bytes, but Tiny Shakespeare's file has 1,000\. Download input\.txt"):
+        load(folder)
+    assert not (folder / "data").exists()
+
+
+def test_the_registered_text_and_its_split_are_those_of_tfds():
+    import tensorflow_datasets as tfds
+
+    line = (tfds.core.utils.tfds_path() / "datasets" / "tiny_shakespeare" / "checksums.tsv").read_text().split()
+    assert line == [TinyShakespeare.homepage + FILE, str(TinyShakespeare.size), TinyShakespeare.sha256, FILE]
+    lengths = {split: len(text) for split, text in split_text(bytes(TinyShakespeare.size)).items()}
+    assert lengths == {"train": 1_003_854, "validation": 55_770, "test": 55_770}

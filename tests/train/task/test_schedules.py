@@ -1,0 +1,138 @@
+"""Schedules and weight decay reach every method, those with local steps included."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+from gemjax import arrivals
+from train.config.config import Config
+from train.config.validation import LOCAL
+from train.task import schedules
+from train.task.methods import METHODS, local_steps, make_method
+
+WORKERS, COMMITS = 2, 12
+
+
+def train(config, gradient=1.0, steps_per_epoch=6.0):
+    """Where `config` comes to from 1 under a constant gradient, every commit."""
+
+    def loss_fn(params, gradient, batch, key):  # The gradient is no constant of the program, which is compiled once.
+        return jnp.sum(params * gradient), (gradient, {})
+
+    seen = []
+    gemjax.simulate(
+        make_method(config, steps_per_epoch),
+        loss_fn,
+        jnp.full(3, 1.0),
+        lambda worker, step: step,
+        arrivals.RoundRobin(WORKERS).trace(COMMITS),
+        local=local_steps(config, steps_per_epoch),
+        model_state=jnp.float32(gradient),
+        chunk_size=1,
+        callback=lambda progress: seen.append(np.asarray(progress.params)[0]) and False,
+    )
+    return np.array(seen)
+
+
+def configured(method, **fields):
+    rate = {"learning_rate": 0.01} if method != "yellowfin" else {"learning_rate": 1.0}
+    return Config(method=method, engine="simulate", workers=WORKERS, **rate | fields)
+
+
+FAST = ("asgd", "gem", "dana_slim", "easgd")
+
+
+def some(method):
+    return method if method in FAST else pytest.param(method, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("method", list(map(some, METHODS)))
+def test_a_schedule_acts_from_its_epoch_on(method):
+    plain, decayed = train(configured(method)), train(configured(method, decay_epochs=(1.0,), decay_factor=0.01))
+    # A worker with local steps counts its own, three of six commits; its first one behind that comes a turn later.
+    np.testing.assert_allclose(decayed[:6], plain[:6], rtol=1e-5)
+    assert np.abs(decayed - plain)[-4:].max() > 1e-5
+
+
+def test_a_cosine_falls_to_zero_at_the_end_of_the_run():
+    """Twelve commits of two workers are an epoch for each; the gradient is constant, so steps are rates."""
+    moved = -np.diff(train(configured("asgd", schedule="cosine", epochs=1.0)), prepend=1.0)
+    np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(12) / 12)) / 2, rtol=1e-3)
+
+
+def test_a_cosine_begins_where_the_warm_up_ends():
+    config = configured("asgd", schedule="cosine", epochs=1.0, warmup_epochs=1.0)
+    rates = [float(schedules.rate(config, 6.0)(step)) for step in range(13)]
+    np.testing.assert_allclose(rates[:7], 0.01 * (0.5 + np.arange(7) / 12), rtol=1e-5)
+    np.testing.assert_allclose(rates[6:], 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
+
+
+def test_a_cosine_of_local_steps_counts_those_of_the_worker():
+    config = configured("easgd", schedule="cosine", epochs=1.0, period=3)
+    tx = local_steps(config, steps_per_epoch=6.0).tx
+    state, moved = tx.init(jnp.ones(1)), []
+    for _ in range(7):
+        updates, state = tx.update(jnp.ones(1), state, jnp.ones(1))
+        moved.append(-float(updates[0]))
+    np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", list(map(some, METHODS)))
+def test_weight_decay_acts(method):
+    """Without a gradient only the decay moves the weights, towards zero."""
+    if method == "yellowfin":
+        pytest.skip("its rate is tuned by gradients alone, and is not defined where these are all zero")
+    without = train(configured(method), gradient=0.0)
+    np.testing.assert_array_equal(without, 1.0)
+    decayed = train(configured(method, weight_decay=0.1), gradient=0.0)
+    assert decayed[-1] < 1 - 1e-6
+    assert (np.diff(decayed) <= 1e-7).all()
+
+
+def test_weight_decay_is_that_of_the_central_weights_and_undamped():
+    decayed = train(configured("asgd", weight_decay=0.1), gradient=0.0)
+    np.testing.assert_allclose(decayed, (1 - 0.01 * 0.1) ** np.arange(1, COMMITS + 1), rtol=1e-5)
+
+
+def test_weight_decay_of_local_steps_is_that_of_the_workers_own_weights():
+    config = configured("downpour", weight_decay=0.1, period=2)
+    updates, _ = local_steps(config).tx.update(jnp.zeros(1), local_steps(config).tx.init(jnp.ones(1)), jnp.full(1, 3.0))
+    np.testing.assert_allclose(updates, -0.01 * 0.1 * 3.0, rtol=1e-5)
+
+
+def test_without_flags_nothing_is_put_around_the_method():
+    for method in ("gem", "easgd"):
+        config = configured(method)
+        plain, made = (tx.init(jnp.ones(2)) for tx in (METHODS[method](config), make_method(config, 5.0)))
+        assert jax.tree.structure(plain) == jax.tree.structure(made)
+    assert schedules.rate(config, 5.0) == 0.01
+
+
+def test_local_steps_count_a_workers_share_of_an_epoch():
+    config = configured("downpour", decay_epochs=(1.0,), warmup_epochs=0.0)
+    tx = local_steps(dataclasses.replace(config, workers=3), steps_per_epoch=6.0).tx
+    state, moved = tx.init(jnp.ones(1)), []
+    for _ in range(4):
+        updates, state = tx.update(jnp.ones(1), state, jnp.ones(1))
+        moved.append(float(updates[0]))
+    np.testing.assert_allclose(moved, [-0.01, -0.01, -0.001, -0.001], rtol=1e-5)
+
+
+def test_decays_within_one_step_are_all_made():
+    config = configured("asgd", decay_epochs=(1.0, 1.01), decay_factor=0.5)
+    schedule = schedules.rate(config, steps_per_epoch=4)
+    np.testing.assert_allclose([schedule(3), schedule(4)], [0.01, 0.0025], rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", LOCAL)
+def test_methods_with_local_steps_have_their_decay_there_alone(method):
+    config = configured(method, weight_decay=0.1)
+    assert len(jax.tree.leaves(make_method(config).init(jnp.ones(2)))) == len(
+        jax.tree.leaves(METHODS[method](config).init(jnp.ones(2)))
+    )
+    assert isinstance(local_steps(config).tx, optax.GradientTransformation)

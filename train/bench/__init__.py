@@ -1,0 +1,1 @@
+"""Benchmarks of the engines, the methods and the networks."""

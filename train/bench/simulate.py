@@ -1,0 +1,170 @@
+"""`python -m train bench simulate`: a simulated commit beside a plain sequential step."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from rich.console import Console
+from rich.table import Table
+
+import gemjax
+from gemjax import arrivals
+from train.config.config import Config
+from train.task import losses, models
+from train.task.methods import METHODS, local_steps
+
+PyTree = Any
+BATCH_SIZE = 64  # GEM's.
+
+
+class MLP(nn.Module):
+    """Three dense layers: what is left when there is nothing but matrix products."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        del train
+        x = images.reshape(len(images), -1)
+        for size in (256, 128):
+            x = nn.relu(nn.Dense(size)(x))
+        return nn.Dense(10)(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A network on noise: what is timed does not depend on what the images show."""
+
+    params: PyTree
+    model_state: PyTree
+    loss_fn: Callable
+    batches: gemjax.Epochs
+
+
+MODELS: dict[str, Callable[[str | None], nn.Module]] = {
+    "cnn": lambda implementation: models.GemCNN(implementation=implementation),
+    "cnn7": lambda implementation: models.CNN7(implementation=implementation),
+    "resnet20": lambda implementation: models.CifarResNet(implementation=implementation),
+    "mlp": lambda implementation: MLP(),
+}
+
+SHAPES = {"cnn7": (28, 28, 3), "resnet20": (32, 32, 3)}  # Of the images, where they are not MNIST's.
+
+
+def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str | None = None) -> Problem:
+    """A network of `MODELS`; `implementation` is that of its convolutions."""
+    rng, shape = np.random.default_rng(0), SHAPES.get(network, (28, 28, 1))
+    data = {
+        "image": rng.integers(0, 256, (60_000, *shape), dtype=np.uint8),
+        "label": rng.integers(0, 10, 60_000).astype(np.int32),
+    }
+    model = MODELS[network](implementation)
+    params, model_state = models.init(model, jax.random.key(0), shape)
+    loss_fn = losses.make_loss(losses.image_rows(model, 0.1307, 0.3081, 255.0))
+    return Problem(params, model_state, loss_fn, gemjax.Epochs(data, batch_size))
+
+
+def ratios(
+    networks: Sequence[str], batch_sizes: Sequence[int], methods: Sequence[str], workers: Sequence[int],
+    rounds: int, steps: int, console: Console,
+) -> dict[str, Any]:  # fmt: skip
+    """Simulated commits of each method and number of workers beside as many steps of sequential momentum SGD."""
+    return {
+        f"{network}, {size}": _ratios(network, size, methods, workers, rounds, steps, console)
+        for network in networks
+        for size in batch_sizes
+    }
+
+
+def _ratios(
+    network: str, batch_size: int, methods, workers, rounds: int, steps: int, console: Console
+) -> dict[str, Any]:
+    problem = make_problem(network, batch_size)
+    sequential = _sequential(problem, steps)
+    sequential()  # Compiles.
+    size = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
+    table = Table(
+        title=f"Simulator: {network}, {size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
+    )
+    for column in ("method", "workers", "ms a commit (median)", "ratio (median)", "ratio (range)"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    figures: dict[str, Any] = {"sequential_ms": [], "ratio": {}}
+    for method in methods:
+        simulated = {n: _simulated(problem, method, n, steps) for n in workers}
+        for run in simulated.values():
+            run()
+        base, times = [], {n: [] for n in simulated}
+        for _ in range(rounds):
+            for n, run in simulated.items():
+                # Right before and after, so that a machine whose speed drifts does not decide the ratio.
+                before, seconds, after = sequential(), run(), sequential()
+                base.append((before + after) / 2)
+                times[n].append((seconds, seconds / base[-1]))
+        figures["sequential_ms"].append(1e3 * float(np.median(base)))
+        for n, measured in times.items():
+            seconds, ratio = np.array(measured).T
+            figures["ratio"].setdefault(method, {})[str(n)] = float(np.median(ratio))
+            table.add_row(
+                method, str(n), f"{1e3 * np.median(seconds):.2f}", f"{np.median(ratio):.3f}",
+                f"{ratio.min():.3f} – {ratio.max():.3f}",
+            )  # fmt: skip
+            console.print(f"  {network} {batch_size} {method} {n}: {np.median(ratio):.3f}", highlight=False)
+    figures["sequential_ms"] = float(np.median(figures["sequential_ms"]))
+    table.caption = f"A sequential step: {figures['sequential_ms']:.2f} ms (median)."
+    console.print(table)
+    return figures
+
+
+def _sequential(problem: Problem, steps: int) -> Callable[[], float]:
+    """A plain compiled loop of momentum SGD; the returned function gives seconds a step."""
+    tx = optax.sgd(0.001, momentum=0.9)
+    batches = problem.batches
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def loop(params, opt_state, data, selection):
+        def step(i, carry):
+            params, opt_state, losses = carry
+            key = jax.random.fold_in(jax.random.key(0), i)
+            batch = batches.batch(data, selection[i])
+            (loss, _), grads = jax.value_and_grad(problem.loss_fn, has_aux=True)(
+                params, problem.model_state, batch, key
+            )
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, losses.at[i].set(loss)
+
+        return jax.lax.fori_loop(0, steps, step, (params, opt_state, jnp.zeros(steps)))
+
+    data = jax.device_put(batches.data)
+    selection = batches.select(np.zeros(steps, np.int32), np.arange(steps))
+
+    def run() -> float:
+        params = jax.tree.map(jnp.copy, problem.params)
+        opt_state = jax.block_until_ready(tx.init(params))
+        began = time.perf_counter()
+        jax.block_until_ready(loop(params, opt_state, data, selection))
+        return (time.perf_counter() - began) / steps
+
+    return run
+
+
+def _simulated(problem: Problem, method: Any, num_workers: int, steps: int) -> Callable[[], float]:
+    """`gemjax.simulate` as a user calls it; timed from chunk to chunk, so without set-up and compilation."""
+    config = Config(method=method, workers=num_workers, learning_rate=0.001)
+    tx, local = METHODS[method](config), local_steps(config)
+    trace = arrivals.Gamma(num_workers).trace(2 * steps)
+
+    def run() -> float:
+        at: list[float] = []
+        gemjax.simulate(
+            tx, problem.loss_fn, problem.params, problem.batches, trace,
+            model_state=problem.model_state, local=local, chunk_size=steps,
+            callback=lambda progress: at.append(time.perf_counter()),
+        )  # fmt: skip
+        return (at[1] - at[0]) / steps
+
+    return run

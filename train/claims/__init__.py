@@ -1,0 +1,1 @@
+"""Published claims and how they are checked."""

@@ -1,0 +1,1 @@
+"""How the runs of claims are made and kept."""

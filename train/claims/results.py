@@ -1,0 +1,162 @@
+"""What the runs of a claim measured: means and intervals over seeds, by series and point."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from train.claims.runs import Record, Run, Scale
+
+SCALARS = ("train_loss", "test_loss", "test_accuracy", "time", "staleness_p50", "staleness_p95", "seconds")
+
+
+class Spread(NamedTuple):
+    """A mean over seeds and half the width of its 95 % confidence interval (Student's t; NaN of one seed)."""
+
+    mean: float
+    half: float
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of one value a seed; infinite as soon as one is.
+
+        >>> Spread.of([1.0, 2.0, 3.0]).mean, round(Spread.of([1.0, 2.0, 3.0]).half, 2)
+        (2.0, 2.48)
+        """
+        mean = float(np.mean(values)) if len(values) else math.nan
+        half = math.nan
+        if len(values) > 1 and np.isfinite(values).all():
+            half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+        return cls(mean, half, tuple(float(value) for value in values))
+
+    def text(self, form: str = ".3g", factor: float = 1.0) -> str:
+        """The mean, and the interval where there is one.
+
+        >>> Spread.of([0.5, 0.7]).text(".1f", 100)
+        '60.0 ± 127.1'
+        """
+        if not math.isfinite(self.mean):
+            return "diverged"
+        mean = f"{factor * self.mean:{form}}"
+        return mean if math.isnan(self.half) else f"{mean} ± {factor * self.half:{form}}"
+
+
+class Measured:
+    """The records of a claim's runs. Series and points keep the order in which the claim names them.
+
+    Args:
+      scale: at which the claim was run.
+      records: the run and what it recorded, pair by pair.
+    """
+
+    def __init__(self, scale: Scale, records: Sequence[tuple[Run, Record]]):
+        self.scale = scale
+        self.records = list(records)
+
+    @property
+    def full(self) -> bool:
+        """Whether this is the paper's setting, so that its numbers can be compared."""
+        return self.scale == "full"
+
+    def where(self, keep: Callable[[Run], bool]) -> "Measured":
+        """The same of those runs alone that `keep` says."""
+        return Measured(self.scale, [(run, record) for run, record in self.records if keep(run)])
+
+    @property
+    def series(self) -> list[str]:
+        return list(dict.fromkeys(run.series for run, _ in self.records))
+
+    def points(self, series: str) -> list[float]:
+        """Where `series` was measured."""
+        return list(dict.fromkeys(run.point for run, _ in self.records if run.series == series))
+
+    def of(self, series: str, point: float) -> list[Record]:
+        """The records of one point, one a seed.
+
+        Raises:
+          KeyError: if there is none.
+        """
+        found = [record for run, record in self.records if (run.series, run.point) == (series, point)]
+        if not found:
+            raise KeyError(f"no run of {series!r} at {point}; there are {self.series}")
+        return found
+
+    def spread(self, what: str, series: str, point: float) -> Spread:
+        """Mean and interval over seeds of a scalar of the record, or of the median of a diagnostic (`pi_median`).
+
+        What was not finite is infinite (a loss) or NaN (an accuracy, in [0, 1]), so that no comparison with it holds.
+        """
+        return Spread.of([_value(record, what) for record in self.of(series, point)])
+
+    def mean(self, what: str, series: str, point: float) -> float:
+        """The mean over seeds; see :meth:`spread`."""
+        return self.spread(what, series, point).mean
+
+    def diverged(self, series: str, point: float) -> int:
+        """How many seeds ended with a larger training loss than they began with."""
+        return sum(record["diverged"] for record in self.of(series, point))
+
+    def chance(self, series: str, point: float) -> float:
+        """The mean training loss of initial parameters."""
+        return float(np.mean([record["initial_train_loss"] for record in self.of(series, point)]))
+
+    def curve(self, what: str, series: str, point: float, kind: str = "curve") -> tuple[np.ndarray, np.ndarray]:
+        """Commits and the mean over seeds of a curve (`train_loss`), or with `kind="evaluations"` of `test_loss`, ….
+
+        Values that were not finite are NaN; seeds that ended early count as far as they came.
+        """
+        curves = [record[kind] for record in self.of(series, point)]
+        longest = max(curves, key=lambda curve: len(curve["commits"]))["commits"]
+        table = np.full((len(curves), len(longest)), np.nan)
+        for row, curve in zip(table, curves, strict=True):
+            values = np.array(curve[what], float)  # None becomes NaN.
+            row[: len(values)] = values
+        known = np.isfinite(table)
+        sums = np.where(known, table, 0.0).sum(0)
+        return np.array(longest, float), np.where(known.any(0), sums / np.maximum(1, known.sum(0)), np.nan)
+
+    def times(self, series: str, point: float) -> np.ndarray:
+        """Virtual times of the points of :meth:`curve`, of the seed that came farthest."""
+        curves = [record["curve"] for record in self.of(series, point)]
+        return np.array(max(curves, key=lambda curve: len(curve["commits"]))["time"], float)
+
+    def diagnostic(self, what: str, series: str, point: float, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """A diagnostic along the run of seed `index`: parts of its virtual time, in (0, 1], and the median of each moment."""
+        found = self.of(series, point)[index]["diagnostics"][what]
+        times = np.array(found["time"], float)
+        return times / times[-1:], np.array(found["curve"], float)
+
+    def steps_per_epoch(self, series: str, point: float) -> int:
+        """Commits of one worker that are one epoch of data."""
+        return self.of(series, point)[0]["steps_per_epoch"]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a series and point: all scalars and diagnostics with mean, interval and values over seeds; for JSON."""
+        rows = []
+        for series in self.series:
+            for point in self.points(series):
+                runs = [run for run, _ in self.records if (run.series, run.point) == (series, point)]
+                names = [*SCALARS, *runs[0].diagnostics]
+                row: dict[str, Any] = {"series": series, "point": point, "config": runs[0].described()["config"]}
+                row["config"] = {name: value for name, value in row["config"].items() if name != "seed"}
+                row["seeds"] = [run.config.seed for run in runs]
+                row["commits"] = self.of(series, point)[0]["commits"]
+                row["diverged"] = self.diverged(series, point)
+                rows.append(row | {name: _plain(self.spread(name, series, point)) for name in names})
+        return rows
+
+
+def _value(record: Record, what: str) -> float:
+    value = record["diagnostics"][what]["median"] if what in record["diagnostics"] else record[what]
+    if value is None:
+        return math.nan if what.endswith("accuracy") else math.inf
+    return float(value)
+
+
+def _plain(spread: Spread) -> dict[str, Any]:
+    mean, half, values = spread
+    finite = [None if not math.isfinite(value) else round(value, 6) for value in (mean, half, *values)]
+    return {"mean": finite[0], "interval_95": finite[1], "values": finite[2:]}

@@ -1,0 +1,1 @@
+"""Sweeps over methods, numbers of workers and hyper-parameters."""

@@ -1,0 +1,1 @@
+"""What a configuration trains: data, network, loss, method and simulated cluster."""

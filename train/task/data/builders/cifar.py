@@ -1,0 +1,113 @@
+"""CIFAR-10 and CIFAR-100 from their original binary archives, as TFDS builders."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from train.common.errors import DataError
+from train.task.data.builders import originals
+from train.task.data.builders.images import LabelledImages
+
+PIXELS = 3 * 32 * 32
+
+
+class Cifar10(LabelledImages, skip_registration=True):
+    """CIFAR-10: 50,000 + 10,000 colour photographs of 32x32 pixels in 10 classes (Krizhevsky, 2009).
+
+    Of the three forms of the original archive this is the binary one: the Python one consists of
+    pickles, which can run code when they are read. Its size and SHA-256 are those that TFDS
+    registers; its files are read in place, nothing of it is unpacked to the disk.
+    """
+
+    name = "gemjax_cifar10"
+    title = "CIFAR-10"
+    shape = (32, 32, 3)
+    homepage = "https://www.cs.toronto.edu/~kriz/"
+    archive = "cifar-10-binary.tar.gz"
+    size = 170_052_171
+    sha256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+    folder = "cifar-10-batches-bin"
+    files: ClassVar[dict[str, tuple[str, ...]]] = {
+        "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "test": ("test_batch.bin",),
+    }
+    labels = 1
+    num_classes = 10
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the original binary archive into the folder."
+
+    @classmethod
+    def check_sources(cls, manual_dir: str | None) -> None:
+        mend = (
+            f"Download {cls.archive} from {cls.homepage} into a folder, as it is, and name that folder as manual_dir "
+            "(the archive with -python in its name will not do: it holds pickles)."
+        )
+        folder = originals.find(cls.title, [cls.archive], manual_dir, mend)
+        try:
+            originals.check(cls.title, folder / cls.archive, cls.size, cls.sha256)
+        except ValueError as error:
+            raise DataError(f"{error}. {mend}") from None
+
+    def _split_generators(self, dl_manager) -> dict[str, Iterator]:
+        splits = self.read(Path(dl_manager.manual_dir) / self.archive)
+        return {split: self._generate_examples(*arrays) for split, arrays in splits.items()}
+
+    @classmethod
+    def read(cls, archive: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Images uint8 [n, 32, 32, 3] and labels uint8 [n] of "train" and "test".
+
+        Raises:
+          DataError: if `archive` is not whole, lacks a file, or a file of it is not of this form.
+        """
+        try:
+            with tarfile.open(archive, "r:gz") as tar:
+                return {split: cls._read_files(tar, files) for split, files in cls.files.items()}
+        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            raise DataError(f"{archive} is not a whole .tar.gz file ({error})") from None
+        except ValueError as error:
+            raise DataError(f"{archive}: {error}") from None
+
+    @classmethod
+    def _read_files(cls, tar: tarfile.TarFile, files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = zip(*(cls._read_file(tar, f"{cls.folder}/{file}") for file in files), strict=True)
+        return np.concatenate(images), np.concatenate(labels)
+
+    @classmethod
+    def _read_file(cls, tar: tarfile.TarFile, file: str) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            content = tar.extractfile(file)
+        except KeyError:
+            content = None
+        if content is None:
+            raise ValueError(f"there is no file {file} in it")
+        values = np.frombuffer(content.read(), np.uint8)
+        if values.size == 0 or values.size % (cls.labels + PIXELS):
+            raise ValueError(f"{file} has {values.size} bytes, no multiple of {cls.labels + PIXELS}, one record")
+        records = values.reshape(-1, cls.labels + PIXELS)
+        labels = records[:, cls.labels - 1]  # The last one is the finest.
+        if labels.max() >= cls.num_classes:
+            raise ValueError(f"{file} has a label {labels.max()}, but there are {cls.num_classes} classes")
+        return records[:, cls.labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+class Cifar100(Cifar10, skip_registration=True):
+    """CIFAR-100: 50,000 + 10,000 colour photographs of 32x32 pixels in 100 classes (Krizhevsky, 2009).
+
+    The labels are the fine ones; the 20 coarse classes are left out. From the binary archive, as
+    CIFAR-10.
+    """
+
+    name = "gemjax_cifar100"
+    title = "CIFAR-100"
+    archive = "cifar-100-binary.tar.gz"
+    size = 168_513_733
+    sha256 = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+    folder = "cifar-100-binary"
+    files: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train.bin",), "test": ("test.bin",)}
+    labels = 2
+    num_classes = 100

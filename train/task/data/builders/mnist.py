@@ -1,0 +1,109 @@
+"""MNIST and Fashion-MNIST from their four original files, as TFDS builders."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from train.common.errors import DataError
+from train.task.data.builders import originals
+from train.task.data.builders.images import LabelledImages
+
+IMAGES_MAGIC = 2051
+LABELS_MAGIC = 2049
+
+
+class Mnist(LabelledImages, skip_registration=True):
+    """MNIST: 60,000 + 10,000 handwritten digits, 28x28 pixels (LeCun, Cortes, Burges).
+
+    TFDS's own builder needs TensorFlow and downloads the files; this one reads the same four files
+    from a folder that the user names (`manual_dir`), and takes only the files whose SHA-256 TFDS
+    registers.
+    """
+
+    name = "gemjax_mnist"
+    title = "MNIST"
+    shape = (28, 28, 1)
+    homepage = "https://storage.googleapis.com/cvdf-datasets/mnist/"
+    sha256: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    }
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the four original .gz files into one folder."
+
+    @classmethod
+    def check_sources(cls, manual_dir: str | None) -> None:
+        mend = (
+            f"Download {', '.join(cls.sha256)} from {cls.homepage} into one folder and name that folder as manual_dir."
+        )
+        folder = originals.find(cls.title, cls.sha256, manual_dir, mend)
+        try:
+            for part in ("train", "t10k"):
+                read_part(folder, part)
+            for file, digest in cls.sha256.items():
+                originals.check(cls.title, folder / file, None, digest)
+        except ValueError as error:
+            raise DataError(f"{error}. {mend}") from None
+
+    def _split_generators(self, dl_manager) -> dict[str, Iterator]:
+        folder = Path(dl_manager.manual_dir)
+        return {
+            "train": self._generate_examples(*read_part(folder, "train")),
+            "test": self._generate_examples(*read_part(folder, "t10k")),
+        }
+
+
+class FashionMnist(Mnist, skip_registration=True):
+    """Fashion-MNIST: 60,000 + 10,000 images of clothes in MNIST's format (Zalando Research)."""
+
+    name = "gemjax_fashion_mnist"
+    title = "Fashion-MNIST"
+    homepage = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+    sha256: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    }
+
+
+def read_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [n, 28, 28, 1] and labels uint8 [n] of one part, `"train"` or `"t10k"`."""
+    images_file = folder / f"{part}-images-idx3-ubyte.gz"
+    labels_file = folder / f"{part}-labels-idx1-ubyte.gz"
+    images, labels = read_idx(images_file, IMAGES_MAGIC), read_idx(labels_file, LABELS_MAGIC)
+    if images.shape[1:] != (28, 28):
+        raise ValueError(f"{images_file} holds images of shape {images.shape[1:]}, not (28, 28)")
+    if len(images) != len(labels):
+        raise ValueError(f"{images_file} holds {len(images)} images but {len(labels)} labels go with them")
+    if labels.size and labels.max() > 9:
+        raise ValueError(f"{labels_file} holds a label above 9")
+    return images[..., None], labels
+
+
+def read_idx(file: Path, magic: int) -> np.ndarray:
+    """The array of unsigned bytes in a gzipped idx file.
+
+    The format: a big-endian magic number (2049 for one axis, 2051 for three), the length of each
+    axis, the bytes.
+    """
+    try:
+        content = gzip.decompress(file.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{file} is not a whole gzip file ({error})") from None
+    header = 4 * (1 + magic % 256)
+    if len(content) < header:
+        raise ValueError(f"{file} is not an idx file: it ends within its header")
+    found, *shape = (int(number) for number in np.frombuffer(content[:header], ">i4"))
+    if found != magic:
+        raise ValueError(f"{file} is not an idx file of this kind: magic number {found}, not {magic}")
+    if len(content) - header != int(np.prod(shape)):
+        raise ValueError(f"{file}: {len(content) - header} bytes do not fill the shape {tuple(shape)}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -1,0 +1,124 @@
+"""What networks are trained for, row by row: classes of images, and the next token of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+PyTree = Any
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+Loss = Callable[[PyTree, PyTree, Batch, jax.Array], tuple[jax.Array, tuple[PyTree, Metrics]]]
+Augment = Callable[[jax.Array, jax.Array], jax.Array]
+
+# rows(params, model_state, batch, key) -> (losses [B], fraction that is right [B], new model state); evaluates where `key` is
+# None: nothing is dropped out or augmented, running statistics are used and stay.
+Rows = Callable[[PyTree, PyTree, Batch, jax.Array | None], tuple[jax.Array, jax.Array, PyTree]]
+
+
+def image_rows(
+    model: nn.Module,
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    scale: float,
+    augment: Augment | None = None,
+) -> Rows:
+    """Cross-entropy and correctness of a network on raw images, {"image": uint8 [B, H, W, C], "label": int [B]}.
+
+    Args:
+      model: the network.
+      mean: of the images over all pixels, in units of `scale`; one number, or one a channel.
+      std: their standard deviation, likewise.
+      scale: the value of white.
+      augment: `augment(images, key) -> images`, for raw images in training.
+    """
+
+    def rows(params, model_state, batch, key):
+        images = batch["image"]
+        if key is not None and augment is not None:
+            images = augment(images, jax.random.fold_in(key, 1))
+        images = normalise(images, mean, std, scale, _dtype_of(params))
+        logits, model_state = _apply(model, params, model_state, images, key)
+        right = (logits.argmax(-1) == batch["label"]).astype(logits.dtype)
+        return cross_entropy_each(logits, batch["label"]), right, model_state
+
+    return rows
+
+
+def token_rows(model: nn.Module) -> Rows:
+    """Mean cross-entropy (nats a token) and correctness of the next token over rows {"tokens": int [B, L + 1]}.
+
+    A row is L inputs, the first L tokens, and L answers, the last L. Where tokens are bytes the loss is in nats a byte;
+    its exponential is the perplexity, and over ln 2 it is in bits a byte.
+    """
+
+    def rows(params, model_state, batch, key):
+        tokens = batch["tokens"].astype(jnp.int32)
+        logits, model_state = _apply(model, params, model_state, tokens[:, :-1], key)
+        losses = cross_entropy_each(logits, tokens[:, 1:]).mean(-1)
+        right = (logits.argmax(-1) == tokens[:, 1:]).mean(-1, dtype=logits.dtype)
+        return losses, right, model_state
+
+    return rows
+
+
+def make_loss(rows: Rows) -> Loss:
+    """The mean loss of a batch as the engines call it.
+
+    The result is `loss_fn(params, model_state, batch, key) -> (loss, (model_state, {"accuracy": …}))`; `key` draws what is
+    random in training, dropout masks and augmentation. Nothing is added for weight decay: that is an optax
+    transformation in front of the method (`train.task.methods.make_method`), so losses are comparable with and without.
+    """
+
+    def loss_fn(params, model_state, batch, key):
+        losses, right, model_state = rows(params, model_state, batch, key)
+        return losses.mean(), (model_state, {"accuracy": right.mean()})
+
+    return loss_fn
+
+
+def normalise(
+    images: jax.Array,
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    scale: float,
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Raw images as floating point: (images / scale - mean) / std, with one mean and std for all channels or one each."""
+    shift, factor = (
+        value if jnp.ndim(value) == 0 else value.reshape((1,) * (images.ndim - 1) + (-1,))
+        for value in (jnp.asarray(mean, dtype) * scale, 1.0 / (jnp.asarray(std, dtype) * scale))
+    )
+    return (images.astype(dtype) - shift) * factor
+
+
+def cross_entropy_each(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The cross-entropy of each row of `logits` [..., classes] against integer `labels` [...]."""
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean cross-entropy of `logits` [B, classes] against integer `labels` [B]."""
+    return cross_entropy_each(logits, labels).mean()
+
+
+def _apply(model, params, model_state, inputs, key) -> tuple[Any, PyTree]:
+    """Logits and the new model state; `key` is None outside training."""
+    train, rngs = key is not None, None if key is None else {"dropout": key}
+    if "batch_stats" not in model_state:
+        return model.apply({"params": params}, inputs, train=train, rngs=rngs), model_state
+    variables = {"params": params, "batch_stats": model_state["batch_stats"]}
+    if not train:
+        return model.apply(variables, inputs, train=False), model_state
+    logits, changed = model.apply(variables, inputs, train=True, rngs=rngs, mutable=["batch_stats"])
+    return logits, model_state | changed
+
+
+def _dtype_of(params: PyTree) -> Any:
+    """The type that the parameters share, so that float64 parameters see float64 images."""
+    return jnp.result_type(*jax.tree.leaves(params))

@@ -1,0 +1,86 @@
+"""Networks for images and for text.
+
+They are Flax Linen modules: Linen's `init` and `apply` are pure functions over a pytree of parameters, which is what
+the library's engines take. Networks for images expect them floating point and normalised, [B, H, W, C]; that for
+text expects tokens, int [B, L]. The type of their numbers follows that of parameters and images. What a network
+keeps besides parameters (statistics of batch normalisation) is its model state, `()` where there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from train.config.networks import NETWORKS, own
+from train.task.models.alexnet import AlexNet
+from train.task.models.cnn7 import CNN7
+from train.task.models.digits_cnn import DigitsCNN
+from train.task.models.gem_cnn import GemCNN
+from train.task.models.resnet import CifarResNet, ResNet50
+from train.task.models.transformer import Transformer
+from train.task.models.vgg import VGG16
+from train.task.models.wide_resnet import WideResNet
+
+__all__ = [
+    "CNN7",
+    "VGG16",
+    "AlexNet",
+    "CifarResNet",
+    "DigitsCNN",
+    "GemCNN",
+    "ResNet50",
+    "Transformer",
+    "WideResNet",
+    "build",
+    "init",
+    "init_params",
+]
+
+PyTree = Any
+
+
+def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> tuple[PyTree, PyTree]:
+    """Initial parameters and initial model state of `model`.
+
+    Args:
+      model: a network.
+      key: decides the parameters.
+      shape: of one of its inputs: [H, W, C] for images, [L] for tokens.
+      dtype: of its inputs; an integer type for tokens.
+
+    >>> params, model_state = init(CifarResNet(depth=8), jax.random.key(0), (8, 8, 3))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params)), list(model_state)
+    (75290, ['batch_stats'])
+    """
+    example = jax.ShapeDtypeStruct((1, *shape), dtype)
+    variables = dict(model.lazy_init(key, example))  # The forward pass is traced, not computed.
+    params = variables.pop("params")
+    return params, variables or ()
+
+
+def init_params(model: nn.Module, key: jax.Array, shape: tuple[int, ...]) -> PyTree:
+    """Initial parameters of a network for images of shape [H, W, C]."""
+    return init(model, key, shape)[0]
+
+
+def build(
+    model: str,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    width: float = 1.0,
+    depth: int | None = None,
+    dropout: float = 0.5,
+) -> Any:
+    """The Flax module called `model` for rows of `shape`; what it does not have is left out.
+
+    `classes` is the number of classes of images, or of different tokens.
+    """
+    network = NETWORKS[own(shape) if model == "auto" else model]
+    given = {"width": width, "depth": depth, "dropout": dropout}
+    options = {name: value for name, value in given.items() if name in network.flags and value is not None}
+    options["num_classes" if network.side else "vocabulary"] = classes
+    return globals()[network.module](**options)

@@ -1,0 +1,1 @@
+"""Array operations of the networks."""
