@@ -27,8 +27,8 @@ ABOUT = f"""Train a network with asynchronous workers, on the devices of this ma
   python -m train reproduce CLAIM  check published claims
   python -m train results          table of the claims that were checked
   python -m train bench            measure what the engines cost
-Compiled programs are kept in your cache folder for the next start. With every command --compilation-cache PATH
-moves that folder, and --compilation-cache off does without."""
+Compiled programs are kept in your cache folder for the next start. With every command \
+--compilation-cache PATH moves that folder, and --compilation-cache off does without."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,14 +38,14 @@ def take_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
     Raises:
       ValueError: if no value follows.
     """
-    rest, value = list(argv), None
-    for index, word in enumerate(argv):
-        if word.startswith(f"{FLAG}="):
-            rest, value = [*argv[:index], *argv[index + 1 :]], word.removeprefix(f"{FLAG}=")
-        elif word == FLAG:
-            rest, value = [*argv[:index], *argv[index + 2 :]], next(iter(argv[index + 1 : index + 2]), "")
-    if value is not None and (not value or value.startswith("-")):
-        raise ValueError(f"{FLAG} needs a folder, or {OFF}")
+    rest, value, words = [], None, iter(argv)
+    for word in words:
+        if word == FLAG or word.startswith(f"{FLAG}="):
+            value = next(words, "") if word == FLAG else word.removeprefix(f"{FLAG}=")
+            if not value or value.startswith("-"):
+                raise ValueError(f"{FLAG} needs a folder, or {OFF}")
+        else:
+            rest.append(word)
     return rest, value
 
 
@@ -63,12 +64,15 @@ def use(folder: str | os.PathLike | None = None) -> Path | None:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         _configure({"jax_enable_compilation_cache": False})
         return None
-    if folder is None and (given := os.environ.get("JAX_COMPILATION_CACHE_DIR")):
-        return Path(given)
-    path = Path(folder or default_folder()).expanduser().absolute()
+    # A program that cannot be read or written, as one that a killed process left unfinished, is compiled as without a cache.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    if folder is None and "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        given = os.environ["JAX_COMPILATION_CACHE_DIR"]  # JAX's own setting; empty for none.
+        return Path(given) if given else None
     try:
+        path = Path(folder or default_folder()).expanduser().absolute()
         path.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder.
         return None
     if not os.access(path, os.W_OK):
         return None
@@ -89,9 +93,11 @@ def _configure(settings: dict[str, object]) -> None:
 
 
 def _prune(path: Path) -> None:
-    """Removes the oldest entries until what remains is at most `MAX_BYTES`."""
+    """Removes JAX's oldest entries until what remains of them is at most `MAX_BYTES`; other files are left alone."""
     with contextlib.suppress(OSError):  # Another process may prune at the same time.
-        entries = sorted((stat.st_mtime, stat.st_size, entry) for entry in path.iterdir() if (stat := entry.stat()))
+        entries = sorted(
+            (stat.st_mtime, stat.st_size, entry) for entry in path.glob("*-cache") if (stat := entry.stat())
+        )
         excess = sum(size for _, size, _ in entries) - MAX_BYTES
         for _, size, entry in entries:
             if excess <= 0:

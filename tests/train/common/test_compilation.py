@@ -11,7 +11,7 @@ from train.common import compilation
 
 PROGRAM = """
 import sys
-from train import compilation
+from train.common import compilation
 folder = compilation.use(sys.argv[1])
 import jax, jax.monitoring
 hits = []
@@ -77,6 +77,15 @@ def test_the_folder_that_jax_was_given_is_left_alone(environment, tmp_path):
     assert compilation.use(tmp_path / "other") == tmp_path / "other"
 
 
+def test_an_empty_setting_of_jax_is_a_choice_too(environment):
+    environment.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    assert compilation.use() is None
+
+
+def test_the_last_of_several_flags_counts():
+    assert compilation.take_flag(["--compilation-cache=a", "mnist", "--compilation-cache", "b"]) == (["mnist"], "b")
+
+
 def test_it_can_be_switched_off(environment):
     assert compilation.use("off") is None
     assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"
@@ -89,12 +98,20 @@ def test_a_folder_that_cannot_be_made_is_done_without(environment, tmp_path):
 
 
 def test_the_oldest_entries_go_when_it_is_full(environment, tmp_path):
-    for index, name in enumerate(("first", "second", "third")):
+    for index, name in enumerate(("thesis.tex", "first-cache", "second-cache", "third-cache")):
         (tmp_path / name).write_bytes(bytes(40))
         os.utime(tmp_path / name, (index, index))
     environment.setattr(compilation, "MAX_BYTES", 90)
     compilation.use(tmp_path)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["second", "third"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["second-cache", "thesis.tex", "third-cache"]
+
+
+def test_nobody_needs_a_home_folder(environment, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compilation.Path, "home", no_home)
+    assert compilation.use() is None
 
 
 @pytest.mark.parametrize("argv", [["--compilation-cache"], ["--compilation-cache", "--seed", "1"]])
