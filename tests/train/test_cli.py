@@ -54,6 +54,8 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--method", "gemm"], "'heloco'); did you mean gem? (python -m train --help)"),
         (["--engine=tpu"], "invalid choice 'tpu' for argument '--engine'. Expected one of ('devices', 'simulate')."),
         (["--methd", "gem"], "Unrecognized options: --methd, gem; did you mean --method?"),
+        (["--epoch", "3"], "Unrecognized options: --epoch, 3; did you mean --epochs?"),
+        (["--worker", "4"], "Unrecognized options: --worker, 4; did you mean --workers?"),
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
         (
             ["imagenet"],

@@ -68,6 +68,8 @@ def one_line(box: str) -> str:
         if "Perhaps you meant:" in lines
         else []
     )
+    if meant and (typed := re.search(r"--[\w-]+", message)):
+        meant = difflib.get_close_matches(typed[0], meant, n=1, cutoff=0.0)
     if wrong := re.search(r"invalid choice '(.*?)' .*Expected one of (\(.*?\))", message):
         meant = difflib.get_close_matches(wrong[1], re.findall(r"'(.*?)'", wrong[2]), n=1)
     if message.startswith("Unrecognized options:") and (late := set(presets.NAMES) & set(message.split())):
