@@ -22,7 +22,9 @@ from gemjax.protocol.trace import COLUMNS, Trace
 FORMAT = "gemjax.run.2"  # Counts up whenever RunState or the columns of a trace change.
 UNFINISHED = "*.orbax-checkpoint-tmp*"  # Folders of writes that have not ended well.
 REPLACED = ".replaced-"  # Before the name of a checkpoint that is being written anew.
-WRITE_ERROR = re.compile("os_error_code=|Error writing|RESOURCE_EXHAUSTED")  # Errors of TensorStore are ValueErrors.
+WRITE_ERROR = re.compile(
+    "os_error_code=|(Error|Failed) writing|RESOURCE_EXHAUSTED"
+)  # Errors of TensorStore are ValueErrors.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
