@@ -16,6 +16,7 @@ from gemjax.checkpoints import Checkpoints
 from gemjax.engines.checks import ends_run
 from gemjax.engines.result import Callback, Progress
 from gemjax.engines.transition import RunState
+from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.trace import Trace
 
 Evaluate = Callable[[Progress], Any]
@@ -42,7 +43,7 @@ class EarlyStopping:
 
     Raises:
       ValueError: for a ``patience`` or ``min_delta`` out of range or another ``mode``.
-      TypeError: when called, if ``evaluate`` returns anything but one number.
+      TypeError: if ``evaluate`` is no function; when called, if it returns anything but one number.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -55,8 +56,8 @@ class EarlyStopping:
     """
 
     def __init__(self, evaluate: Evaluate, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
-        if patience < 1:
-            raise ValueError(f"patience must be positive, got {patience}")
+        _check_evaluate(evaluate)
+        check_positive_int("patience", patience)
         if not min_delta >= 0:
             raise ValueError(f"min_delta must not be negative, got {min_delta}")
         self.evaluate, self.patience, self.min_delta, self.mode = evaluate, patience, min_delta, mode
@@ -96,7 +97,8 @@ class BestCheckpoint:
 
     Raises:
       ValueError: for another ``mode``, or a folder with checkpoints that were not saved by such a callback.
-      TypeError: when called, if ``evaluate`` returns anything but one number.
+      TypeError: if ``evaluate`` is no function, or ``folder`` is one; when called, if ``evaluate`` returns anything but one
+        number.
 
     >>> import gemjax, tempfile, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -110,6 +112,11 @@ class BestCheckpoint:
     """
 
     def __init__(self, folder: str | os.PathLike, evaluate: Evaluate, *, mode: str = "min"):
+        if callable(folder):
+            raise TypeError(
+                f"folder is {_shown(folder)}, expected a path; give the folder first, as in BestCheckpoint(folder, evaluate)"
+            )
+        _check_evaluate(evaluate)
         self.evaluate, self.mode, self.best = evaluate, mode, _worst(mode)
         self.checkpoints = Checkpoints(folder, keep=1)
         metadata = self.checkpoints.metadata
@@ -165,6 +172,18 @@ def _worst(mode: str) -> float:
     if mode not in ("min", "max"):
         raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
     return math.inf if mode == "min" else -math.inf
+
+
+def _check_evaluate(evaluate: Any) -> None:
+    if not callable(evaluate):
+        raise TypeError(
+            f"evaluate is {_shown(evaluate)}, expected a function; give one that takes the gemjax.Progress and returns a "
+            "number, such as lambda progress: loss_fn(progress.params, batch)"
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"the {type(value).__name__} {value!r:.60}"
 
 
 def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:

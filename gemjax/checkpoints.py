@@ -1,6 +1,7 @@
 """Checkpoints of a run, through Orbax: the central variable *and* the asynchrony around it."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,11 @@ from gemjax.engines.transition import RunState
 from gemjax.protocol.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Counts up whenever RunState or the columns of a trace change.
+UNFINISHED = "*.orbax-checkpoint-tmp*"  # Folders of writes that have not ended well.
+REPLACED = ".replaced-"  # Before the name of a checkpoint that is being written anew.
+WRITE_ERROR = re.compile(
+    "os_error_code=|(Error|Failed) writing|RESOURCE_EXHAUSTED"
+)  # Errors of TensorStore are ValueErrors.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
@@ -56,16 +62,25 @@ class Checkpoints:
         self._size = 0
 
     def _open(self) -> ocp.training.Checkpointer:
+        """Opens the folder after removing what failed writes have left.
+
+        Orbax could remove that too, but does it in a thread, which fails if anything else removes the same folder.
+        """
+        self._remove_unfinished()
+        self._settle_replaced()
+        return self._open_as_is()
+
+    def _open_as_is(self) -> ocp.training.Checkpointer:
         policy: Any = ocp.training.preservation_policies.LatestN(self.keep)
-        return ocp.training.Checkpointer(str(self.folder), preservation_policy=policy, cleanup_tmp_directories=True)
+        return ocp.training.Checkpointer(str(self.folder), preservation_policy=policy)
 
     def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None, *, wait: bool = True) -> None:
-        """Writes ``state`` after the commits of ``trace``; a checkpoint of as many commits is deleted first.
+        """Writes ``state`` after the commits of ``trace``; replaces a checkpoint of as many commits, once all is on disk.
 
         Args:
           state: of the run.
           trace: its applied commits so far.
-          metadata: whatever else to keep, as JSON has it.
+          metadata: a dict of whatever else to keep, as JSON has it.
           wait: ``True`` (default): returns when all is on disk. ``False``: copies the state on its devices, which takes its
             room twice for the while, and writes it in the background; the run may go on. The next call of this object waits
             for that, and raises what went wrong there.
@@ -73,19 +88,22 @@ class Checkpoints:
         Raises:
           CheckpointWriteError: (an OSError) if it cannot be written, or the one before it, in the background, could not. The
             checkpoints that were there stay valid, and the next call tries again.
+          TypeError: if ``metadata`` cannot be written as JSON; nothing is written.
         """
+        _check_metadata(metadata)
         self.wait()
         self._remove_unfinished()
         columns = {name: getattr(trace, name) for name in COLUMNS}
         known: dict[str, Any] = {"format": FORMAT, "commits": len(trace), "num_workers": trace.num_workers}
         plain = keys.as_data(state)
         tree: Any = {"state": plain, "trace": columns} if len(trace) else {"state": plain}
-        options: Any = {"force": True, "overwrite": True, "custom_metadata": known | {"user": metadata or {}}}
+        options: Any = {"force": True, "custom_metadata": known | {"user": metadata or {}}}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
         if not wait:
             # A run that goes on donates the buffers of its state to the next commit.
             tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
         with self._recovering():
+            self._set_aside(len(trace))
             self._writing = self._checkpointer.save_async(len(trace), tree, **options)
         if wait:
             self.wait()
@@ -111,14 +129,15 @@ class Checkpoints:
                         raise
                     return False
             self._writing = None
+            self._settle_replaced()
         return True
 
     @contextlib.contextmanager
     def _recovering(self) -> Iterator[None]:
-        """Turns what Orbax raises when a write fails into :class:`CheckpointWriteError`, and begins anew with it.
+        """Begins anew after a write that failed, and turns its error into :class:`CheckpointWriteError` if it is one of I/O.
 
-        Orbax would raise the same error at the next write, keep what it wrote of the checkpoint, which takes room where there
-        is too little, and forget the checkpoint that the failed one was to replace.
+        Orbax would raise the same error at the next write, and keep what it wrote of the checkpoint, which takes room where
+        there is too little. Any other error, such as a TypeError, is raised as it is.
         """
         try:
             yield
@@ -126,17 +145,42 @@ class Checkpoints:
             self._writing = None
             with contextlib.suppress(Exception):
                 self._checkpointer.close()
-            self._remove_unfinished()
             self._checkpointer = self._open()
-            raise self._unwritten(error) from error
+            if isinstance(error, (OSError, MemoryError)) or WRITE_ERROR.search(str(error)):
+                raise self._unwritten(error) from error
+            raise
 
     def _remove_unfinished(self) -> None:
         """Removes what failed writes have left; threads of Orbax may add to it for a moment after the failure."""
-        for unfinished in self.folder.glob("*.orbax-checkpoint-tmp*"):
+        for unfinished in self.folder.glob(UNFINISHED):
             shutil.rmtree(unfinished, ignore_errors=True)
 
+    def _set_aside(self, commits: int) -> None:
+        """Renames the checkpoint of so many commits, if there is one, so that it outlasts a write that fails."""
+        checkpoint = self.folder / str(commits)
+        # Orbax may know one that is not there, if an exception such as KeyboardInterrupt came while it began to write.
+        if checkpoint.exists() or any(known.step == commits for known in self._checkpointer.checkpoints):
+            self._checkpointer.close()
+            self._settle_replaced()
+            with contextlib.suppress(FileNotFoundError):
+                checkpoint.rename(self.folder / f"{REPLACED}{commits}")
+            self._checkpointer = self._open_as_is()
+
+    def _settle_replaced(self) -> None:
+        """Puts a checkpoint that was set aside back where its replacement is missing, and removes it otherwise.
+
+        Orbax gives a checkpoint its name once it is whole.
+        """
+        for replaced in self.folder.glob(f"{REPLACED}*"):
+            checkpoint = self.folder / replaced.name.removeprefix(REPLACED)
+            if checkpoint.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                replaced.rename(checkpoint)
+
     def _unwritten(self, error: Exception) -> CheckpointWriteError:
-        number, why = getattr(error, "errno", None), f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        first_line = str(error).strip().partition("\n")[0][:200]
+        number, why = getattr(error, "errno", None), f"{type(error).__name__}: {first_line}".removesuffix(": ")
         if found := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore has errors of its own kind.
             number = int(found[1])
         if number is not None:
@@ -274,3 +318,19 @@ class Checkpoints:
 def _name(path: tuple) -> str:
     """A path in words that do not depend on whether a node was saved as an object or as a dict."""
     return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Raises ``TypeError`` unless ``metadata`` is ``None`` or a dict that JSON can hold."""
+    if not isinstance(metadata, dict | None):
+        raise TypeError(
+            f"metadata is of type {type(metadata).__name__}, expected a dict; put the value under a name in one"
+        )
+    for name, value in (metadata or {}).items():
+        try:
+            json.dumps({name: value})
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"metadata[{name!r}] is of type {type(value).__name__} and cannot be written as JSON ({error}); give numbers, "
+                "strings, truth values, None, and lists and dicts of them, as by float(x) or x.tolist()"
+            ) from None

@@ -86,7 +86,8 @@ def test_another_run_begins_anew():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patience": 0}, "patience must be positive, got 0"),
+        ({"patience": 0}, "patience must be a positive int, got 0"),
+        ({"patience": 2.5}, "patience must be a positive int, got 2.5"),
         ({"min_delta": -1.0}, "min_delta must not be negative, got -1.0"),
         ({"min_delta": NAN}, "min_delta must not be negative, got nan"),
         ({"mode": "least"}, "mode must be 'min' or 'max', got 'least'"),
@@ -101,6 +102,16 @@ def test_options_out_of_range_are_refused(options, message):
 def test_what_is_no_number_is_refused(found):
     with pytest.raises(TypeError, match=r"evaluate\(progress\) must return one number, but returned"):
         EarlyStopping(lambda progress: found)(at(1))
+
+
+def test_arguments_in_the_wrong_place_are_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"evaluate is the float 0\.1, expected a function; give one that"):
+        EarlyStopping(0.1)
+    with pytest.raises(TypeError, match=r"evaluate is the str 'loss', expected a function; give one that"):
+        BestCheckpoint(tmp_path / "best", "loss")
+    with pytest.raises(TypeError, match=r"folder is the function .*, expected a path; give the folder first"):
+        BestCheckpoint(lambda progress: 0.0, tmp_path / "best")
+    assert not (tmp_path / "best").exists()
 
 
 def test_ends_runs_of_both_engines():

@@ -1,16 +1,19 @@
 """Checkpoints: what was saved comes back, and nothing else is taken for it."""
 
 import concurrent.futures
+import contextlib
 import errno
 import gc
 import json
 import os
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 import gemjax
@@ -194,7 +197,7 @@ def test_what_is_written_in_the_background_is_a_copy(tmp_path, monkeypatch):
     """So that it does not matter when Orbax reads it."""
     held, done = [], concurrent.futures.Future()
     done.set_result(True)
-    state = like()
+    state = jax.tree.map(jnp.copy, like())  # Not the arrays of other tests, which are deleted below.
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         write = lambda _, step, tree, **options: held.append(tree["state"]) or done
         monkeypatch.setattr(type(checkpoints._checkpointer), "save_async", write)
@@ -206,24 +209,30 @@ def test_what_is_written_in_the_background_is_a_copy(tmp_path, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+@contextlib.contextmanager
+def files_that_may_not_grow():
+    """As on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 # Threads of Orbax that failed may find their event loop closed when they are collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, wait):
-    """Files may not grow here, as on a full disk."""
-    resource = pytest.importorskip("resource")
     params = jax.random.normal(jax.random.key(0), (50_000,))
     state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), params, num_workers=3)
-    trace, before = arrivals.Gamma(3).trace(9), resource.getrlimit(resource.RLIMIT_FSIZE)
+    trace = arrivals.Gamma(3).trace(9)
     wrong = r"of 2 commits could not be written: File too large \(.* free\); the newest good one is of 1 commits"
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, trace.first(1))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-        try:
-            with pytest.raises(CheckpointWriteError, match=wrong) as refused:
-                checkpoints.save(state, trace.first(2), wait=wait) or checkpoints.wait()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with files_that_may_not_grow(), pytest.raises(CheckpointWriteError, match=wrong) as refused:
+            checkpoints.save(state, trace.first(2), wait=wait) or checkpoints.wait()
         assert refused.value.errno == errno.EFBIG
         assert checkpoints.latest == 1
         checkpoints.save(state, trace.first(3), wait=wait)
@@ -231,6 +240,100 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, wa
         assert checkpoints.load(state)[1] == trace.first(4)
     assert sorted(os.listdir(tmp_path)) == ["3", "4"]
     gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path, wait):
+    params = jax.random.normal(jax.random.key(0), (50_000,))
+    state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), params, num_workers=3)
+    trace = arrivals.Gamma(3).trace(5)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, trace, {"note": "first"})
+        with (
+            files_that_may_not_grow(),
+            pytest.raises(CheckpointWriteError, match="the newest good one is of 5 commits"),
+        ):
+            checkpoints.save(state, trace, {"note": "second"}, wait=wait) or checkpoints.wait()
+        loaded, _, metadata = checkpoints.load(state)
+        assert metadata == {"note": "first"}
+        np.testing.assert_array_equal(loaded.params, params)
+        checkpoints.save(state, trace, {"note": "third"}, wait=wait)
+        assert checkpoints.metadata == {"note": "third"}
+        assert os.listdir(tmp_path) == ["5"]
+    gc.collect()
+
+
+def test_a_checkpoint_whose_replacement_was_not_written_in_full_is_put_back(tmp_path, monkeypatch):
+    """As after a crash in the midst of the write."""
+    interrupted, trace = gemjax.Checkpoints(tmp_path), arrivals.Gamma(3).trace(5)
+    interrupted.save(like(), trace, {"note": "first"})
+    with monkeypatch.context() as patched:
+        patched.setattr(ocp.training.Checkpointer, "save_async", lambda *_, **__: concurrent.futures.Future())
+        interrupted.save(like(), trace, {"note": "second"}, wait=False)
+    (replaced,) = tmp_path.iterdir()
+    assert replaced.name != "5"
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.load(like())[2] == {"note": "first"}
+    assert os.listdir(tmp_path) == ["5"]
+    shutil.copytree(tmp_path / "5", replaced)  # As after a crash when the write had ended.
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest == 5
+    assert os.listdir(tmp_path) == ["5"]
+
+
+@pytest.mark.parametrize("error", [OSError(), MemoryError()])
+def test_an_error_without_a_message_is_named(tmp_path, monkeypatch, error):
+    failed = concurrent.futures.Future()
+    failed.set_exception(error)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(ocp.training.Checkpointer, "save_async", lambda *_, **__: failed)
+        with pytest.raises(CheckpointWriteError, match=rf"could not be written: {type(error).__name__} \(its arrays"):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+
+
+def test_an_error_that_is_none_of_writing_is_raised_as_it_is(tmp_path, monkeypatch):
+    failed = concurrent.futures.Future()
+    failed.set_exception(KeyError("no such leaf"))
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr(ocp.training.Checkpointer, "save_async", lambda *_, **__: failed)
+            with pytest.raises(KeyError, match="no such leaf"):
+                checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        assert checkpoints.latest == 5
+
+
+@pytest.mark.parametrize(
+    ("metadata", "wrong"),
+    [
+        ({"note": 1, "metric": np.ones(2)}, r"metadata\['metric'\] is of type ndarray and cannot be written as JSON"),
+        (
+            {"metric": jnp.float32(1)},
+            r"metadata\['metric'\] is of type \w+ and cannot be written as JSON .* float\(x\)",
+        ),
+        ([1], "metadata is of type list, expected a dict"),
+    ],
+)
+def test_metadata_that_are_no_json_are_refused_before_anything_is_written(tmp_path, metadata, wrong):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(TypeError, match=wrong):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5), metadata)
+        assert checkpoints.latest is None
+
+
+def test_what_a_write_left_may_vanish_while_the_folder_is_opened(tmp_path, monkeypatch):
+    """As when a thread of that write removes it; a folder that lacks what its list named does not hinder the next write."""
+
+    def vanished(path, **_):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "ocdbt.process_0")
+
+    (tmp_path / "7.orbax-checkpoint-tmp" / "ocdbt.process_0").mkdir(parents=True)
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "rmtree", vanished)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        assert os.listdir(tmp_path) == []
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert os.listdir(tmp_path) == ["5"]
 
 
 def test_a_write_in_the_background_can_be_asked_after(tmp_path, monkeypatch):

@@ -101,7 +101,8 @@ def _train(argv: list[str]) -> int:
         raise UsageError(f"the run failed: {error}") from error
     except OSError as error:
         if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
-            go_on = f"make room and go on with: python -m train --resume {folder.path}"
+            mend = "make room" if error.errno in FULL else "mend that"
+            go_on = f"{mend} and go on with: python -m train --resume {folder.path}"
             print(f"train: {in_words(error)}; {go_on}", file=sys.stderr)
             return 1
         raise

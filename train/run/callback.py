@@ -74,7 +74,7 @@ class Watcher:
             say(self.console, f"warning: {error}; the run goes on and tries again when the next checkpoint is due")
 
     def save(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Writes a checkpoint, but none of the same commits again: the one that is there would be deleted first.
+        """Writes a checkpoint, but none of the same commits again.
 
         Raises:
           CheckpointWriteError: (an OSError) if it cannot be written; in the background, that is told later.

@@ -130,6 +130,18 @@ def test_an_event_log_without_room_ends_the_run_that_can_be_resumed(tiny, monkey
     assert len(eventlog.trace_of("run/events.jsonl", 3)) == COMMITS
 
 
+def test_no_room_is_asked_for_where_that_is_not_what_is_missing(tiny, monkeypatch, capsys):
+    def refused(*_, **__):
+        raise CheckpointWriteError(errno.EACCES, "run/checkpoints: Permission denied")
+
+    monkeypatch.setattr(gemjax.Checkpoints, "save", refused)
+    assert cli.main(tiny) == 1
+    error = capsys.readouterr().err
+    assert (
+        error == "train: run/checkpoints: Permission denied; mend that and go on with: python -m train --resume run\n"
+    )
+
+
 def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_whole(path, "1" * 40 + "\n")
