@@ -66,7 +66,7 @@ def warn_if_frozen(fn: Callable) -> None:
     if key in _checked:
         return
     with contextlib.suppress(TypeError):  # Not every callable object can be remembered.
-        weakref.finalize(owner, _checked.discard, key).atexit = False
+        weakref.finalize(owner, _checked.discard, key)
         _checked.add(key)
     jitted = isinstance(fn, jax.stages.Wrapped)  # JAX would trace it only once.
     python = getattr(fn, "__wrapped__", fn) if jitted else fn

@@ -108,7 +108,7 @@ def run_on_devices(
 
     Warns:
       RunWarning: if the central variable shares a device with a worker, though it need not; if there are several devices, but
-        ``tx`` is for one worker and neither ``num_workers`` nor ``placement`` is given; if ``num_commits`` are made
+        ``tx`` is for one worker and neither ``num_workers`` nor ``placement`` is given; if more than ``num_commits`` are made
         already; of a learning rate and local steps as :func:`gemjax.simulate`; if nothing has happened for a minute,
         with what the run waits for (it waits on). Once each, in Python's default.
 
@@ -154,7 +154,7 @@ def run_on_devices(
         )
     if num_commits < 0:
         raise ValueError(f"num_commits must not be negative, got {num_commits}")
-    if recorded is not None and 0 < num_commits <= len(recorded):
+    if recorded is not None and 0 < num_commits < len(recorded):  # As many: a finished run is resumed.
         warnings.warn(
             f"the run has made {len(recorded)} commits already, so num_commits={num_commits}, which counts these, asks for no "
             f"more; give num_commits={len(recorded) + num_commits} for {num_commits} more",
