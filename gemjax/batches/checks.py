@@ -31,6 +31,8 @@ def _advice(batches: Any) -> str | None:
     implements = all(hasattr(batches, name) for name in ("data", "select", "batch"))
     if implements and not hasattr(batches, "with_format"):  # Hugging Face's Dataset has methods of these names.
         return None
+    if _takes_two(batches) and not inspect.isgeneratorfunction(batches):
+        return None  # An object that also has rows by their number passes as the function that it is.
     if is_dataset(batches):
         return ", a dataset that gives rows by their number; give gemjax.FromSource(dataset, batch_size=...)"
     if has_splits(batches):
@@ -49,6 +51,17 @@ def _advice(batches: Any) -> str | None:
     if inspect.isgeneratorfunction(batches):
         return f" that yields: {NO_ITERATOR}; {INSTEAD_OF_ITERATOR}"
     return None if callable(batches) else ""
+
+
+def _takes_two(batches: Any) -> bool:
+    """Whether ``batches(worker, step)`` is a valid call."""
+    if not callable(batches):
+        return False
+    try:
+        inspect.signature(batches).bind(0, 0)
+    except (TypeError, ValueError):  # Other arguments; or a builtin, some of which have no signature.
+        return False
+    return True
 
 
 NO_ITERATOR = (

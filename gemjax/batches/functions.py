@@ -15,7 +15,7 @@ import numpy as np
 TOY = 16  # Numbers. A constant batch of no more is the target of a toy problem, so it gives no warning.
 
 
-_checked: weakref.WeakSet = weakref.WeakSet()  # Functions that have been checked for frozen data.
+_checked: set[tuple[int, int]] = set()  # The ids of functions that have been checked for frozen data.
 
 
 class BatchesWarning(UserWarning):
@@ -57,12 +57,17 @@ def warn_if_frozen(fn: Callable) -> None:
     """Warns once with :class:`BatchesWarning` if compilation would fix the data of the whole run.
 
     Two traces that differ prove that ``fn`` takes data from outside of JAX. A batch that depends neither on the worker nor
-    on the step is one batch for the whole run. This may be meant: up to :data:`TOY` numbers give no warning.
+    on the step is one batch for the whole run. This may be meant: up to :data:`TOY` numbers give no warning. A function that
+    calls back to the host gives no such warning, because its batches may differ between calls.
     """
+    # Every access to a bound method makes a new object, so its instance is remembered instead. It need not be hashable.
+    owner, function = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, fn)
+    key = (id(owner), id(function))
+    if key in _checked:
+        return
     with contextlib.suppress(TypeError):  # Not every callable object can be remembered.
-        if fn in _checked:
-            return
-        _checked.add(fn)
+        weakref.finalize(owner, _checked.discard, key)
+        _checked.add(key)
     jitted = isinstance(fn, jax.stages.Wrapped)  # JAX would trace it only once.
     python = getattr(fn, "__wrapped__", fn) if jitted else fn
     first, second = (check_traceable(python, _trace_anew) for _ in range(2))
@@ -72,7 +77,10 @@ def warn_if_frozen(fn: Callable) -> None:
             "when the run is compiled, so the same data serve the whole run; draw them with jax.random from worker and step, "
             "or give all data as gemjax.Epochs(data, batch_size)"
         )
-    elif not _uses_arguments(first.jaxpr) and sum(aval.size for aval in first.out_avals) > TOY:
+    elif (
+        not (_uses_arguments(first.jaxpr) or _calls_host(first.jaxpr))
+        and sum(aval.size for aval in first.out_avals) > TOY
+    ):
         found = (
             "batches(worker, step) depends neither on worker nor on step, so the whole run computes on one batch; give all "
             "data as gemjax.Epochs(data, batch_size), or gemjax.Computed(batches) if one batch is meant"
@@ -111,6 +119,20 @@ def _constants(jaxpr: Any) -> Iterator[Any]:
             for inner in value if isinstance(value, (tuple, list)) else [value]:
                 if hasattr(inner, "eqns"):
                     yield from _constants(inner)
+
+
+def _calls_host(jaxpr: Any) -> bool:
+    """Whether the program calls Python each time it runs: an effect, or a ``pure_callback``, which has none."""
+    return bool(jaxpr.effects) or any(equation.primitive.name == "pure_callback" for equation in _equations(jaxpr))
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else [value]:
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner)
 
 
 def _bits(constant: Any) -> bytes:

@@ -1,5 +1,6 @@
 """What is wrong with the arguments of a run, said before anything is computed."""
 
+import io
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -103,15 +104,44 @@ def check_metrics(metrics: Any, reserved: set[str]) -> None:
             )
 
 
+def check_option(name: str, value: Any, kind: type, example: str) -> None:
+    """Raises ``TypeError`` unless ``value`` is ``None`` or of ``kind``.
+
+    Args:
+      name: the argument's name.
+      value: what was given.
+      kind: the class that it must be of.
+      example: an expression that makes such a value.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} is {_described(value)}, but must be a gemjax.{kind.__name__}; give {example}")
+
+
+def check_callback(callback: Any) -> None:
+    """Raises ``TypeError`` unless ``callback`` is ``None``, a function, or an object that can be called."""
+    if isinstance(callback, type):
+        raise TypeError(f"callback is {_described(callback)}; give an instance of it, {callback.__name__}(…)")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is {_described(callback)}, but must be a function; give callback(progress) -> bool")
+
+
+def check_log(log: Any) -> None:
+    """Raises ``TypeError`` unless ``log`` is ``None``, a :class:`gemjax.EventLog` or an object with its method ``write``."""
+    is_other = isinstance(log, (type, io.IOBase)) or not callable(getattr(log, "write", None))
+    if log is not None and is_other:
+        raise TypeError(f"log is {_described(log)}, but must be a gemjax.EventLog; give gemjax.EventLog('run.jsonl')")
+
+
 def ends_run(answer: Any) -> bool:
     """Whether a callback that returned ``answer`` ends the run.
 
     Raises:
-      TypeError: unless that is ``None`` or one truth value.
+      TypeError: unless that is ``None``, or one truth value or number.
     """
-    if answer is None:
-        return False
-    if isinstance(answer, bool) or (getattr(answer, "dtype", None) == np.bool_ and not np.shape(answer)):
+    if answer is None or isinstance(answer, numbers.Number):
+        return bool(answer)
+    is_key = jax.dtypes.issubdtype(getattr(answer, "dtype", None), jax.dtypes.prng_key)
+    if _is_numeric(answer) and not np.shape(answer) and not is_key:
         return bool(answer)
     raise TypeError(f"callback returned {_described(answer)}; return True to end the run, and False or None to go on")
 
@@ -124,7 +154,8 @@ def _check_no_module(params: PyTree) -> None:
             f"params is the Flax NNX module {kind.__name__}; give its parameters, as in graphdef, params, model_state = "
             "nnx.split(net, nnx.Param, ...), and put it together in the loss function with nnx.merge"
         )
-    if hasattr(kind, "init") and hasattr(kind, "apply"):
+    is_empty = not any(_is_numeric(leaf) for leaf in jax.tree.leaves(params))  # A registered class may hold arrays.
+    if hasattr(kind, "init") and hasattr(kind, "apply") and is_empty:
         raise TypeError(
             f"params is the module {kind.__name__}, which holds no parameters; give those that its init returns "
             "(variables['params'] in Flax Linen), and call its apply in the loss function"
@@ -164,6 +195,8 @@ def _described(value: Any) -> str:
     >>> _described("gem"), _described(len), _described(np.zeros(3)), _described({})
     ("the str 'gem'", 'a function', 'an array of shape [3]', 'of type dict')
     """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     if isinstance(value, (str, int, float)):
         return f"the {type(value).__name__} {value!r:.40}"
     if hasattr(value, "shape") and hasattr(value, "dtype"):

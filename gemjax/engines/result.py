@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemjax.engines.checks import check_option
 from gemjax.engines.transition import RunState
 from gemjax.protocol.trace import Trace
 
@@ -172,8 +173,15 @@ def begin_from(
     """Unpacks ``state=`` of an engine into the state, the trace and the history to continue from.
 
     Raises:
+      TypeError: if ``state`` or ``recorded`` is of another class.
       ValueError: if a trace is given beside a result, which has its own.
     """
+    if state is not None and not isinstance(state, (Result, RunState)):
+        raise TypeError(
+            f"state is of type {type(state).__name__}, but must be a gemjax.Result or a gemjax.RunState; give the result of "
+            "the earlier run"
+        )
+    check_option("recorded", recorded, Trace, "the trace of the earlier run, result.trace")
     if not isinstance(state, Result):
         return state, recorded, {}
     if recorded is not None:

@@ -252,19 +252,32 @@ def check_state(state: RunState, initial: RunState) -> None:
 
     A compiled run would not tell: an index beyond the slots that a state has is clamped there.
     """
-    found, expected = jax.tree.structure(state), jax.tree.structure(initial)
-    if found != expected:
-        raise ValueError(
-            "the state to continue from is of another method, model or number of workers: got the tree "
-            f"{found}, this run has {expected}"
-        )
-    with_paths = jax.tree_util.tree_leaves_with_path(initial)
-    for (path, wanted), leaf in zip(with_paths, jax.tree.leaves(state), strict=True):
-        if (jnp.shape(leaf), jnp.result_type(leaf)) != (wanted.shape, wanted.dtype):
+    found, expected = _kinds(state), _kinds(initial)
+    if found == expected:
+        if jax.tree.structure(state) != jax.tree.structure(initial):
             raise ValueError(
-                f"the state to continue from does not fit this run: {jax.tree_util.keystr(path)} is "
-                f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}, expected {wanted.dtype}{list(wanted.shape)}"
+                "the state to continue from is of another method, model or number of workers: its arrays are those of this "
+                "run, but in other containers; give the method and params= as the run had them"
             )
+        return
+    different = [name for name in expected | found if found.get(name) != expected.get(name)]
+    first = different[0]
+    advice = "the method, params= and the number of workers as the run had them"
+    if _kinds(state.model_state) != _kinds(initial.model_state):
+        advice = "model_state= as the run had it"
+    raise ValueError(
+        "the state to continue from is of another method, model or number of workers; "
+        f"{len(different)} arrays differ, the first is {first!r}: found {found.get(first, 'none')}, expected "
+        f"{expected.get(first, 'none')}; give {advice}"
+    )
+
+
+def _kinds(tree: PyTree) -> dict[str, str]:
+    """The dtype and shape of every array in ``tree``, by its path."""
+    return {
+        jax.tree_util.keystr(path).removeprefix("."): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _no_loss(params: PyTree, batch: PyTree) -> float:

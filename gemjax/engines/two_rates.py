@@ -19,8 +19,8 @@ def warn_of_two_rates(tx: optax.GradientTransformation, params: PyTree, local: L
     """Warns if ``tx`` is a method for gradients with a learning rate other than 1, and the run has local steps.
 
     A displacement is as long as the rate of the local optimizer made it. Methods for displacements, optimizers that divide
-    the length of a gradient out (Adam), and plain optax transformations, which somebody has put together for the purpose,
-    pass without a word.
+    the length of a gradient out (Adam), schedules, and plain optax transformations, which somebody has put together for the
+    purpose, pass without a word.
     """
     rate = None if local is None else _first_rate(tx, params)
     if rate is not None and rate != 1:
@@ -33,9 +33,9 @@ def warn_of_two_rates(tx: optax.GradientTransformation, params: PyTree, local: L
 
 
 def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | None:
-    """The rate of the first commit; ``None`` if ``tx`` offers none, or takes displacements, or gradients of any length."""
+    """The rate of the first commit; ``None`` if ``tx`` offers none or several, or is not judged."""
     state = jax.eval_shape(tx.init, params)
-    if not is_asynchronous(state) or needs_local_steps(state) or _is_adaptive(state):
+    if not is_asynchronous(state) or needs_local_steps(state) or _has(_NOT_JUDGED, state):
         return None
     shapes = jax.eval_shape(lambda params: params, params)
     observer = Observer(["learning_rate"])
@@ -46,12 +46,16 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         told = {"value": 0.0, "local_losses": jnp.zeros(1), "local_steps": 1, "observe": observer}
         optax.with_extra_args_support(tx).update(zeros, tx.init(zeros), zeros, worker=0, **told)
-        return observer.seen.get("learning_rate")
+        return None if observer.several else observer.seen.get("learning_rate")
 
     found = rate()
     return None if found is None else float(found)
 
 
-def _is_adaptive(state: PyTree) -> bool:
-    is_adam = lambda node: isinstance(node, optax.ScaleByAdamState)
-    return any(map(is_adam, jax.tree.leaves(state, is_leaf=is_adam)))
+# Adam divides the length of a gradient out. A schedule, such as a warm-up from 0, cannot be judged by its first rate.
+_NOT_JUDGED = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+
+
+def _has(kinds: tuple[type, ...], state: PyTree) -> bool:
+    is_one = lambda node: isinstance(node, kinds)
+    return any(map(is_one, jax.tree.leaves(state, is_leaf=is_one)))

@@ -156,7 +156,7 @@ def with_model_state(loss_fn: Callable) -> Callable:
     parameters = inspect.signature(loss_fn).parameters.values()
     positional = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
     if len(positional) == 4:
-        return loss_fn
+        return lambda *args: _call(loss_fn, args, batch=args[2], model_state=args[1])
     if len(positional) != 2:
         raise TypeError(
             "loss_fn must be loss_fn(params, batch) -> loss, or loss_fn(params, model_state, batch, key) -> "
@@ -165,7 +165,7 @@ def with_model_state(loss_fn: Callable) -> Callable:
 
     def long(params, model_state, batch, key):
         del key
-        loss = loss_fn(params, batch)
+        loss = _call(loss_fn, (params, batch), batch)
         _check_no_gradient(loss, params)
         if not jax.tree_util.all_leaves([loss]):
             raise TypeError(
@@ -175,6 +175,29 @@ def with_model_state(loss_fn: Callable) -> Callable:
         return loss, (model_state, {})
 
     return long
+
+
+def _call(loss_fn: Callable, args: tuple, batch: PyTree, model_state: PyTree = None) -> Any:
+    """``loss_fn(*args)``; an exception gets notes of what the function was given.
+
+    Args:
+      loss_fn: the function as the caller of the engine wrote it.
+      args: its arguments.
+      batch: the batch among them.
+      model_state: the model state among them; ``None`` if the function takes none.
+    """
+    try:
+        return loss_fn(*args)
+    except Exception as error:
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        kinds = [
+            f"{jax.tree_util.keystr(path)} {jnp.result_type(leaf)}{list(jnp.shape(leaf))}".strip()
+            for path, leaf in leaves[:12]
+        ] + ["…"] * (len(leaves) > 12)
+        error.add_note(f"loss_fn was called with a batch of {', '.join(kinds) or 'no arrays'}")
+        if model_state is not None and not jax.tree.leaves(model_state):
+            error.add_note("no model_state= was given to the engine")
+        raise
 
 
 def _check_no_gradient(returned: Any, params: PyTree) -> None:

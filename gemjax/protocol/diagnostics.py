@@ -9,7 +9,8 @@ by name. Nothing is stored in any state. What every rule means by the same name:
 - ``learning_rate``: the rate that the commit was scaled with: schedules at their count, times the factors that depend on its
   staleness (:func:`gemjax.scale_by_staleness`, :class:`gemjax.StalenessSchedule`) and the rate that YellowFin found. What a
   rule does to each parameter apart (GEM, Gap-Aware, Adam) is no part of it, nor is the rate of local steps. All of gemjax's
-  methods offer it, and any optax optimizer under ``optax.inject_hyperparams``.
+  methods offer it, and any optax optimizer under ``optax.inject_hyperparams``. Where two members offer it (``optax.partition``
+  of two methods), no single rate describes the commit: to ask for it is a ``ValueError``.
 - ``look_ahead``: root mean square distance between the central variable and the point that the worker is sent after the
   commit, in the units of ``gap``.
 """
@@ -28,7 +29,8 @@ class Observer:
     """Collects the quantities in ``wanted`` during one (traced) update.
 
     It lives inside one trace: a rule that calls it under ``lax.cond`` or ``lax.scan`` (as ``optax.MultiSteps`` would
-    make it) cannot be observed. Where two members of a chain offer the same name, the last one is heard.
+    make it) cannot be observed. Where two members of a chain offer the same name, the last one is heard; two learning
+    rates are an error.
     """
 
     def __init__(self, wanted: Iterable[str] = ()):
@@ -36,11 +38,13 @@ class Observer:
         self.offered: set[str] = set()
         self.seen: dict[str, jax.Array] = {}
         self.factors: dict[str, jax.Array] = {}
+        self.several = False  # Whether two members have reported a learning rate.
 
     def __call__(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Records ``compute()`` under ``name`` if that is wanted."""
         self.offered.add(name)
         if name in self.wanted:
+            self.several |= name == "learning_rate" and name in self.seen
             self.seen[name] = compute()
 
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
@@ -55,8 +59,14 @@ class Observer:
           besides: names that can be asked for without any member's help.
 
         Raises:
-          ValueError: if a wanted quantity was never offered; the message says what can be asked of this method.
+          ValueError: if a wanted quantity was never offered, with what can be asked of this method; or if two members
+            reported a learning rate.
         """
+        if self.several:
+            raise ValueError(
+                "several members of this method report learning_rate, as in an optax.partition of two methods, so no single "
+                "rate describes a commit; leave learning_rate out of diagnostics="
+            )
         missing = sorted(self.wanted - self.seen.keys())
         if missing:
             known = [*besides, *sorted(self.offered)]

@@ -132,6 +132,23 @@ def test_batches_may_have_a_length_and_items():
     assert as_batches(own, 2) is own
 
 
+class Indexed:
+    """A function of worker and step that is a sequence, too."""
+
+    def __call__(self, worker, step):
+        return jnp.zeros(2) + step
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        return X[number]
+
+
+def test_a_callable_object_may_have_a_length_and_items():
+    assert isinstance(as_batches(Indexed(), 2), gemjax.Computed)
+
+
 ARRAYS = "the leaves of the data must be NumPy or JAX arrays, but"
 DATA = {
     "tensor": ({"x": Tensor()}, rf"{ARRAYS} \['x'\] is of the type Tensor; np.asarray"),

@@ -1,5 +1,6 @@
 """Functions of batches: two arguments, traceable, and not frozen by compilation."""
 
+import dataclasses
 import functools
 import itertools
 import warnings
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import gemjax
 from gemjax.batches.rows import Computed, as_batches
@@ -93,7 +95,19 @@ def with_a_callback(worker, step):
     )
 
 
+def from_the_host(worker, step):
+    """Depends on neither argument, but each call may give other rows."""
+    return io_callback(lambda: X[drawn(16)], jax.ShapeDtypeStruct((16, 2), np.float32))
+
+
+def purely_from_the_host(worker, step):
+    call = lambda: jax.pure_callback(lambda: X[drawn(16)], jax.ShapeDtypeStruct((16, 2), np.float32))
+    return jax.jit(call)()
+
+
 FINE = {
+    "from the host": from_the_host,
+    "purely from the host": purely_from_the_host,
     "random": functools.partial(normal, (16, 2)),
     "rows": rows_of_a_worker,
     "of the worker": lambda worker, step: ON_DEVICE[:20] * worker,
@@ -124,6 +138,23 @@ def test_engines_warn_once_at_the_line_that_called_them(engine):
     with pytest.warns(gemjax.BatchesWarning) as caught:
         run(), run()
     assert [warning.filename for warning in caught] == [__file__]
+
+
+@dataclasses.dataclass
+class Data:
+    """Not hashable, as dataclasses with equality are."""
+
+    rows: np.ndarray
+
+    def batch(self, worker, step):
+        return self.rows[drawn(16)]
+
+
+def test_a_bound_method_is_warned_about_once_for_each_instance():
+    one, other = Data(X), Data(X)
+    with pytest.warns(gemjax.BatchesWarning) as caught:
+        as_batches(one.batch, 2), as_batches(one.batch, 2), as_batches(other.batch, 2)
+    assert len(caught) == 2
 
 
 @pytest.mark.parametrize(

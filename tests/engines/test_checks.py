@@ -1,5 +1,7 @@
 """Arguments that stand in the wrong place, and losses that return something else, are answered before anything runs."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,7 +227,7 @@ def test_another_model_state_than_was_given(engine, returned, found):
 
 
 @every_engine
-@pytest.mark.parametrize("answer", [jnp.zeros(3), jnp.float32(0.5), 1, "stop"], ids=["array", "number", "int", "str"])
+@pytest.mark.parametrize("answer", [jnp.zeros(3), np.zeros(1), "stop"], ids=["array", "one number", "str"])
 def test_a_callback_that_returns_something_else(engine, answer):
     with pytest.raises(
         TypeError, match=r"callback returned .*; return True to end the run, and False or None to go on"
@@ -235,13 +237,148 @@ def test_a_callback_that_returns_something_else(engine, answer):
 
 @pytest.mark.parametrize(
     ("answer", "ends"),
-    [(None, False), (False, False), (True, True), (np.True_, True), (jnp.array(False), False), (jnp.array(True), True)],
+    [
+        (None, False),
+        (False, False),
+        (True, True),
+        (np.True_, True),
+        (jnp.array(False), False),
+        (jnp.array(True), True),
+        (0, False),
+        (1, True),
+        (np.float32(0.5), True),
+        (np.array(0), False),
+        (jnp.float32(0.5), True),
+        (jnp.bfloat16(0.0), False),
+    ],
 )
 def test_what_ends_a_run(answer, ends):
     assert ends_run(answer) is ends
 
 
+@pytest.mark.parametrize("answer", [jax.random.key(0), {}, [True]], ids=["key", "dict", "list"])
+def test_what_is_no_answer(answer):
+    with pytest.raises(TypeError, match=r"callback returned .*; return True to end the run"):
+        ends_run(answer)
+
+
 def test_a_run_that_a_callback_failed_is_not_lost():
-    with pytest.raises(TypeError, match="callback returned the int 3") as raised:
-        run("devices", callback=lambda progress: 3, callback_every=2)
+    with pytest.raises(TypeError, match="callback returned the str 'stop'") as raised:
+        run("devices", callback=lambda progress: "stop", callback_every=2)
     assert len(raised.value.result.trace) >= 2
+
+
+class Stop:
+    """A callback that is written as a class."""
+
+    def __init__(self, *progress):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "found"),
+    [
+        ("state", {}, r"state is of type dict, but must be a gemjax\.Result or a gemjax\.RunState"),
+        ("seed", 0.5, r"seed must be an int, got 0\.5"),
+        ("callback", "stop", "callback is the str 'stop', but must be a function"),
+        ("callback", Stop, r"callback is the class Stop; give an instance of it, Stop\(…\)"),
+        (
+            "recorded",
+            [0, 1],
+            r"recorded is of type list, but must be a gemjax\.Trace; give the trace of the earlier run",
+        ),
+        ("placement", 2, r"placement is the int 2, but must be a gemjax\.Placement; give gemjax\.place\("),
+        ("policy", gemjax.Policy, r"policy is the class Policy, but must be a gemjax\.Policy; give gemjax\.Policy\("),
+        ("members", 2, r"members is the int 2, but must be a gemjax\.Members; give gemjax\.Members\("),
+        ("log", "run.jsonl", r"log is the str 'run\.jsonl', but must be a gemjax\.EventLog; give gemjax\.EventLog\("),
+        ("log", gemjax.EventLog, "log is the class EventLog, but must be"),
+        ("num_commits", 4.0, r"num_commits must be an int, got 4\.0"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_at_the_door(option, value, found):
+    def never(params, batch):
+        pytest.fail("the loss function was traced")
+
+    options = {"num_commits": 4} | {option: value}
+    with pytest.raises(TypeError, match=found):
+        gemjax.run_on_devices(asgd(), never, PARAMS, ones, **options)
+    if option in ("state", "seed", "callback"):
+        with pytest.raises(TypeError, match=found):
+            run("simulate", never, **{option: value})
+
+
+def test_the_callback_of_a_sweep_is_no_class():
+    with pytest.raises(TypeError, match="callback is the class Stop"):
+        run("sweep", callback=Stop)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Linear:
+    """Parameters that are a class with methods."""
+
+    w: jax.Array
+
+    def init(self):
+        return self
+
+    def apply(self, x):
+        return self.w * x
+
+
+def test_registered_parameters_may_have_methods():
+    assert gemjax.initial_state(asgd(), Linear(PARAMS)).params.w.shape == (4,)
+    with pytest.raises(TypeError, match="params is the module Linear, which holds no parameters"):
+        gemjax.initial_state(asgd(), Linear(None))
+
+
+def with_statistics(params, model_state, batch, key):
+    return squares(params, batch["x"]) + model_state["mean"], (model_state, {})
+
+
+def test_a_forgotten_model_state_is_named():
+    batches = lambda worker, step: {"x": jnp.ones(4) * step}
+    given = asgd(), with_statistics, PARAMS, batches, TRACE
+    first = gemjax.simulate(*given, model_state={"mean": jnp.zeros([])})
+    message = (
+        r"another method, model or number of workers; 2 arrays differ, the first is \"model_state\['mean'\]\": found "
+        r"float32\[\], expected none; give model_state= as the run had it$"
+    )
+    with pytest.raises(ValueError, match=message):
+        gemjax.simulate(*given, state=first)
+    with pytest.raises(
+        ValueError, match=r"'params': found float32\[4\], expected float32\[3\]; give the method, params="
+    ):
+        gemjax.simulate(
+            asgd(), with_statistics, jnp.ones(3), batches, TRACE, state=first.state, model_state={"mean": jnp.zeros([])}
+        )
+    with pytest.raises(TypeError) as raised:  # () has no entry "mean".
+        gemjax.simulate(*given)
+    assert raised.value.__notes__[:2] == [
+        "loss_fn was called with a batch of ['x'] float32[4]",
+        "no model_state= was given to the engine",
+    ]
+
+
+def test_an_error_of_the_loss_names_the_batch():
+    with pytest.raises(TypeError) as raised:
+        run("simulate", lambda params, batch: squares(params, batch["x"]))
+    assert raised.value.__notes__[:1] == ["loss_fn was called with a batch of float32[4]"]
+
+
+def test_commits_that_are_made_already_are_warned_of():
+    first = run("devices")
+    message = r"has made 4 commits already, so num_commits=3, .* asks for no more; give num_commits=7 for 3 more"
+    with pytest.warns(gemjax.RunWarning, match=message) as seen:
+        again = gemjax.run_on_devices(asgd(), squares, PARAMS, ones, 3, state=first)
+    assert (len(again.trace), seen[0].filename) == (4, __file__)
+
+
+@pytest.mark.parametrize("tx", [gemjax.asgd(0.1), optax.sgd(0.1)], ids=["method", "plain"])
+def test_one_worker_for_many_devices_is_warned_of(tx):
+    with pytest.warns(
+        gemjax.RunWarning, match="for one worker, so nothing is asynchronous although there are 9"
+    ) as seen:
+        gemjax.run_on_devices(tx, squares, PARAMS, ones, 0)
+    assert seen[0].filename == __file__
+    gemjax.run_on_devices(tx, squares, PARAMS, ones, 0, num_workers=1)  # One is meant.

@@ -43,12 +43,12 @@ def test_two_learning_rates_are_warned_of(enter):
         (gemjax.gem(0.05, num_workers=4), 0.05),
         (gemjax.eamsgd(0.05, num_workers=4), 0.05),
         (gemjax.dana_zero(0.1, num_workers=4), 0.1),
-        (gemjax.asgd(optax.constant_schedule(0.25), num_workers=4), 0.25),
         (optax.chain(optax.clip(1.0), gemjax.rennala(0.5, num_workers=4)), 0.5),
         # Legitimate: an outer rate of 1, methods for displacements, optimizers that divide the length out, rules of one's own.
         (gemjax.asgd(1.0, num_workers=4), None),
         (gemjax.rennala(1.0, num_workers=4), None),
         (gemjax.asgd(optax.cosine_decay_schedule(1.0, 100), num_workers=4), None),
+        (gemjax.asgd(optax.linear_schedule(0.0, 1.0, 100), num_workers=4), None),
         (gemjax.yellowfin(num_workers=4), None),
         (gemjax.gap_aware_adam(0.01, num_workers=4), None),
         (gemjax.diloco(0.7, num_workers=4), None),

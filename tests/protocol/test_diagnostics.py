@@ -5,6 +5,7 @@ import optax
 import pytest
 
 import gemjax
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.diagnostics import Observer
 
@@ -190,3 +191,14 @@ def test_observed_in_a_compiled_chain():
         return observer.collected()
 
     np.testing.assert_allclose(commit(1)["pi_median"], 1.0, rtol=1e-6)
+
+
+def test_two_learning_rates_have_no_single_value():
+    rates = {"a": scale_by_learning_rate(0.1), "b": scale_by_learning_rate(0.2)}
+    for tx in (optax.chain(*rates.values()), optax.partition(rates, {"a": "a", "b": "b"})):
+        observer, params = Observer(["learning_rate"]), {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+        tx.update(params, tx.init(params), params, observe=observer)
+        with pytest.raises(
+            ValueError, match=r"several members of this method report learning_rate.*leave learning_rate out"
+        ):
+            observer.collected()

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_given, check_tx
+from gemjax.engines.checks import check_callback, check_given, check_log, check_option, check_tx
 from gemjax.engines.devices.hardware.placement import Placement, place
 from gemjax.engines.devices.hardware.programs import Programs
 from gemjax.engines.devices.hardware.sharding import devices_of
@@ -106,9 +107,10 @@ def run_on_devices(
       view) and ``ready`` stand beside it. ``result.trace`` replays the run in :func:`gemjax.simulate`.
 
     Warns:
-      RunWarning: if the central variable shares a device with a worker, though it need not; of a learning rate and local
-        steps as :func:`gemjax.simulate`; if nothing has happened for a minute, with what the run waits for (it waits on).
-        Once each, in Python's default.
+      RunWarning: if the central variable shares a device with a worker, though it need not; if there are several devices, but
+        ``tx`` is for one worker and neither ``num_workers`` nor ``placement`` is given; if more than ``num_commits`` are made
+        already; of a learning rate and local steps as :func:`gemjax.simulate`; if nothing has happened for a minute,
+        with what the run waits for (it waits on). Once each, in Python's default.
 
     Raises:
       TypeError: if an argument is not what it should be, such as a method that is not called.
@@ -129,19 +131,35 @@ def run_on_devices(
     """
     check_given(loss_fn, params, model_state)
     check_tx(tx)
+    for name, value, kind, example in (
+        ("placement", placement, Placement, "gemjax.place(num_workers)"),
+        ("policy", policy, Policy, "gemjax.Policy(deadline=60.0)"),
+        ("members", members, Members, "gemjax.Members(num_workers)"),
+    ):
+        check_option(name, value, kind, example)
+    check_callback(callback)
+    check_log(log)
+    num_commits, seed = whole("num_commits", num_commits), whole("seed", seed)
+    state, recorded, earlier = begin_from(state, recorded)
     if placement is None:
-        placement = place(workers_of(tx, params) if num_workers is None else num_workers)
+        num_workers = _default_workers(tx, params) if num_workers is None else num_workers
+        placement = place(num_workers)
     elif num_workers not in (None, len(placement.workers)):
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
     _warn_if_colocated(placement)
     warn_of_two_rates(tx, params, local)
-    state, recorded, earlier = begin_from(state, recorded)
     if (state is None) != (recorded is None):
         raise ValueError(
             "to continue a run give state=result, or give both state= and recorded=, the trace of its commits"
         )
     if num_commits < 0:
         raise ValueError(f"num_commits must not be negative, got {num_commits}")
+    if recorded is not None and 0 < num_commits < len(recorded):  # As many: a finished run is resumed.
+        warnings.warn(
+            f"the run has made {len(recorded)} commits already, so num_commits={num_commits}, which counts these, asks for no "
+            f"more; give num_commits={len(recorded) + num_commits} for {num_commits} more",
+            RunWarning, stacklevel=2,
+        )  # fmt: skip
     if callback_every < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
     if callback_seconds is not None and not callback_seconds > 0:
@@ -164,6 +182,18 @@ def run_on_devices(
             _leave_result(error, scheduler.reports, programs, records)
             raise
     return Result(programs.gather(), records.history(), records.trace(), stopped)
+
+
+def _default_workers(tx: optax.GradientTransformation, params: PyTree) -> int:
+    """The number of workers that ``tx`` was made for. Warns if that is one where there are several devices."""
+    num_workers, num_devices = workers_of(tx, params), len(jax.local_devices())
+    if num_workers == 1 < num_devices:
+        warnings.warn(
+            f"tx is for one worker, so nothing is asynchronous although there are {num_devices} devices; give num_workers= to "
+            "the method, or to this engine for a plain optax transformation or if one worker is meant",
+            RunWarning, stacklevel=3,
+        )  # fmt: skip
+    return num_workers
 
 
 def _leave_result(error: BaseException, reports: Reports, programs: Programs, records: Records) -> None:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import ends_run
+from gemjax.engines.checks import check_callback, ends_run
 from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
 from gemjax.engines.result import Callback, History, Progress, Result, begin_from, check_rejections, concatenate
 from gemjax.engines.simulator.chunks import chunks
@@ -122,6 +123,8 @@ def simulate(
     """
     check_positive(chunk_size=chunk_size, window=window)
     check_trace(trace)
+    check_callback(callback)
+    seed = whole("seed", seed)
     state, earlier, history = begin_from(state)
     with contextlib.suppress(
         TypeError, ValueError

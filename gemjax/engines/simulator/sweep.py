@@ -13,7 +13,7 @@ import numpy as np
 
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import Computed, as_batches
-from gemjax.engines.checks import check_given, check_make, ends_run
+from gemjax.engines.checks import check_callback, check_given, check_make, ends_run
 from gemjax.engines.memory import bytes_of, default_device, that_fit
 from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
@@ -129,6 +129,7 @@ def sweep(
     check_positive(chunk_size=chunk_size)
     check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
     check_make(make)
+    check_callback(callback)
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(points["seed"]) // math.prod(map(len, over.values()))].tolist()
