@@ -19,8 +19,8 @@ def scale_by_learning_rate(
     >>> from gemjax.protocol.diagnostics import Observer
     >>> tx, observer = scale_by_learning_rate(lambda count: 0.5 / (1 + count)), Observer(["learning_rate"])
     >>> state = tx.init(jnp.zeros(1))
-    >>> for _ in range(2):
-    ...     updates, state = tx.update(jnp.ones(1), state, observe=observer)
+    >>> _, state = tx.update(jnp.ones(1), state)
+    >>> updates, state = tx.update(jnp.ones(1), state, observe=observer)
     >>> updates, observer.collected()["learning_rate"]
     (Array([-0.25], dtype=float32), Array(0.25, dtype=float32))
     """

@@ -179,7 +179,9 @@ def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
     rest, error = process.communicate()
     assert "could not be written: File too large" in first
     assert "there is no other" in first
-    assert (process.returncode, error) == (0, "")
+    # Matplotlib may lack its own list of fonts, which it could not write either.
+    told = [line for line in error.splitlines() if "matplotlib" not in line.lower()]
+    assert (process.returncode, told) == (0, [])
     assert "test accuracy" in rest
     assert all(name.isdigit() for name in os.listdir(tmp_path / "run" / "checkpoints"))
 
