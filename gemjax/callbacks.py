@@ -1,8 +1,8 @@
 """Ready-made callbacks for :func:`gemjax.run_on_devices` and :func:`gemjax.simulate`.
 
-Each is given as ``callback=``; :func:`chain` makes one of several. All judge a run by ``evaluate(progress) -> float``, a
-function of :class:`gemjax.Progress`: a loss on held-out data at ``progress.params`` and ``progress.model_state``, or
-anything of ``progress.history``. Callbacks that are chained and share the same ``evaluate`` have it computed once per call.
+Each is passed as ``callback=``; :func:`chain` combines several. All judge a run by ``evaluate(progress) -> float``, a
+function of :class:`gemjax.Progress`, such as a loss on held-out data at ``progress.params`` and ``progress.model_state``, or
+a statistic of ``progress.history``. Chained callbacks with the same ``evaluate`` compute it once per call.
 """
 
 import math
@@ -23,27 +23,27 @@ Evaluate = Callable[[Progress], Any]
 
 
 class EarlyStopping:
-    """Ends a run when a metric has stopped improving.
+    """Callback that ends a run when a metric has stopped improving.
 
-    The metric is evaluated at each call that finds new commits. Calls come every ``callback_every`` commits on devices, and
-    at ``stops`` and at least every ``chunk_size`` arrivals in the simulator.
+    The metric is evaluated at each call with new commits. Devices call every ``callback_every`` commits; the simulator calls at
+    ``stops`` and at least every ``chunk_size`` arrivals.
 
-    To continue a run with the count so far, keep the object; if it had ended the run, its whole patience is left again. A new
-    object starts over, and so does one that is called with fewer commits than before, as by another run.
+    To continue a run with the count so far, keep the object; if it ended the run, its patience starts again. A new object
+    starts anew, and so does an object that is called with fewer commits than before, as by another run.
 
     Args:
       evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
-      patience: evaluations in a row without an improvement after which the run ends, a positive int, default 10.
+      patience: number of evaluations in a row without an improvement after which the run ends, a positive int, default 10.
       min_delta: an improvement is a change by more than this, non-negative, default 0.
       mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
 
     Attributes:
-      best: the best metric so far; at first ``inf``, or ``-inf`` with ``mode="max"``.
-      waited: evaluations in a row without an improvement.
+      best: best metric so far; initially ``inf``, or ``-inf`` with ``mode="max"``.
+      waited: number of evaluations in a row without an improvement.
 
     Raises:
-      ValueError: for a ``patience`` or ``min_delta`` out of range or another ``mode``.
-      TypeError: if ``evaluate`` is no function; when called, if it returns anything but one number.
+      ValueError: if ``patience`` or ``min_delta`` is out of range, or ``mode`` is unknown.
+      TypeError: if ``evaluate`` is not a function, or, when called, does not return one number.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -81,23 +81,23 @@ class EarlyStopping:
 
 
 class BestCheckpoint:
-    """Saves a checkpoint whenever a metric improves.
+    """Callback that saves a checkpoint whenever a metric improves.
 
-    The folder holds one checkpoint, the best, together with its metric. A run that is continued, in the same process or in
-    another, replaces it only by a better one. Give each run a folder of its own.
+    The folder holds only the best checkpoint, with its metric. A continued run, in this process or another, replaces it only
+    by a better one. Give each run its own folder.
 
     Args:
-      folder: where to save; made if it does not exist. Not the folder of the run's other checkpoints.
+      folder: folder of the checkpoint, created if it does not exist; not the folder of the run's other checkpoints.
       evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
       mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
 
     Attributes:
-      best: the metric of the checkpoint in the folder; without one ``inf``, or ``-inf`` with ``mode="max"``.
-      checkpoints: the :class:`gemjax.Checkpoints` of the folder; ``checkpoints.latest`` is the number of its commits.
+      best: metric of the checkpoint in the folder; ``inf`` (``-inf`` with ``mode="max"``) before the first.
+      checkpoints: the :class:`gemjax.Checkpoints` of the folder; ``checkpoints.latest`` is its number of commits.
 
     Raises:
-      ValueError: for another ``mode``, or a folder with checkpoints that were not saved by such a callback.
-      TypeError: if ``evaluate`` is no function, or ``folder`` is one; when called, if ``evaluate`` returns anything but one
+      ValueError: if ``mode`` is unknown, or the folder has checkpoints that were not saved by such a callback.
+      TypeError: if ``evaluate`` is not a function, ``folder`` is a function, or, when called, ``evaluate`` does not return one
         number.
 
     >>> import gemjax, tempfile, jax.numpy as jnp
@@ -114,7 +114,7 @@ class BestCheckpoint:
     def __init__(self, folder: str | os.PathLike, evaluate: Evaluate, *, mode: str = "min"):
         if callable(folder):
             raise TypeError(
-                f"folder is {_shown(folder)}, expected a path; give the folder first, as in BestCheckpoint(folder, evaluate)"
+                f"folder is {_describe(folder)}, expected a path; give the folder first: BestCheckpoint(folder, evaluate)"
             )
         _check_evaluate(evaluate)
         self.evaluate, self.mode, self.best = evaluate, mode, _worst(mode)
@@ -124,8 +124,8 @@ class BestCheckpoint:
             return
         if metadata.get("mode") != mode or not isinstance(metadata.get("metric"), float):
             raise ValueError(
-                f"{self.checkpoints.folder} holds checkpoints that BestCheckpoint(mode={mode!r}) did not save: give it a "
-                "folder of its own"
+                f"{self.checkpoints.folder} holds checkpoints that BestCheckpoint(mode={mode!r}) did not save: give it its own "
+                "folder"
             )
         self.best = metadata["metric"]
 
@@ -133,15 +133,15 @@ class BestCheckpoint:
         value = _value(self.evaluate, progress)
         if not _is_better(value, self.best, self.mode):
             return
-        # Replaces the one that is there, though that may be of more commits if the run was continued from before it.
+        # Replaces the previous one, which has more commits if the run was continued from an earlier checkpoint.
         self.checkpoints.save(progress.state(), progress.trace(), {"metric": value, "mode": self.mode})
         self.best = value
 
     def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
-        """The best checkpoint, as :meth:`gemjax.Checkpoints.load` returns it.
+        """Load the best checkpoint as :meth:`gemjax.Checkpoints.load` does.
 
         Args:
-          like: a state of the same run's structure, such as ``result.state`` or :func:`gemjax.initial_state`.
+          like: a state of the same structure, such as ``result.state`` or :func:`gemjax.initial_state`.
 
         Returns:
           ``(state, trace, metadata)``; ``state.params`` is the central variable, ``metadata["metric"]`` the metric.
@@ -154,7 +154,7 @@ class BestCheckpoint:
 
 
 def chain(*callbacks: Callback) -> Callback:
-    """Combine several callbacks into one: all are called, in order, and the run ends if any of them returns true.
+    """Combine several callbacks into one that calls all in order, and ends the run if any of them returns true.
 
     >>> import gemjax, tempfile
     >>> evaluate = lambda progress: progress.history["loss"].mean()      # Computed once per call.
@@ -177,12 +177,12 @@ def _worst(mode: str) -> float:
 def _check_evaluate(evaluate: Any) -> None:
     if not callable(evaluate):
         raise TypeError(
-            f"evaluate is {_shown(evaluate)}, expected a function; give one that takes the gemjax.Progress and returns a "
+            f"evaluate is {_describe(evaluate)}, expected a function; give one that takes the gemjax.Progress and returns a "
             "number, such as lambda progress: loss_fn(progress.params, batch)"
         )
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"the {type(value).__name__} {value!r:.60}"
 
 
@@ -191,7 +191,7 @@ def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
 
 
 def _value(evaluate: Evaluate, progress: Progress) -> float:
-    """The metric, which is remembered for as long as the progress, so that callbacks share it."""
+    """Evaluate the metric once per progress, so that several callbacks share it."""
     known = vars(progress).setdefault("_evaluated", [])
     for fn, value in known:
         if fn == evaluate:

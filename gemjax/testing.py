@@ -1,4 +1,4 @@
-"""What tests of asynchronous code need: injected faults, a plain reference loop, toy problems."""
+"""Tools for tests of asynchronous code: injected faults, a plain reference loop, toy problems."""
 
 import threading
 from typing import Any, Self
@@ -8,31 +8,33 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.batches.base import select
 from gemjax.batches.local import LocalBatches
-from gemjax.batches.rows import as_batches, part, select
+from gemjax.batches.rows import as_batches
 from gemjax.engines.transition import Transition
 from gemjax.protocol import slots
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.staleness import anchors_of, counting_refusals, pull, refused
+from gemjax.protocol.nodes import counting_refusals, refused
+from gemjax.protocol.staleness import pull_with_anchors
 from gemjax.protocol.trace import Trace
 
 PyTree = Any
 
 
 class InjectedFaultError(RuntimeError):
-    """What a worker raises because a test told it to."""
+    """Error that a worker raises because a test planned it."""
 
 
 class Faults:
     """Faults keyed by (worker, that worker's step), injected through ``gate=`` of :func:`gemjax.run_on_devices`.
 
-    Use it as a context manager: leaving it lets hung workers go.
+    Use it as a context manager: leaving it releases hung workers.
 
     >>> with Faults().hang(worker=2, step=5).fail(worker=0, step=3).slow(worker=1, seconds=0.05) as faults:
-    ...     faults(worker=3, step=0)  # Nothing planned: returns at once.
+    ...     faults(worker=3, step=0)  # No fault here: returns at once.
 
     Attributes:
-      injected: what was injected so far, (kind, worker, step) in order.
+      injected: faults injected so far, as (kind, worker, step) in order.
     """
 
     def __init__(self):
@@ -44,26 +46,26 @@ class Faults:
         self.injected: list[tuple[str, int, int]] = []
 
     def hang(self, worker: int, step: int) -> "Faults":
-        """The worker never finishes that step, unless :meth:`let_go` says so: it has vanished."""
+        """Make the worker hang in that step until :meth:`let_go` releases it."""
         self._hangs[worker, step] = threading.Event()
         return self
 
     def let_go(self, worker: int, step: int) -> None:
-        """A worker that hangs in that step, or is to hang in it, finishes it: it is back. From any thread."""
+        """Release a worker that hangs in that step, or will reach it; may be called from any thread."""
         self._hangs[worker, step].set()
 
     def fail(self, worker: int, step: int, times: int = 1) -> "Faults":
-        """The worker raises at that step, the first ``times`` times it is tried."""
+        """Make the worker raise at that step, in the first ``times`` attempts."""
         self._failures[worker, step] = times
         return self
 
     def poison(self, worker: int, step: int) -> "Faults":
-        """What the worker sends at that step is not a number, the first time."""
+        """Make the gradient of the worker NaN in the first attempt at that step."""
         self._poisoned.add((worker, step))
         return self
 
     def slow(self, worker: int, seconds: float, first: int = 0, last: float = float("inf")) -> "Faults":
-        """The worker takes ``seconds`` longer for each of its steps from ``first`` to ``last``."""
+        """Make the worker take ``seconds`` longer for each of its steps from ``first`` to ``last``."""
         self._slow[worker] = seconds, first, last
         return self
 
@@ -110,42 +112,43 @@ def run_in_python(
     local: LocalSteps | None = None,
     seed: int = 0,
 ) -> PyTree:
-    """Runs a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
+    """Run a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
 
-    One commit at a time, nothing compiled but the gradient and the update, each by itself; the model state of the last
+    Commits are made one by one. Only the gradient and the update are compiled, each by itself. The model state of the last
     commit is the central one.
 
     Returns:
-      The central variable at the end.
+      The final central variable.
     """
-    transition, initial = Transition(tx, loss_fn, trace.num_workers, seed, local=local).init(params, model_state)
+    transition = Transition(tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, seed=seed, local=local)
+    transition = transition.bind(params, model_state)
+    initial = transition.init(params, model_state)
     batches, opt_state = as_batches(batches, trace.num_workers), initial.opt_state
     batches = batches if local is None else LocalBatches(batches, local)
-    # A function of arrays: the closure that a batch of local steps is cannot pass through jit.
+    # A function of arrays: a batch of local steps is a closure, which cannot pass through jit.
     gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(
         view, batches.batch(batches.data if data is None else data, chosen), worker, step
     ))  # fmt: skip
-    update = jax.jit(transition.tx.update)  # A conditional in it would be compiled anew at each call outside of jit.
+    update = jax.jit(transition.tx.update)  # Outside of jit each call would compile its conditionals again.
     views = [slots.take(initial.view, worker).value._replace(params=params) for worker in range(trace.num_workers)]
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
         view = views[worker]
         if commits:
             chosen = select(batches, np.array([worker]), np.array([step]), np.array([draw]))
-            data, selection = part(batches, jax.tree.map(lambda column: column[0], chosen))
+            data, selection = batches.gather(jax.tree.map(lambda column: column[0], chosen))
             sent = gradient(view, data, selection, worker, step)
-            told = {"value": sent.loss}
+            losses = {"value": sent.loss}
             if local is not None:
-                told |= {"local_losses": sent.losses, "local_steps": jnp.int32(sent.steps)}
+                losses |= {"local_losses": sent.losses, "local_steps": jnp.int32(sent.steps)}
             before = opt_state
-            updates, opt_state = update(sent.grads, opt_state, params, worker=worker, **told)
+            updates, opt_state = update(sent.grads, opt_state, params, worker=worker, **losses)
             if refused(before, opt_state):
                 opt_state = counting_refusals(before, opt_state)
             else:
                 params, model_state = optax.apply_updates(params, updates), sent.model_state
                 view = view._replace(local=sent.local)
-        pulled, opt_state = pull(opt_state, params, worker=worker)
-        anchors = anchors_of(slots.take(opt_state, worker))
+        pulled, opt_state, anchors = pull_with_anchors(opt_state, params, worker)
         views[worker] = view._replace(params=pulled, model_state=model_state, anchors=anchors)
     return params
 
@@ -153,13 +156,13 @@ def run_in_python(
 def quadratic(
     dimension: int = 4, condition: float = 10.0, noise: float = 0.1, seed: int = 0
 ) -> tuple[Any, PyTree, Any]:
-    """A noisy quadratic: ``(loss_fn, params, batches)`` for any engine, with its minimum 0 at the origin.
+    """Make a noisy quadratic, ``(loss_fn, params, batches)`` for any engine, with its minimum 0 at the origin.
 
     Args:
       dimension: number of parameters.
       condition: ratio of the largest (1) to the smallest curvature.
       noise: standard deviation of the gradient's noise.
-      seed: of the noise.
+      seed: seed of the noise.
 
     >>> loss_fn, params, batches = quadratic()
     >>> loss_fn(params, jnp.zeros(4)).shape

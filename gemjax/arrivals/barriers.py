@@ -5,16 +5,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals, check_inner, check_num_commits, stream
+from gemjax.arrivals.base import Around, Arrivals, check_inner, check_num_commits, stream
+from gemjax.protocol.checks import integer, shown
 from gemjax.protocol.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
-class Barrier(Arrivals):
-    """Another model with a barrier: all commit when the slowest has finished, and then all pull. Synchronous SGD.
+class Barrier(Around):
+    """Another model with a barrier: all workers commit when the slowest has finished, and then all pull. Synchronous SGD.
 
     The N gradients of a round are computed at the same view; with :func:`gemjax.asgd` at 1/N of a rate they are one step of
-    that rate on their mean. In the virtual time of the same model that is what asynchronous runs are to be compared with.
+    that rate on their mean. In the virtual time of the same model it is the baseline of asynchronous runs.
 
     Args:
       model: how long workers compute.
@@ -26,13 +27,6 @@ class Barrier(Arrivals):
     """
 
     composes = False
-    num_workers: int = dataclasses.field(init=False, default=0)
-    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
-
-    def __post_init__(self):
-        check_inner(self, self.model)
-        object.__setattr__(self, "num_workers", self.model.num_workers)
-        super().__post_init__()
 
     def trace(self, num_commits, seed=0):
         check_num_commits(num_commits)
@@ -50,15 +44,15 @@ class Barrier(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class SemiSynchronous:
-    r"""Workers that train freely for a while and then all meet, as in LSGD's released code.
+    r"""Workers that take local steps independently and then all meet for an exchange, as in LSGD's released code.
 
-    Together the N workers take :math:`N \tau` local steps, each as many as its speed allows; when the last of them has been
-    given out, workers finish the step at hand and join the exchange. All commit there, in the order in which they join,
-    and only then do all of them pull: nobody's view is older than the meeting before.
+    Together the N workers take :math:`N \tau` local steps, each as many as its speed allows. When the last of these steps has
+    been assigned, each worker finishes its current step and joins the exchange. All workers commit there, in the order in
+    which they join, and all pull after the last commit. So no view is older than the previous meeting.
 
     Args:
       model: how long one local step takes each worker, any other model of this module.
-      period: :math:`\tau \ge 1`, mean local steps a worker from one meeting to the next.
+      period: :math:`\tau \ge 1`, mean local steps per worker from one meeting to the next.
 
     Raises:
       ValueError: if ``period`` is not a positive int.
@@ -77,27 +71,26 @@ class SemiSynchronous:
     def __post_init__(self):
         check_inner(self, self.model)
         if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
-            raise ValueError(f"period must be a positive int, got {self.period!r}")
+            raise ValueError(f"period must be a positive int, got {shown(self.period)}")
 
     def trace(self, num_meetings: int, seed: int = 0) -> tuple[Trace, tuple[tuple[int, ...], ...]]:
-        """The commits of ``num_meetings`` meetings.
+        """Return the commits of ``num_meetings`` meetings.
 
         Args:
           num_meetings: a positive int.
           seed: decides every duration.
 
         Returns:
-          ``(trace, periods)``: a :class:`gemjax.Trace` of N commits a meeting, and the periods to give
-          :class:`gemjax.LocalSteps` with it: how many local steps each commit of each worker takes.
+          ``(trace, periods)``: a :class:`gemjax.Trace` of N commits per meeting, and the periods for
+          :class:`gemjax.LocalSteps`: the number of local steps of each commit of each worker.
         """
-        if num_meetings < 1:
-            raise ValueError(f"num_meetings must be positive, got {num_meetings}")
+        integer("num_meetings", num_meetings, 1)
         num_workers = self.model.num_workers
         taken = np.zeros((num_workers, num_meetings), int)
         order, joined, now = [], [], 0.0
         finished = _resumable(self.model, seed)
         for meeting in range(num_meetings):
-            # Each worker's durations go on where its last meeting broke off.
+            # Each worker's durations continue after those of its last meeting.
             taken[:, meeting], joins = self._meeting(finished, taken[:, :meeting].sum(1))
             order.append(np.lexsort((np.arange(num_workers), joins)))
             joined.append(np.full(num_workers, now := now + joins.max()))
@@ -110,9 +103,9 @@ class SemiSynchronous:
         return trace, tuple(tuple(row) for row in taken.tolist())
 
     def _meeting(self, finished: Callable, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each worker: local steps until the next meeting, and when it joins."""
+        """Return, per worker, its local steps until the next meeting and the time at which it joins."""
         num_workers, more = len(done), self.model.num_workers * (self.period - 1)
-        # Everyone is given a step at once; of the rest, one to whoever finishes first.
+        # Each worker gets one step at once; each further step goes to the worker that finishes first.
         counts = [min(2 * self.period, more + 1)] * num_workers
         while True:
             times = [finished(w, done[w], count) for w, count in enumerate(counts)]
@@ -130,13 +123,13 @@ class SemiSynchronous:
 
 
 def _resumable(model: Arrivals, seed: int) -> Callable[[int, int, int], np.ndarray]:
-    """``finishes(worker, done, count)``: when the next steps are finished, from a moment at which ``done`` are."""
+    """Return ``finishes(worker, done, count)``: the times at which ``count`` steps after the first ``done`` end."""
     known: dict[int, np.ndarray] = {}
 
     def finishes(worker: int, done: int, count: int) -> np.ndarray:
         if worker not in known or len(known[worker]) < done + count:
             known[worker] = model.durations(worker, stream(seed, worker), 2 * (done + count))
-        # Summed from that moment on: a difference of two times would round what is a tie in another way each time.
+        # Summed from there: differences of times would round, and break ties differently at each meeting.
         return model.finishes(worker, known[worker][done : done + count])[0]
 
     return finishes

@@ -1,48 +1,50 @@
-"""What every arrival model is, and the merge of independent workers into a trace."""
+"""Base classes of arrival models, and the merge of independent workers into a trace."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
+from gemjax.protocol.checks import integer, number, numbers
 from gemjax.protocol.staleness import check_num_workers
 from gemjax.protocol.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrivals:
-    """Base of the arrival models: members say how long one worker's gradients take."""
+    """Base of the arrival models; a subclass defines how long one worker's gradients take."""
 
     num_workers: int
-    # Whether it is no more than durations, which another model can be put around.
+    # True if the model consists of durations alone, so that another model can wrap it.
     composes: ClassVar[bool] = True
 
     def __post_init__(self):
         check_num_workers(self.num_workers)
 
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
-        """float64 [count]; the next ``count`` durations of ``worker``, all positive."""
+        """Return the next ``count`` durations of ``worker``, float64 [count], all positive."""
         raise TypeError(
-            f"{type(self).__name__} does not say how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
+            f"{type(self).__name__} does not define how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
         )
 
     def finishes(self, worker: int, durations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """When ``worker`` finishes gradients that take so long one after the other, and when it pulled for each.
+        """Return the times at which ``worker`` finishes consecutive gradients of these durations, and pulls for them.
 
         Returns:
-          ``(finished, pulled)``, float64 vectors. ``pulled`` is not a number where it pulled right after its last commit,
-          which is the rule. There may be fewer than durations; a worker that is gone for good finishes its last at infinity.
+          ``(finished, pulled)``, float64 vectors. ``pulled`` is NaN where the worker pulls right after its last commit, which
+          is the rule. There may be fewer than durations; a worker that has left for good finishes its last one at infinity.
         """
         del worker
         return np.cumsum(durations), np.full(len(durations), np.nan)
 
     @property
     def losses(self) -> int:
-        """Gradients that a worker may begin and not finish, at most."""
+        """Largest number of gradients that a worker may begin and not finish."""
         return 0
 
     def trace(self, num_commits: int, seed: int = 0) -> Trace:
-        """The first ``num_commits`` commits.
+        """Return the first ``num_commits`` commits.
 
         Args:
           num_commits: length T of the trace, a non-negative int.
@@ -52,43 +54,52 @@ class Arrivals:
           A :class:`gemjax.Trace` whose ``time`` is virtual: the units of the model.
 
         Raises:
-          ValueError: if ``num_commits`` is negative, or so many commits never happen because all workers have left.
+          ValueError: if ``num_commits`` is negative, or all workers leave before that many commits.
         """
         check_num_commits(num_commits)
         return _merge(self, num_commits, seed)
 
 
+@dataclasses.dataclass(frozen=True)
+class Around(Arrivals):
+    """Base of models that wrap another ``model`` and have its workers."""
+
+    num_workers: int = dataclasses.field(init=False, default=0)
+    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
+
+    def __post_init__(self):
+        check_inner(self, self.model)
+        object.__setattr__(self, "num_workers", self.model.num_workers)
+        super().__post_init__()
+
+
 def check_inner(outer: object, model: Arrivals) -> None:
-    """Raises ``TypeError`` unless ``model`` can stand inside ``outer``."""
+    """Raise ``TypeError`` unless ``outer`` can wrap ``model``."""
     if not isinstance(model, Arrivals) or not model.composes:
         raise TypeError(
-            f"{type(outer).__name__} goes around a model that is no more than durations (Gamma, Scaled, Delayed, …), got "
+            f"{type(outer).__name__} wraps a model that consists of durations alone (Gamma, Scaled, Delayed, …), got "
             f"{type(model).__name__}; put that one outermost"
         )
 
 
 def check_num_commits(num_commits: int) -> None:
-    """Raises ``ValueError`` for a negative number of commits."""
-    if num_commits < 0:
-        raise ValueError(f"num_commits must not be negative, got {num_commits}")
+    """Raise ``ValueError`` unless this is a number of commits."""
+    integer("num_commits", num_commits, 0)
 
 
 def stream(seed: int, worker: int) -> np.random.Generator:
-    """The random stream of a worker."""
-    return np.random.Generator(np.random.Philox(key=[seed, worker]))
+    """Return the random stream of a worker."""
+    return np.random.Generator(np.random.Philox(key=[integer("seed", seed, 0, 2**64 - 1), worker]))
 
 
 def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:
-    """``value`` as a tuple of one float a worker.
+    """Return ``value`` as a tuple of one float per worker.
 
     Raises:
-      ValueError: if there are not as many as workers, or one is not finite and above (at, for 0) ``lowest``.
+      ValueError: if their number is not that of the workers, or one is not finite or below ``lowest``.
     """
-    values = (
-        tuple(np.broadcast_to(np.asarray(value, float), num_workers).tolist())
-        if np.ndim(value) == 0
-        else tuple(float(one) for one in value)
-    )
+    several = isinstance(value, Sequence) or getattr(value, "ndim", 0)
+    values = numbers(name, value) if several else (number(name, value),) * num_workers
     if len(values) != num_workers:
         raise ValueError(f"{name} must be a number or one for each of the {num_workers} workers, got {len(values)}")
     if not all(np.isfinite(one) and one >= lowest for one in values):
@@ -97,11 +108,11 @@ def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[fl
 
 
 def _merge(model: Arrivals, num_commits: int, seed: int) -> Trace:
-    """The first ``num_commits`` finishes of all workers, ties by worker number."""
+    """Return the first ``num_commits`` finishes of all workers; ties are ordered by worker number."""
     num_workers, enough = model.num_workers, num_commits + model.losses
 
     def finishes(worker: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        # Drawn anew from the start when more are needed: the stream, and so the beginning, is the same.
+        # If more are needed, all are drawn again: the stream is the same, so its beginning is, too.
         return model.finishes(worker, model.durations(worker, stream(seed, worker), count))
 
     counts = [int(1.1 * num_commits / num_workers) + 8 + model.losses] * num_workers

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals, check_inner
+from gemjax.arrivals.base import Around
+from gemjax.protocol.checks import number, shown
 
 
 @dataclasses.dataclass(frozen=True)
 class Slows:
-    """From ``at`` on a worker's gradients take ``factor`` times as long (1: as the model says), the one at hand included."""
+    """A slowdown: from ``at`` on a worker's gradients, with the current one, take ``factor`` times as long as in the model."""
 
     worker: int
     at: float
@@ -20,7 +21,7 @@ class Slows:
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
-    """At ``at`` a worker is gone, and the gradient that it was computing is lost."""
+    """A departure: at ``at`` a worker leaves, and its current gradient is lost."""
 
     worker: int
     at: float
@@ -28,14 +29,14 @@ class Leaves:
 
 @dataclasses.dataclass(frozen=True)
 class Joins:
-    """At ``at`` a worker pulls and starts; one whose first incident this is was not there before."""
+    """A join: at ``at`` a worker pulls and starts; if this is its first incident, it was absent until then."""
 
     worker: int
     at: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Incidents(Arrivals):
+class Incidents(Around):
     """Another model in which workers slow down, leave and join at given times.
 
     Args:
@@ -43,36 +44,38 @@ class Incidents(Arrivals):
       incidents: :class:`Slows`, :class:`Leaves` and :class:`Joins`, in any order; times in the units of the model.
 
     Raises:
-      ValueError: if an incident is of a worker that is not there, at a negative time, with a factor that is not positive,
-        or a worker leaves or joins twice in a row.
+      ValueError: if the worker of an incident is out of range, a time is negative, a factor is not positive, or a worker
+        leaves or joins twice in a row.
 
     >>> from gemjax.arrivals import RoundRobin
     >>> trace = Incidents(RoundRobin(2), [Leaves(worker=1, at=2.5), Joins(worker=1, at=6.5)]).trace(12)
     >>> trace.worker
     array([0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1], dtype=int32)
-    >>> int(trace.pulled_at[9])  # What it committed on when it was back is not older than its return.
+    >>> int(trace.pulled_at[9])  # The view of its first commit after its return is not older than the return.
     8
     """
 
     composes = False
-    num_workers: int = dataclasses.field(init=False, default=0)
-    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
     incidents: Sequence[Slows | Leaves | Joins] = ()
 
     def __post_init__(self):
-        check_inner(self, self.model)
-        object.__setattr__(self, "num_workers", self.model.num_workers)
-        object.__setattr__(self, "incidents", tuple(sorted(self.incidents, key=lambda incident: incident.at)))
         super().__post_init__()
+        if not isinstance(self.incidents, Sequence):
+            raise TypeError(f"incidents must be a sequence of Slows, Leaves and Joins, got {shown(self.incidents)}")
         for incident in self.incidents:
-            if not 0 <= incident.worker < self.num_workers:
-                raise ValueError(f"{incident} is of a worker that is not in range({self.num_workers})")
+            if not isinstance(incident, (Slows, Leaves, Joins)):
+                raise TypeError(f"incidents must be Slows, Leaves and Joins, got {shown(incident)}")
+            number("the time of an incident", incident.at)
+        object.__setattr__(self, "incidents", tuple(sorted(self.incidents, key=lambda incident: incident.at)))
+        for incident in self.incidents:
+            if not 0 <= number("the worker of an incident", incident.worker) < self.num_workers:
+                raise ValueError(f"{incident} names a worker that is not in range({self.num_workers})")
             if not (np.isfinite(incident.at) and incident.at >= 0):
                 raise ValueError(f"{incident}: the time must be finite and not negative")
-            if isinstance(incident, Slows) and not (np.isfinite(incident.factor) and incident.factor > 0):
-                raise ValueError(
-                    f"{incident}: the factor must be positive; a worker that stands still is one that Leaves"
-                )
+            if isinstance(incident, Slows) and not (
+                np.isfinite(number("factor", incident.factor)) and incident.factor > 0
+            ):
+                raise ValueError(f"{incident}: the factor must be positive; use Leaves for a worker that stops")
         for worker in range(self.num_workers):
             kinds = [type(incident) for incident in self._of(worker) if not isinstance(incident, Slows)]
             if any(one is other for one, other in itertools.pairwise(kinds)):
@@ -93,7 +96,7 @@ class Incidents(Arrivals):
         moves = [incident for incident in incidents if not isinstance(incident, Slows)]
         here, factor, now = not moves or isinstance(moves[0], Leaves), 1.0, 0.0
         finished, pulled = [], []
-        joined = np.nan  # When it pulled, if not right after its last commit.
+        joined = np.nan  # The time of its pull, if that is not right after its last commit.
         for incident in (*incidents, None):
             until = np.inf if incident is None else incident.at
             if here:

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals, check_inner, per_worker
+from gemjax.arrivals.base import Around, Arrivals, per_worker
+from gemjax.protocol.checks import number, numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundRobin(Arrivals):
-    """Workers commit in turn, 0, 1, …, N - 1, 0, …; every gradient takes one unit of time.
+    """Workers that commit in turn, 0, 1, …, N - 1, 0, …; every gradient takes one unit of time.
 
     The staleness is exactly N - 1 after the first round.
 
@@ -28,20 +29,20 @@ class RoundRobin(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class ConstantSpeeds(Arrivals):
-    """Each worker has a speed of its own, and keeps it.
+    """Workers of constant, different speeds.
 
     Args:
-      speeds: gradients a unit of time for each worker, all positive. Commits at the same moment go by worker number.
+      speeds: gradients per unit of time for each worker, all positive. Simultaneous commits are ordered by worker number.
 
     >>> ConstantSpeeds([2.0, 1.0]).trace(6).worker
     array([0, 0, 1, 0, 0, 1], dtype=int32)
     """
 
-    num_workers: int = dataclasses.field(init=False, default=0)  # As many as there are speeds.
+    num_workers: int = dataclasses.field(init=False, default=0)  # The number of speeds.
     speeds: Sequence[float] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "speeds", tuple(float(speed) for speed in self.speeds))
+        object.__setattr__(self, "speeds", numbers("speeds", self.speeds))
         object.__setattr__(self, "num_workers", len(self.speeds))
         super().__post_init__()
         if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
@@ -52,7 +53,7 @@ class ConstantSpeeds(Arrivals):
         return np.full(count, 1.0 / self.speeds[worker])
 
     def finishes(self, worker, durations):
-        count = len(durations)  # Exact where a running sum would drift off a tie.
+        count = len(durations)  # Exact: a running sum would round, and break ties.
         return np.arange(1, count + 1) / self.speeds[worker], np.full(count, np.nan)
 
 
@@ -61,8 +62,8 @@ class Gamma(Arrivals):
     r"""Gamma-distributed durations, as DANA simulates clusters.
 
     A gradient of worker w takes :math:`T \sim \Gamma(1/V_b^2,\; \mu_w V_b^2)`: mean :math:`\mu_w`, coefficient of variation
-    :math:`V_b`. On a homogeneous cluster every :math:`\mu_w` is ``mean``; on a heterogeneous one it is drawn once a worker from
-    :math:`\Gamma(1/V_m^2,\; \mathrm{mean} \cdot V_m^2)`.
+    :math:`V_b`. On a homogeneous cluster every :math:`\mu_w` is ``mean``; on a heterogeneous one it is drawn once per
+    worker from :math:`\Gamma(1/V_m^2,\; \mathrm{mean} \cdot V_m^2)`.
 
     Args:
       num_workers: number of workers N, positive.
@@ -86,6 +87,8 @@ class Gamma(Arrivals):
 
     def __post_init__(self):
         super().__post_init__()
+        for name in ("batch_variation", "machine_variation", "mean"):
+            number(name, getattr(self, name))
         if not (self.batch_variation > 0 and self.machine_variation >= 0 and self.mean > 0):
             raise ValueError(f"batch_variation and mean must be positive, machine_variation not negative: got {self}")
 
@@ -99,13 +102,13 @@ class Gamma(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(Arrivals):
-    """Exponential durations: arrivals without memory, the model of queueing theory and of most proofs.
+    """Exponential durations: memoryless arrivals, the model of queueing theory and of most proofs.
 
     Args:
       num_workers: number of workers N, positive.
       mean: mean duration, positive, in any unit of time; default 1.
 
-    >>> round(float(Exponential(8).trace(20_000).staleness.std()))  # Geometric: as wide as its mean.
+    >>> round(float(Exponential(8).trace(20_000).staleness.std()))  # Geometric: standard deviation near the mean.
     7
     """
 
@@ -122,7 +125,7 @@ class Exponential(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class LogNormal(Arrivals):
-    """Log-normal durations: mostly alike, now and then long.
+    """Log-normal durations: mostly similar, occasionally long.
 
     Args:
       num_workers: number of workers N, positive.
@@ -148,14 +151,14 @@ class LogNormal(Arrivals):
 
 @dataclasses.dataclass(frozen=True)
 class Pareto(Arrivals):
-    r"""Pareto durations: stragglers of any length, with a power law.
+    r"""Pareto durations: stragglers of any length, by a power law.
 
-    No gradient takes less than :math:`\mathrm{mean} \cdot (a - 1)/a`; the share that takes more than x falls as
+    No gradient takes less than :math:`\mathrm{mean} \cdot (a - 1)/a`. The share that takes more than x falls as
     :math:`x^{-a}`.
 
     Args:
       num_workers: number of workers N, positive.
-      shape: :math:`a > 1`, the smaller the worse the stragglers; default 2.5. Below 2 the variance is infinite.
+      shape: :math:`a > 1`; smaller values make longer stragglers; default 2.5. Below 2 the variance is infinite.
       mean: mean duration, positive, in any unit of time; default 1.
 
     >>> int(Pareto(8, shape=1.5).trace(2000).staleness.max()) > 50
@@ -177,7 +180,7 @@ class Pareto(Arrivals):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled(Arrivals):
+class Scaled(Around):
     """Another model with workers of unequal speeds.
 
     Args:
@@ -189,18 +192,14 @@ class Scaled(Arrivals):
     400
     """
 
-    num_workers: int = dataclasses.field(init=False, default=0)
-    model: Arrivals = dataclasses.field(default_factory=lambda: RoundRobin(1))
     speeds: Sequence[float] = ()
 
     def __post_init__(self):
-        check_inner(self, self.model)
-        object.__setattr__(self, "num_workers", self.model.num_workers)
+        super().__post_init__()
         speeds = per_worker("speeds", self.speeds, self.num_workers, lowest=0.0)
         object.__setattr__(self, "speeds", speeds)
         if not all(speeds):
-            raise ValueError(f"speeds must be positive, got {speeds}; a worker that stands still is one that Leaves")
-        super().__post_init__()
+            raise ValueError(f"speeds must be positive, got {speeds}; use Leaves for a worker that stops")
 
     def durations(self, worker, rng, count):
         return self.model.durations(worker, rng, count) / self.speeds[worker]
@@ -208,5 +207,5 @@ class Scaled(Arrivals):
 
 def _check_positive(model: Arrivals, **values: float) -> None:
     for name, value in values.items():
-        if not (np.isfinite(value) and value > 0):
+        if not (np.isfinite(number(name, value)) and value > 0):
             raise ValueError(f"{name} must be positive and finite, got {value} in {model}")

@@ -1,4 +1,4 @@
-"""What lies between workers and the central variable: the way there and back, and the queue in front of it."""
+"""Latency between workers and the central variable, and the queue in front of it."""
 
 import dataclasses
 import heapq
@@ -6,47 +6,49 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Arrivals, check_inner, check_num_commits, per_worker, stream
+from gemjax.arrivals.base import Around, Arrivals, check_num_commits, per_worker, stream
+from gemjax.protocol.checks import number
 from gemjax.protocol.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
-class Delayed(Arrivals):
-    """Another model with time for the way: ``down`` from the pull to the worker, ``up`` from there to the commit.
+class Delayed(Around):
+    """Another model with latency: ``down`` for the pull, ``up`` for the commit.
 
     Args:
       model: how long workers compute.
-      up: time that a gradient travels, not negative; one for all workers or one each. Default 0.
-      down: time that a view travels, likewise.
+      up: latency of a gradient, not negative; one for all workers or one per worker. Default 0.
+      down: latency of a view, likewise.
 
     >>> from gemjax.arrivals import RoundRobin
     >>> Delayed(RoundRobin(2), up=0.5, down=1.5).trace(4).time
     array([3., 3., 6., 6.])
     """
 
-    num_workers: int = dataclasses.field(init=False, default=0)
-    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
     up: float | Sequence[float] = 0.0
     down: float | Sequence[float] = 0.0
-    way: tuple[float, ...] = dataclasses.field(init=False, repr=False, default=())  # Both, of each worker.
+    latency: tuple[float, ...] = dataclasses.field(init=False, repr=False, default=())  # Both, per worker.
 
     def __post_init__(self):
-        check_inner(self, self.model)
-        object.__setattr__(self, "num_workers", self.model.num_workers)
         super().__post_init__()
         up, down = (per_worker(name, getattr(self, name), self.num_workers, lowest=0.0) for name in ("up", "down"))
-        object.__setattr__(self, "way", tuple(there + back for there, back in zip(down, up, strict=True)))
+        object.__setattr__(self, "latency", tuple(there + back for there, back in zip(down, up, strict=True)))
+
+    @property
+    def way(self) -> tuple[float, ...]:
+        """Former name of ``latency``."""
+        return self.latency
 
     def durations(self, worker, rng, count):
-        return self.way[worker] + self.model.durations(worker, rng, count)
+        return self.latency[worker] + self.model.durations(worker, rng, count)
 
 
 @dataclasses.dataclass(frozen=True)
-class Queue(Arrivals):
-    """Another model with a centre that takes time for each commit, and serves workers in the order of their arrival.
+class Queue(Around):
+    """Another model in which each commit takes time, and workers are served in the order of their arrival.
 
-    A worker pulls when its commit is served. With many workers the centre becomes the bottleneck: it makes one commit per
-    ``service`` at most.
+    A worker pulls when its commit is served. With many workers the central variable becomes the bottleneck: it takes at most
+    one commit per ``service``.
 
     Args:
       model: how long workers compute.
@@ -58,20 +60,16 @@ class Queue(Arrivals):
     """
 
     composes = False
-    num_workers: int = dataclasses.field(init=False, default=0)
-    model: Arrivals = dataclasses.field(default_factory=lambda: Arrivals(1))
     service: float = 0.0
 
     def __post_init__(self):
-        check_inner(self, self.model)
-        object.__setattr__(self, "num_workers", self.model.num_workers)
         super().__post_init__()
-        if not (np.isfinite(self.service) and self.service >= 0):
+        if not (np.isfinite(number("service", self.service)) and self.service >= 0):
             raise ValueError(f"service must be finite and not negative, got {self.service}")
 
     def trace(self, num_commits, seed=0):
         check_num_commits(num_commits)
-        durations = [_one_by_one(self.model, worker, seed).__next__ for worker in range(self.num_workers)]
+        durations = [one_by_one(self.model, worker, seed).__next__ for worker in range(self.num_workers)]
         queue = [(one(), worker) for worker, one in enumerate(durations)]
         heapq.heapify(queue)
         workers, times = [], []
@@ -85,8 +83,8 @@ class Queue(Arrivals):
         return Trace(np.array(workers, np.int32), time=times, num_workers=self.num_workers)
 
 
-def _one_by_one(model: Arrivals, worker: int, seed: int) -> Iterator[float]:
-    """The durations of a worker one by one, drawn in ever larger blocks."""
+def one_by_one(model: Arrivals, worker: int, seed: int) -> Iterator[float]:
+    """Yield the durations of a worker, drawn in blocks of doubling size."""
     done, count = 0, 64
     while True:
         drawn = model.durations(worker, stream(seed, worker), count)

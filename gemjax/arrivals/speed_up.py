@@ -1,4 +1,4 @@
-"""How much sooner asynchronous workers are done, in virtual time."""
+"""Speed-up of asynchronous workers in virtual time."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ from gemjax.arrivals.base import Arrivals, check_num_commits, stream
 
 
 class SpeedUp(NamedTuple):
-    """How many times sooner N asynchronous workers have made as many commits as others in the same virtual time.
+    """Ratios of the virtual times that other clusters and N asynchronous workers need for the same number of commits.
 
-    It counts commits and not what they are worth: whether stale ones teach as much as fresh ones is what runs tell.
+    They count commits, not their effect: only a run shows whether stale commits reduce the loss as much as fresh ones.
     """
 
     over_one_worker: float
@@ -19,26 +19,26 @@ class SpeedUp(NamedTuple):
 
 
 def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
-    """Virtual time that others need for what ``model.trace(num_commits, seed)`` commits, over the time that it needs.
+    """Return the virtual time of other clusters for T commits, divided by that of ``model.trace(num_commits, seed)``.
 
-    The others are one of its workers alone, on average over who that is, and all of them behind a :class:`Barrier`:
-    synchronous SGD on the same cluster. The same seed gives the same durations to all three.
+    The others are a single worker of the model (the mean over its workers), and all workers behind a :class:`Barrier`:
+    synchronous SGD on the same cluster. All three have the same durations, by the same seed.
 
     Args:
-      model: how long workers compute; durations and whatever stands around them, a model that composes.
+      model: how long workers compute; durations and models that wrap them, except queues, incidents and barriers.
       num_commits: length T of the trace, positive. Short traces are coarse: a barrier waits for the last round, and the
-        first commit of all takes as long as any other.
+        first commit takes as long as any other.
       seed: decides every duration.
 
     Returns:
       ``(over_one_worker, over_synchronous)``, two positive floats. The first is about N where commits take no time.
 
     Raises:
-      TypeError: if ``model`` is more than durations (a queue, incidents, a barrier), so that a barrier cannot be put around it.
+      TypeError: if ``model`` is a queue, incidents or a barrier, which a barrier cannot wrap.
       ValueError: if ``num_commits`` is not positive.
 
     >>> from gemjax.arrivals import ConstantSpeeds, Gamma
-    >>> speed_up(ConstantSpeeds([1.0, 1.0, 0.5]), 500).over_synchronous  # Behind the barrier all go as slowly as the third.
+    >>> speed_up(ConstantSpeeds([1.0, 1.0, 0.5]), 500).over_synchronous  # The barrier makes all as slow as the third worker.
     1.67
     >>> [round(value, 2) for value in speed_up(Gamma(64), 64 * 400)]
     [63.98, 1.25]
@@ -57,6 +57,6 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
 
 
 def _alone(model: Arrivals, worker: int, num_commits: int, seed: int) -> float:
-    """When ``worker`` has made all commits by itself."""
+    """Return the time at which ``worker`` has made all commits by itself."""
     finished, _ = model.finishes(worker, model.durations(worker, stream(seed, worker), num_commits))
     return float(finished[-1])

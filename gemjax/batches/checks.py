@@ -1,4 +1,4 @@
-"""Checks of data and of the kind of ``batches=``: refusals say what to give instead."""
+"""Checks of data and of the kind of ``batches=``; error messages say what to give instead."""
 
 import inspect
 import operator
@@ -12,7 +12,7 @@ PyTree = Any
 
 
 def check_kind(batches: Any) -> None:
-    """Raises ``TypeError`` with the alternative if ``batches`` are data, a dataset, an iterator, or no batches at all.
+    """Raise ``TypeError`` that names the class to use if ``batches`` are data, a dataset, an iterator, or no batches at all.
 
     Datasets are recognised by their methods, so no library is imported.
     """
@@ -25,16 +25,16 @@ def check_kind(batches: Any) -> None:
 
 
 def _advice(batches: Any) -> str | None:
-    """Rest of the refusal; ``None`` for a function or an object that implements ``Batches``."""
+    """Return the rest of the error message; ``None`` for a function or an object that implements ``Batches``."""
     if isinstance(batches, type):
         return "; call it, as in gemjax.Epochs(data, batch_size)"
     implements = all(hasattr(batches, name) for name in ("data", "select", "batch"))
     if implements and not hasattr(batches, "with_format"):  # Hugging Face's Dataset has methods of these names.
         return None
     if _takes_two(batches) and not inspect.isgeneratorfunction(batches):
-        return None  # An object that also has rows by their number passes as the function that it is.
+        return None  # A function, even if it also has rows.
     if is_dataset(batches):
-        return ", a dataset that gives rows by their number; give gemjax.FromSource(dataset, batch_size=...)"
+        return ", a dataset with rows by number; give gemjax.FromSource(dataset, batch_size=...)"
     if has_splits(batches):
         return " of splits; take one of them and give gemjax.FromSource(dataset['train'], batch_size=...)"
     if isinstance(batches, list):
@@ -54,7 +54,7 @@ def _advice(batches: Any) -> str | None:
 
 
 def _takes_two(batches: Any) -> bool:
-    """Whether ``batches(worker, step)`` is a valid call."""
+    """Return True if ``batches(worker, step)`` is a valid call."""
     if not callable(batches):
         return False
     try:
@@ -69,19 +69,19 @@ NO_ITERATOR = (
     "worker and step"
 )
 INSTEAD_OF_ITERATOR = (
-    "give arrays as gemjax.Epochs(data, batch_size), or a dataset that gives rows by their number as "
+    "give arrays as gemjax.Epochs(data, batch_size), or a dataset with rows by number as "
     "gemjax.FromSource(dataset, batch_size=...)"
 )
 
 
 def is_dataset(value: Any) -> bool:
-    """Whether ``value`` has a length and rows by their number, and is neither arrays nor a container of Python."""
+    """Return True if ``value`` has a length and rows by number, and is neither an array nor a container of Python."""
     found = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     return found and not _is_array(value) and not isinstance(value, (Mapping, list, tuple, str, bytes, type))
 
 
 def has_splits(value: Any) -> bool:
-    """Whether ``value`` is a dict of datasets, as Hugging Face's ``load_dataset`` gives without ``split=``."""
+    """Return True if ``value`` is a dict of datasets, such as Hugging Face's ``load_dataset`` returns without ``split=``."""
     return isinstance(value, Mapping) and len(value) > 0 and all(is_dataset(split) for split in value.values())
 
 
@@ -90,10 +90,10 @@ def _is_array(value: Any) -> bool:
 
 
 def count_rows(data: PyTree, batch_size: int = 1) -> int:
-    """Length of the leading axis that all arrays of the data have in common.
+    """Return the length of the leading axis that all arrays of the data have in common.
 
     Raises:
-      TypeError: if a leaf is no array of numbers, or ``batch_size`` is no int.
+      TypeError: if a leaf is not an array of numbers, or ``batch_size`` is not an int.
       ValueError: if the leading axes differ, or there are fewer rows than ``batch_size``.
     """
     if isinstance(data, (int, np.integer)):
@@ -120,14 +120,16 @@ def _check_leaf(name: str, leaf: Any) -> None:
     if not isinstance(leaf, (np.ndarray, jax.Array)):
         kind = type(leaf).__name__
         if hasattr(leaf, "columns"):
-            mend = "give {name: frame[name].to_numpy() for name in frame}"
+            advice = "give {name: frame[name].to_numpy() for name in frame}"
         elif isinstance(leaf, (str, bytes)):
-            mend = "encode it as numbers or leave it out"
+            advice = "encode it as numbers or leave it out"
         elif (hasattr(leaf, "__iter__") and not _is_array(leaf)) or is_dataset(leaf):
-            mend = "gemjax.FromSource(dataset, batch_size=...) takes a dataset that gives rows by their number"
+            advice = "gemjax.FromSource(dataset, batch_size=...) takes a dataset with rows by number"
         else:
-            mend = "np.asarray makes one of a list, a tensor or a column of a table"
-        raise TypeError(f"the leaves of the data must be NumPy or JAX arrays, but {name} is of the type {kind}; {mend}")
+            advice = "np.asarray makes one of a list, a tensor or a column of a table"
+        raise TypeError(
+            f"the leaves of the data must be NumPy or JAX arrays, but {name} is of the type {kind}; {advice}"
+        )
     if isinstance(leaf, np.ndarray) and not is_numeric(leaf.dtype):
         raise TypeError(
             f"devices take numbers only, but {name} is an array of {leaf.dtype}; encode it as numbers or leave it out"
@@ -135,12 +137,36 @@ def _check_leaf(name: str, leaf: Any) -> None:
 
 
 def is_numeric(dtype: np.dtype) -> bool:
-    """Whether devices take arrays of ``dtype``; of kind V are bfloat16 and its like."""
+    """Return True if devices take arrays of ``dtype``; kind V includes bfloat16."""
     return dtype.kind in "biufcV" and not dtype.fields
 
 
+def checked_seed(value: Any) -> int:
+    """Return the seed of an order of rows as an int.
+
+    Raises:
+      TypeError: if it is not an int.
+      ValueError: if it is negative.
+    """
+    if (seed := whole("seed", value)) < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    return seed
+
+
+def checked_key_seed(value: Any) -> int:
+    """Return the seed of PRNG keys as an int.
+
+    Raises:
+      TypeError: if it is not an int.
+      ValueError: if ``jax.random.key`` does not take it, because it needs more than 64 bits.
+    """
+    if not -(2**63) <= (seed := whole("seed", value)) < 2**63:
+        raise ValueError(f"seed must fit into 64 bits, as those of jax.random.key, got {seed}")
+    return seed
+
+
 def whole(name: str, value: Any) -> int:
-    """``value`` as an int, if it is one.
+    """Return ``value`` as an int, if it is one.
 
     Raises:
       TypeError: naming ``name``, if it is not.

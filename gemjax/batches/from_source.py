@@ -1,87 +1,89 @@
-"""Batches that are read from a source with random access, such as a data set on disk."""
+"""Batches that are read from a dataset with random access, such as one on disk."""
 
 import concurrent.futures
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from gemjax.batches.base import Wrapper
 from gemjax.batches.checks import INSTEAD_OF_ITERATOR, NO_ITERATOR, count_rows, has_splits, is_dataset, is_numeric
-from gemjax.batches.rows import Epochs, Rows, is_shared, select
+from gemjax.batches.rows import Epochs, Rows
+from gemjax.protocol.checks import shown
 
 PyTree = Any
 
 
 class RandomAccess(Protocol):
-    """What rows are read from: those of TFDS's data sources, of Grain's, of PyTorch's map-style datasets, or your own.
+    """An object that rows are read from: a data source of TFDS or Grain, a map-style dataset of PyTorch, or your own.
 
-    One that has ``__getitems__(numbers) -> rows``, too, is asked for a whole batch at a time.
+    If it also has ``__getitems__(numbers) -> rows``, that reads a whole batch at a time.
     """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int, /) -> PyTree:
-        """A row: a pytree of arrays and numbers, of the same shapes for all rows."""
+        """Return a row: a pytree of arrays and numbers, of the same shapes for all rows."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FromSource:
+class FromSource(Wrapper):
     """Batches whose rows are read from a source with random access when they are needed; for data that do not fit in memory.
 
     ``batch_size`` draws the rows in epochs, as :class:`gemjax.Epochs` does. For another order give ``batches``:
-    :class:`gemjax.Shards` or :class:`gemjax.Stream` of the numbers of the rows in place of the rows. Either way the rows of
-    any batch follow from a seed, so a resumed run or a replay reads the same ones. Results are those of the same rows in
-    memory, bit for bit, under the condition that :class:`gemjax.OnHost` names.
+    :class:`gemjax.Shards` or :class:`gemjax.Stream` of row numbers in place of the rows. Either way the rows of any batch
+    follow from a seed, so a resumed run or a replay reads the same rows. Results are those of the same rows in memory, bit
+    for bit (in toy problems up to rounding, see :class:`gemjax.OnHost`).
 
-    :func:`gemjax.run_on_devices` prefetches a worker's next batch in a thread while the worker computes the present one. A
-    worker whose batch is late waits alone, and the deadline of the policy begins when the batch is there. A failed read is
-    retried as often as the policy says. Local steps on a :class:`gemjax.Stream` are read in threads but not prefetched,
+    :func:`gemjax.run_on_devices` prefetches a worker's next batch in a thread while the worker computes the current one. A
+    late batch delays its own worker only, and the policy's deadline starts when the batch has arrived. A failed read is
+    retried as often as the policy allows. Local steps on a :class:`gemjax.Stream` are read in threads but not prefetched,
     because the order of commits decides which worker gets which batch. :func:`gemjax.simulate` reads the rows of a chunk
-    while it computes the chunk before.
+    while it computes the previous chunk.
 
     Recipes for the datasets of other libraries follow. A row is a pytree of NumPy arrays, numbers, or tensors on the CPU. The
     loss function gets the rows of a batch stacked, in the same structure.
 
-    PyTorch's map-style ``Dataset`` is a source as it is; its rows ``(image, label)`` make batches ``(images, labels)``. Do
+    PyTorch's map-style ``Dataset`` can be passed unchanged; its rows ``(image, label)`` make batches ``(images, labels)``. Do
     not wrap it in a ``DataLoader``, which is an iterator::
 
         dataset = torchvision.datasets.MNIST("data", download=True, transform=torchvision.transforms.ToTensor())
         batches = gemjax.FromSource(dataset, batch_size=32)
 
-    Hugging Face ``datasets`` give lists, unless they are asked for NumPy arrays, and columns of text have to go::
+    Hugging Face ``datasets`` return lists unless they are asked for NumPy arrays, and columns of text must be left out::
 
         dataset = datasets.load_dataset("ylecun/mnist", split="train").with_format("numpy")
         batches = gemjax.FromSource(dataset.select_columns(["image", "label"]), batch_size=32)
 
-    TensorFlow Datasets have data sources, which need no TensorFlow to be read::
+    TensorFlow Datasets have data sources, which are read without TensorFlow::
 
         source = tfds.data_source("mnist", split="train")          # Rows {"image": ..., "label": ...}.
         batches = gemjax.FromSource(source, batch_size=32)
 
-    Grain's ``MapDataset`` decodes, augments or changes rows of any of these; gemjax makes the order and the batches, so leave
-    out ``shuffle``, ``repeat``, ``batch`` and ``to_iter_dataset``:
+    Grain's ``MapDataset`` decodes, augments or changes rows of any of these. gemjax decides the order and the batches, so
+    leave out ``shuffle``, ``repeat``, ``batch`` and ``to_iter_dataset``:
 
     >>> import gemjax, grain
     >>> dataset = grain.MapDataset.source(np.arange(10)).map(lambda number: {"x": number * 1.5})
     >>> batches = FromSource(dataset, batch_size=2)
 
     Args:
-      source: an object with ``len(source)`` and ``source[number]``; better still with ``__getitems__(numbers)``, which reads a
-        batch at a time. What a row holds must depend on its number alone.
-      batches: which rows: batches whose ``data`` are ``np.arange(len(source))``, of gemjax or of a class of your own that
-        derives from :class:`gemjax.batches.Rows`. ``None`` (default) with ``batch_size``.
-      threads: how many batches are read at the same time, at most; positive, default 16. 1 if the source cannot bear several.
-      batch_size: rows a batch; short for ``batches=gemjax.Epochs(np.arange(len(source)), batch_size, seed)``.
-      seed: of these epochs, a non-negative int; ``None`` (default) is 0.
+      source: an object with ``len(source)`` and ``source[number]``, and preferably ``__getitems__(numbers)``, which reads a
+        batch at a time. The content of a row must depend on its number alone.
+      batches: the order of the rows: batches whose ``data`` are ``np.arange(len(source))``, of gemjax or of a class of your
+        own that derives from :class:`gemjax.batches.Rows`. Leave ``None`` when ``batch_size`` is given.
+      threads: largest number of batches read at the same time; positive, default 16. Use 1 if the source is not thread-safe.
+      batch_size: rows per batch; short for ``batches=gemjax.Epochs(np.arange(len(source)), batch_size, seed)``.
+      seed: seed of these epochs, a non-negative int; ``None`` (default) is 0.
 
     Raises:
-      TypeError: if ``batches`` are not rows of data, or ``source`` has no length or no rows; when rows are read, if one holds
-        something that is no number.
+      TypeError: if ``batches`` are not rows of data, or ``source`` has no length or no rows; when rows are read, if a row
+        holds something that is not a number.
       ValueError: if ``batches`` have another number of rows, both ``batches`` and ``batch_size`` are given, or ``threads`` is
-        not positive; when rows are read, if one has other shapes than the others.
-      RuntimeError: when rows are read, if the source raises. All of these name the row.
+        not positive; when rows are read, if their shapes differ.
+      RuntimeError: when rows are read, if the source raises. Errors of reading name the row.
 
     >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
     >>> trace = gemjax.arrivals.Gamma(4).trace(50)
@@ -94,11 +96,10 @@ class FromSource:
 
     source: Any
     batches: Any = None
-    threads: int = 16
+    threads: int = 16  # pyrefly: ignore[bad-override] (frozen)
     _: dataclasses.KW_ONLY
     batch_size: dataclasses.InitVar[int | None] = None
     seed: dataclasses.InitVar[int | None] = None
-    data: ClassVar[PyTree] = ()
 
     def __repr__(self) -> str:
         return f"FromSource({type(self.source).__name__}, {self.batches!r}, threads={self.threads})"
@@ -106,7 +107,9 @@ class FromSource:
     def __post_init__(self, batch_size, seed):
         _check_source(self.source)
         if batch_size is not None and self.batches is None:
-            object.__setattr__(self, "batches", Epochs(np.arange(len(self.source)), batch_size, seed or 0))
+            object.__setattr__(
+                self, "batches", Epochs(np.arange(len(self.source)), batch_size, 0 if seed is None else seed)
+            )
         elif batch_size is not None or seed is not None:
             raise ValueError("batch_size= and seed= stand for batches=gemjax.Epochs(...); give either these or batches")
         if not isinstance(self.batches, Rows):
@@ -121,23 +124,11 @@ class FromSource:
                 "np.arange(len(source))"
             )
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
-            raise ValueError(f"threads must be a positive int, got {self.threads!r}")
+            raise ValueError(f"threads must be a positive int, got {shown(self.threads)}")
+        self._adopt("shared", "num_workers")
 
-    @property
-    def shared(self) -> bool:
-        return is_shared(self.batches)
-
-    @property
-    def num_workers(self) -> int | None:
-        """Workers that the batches were made for, if they were for some number."""
-        return getattr(self.batches, "num_workers", None)
-
-    def select(self, worker: np.ndarray, step: np.ndarray, draw: Any = None) -> np.ndarray:
-        """Numbers of rows, as ``batches`` select them."""
-        return select(self.batches, worker, step, draw)
-
-    def part(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:
-        """The rows that are selected, one behind the other, and their numbers among them."""
+    def gather(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:
+        """Return the selected rows in order, and their indices among them."""
         numbers = np.asarray(selection)
         wanted = numbers.reshape(-1, numbers.shape[-1]).tolist()
         if len(wanted) == 1 or self.threads == 1:
@@ -148,9 +139,6 @@ class FromSource:
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *read)
         return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
 
-    def batch(self, data: PyTree, selection: PyTree) -> PyTree:
-        return self.batches.batch(data, selection)
-
 
 def _check_source(source: Any) -> None:
     kind = type(source).__name__
@@ -158,7 +146,7 @@ def _check_source(source: Any) -> None:
         advice = "; take one of its splits, as dataset['train']"
     elif isinstance(source, Mapping):
         advice = "; arrays in memory need no source: gemjax.Epochs(data, batch_size)"
-    elif hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+    elif hasattr(source, "__len__") and hasattr(source, "__getitem__") and getattr(source, "ndim", 1):
         return
     elif is_dataset(getattr(source, "dataset", None)):
         advice = f": {NO_ITERATOR}; give its dataset, gemjax.FromSource(loader.dataset, batch_size=...)"
@@ -167,13 +155,13 @@ def _check_source(source: Any) -> None:
     else:
         advice = ""
     raise TypeError(
-        "a source has a length and rows by their number, source[number], such as tfds.data_source or a grain.MapDataset; got "
+        "a source needs a length and rows by number, source[number], such as tfds.data_source or a grain.MapDataset; got "
         f"{kind}{advice}"
     )
 
 
 def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
-    """Rows of a source, stacked; errors name the row.
+    """Return rows of a source, stacked; errors name the row.
 
     >>> read_rows([{"x": 1.0}, {"x": 2.0}, {"x": 3.0}], [2, 0])
     {'x': array([3., 1.])}
@@ -181,10 +169,10 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
     if hasattr(source, "__getitems__"):
         try:
             rows = list(source.__getitems__(numbers))
-        except Exception:  # Which row it was comes to light one by one; one that is well by then has its answer, too.
+        except Exception:  # One by one finds the row that failed; if none fails now, the rows are complete.
             rows = [_read(source, number) for number in numbers]
         if len(rows) != len(numbers):
-            raise RuntimeError(f"__getitems__ of the source was asked for {len(numbers)} rows and gave {len(rows)}")
+            raise RuntimeError(f"__getitems__ of the source was asked for {len(numbers)} rows and returned {len(rows)}")
     else:
         rows = [_read(source, number) for number in numbers]
     _refuse_lists(rows[0], numbers[0])
@@ -206,7 +194,7 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
 
 
 def _refuse_lists(row: PyTree, number: int) -> None:
-    """A list of plain values in a dict is meant as an array, but JAX takes it for a pytree and would make a batch per value."""
+    """Raise ``TypeError`` for a list of plain values in a dict: meant as an array, it is a pytree of scalars to JAX."""
     for name, value in row.items() if isinstance(row, Mapping) else ():
         if isinstance(value, list) and value and not hasattr(value[0], "shape"):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""The batches of local steps: as many a commit as the worker takes steps."""
+"""Batches of local steps: per commit, one batch for each step that the worker takes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,57 +7,45 @@ from typing import Any
 import jax
 import numpy as np
 
-from gemjax.batches.rows import is_shared, part, select, threads_that_read
+from gemjax.batches.base import Wrapper, select
 from gemjax.protocol.local_steps import LocalSteps
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalBatches:
+class LocalBatches(Wrapper):
     """The batches of all local steps of a commit, in place of the batch of one gradient."""
 
     batches: Any
     local: LocalSteps
 
     def __post_init__(self):
+        self._adopt("data", "shared", "threads", "num_workers")
         if self.shared and not isinstance(self.local.period, int):
             raise ValueError(
                 "a shared stream hands out as many batches at a time as the period of LocalSteps, but here periods differ; "
                 "give one int for all workers, or data that they do not share (gemjax.Epochs, gemjax.Shards)"
             )
 
-    @property
-    def data(self) -> PyTree:
-        return self.batches.data
-
-    @property
-    def shared(self) -> bool:
-        return is_shared(self.batches)
-
-    @property
-    def threads(self) -> int:
-        return threads_that_read(self.batches)
-
     def select(self, worker: np.ndarray, step: np.ndarray, draw: Any = None) -> PyTree:
-        """Of each commit: its first local step, their number, and the selections of ``longest`` batches."""
+        """Return, per commit, its first local step, the number of its steps, and the selections of ``longest`` batches."""
         longest = self.local.longest
         first, count = self.local.span(worker, step)
-        ahead = np.minimum(np.arange(longest)[None], count[:, None] - 1)  # Beyond the last: that one again, unused.
+        ahead = np.minimum(np.arange(longest)[None], count[:, None] - 1)  # Unused entries repeat the last one.
         steps = (first[:, None] + ahead).ravel()
-        draws = (np.asarray(draw)[:, None] * longest + ahead).ravel() if self.shared else steps
+        draws = (np.asarray(draw)[:, None] * longest + ahead).ravel() if self.shared else None
         chosen = select(self.batches, np.repeat(np.asarray(worker), longest), steps, draws)
         chosen = jax.tree.map(lambda column: np.asarray(column).reshape(-1, longest, *np.shape(column)[1:]), chosen)
         return np.asarray(first, np.int32), np.asarray(count, np.int32), chosen
 
-    def part(self, selection: PyTree) -> tuple[PyTree, PyTree]:
-        first, count, chosen = selection
-        data, chosen = part(self.batches, chosen)
-        return data, (first, count, chosen)
+    def gather(self, selection: PyTree) -> tuple[PyTree, PyTree]:
+        data, chosen = self.batches.gather(selection[-1])
+        return data, (*selection[:-1], chosen)
 
     @staticmethod
     def only(selection: PyTree, commits: np.ndarray) -> PyTree:
-        """``selection`` with no local steps where nothing is going to be committed."""
+        """Return ``selection`` with no local steps for arrivals that do not commit."""
         first, count, chosen = selection
         return first, np.where(commits, count, 0).astype(np.int32), chosen
 
@@ -70,6 +58,6 @@ class LocalBatches:
 class Minibatches:
     """The batches of one commit's local steps, read when they are needed."""
 
-    first: jax.Array  # int32 []; the worker's local step that they begin with.
+    first: jax.Array  # int32 []; the worker's first local step of this commit.
     count: jax.Array  # int32 []
     at: Callable[[Any], PyTree]

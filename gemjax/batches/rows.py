@@ -1,84 +1,24 @@
-"""Which batch a worker computes on: a pure function of (worker, that worker's step), or of the order of commits."""
+"""Batches of rows: a pure function of (worker, that worker's step), or of the order of commits."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.batches.checks import check_kind, count_rows, whole
-from gemjax.batches.functions import check_traceable, warn_if_frozen
+from gemjax.batches.base import Batches, adapt
+from gemjax.batches.checks import check_kind, checked_seed, count_rows, whole
+from gemjax.batches.functions import Computed, check_traceable, warn_if_frozen
 
 PyTree = Any
 
 
-class Batches(Protocol):
-    """What an engine needs to know about data.
-
-    One whose batches depend on the order of commits has an attribute ``shared = True`` besides; its ``select`` is given
-    ``draw`` too, the column of :class:`gemjax.Trace`. Data of one that derives from :class:`Rows` can be left in host memory
-    (:class:`gemjax.OnHost`).
-
-    Attributes:
-      data: arrays put once on every device that computes gradients.
-    """
-
-    data: PyTree
-
-    def select(self, worker: np.ndarray, step: np.ndarray) -> PyTree:
-        """On the host: for vectors of (worker, step), whatever small arrays single out their batches (leading axis)."""
-
-    def batch(self, data: PyTree, selection: PyTree) -> PyTree:
-        """On the device, traced: the batch of one selection."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Computed:
-    """Batches that a traceable function computes on the device; equal if their functions are.
-
-    Engines make one of a function that is given as ``batches=``. They warn (:class:`gemjax.BatchesWarning`) if the
-    function draws data on the host, which would happen only once, when the run is compiled, or if it returns the same batch,
-    of more than 16 numbers, for all workers and steps. A function that is given as ``Computed(fn)`` gives no warning: this
-    says that one batch for the whole run is meant.
-
-    Args:
-      fn: ``fn(worker, step) -> batch`` for int32 scalars, in JAX; typically folds both into a key.
-
-    >>> import gemjax
-    >>> key = jax.random.key(0)
-    >>> def fn(worker, step):                     # Another batch for each worker and step, the same whenever it is asked for.
-    ...     return 1.0 + jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, worker), step), (2,))
-    >>> loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
-    >>> trace = gemjax.arrivals.Gamma(4).trace(200)
-    >>> gemjax.simulate(gemjax.asgd(0.05, 4), loss_fn, jnp.zeros(2), fn, trace).params.round()
-    Array([1., 1.], dtype=float32)
-    """
-
-    fn: Callable[[jax.Array, jax.Array], PyTree]
-    data: ClassVar[PyTree] = ()
-
-    def select(self, worker, step):
-        return np.asarray(worker, np.int32), np.asarray(step, np.int32)
-
-    def batch(self, data, selection):
-        del data
-        return self.fn(*selection)
-
-
-class Rows:
+class Rows(Batches):
     """Batches that are rows of ``data``, a pytree of arrays [n, …]: derive from it for an order of your own.
 
-    A subclass sets ``data`` and has ``select(worker, step)``, which engines call on the host with int vectors [batches] of one
-    length: who computes each batch, and on which of its steps (its gradients, counted from 0; local steps, where it has
-    some). It returns the numbers of the rows, int32 [batches, rows a batch], each in 0 … n - 1. It must be a pure function, or
-    a run could neither be continued nor replayed; threads may call it side by side. The rest follows: rows are gathered on
-    the device, or on the host (:class:`gemjax.OnHost`).
-
-    With an attribute ``shared = True`` it is ``select(worker, step, draw)``, where ``draw`` numbers the batches in the order
-    in which workers take them (:class:`gemjax.Stream`). With an attribute ``num_workers`` engines check that the run has as
-    many.
+    A subclass sets ``data`` and defines ``select``, as for :class:`gemjax.batches.Batches`; it returns row numbers, int32
+    [batches, rows per batch], each in 0 … n - 1. The rows are then gathered on the device, or on the host
+    (:class:`gemjax.OnHost`).
 
     >>> class InTurn(Rows):
     ...     def __init__(self, data, num_workers):
@@ -94,25 +34,47 @@ class Rows:
     Array(1., dtype=float32)
     """
 
-    data: PyTree
-
     def batch(self, data, selection):
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
 
 
-class Epochs(Rows):
-    """Every worker goes through all the data in epochs of its own, each in its own shuffled order (as GEM's workers do).
+class OwnEpochs(Rows):
+    """Base of rows that each worker shuffles anew in every epoch of its own."""
+
+    batch_size: int
+    seed: int
+    _orders: dict[int, tuple[int, np.ndarray]]  # Per worker, its current epoch and the order of that.
+
+    def _share(self, worker: int) -> tuple[int | np.ndarray, int]:
+        """Return the rows of ``worker`` (an int n: all in 0 … n - 1), and the number of its batches per epoch."""
+        raise NotImplementedError
+
+    def _batch(self, worker: int, step: int) -> np.ndarray:
+        rows, steps = self._share(worker)
+        epoch, place = divmod(step, steps)
+        known = self._orders.get(worker)
+        if known is None or known[0] != epoch:
+            known = self._orders[worker] = (epoch, shuffled(rows, self.batch_size, self.seed, worker, epoch))
+        return known[1][place]
+
+    def select(self, worker, step):
+        pairs = zip(np.asarray(worker).tolist(), np.asarray(step).tolist(), strict=True)
+        return np.array([self._batch(*pair) for pair in pairs], np.int32).reshape(-1, self.batch_size)
+
+
+class Epochs(OwnEpochs):
+    """Epochs of all the data for every worker, each in its own shuffled order (as GEM's workers do).
 
     The order of an epoch depends on (seed, worker, epoch) alone, so any batch can be recomputed. Rows beyond the last full
     batch of an epoch are left out of that epoch.
 
     Args:
       data: pytree of arrays with a common leading axis of n rows.
-      batch_size: rows a batch, in 1 … n.
+      batch_size: rows per batch, in 1 … n.
       seed: decides all orders; a non-negative int, default 0.
 
     Raises:
-      TypeError: if a leaf of the data is no array of numbers, or ``batch_size`` is no int.
+      TypeError: if a leaf of the data is not an array of numbers, or ``batch_size`` is not an int.
       ValueError: if the leading axes differ, or the batch is larger than the data.
 
     >>> epochs = Epochs({"x": np.arange(10)}, batch_size=4, seed=0)
@@ -125,47 +87,39 @@ class Epochs(Rows):
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
         self.num_rows = count_rows(data, batch_size)
-        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), whole("seed", seed)
+        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), checked_seed(seed)
         self.steps_per_epoch = self.num_rows // self.batch_size
-        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # Of each worker, the epoch it is in.
+        self._orders = {}
 
     def __repr__(self) -> str:
         return described(self)
 
-    def _order(self, worker: int, epoch: int) -> np.ndarray:
-        known = self._orders.get(worker)
-        if known is None or known[0] != epoch:
-            order = shuffled(self.num_rows, self.batch_size, self.seed, worker, epoch)
-            known = self._orders[worker] = (epoch, order)
-        return known[1]
-
-    def select(self, worker, step):
-        epochs, rows = np.divmod(np.asarray(step), self.steps_per_epoch)
-        chosen = zip(np.asarray(worker).tolist(), epochs.tolist(), rows.tolist(), strict=True)
-        return np.array([self._order(w, epoch)[row] for w, epoch, row in chosen], np.int32).reshape(-1, self.batch_size)
+    def _share(self, worker):
+        return self.num_rows, self.steps_per_epoch
 
 
 class Stream(Rows):
-    """One sequence of batches for all workers: the next one goes to whoever is next (as in DANA's simulations).
+    """One sequence of batches for all workers: each worker that is ready takes the next batch (as in DANA's simulations).
 
     All workers together go through the data in epochs, each in another order, which depends on (seed, epoch) alone. At the
-    begin of a run each worker draws a batch, in their order; from then on a worker draws the next one as soon as it has
-    committed, whatever became of the commit. A worker that pulls again without a commit keeps the batch it has. With
-    :class:`gemjax.LocalSteps` a draw is as many consecutive batches as the period, which must be the same for all workers.
-    So the stream follows from the trace, whose column ``draw`` counts it: by an arrival model, or as it was on devices.
+    beginning of a run each worker draws a batch, in the order of their numbers. From then on a worker draws the next batch as
+    soon as it has committed, even if its commit was rejected or dropped. A worker that pulls again without a commit keeps
+    its batch. With :class:`gemjax.LocalSteps` a draw is as many consecutive batches as the period, which must be the same for
+    all workers. So the stream follows from the trace, whose column ``draw`` counts it: by an arrival model, or as recorded on
+    devices.
 
     Args:
       data: pytree of arrays with a common leading axis of n rows.
-      batch_size: rows a batch, in 1 … n. Rows beyond the last full batch of an epoch are left out of that epoch.
+      batch_size: rows per batch, in 1 … n. Rows beyond the last full batch of an epoch are left out of that epoch.
       seed: decides all orders; a non-negative int, default 0.
 
     Raises:
-      TypeError: if a leaf of the data is no array of numbers, or ``batch_size`` is no int.
+      TypeError: if a leaf of the data is not an array of numbers, or ``batch_size`` is not an int.
       ValueError: if the leading axes differ, or the batch is larger than the data.
 
     >>> import gemjax
     >>> stream, trace = Stream({"x": np.arange(6)}, batch_size=1), gemjax.Trace(worker=[0, 1, 1, 1, 0, 1])
-    >>> trace.draw                     # Worker 0 began with batch 0 and went on with batch 2, when it had committed.
+    >>> trace.draw                     # Worker 0 began with batch 0 and drew batch 2 after its first commit.
     array([0, 1, 3, 4, 2, 5], dtype=int32)
     >>> rows = stream.select(trace.worker, trace.step, trace.draw)
     >>> sorted(rows.ravel().tolist())  # One epoch.
@@ -176,27 +130,27 @@ class Stream(Rows):
 
     def __init__(self, data: PyTree, batch_size: int, seed: int = 0):
         self.num_rows = count_rows(data, batch_size)
-        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), whole("seed", seed)
+        self.data, self.batch_size, self.seed = data, whole("batch_size", batch_size), checked_seed(seed)
         self.steps_per_epoch = self.num_rows // self.batch_size
-        self._orders: dict[int, np.ndarray] = {}  # Of the epochs asked for last.
+        self._orders: dict[int, np.ndarray] = {}  # Per epoch of the last call.
 
     def __repr__(self) -> str:
         return described(self)
 
     def select(self, worker, step, draw):
         del worker, step
-        epochs, rows = np.divmod(np.asarray(draw), self.steps_per_epoch)
-        known = self._orders  # Read once: devices are warmed up by threads.
+        epochs, places = np.divmod(np.asarray(draw), self.steps_per_epoch)
+        known = self._orders  # Read once: threads warm up the devices.
         orders = self._orders = {
             epoch: known[epoch] if epoch in known else shuffled(self.num_rows, self.batch_size, self.seed, epoch)
             for epoch in np.unique(epochs).tolist()
         }
-        chosen = [orders[epoch][row] for epoch, row in zip(epochs.tolist(), rows.tolist(), strict=True)]
+        chosen = [orders[epoch][place] for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True)]
         return np.array(chosen, np.int32).reshape(-1, self.batch_size)
 
 
 def described(batches: Any, *names: str) -> str:
-    """The ``repr`` of rows of data: their number and the settings, with the values of further attributes ``names``.
+    """Return the ``repr`` of rows of data: their number and the settings, with the values of further attributes ``names``.
 
     >>> Epochs({"x": np.zeros(100)}, batch_size=20)
     Epochs(100 rows, batch_size=20, seed=0)
@@ -206,49 +160,30 @@ def described(batches: Any, *names: str) -> str:
 
 
 def shuffled(rows: int | np.ndarray, batch_size: int, *entropy: int) -> np.ndarray:
-    """int32 [batches, batch_size]; ``rows`` in an order that ``entropy`` decides, less those beyond the last full batch."""
+    """Return full batches of ``rows`` in an order that ``entropy`` decides, int32 [batches, batch_size]."""
     order = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy))).permutation(rows)
     return order[: len(order) // batch_size * batch_size].reshape(-1, batch_size).astype(np.int32)
 
 
-def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: np.ndarray) -> PyTree:
-    """What ``batches`` select for vectors of (worker, that worker's step, draw of the trace)."""
-    return batches.select(worker, step, draw) if is_shared(batches) else batches.select(worker, step)
-
-
-def part(batches: Any, selection: PyTree) -> tuple[PyTree, PyTree]:
-    """Data that stay on the host: what a selection needs of them, and the selection in that; otherwise ``None`` and itself."""
-    return batches.part(selection) if hasattr(batches, "part") else (None, selection)
-
-
-def threads_that_read(batches: Any) -> int:
-    """How many threads may read batches ahead of their workers; 0 where nothing is read."""
-    return getattr(batches, "threads", 0)
-
-
-def is_shared(batches: Any) -> bool:
-    """Whether the workers draw from one sequence of ``batches``, so that the order of commits matters."""
-    return getattr(batches, "shared", False)
-
-
-def as_batches(batches: Any, num_workers: int) -> Any:
-    """``batches`` itself if it implements :class:`Batches`, or :class:`Computed` of a function.
+def as_batches(batches: Any, num_workers: int) -> Batches:
+    """Return ``batches`` as a source: itself, an adapter of its class, or :class:`Computed` of a function.
 
     Raises:
-      TypeError: if it is neither, or a function that JAX cannot trace; the message says what to give instead.
+      TypeError: if it is none of these, or a function that JAX cannot trace; the message says what to give instead.
       ValueError: if it was made for another number of workers than the run has.
     """
     check_kind(batches)
     if all(hasattr(batches, name) for name in ("data", "select", "batch")):
+        batches = adapt(batches)
         if isinstance(batches, Computed):
             check_traceable(batches.fn)
     else:
         check_traceable(batches)
         warn_if_frozen(batches)
         batches = Computed(batches)
-    made_for = getattr(batches, "num_workers", None)
-    if made_for not in (None, num_workers):
+    if batches.num_workers not in (None, num_workers):
         raise ValueError(
-            f"the batches were made with num_workers={made_for}, but the run has {num_workers} workers; make them for as many"
+            f"the batches were made with num_workers={batches.num_workers}, but the run has {num_workers} workers; make them "
+            "for as many"
         )
     return batches

@@ -1,17 +1,17 @@
 """A self-test of this machine, in about a minute: ``python -m gemjax.check``.
 
-It needs the dependencies of the library alone, and runs on CPU devices, on one or several GPUs, and on TPUs. It prints, part by
-part, what can be pasted into a report:
+It needs only the dependencies of the library, and runs on CPU devices, on one or several GPUs, and on TPUs. It prints these
+parts, ready to be pasted into a report:
 
 - **machine**: versions, operating system, devices, and where gemjax places the central variable and the workers;
-- **law**: runs on these devices, replayed by the simulator from their records, with the largest difference;
-- **speed**: commits per second of the scheduler beside the steps per second of a bare loop;
-- **overlap**: whether gradients of different devices overlap in time;
+- **law**: runs on these devices, their replays in the simulator, and the largest difference;
+- **speed**: commits per second of the scheduler and steps per second of a bare loop;
+- **overlap**: whether gradients on different devices overlap in time;
 - **simulator**: commits per second, gradient by gradient and in windows;
-- **memory**: the peak per device where JAX tells it, and of the process;
+- **memory**: the peak of each device that reports it, and of the process;
 - **verdict**: one line with numbers.
 
-The exit status is 0 if the law holds and every part ran, and 1 otherwise; a part that fails does not stop the others.
+The exit status is 0 if the law holds and every part ran, and 1 otherwise. A part that fails does not stop the others.
 ``--json FILE`` saves all figures. The output has this shape (shortened)::
 
     machine

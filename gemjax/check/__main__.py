@@ -1,4 +1,4 @@
-"""``python -m gemjax.check``."""
+"""Command line of the self-test, ``python -m gemjax.check``."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from gemjax.check.machine import cores
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the check and prints it.
+    """Run the check and print it.
 
     Returns:
       The exit status: 0 if the law holds and every part ran, else 1.
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workers", type=_positive, metavar="N", help="number of workers (default: by the devices)")
     parser.add_argument("--cpu-devices", type=_positive, metavar="N",
-                        help="devices to make of a CPU where there is no accelerator (default: its cores, at most 4, and one "
+                        help="CPU devices to create where there is no accelerator (default: one per core, at most 4, and one "
                         "for the central variable)")  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="fewer methods, the small model alone, shorter measurements"
@@ -31,11 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="save all figures as JSON")
     chosen = parser.parse_args(arguments)
     if chosen.json is not None:
-        try:  # Before any work; what the file holds stays until there is something to save.
+        try:  # Before any work; the file keeps its content until there are figures to save.
             open(chosen.json, "a").close()
         except OSError as error:
             parser.error(f"--json {chosen.json} cannot be written ({error.strerror}); name another file")
-    # JAX would reserve most of a GPU's memory, whatever else runs on it.
+    # JAX would reserve most of a GPU's memory even if other programs use that GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     report = check.run(
         chosen.workers,
@@ -56,15 +56,15 @@ def _save(report: check.Report, path: str) -> bool:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(report.figures(), file, indent=1, allow_nan=False)
     except OSError as error:
-        print(f"the figures could not be saved in {path} ({error.strerror}); they are above", file=sys.stderr)
+        print(f"the figures could not be saved in {path} ({error.strerror}); they are printed above", file=sys.stderr)
         return False
     return True
 
 
 def _cpu_devices() -> int | None:
-    """One device per core, at most 4, and one for the central variable; none if the environment says how many."""
-    said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    return None if said or os.environ.get("JAX_NUM_CPU_DEVICES") else min(cores(), 4) + 1
+    """Return one device per core, at most 4, and one for the central variable; ``None`` if the environment sets a number."""
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    return None if forced or os.environ.get("JAX_NUM_CPU_DEVICES") else min(cores(), 4) + 1
 
 
 def _positive(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The law on these devices: a run that is replayed from its record gives the same parameters."""
+"""The law on these devices: the replay of a recorded run gives the same parameters."""
 
 import contextlib
 import dataclasses
@@ -13,20 +13,20 @@ import optax
 import gemjax
 
 PyTree = Any
-SILENCE = 120.0  # Seconds after which a worker that has not finished is given up, so that the check ends.
+DEADLINE = 120.0  # Seconds after which a hung worker is retired, so that the check ends.
 MOST_WORKERS = 16
-LATER = 0.005  # Seconds that worker 0 takes longer for a gradient.
-# Rounding alone comes to 1e-6 in float32, seldom to 1e-5 (GEM divides by momenta that may be small).
+DELAY = 0.005  # Seconds added to each gradient of worker 0.
+# Rounding alone causes 1e-6 in float32, rarely 1e-5 (GEM divides by momenta that may be small).
 ALLOWED = {"float32": 1e-4, "float64": 1e-12}
 FEATURES, TARGETS, ROWS, BATCH = 32, 8, 512, 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method that the law is checked with.
+    """A method for which the law is checked.
 
     Attributes:
-      make: the transformation for N workers.
+      make: function from the number of workers to the transformation.
       local: local steps of the workers, if any.
     """
 
@@ -44,7 +44,7 @@ METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """One recorded run and its replay. Differences are the largest of a parameter, over the largest parameter.
+    """One recorded run and its replay; each difference is the largest of a parameter, relative to the largest parameter.
 
     Attributes:
       method: key of ``METHODS``, and the precision of matrix products if that is not ``"highest"``.
@@ -52,13 +52,12 @@ class Law:
       workers: workers of the run.
       commits: commits of the run.
       staleness: median and largest staleness of the run.
-      difference: between the run and its replay.
-      allowed: what the difference may be; ``None`` where it is shown and not judged.
-      last_place: effect on the replay of one initial parameter that is one unit in the last place larger; the size of
-        rounding.
-      reordered: effect of the same commits in the opposite order; the size of a violation. ``None`` with one worker, which
-        has one order only.
-      same_bits: whether a second replay gives the same bits.
+      difference: difference between the run and its replay.
+      allowed: largest difference that is accepted; ``None`` if the difference is shown but not judged.
+      last_place: effect of increasing one initial parameter by one unit in the last place: the size of rounding.
+      reordered: effect of reversing the order of the commits: the size of a violation. ``None`` with one worker, which has
+        only one order.
+      same_bits: True if a second replay gives the same bits.
     """
 
     method: str
@@ -74,42 +73,42 @@ class Law:
 
     @property
     def violation(self) -> str:
-        """Why the law does not hold, or cannot be told to hold; empty if it does."""
+        """Reason why the law is violated or undecided; empty if it holds."""
         if self.allowed is None:
             return ""
         if not self.difference <= self.allowed:  # NaN, too.
-            return f"the replay differs from the run by {self.difference:.2g}, allowed are {self.allowed:.0e}"
+            return f"the replay differs from the run by {self.difference:.2g}, more than the allowed {self.allowed:.0e}"
         if self.reordered is not None and not self.reordered > self.allowed:
-            return f"another order of commits changes only {self.reordered:.2g}, so this run decides nothing"
+            return f"reversing the commits changes only {self.reordered:.2g}, so this run cannot reveal a violation"
         return ""
 
 
 def check_law(
     name: str, dtype: str, placement: gemjax.Placement, num_commits: int = 60, *, precision: str = "highest"
 ) -> Law:
-    """Runs a method on devices and replays the run from its trace.
+    """Run a method on devices and replay the run from its trace.
 
-    The problem is least squares, well conditioned, so that rounding does not grow. Worker 0 is slowed down, so that staleness
-    varies.
+    The problem is well-conditioned least squares, so that rounding errors do not grow. Worker 0 is slowed down, so that
+    staleness varies.
 
     Args:
       name: key of ``METHODS``.
       dtype: ``"float32"`` or ``"float64"``.
-      placement: devices of the run, of whose workers the first 16 take part: with more of them a run of so few commits is
-        less well conditioned.
+      placement: devices of the run. Only the first 16 workers take part, because a run of so few commits with more workers
+        is less well conditioned.
       num_commits: commits of the run.
-      precision: of matrix products. Some accelerators round float32 to fewer bits by ``"default"``; then the difference is not
-        judged.
+      precision: precision of matrix products. With ``"default"`` some accelerators round float32 to fewer bits, so the
+        difference is judged only with ``"highest"``.
     """
     with double_precision(dtype == "float64"):
         placement = gemjax.Placement(placement.workers[:MOST_WORKERS], placement.central)
         method, workers = METHODS[name], len(placement.workers)
         loss_fn, params, batches = least_squares(dtype, precision)
         tx = method.make(workers)
-        with gemjax.testing.Faults().slow(0, LATER) as speeds:
+        with gemjax.testing.Faults().slow(0, DELAY) as faults:
             result = gemjax.run_on_devices(
                 tx, loss_fn, params, batches, num_commits,
-                placement=placement, local=method.local, policy=gemjax.Policy(deadline=SILENCE), gate=speeds,
+                placement=placement, local=method.local, policy=gemjax.Policy(deadline=DEADLINE), gate=faults,
             )  # fmt: skip
 
         def replay(params: PyTree, trace: gemjax.Trace) -> PyTree:
@@ -119,8 +118,8 @@ def check_law(
         replayed = replay(params, result.trace)
         w = np.array(params["w"])
         w[0, 0] = np.nextafter(w[0, 0], np.inf, dtype=w.dtype)
-        nudged = params | {"w": jnp.asarray(w)}
-        opposite = gemjax.Trace(result.trace.worker[::-1], num_workers=workers)
+        perturbed = params | {"w": jnp.asarray(w)}
+        reversed_trace = gemjax.Trace(result.trace.worker[::-1], num_workers=workers)
         return Law(
             method=name if precision == "highest" else f"{name}, {precision}",
             dtype=dtype,
@@ -129,14 +128,14 @@ def check_law(
             staleness=(float(np.median(result.trace.staleness)), int(result.trace.staleness.max())),
             difference=difference(result.params, replayed),
             allowed=ALLOWED[dtype] if precision == "highest" else None,
-            last_place=difference(replay(nudged, result.trace), replayed),
-            reordered=difference(replay(params, opposite), replayed) if workers > 1 else None,
+            last_place=difference(replay(perturbed, result.trace), replayed),
+            reordered=difference(replay(params, reversed_trace), replayed) if workers > 1 else None,
             same_bits=difference(replay(params, result.trace), replayed) == 0.0,
         )
 
 
 def least_squares(dtype: str, precision: str = "highest") -> tuple[Callable, PyTree, gemjax.Epochs]:
-    """``(loss_fn, params, batches)``: regression of 8 targets on 32 features, 264 parameters."""
+    """Return ``(loss_fn, params, batches)`` of a regression of 8 targets on 32 features, with 264 parameters."""
     rng = np.random.default_rng(0)
     x, teacher = rng.normal(size=(ROWS, FEATURES)), rng.normal(size=(FEATURES, TARGETS))
     y = x @ teacher + 0.1 * rng.normal(size=(ROWS, TARGETS))
@@ -150,7 +149,7 @@ def least_squares(dtype: str, precision: str = "highest") -> tuple[Callable, PyT
 
 
 def difference(one: PyTree, other: PyTree) -> float:
-    """Largest difference of a parameter, over the largest parameter of ``other``; NaN if there is one in either.
+    """Largest difference of a parameter, relative to the largest parameter of ``other``; NaN if either contains a NaN.
 
     >>> difference({"w": np.array([1.0, 4.0])}, {"w": np.array([1.0, 5.0])})
     0.2
@@ -164,7 +163,7 @@ def difference(one: PyTree, other: PyTree) -> float:
 
 @contextlib.contextmanager
 def double_precision(enabled: bool) -> Iterator[None]:
-    """Switches float64 on or off for all threads; the engines compile in several."""
+    """Switch float64 on or off in all threads, because the engines compile in several."""
     before = jax.config.read("jax_enable_x64")
     jax.config.update("jax_enable_x64", enabled)
     try:

@@ -1,4 +1,4 @@
-"""Facts about this machine: software, processor, devices, placement, memory."""
+"""Description of this machine: software, processor, devices, placement, memory."""
 
 import collections
 import contextlib
@@ -35,7 +35,7 @@ SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Software and processor; known even if JAX finds no device.
+    """Software and processor, known even if JAX finds no device.
 
     Attributes:
       versions: of Python, gemjax, JAX, the packages that gemjax needs, and JAX's plugins; by name.
@@ -44,7 +44,7 @@ class Machine:
       cores: cores that this process may use.
       memory: bytes of the host's memory; ``None`` if not known.
       driver: first line of the NVIDIA driver's description; empty without one.
-      settings: those environment variables that are set and change how JAX runs.
+      settings: environment variables that are set and affect JAX.
       matmul_precision: JAX's default precision of matrix products; ``"default"`` is the platform's choice.
     """
 
@@ -60,14 +60,14 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """Devices, and what they are used for.
+    """Devices and their roles in a run.
 
     Attributes:
-      kinds: descriptions of the local devices, equal ones counted.
+      kinds: descriptions of the local devices, with equal ones counted.
       platform: platform of the devices, such as ``"cpu"`` or ``"gpu"``.
       central: device of the central variable, by name.
       workers: device of each worker, by name.
-      messages: warnings of JAX while it looked for devices, such as a plugin that failed to initialise.
+      messages: warnings that JAX logged while it looked for devices, such as a plugin that failed to initialise.
     """
 
     kinds: tuple[str, ...]
@@ -79,11 +79,11 @@ class Devices:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Peak use of memory so far.
+    """Peak memory use so far.
 
     Attributes:
-      devices: per device that tells it, by name: (peak bytes in use, bytes that JAX may use, or ``None``).
-      process: peak resident bytes of this process; ``None`` if the system does not tell.
+      devices: for each device that reports it, by name: (peak bytes in use, bytes that JAX may use or ``None``).
+      process: peak resident bytes of this process; ``None`` if not known.
     """
 
     devices: dict[str, tuple[int, int | None]]
@@ -91,7 +91,7 @@ class Memory:
 
 
 def describe() -> Machine:
-    """Collects what is known without devices."""
+    """Describe software and processor without starting JAX's devices."""
     return Machine(
         versions=versions(),
         system=platform.platform(),
@@ -105,7 +105,7 @@ def describe() -> Machine:
 
 
 def describe_devices(placement: gemjax.Placement, messages: Sequence[str] = ()) -> Devices:
-    """Collects what devices there are, and what ``placement`` uses them for."""
+    """Describe the local devices and their roles in ``placement``."""
     names, devices = placement.names(), jax.local_devices()
     return Devices(
         tuple(counted(devices)), devices[0].platform, names["central"], tuple(names["devices"]), tuple(messages)
@@ -113,7 +113,7 @@ def describe_devices(placement: gemjax.Placement, messages: Sequence[str] = ()) 
 
 
 def default_workers(devices: Sequence[jax.Device]) -> int:
-    """Number of workers of the check: two per accelerator that is a worker's, or one per CPU device, and at least 4."""
+    """Return the number of workers: two per accelerator that has workers, or one per such CPU device, and at least 4."""
     places = len(set(gemjax.place(len(devices), devices=devices).workers))
     return max(4, places if devices[0].platform == "cpu" else 2 * places)
 
@@ -153,7 +153,7 @@ def processor() -> str:
 
 
 def counted(devices: Iterable[jax.Device]) -> list[str]:
-    """Devices in words, equal ones counted.
+    """Descriptions of devices, with equal ones counted.
 
     >>> counted(jax.devices("cpu")[:1])
     ['1 × cpu']
@@ -162,13 +162,13 @@ def counted(devices: Iterable[jax.Device]) -> list[str]:
     for device in devices:
         limit = _stats(device).get("bytes_limit")
         kind = device.device_kind if device.device_kind != device.platform else ""
-        words = f"{kind} ({device.platform})" if kind else device.platform
-        described[words + (f", {readable(limit)} for JAX" if limit else "")] += 1
-    return [f"{count} × {words}" for words, count in described.items()]
+        name = f"{kind} ({device.platform})" if kind else device.platform
+        described[name + (f", {readable(limit)} for JAX" if limit else "")] += 1
+    return [f"{count} × {name}" for name, count in described.items()]
 
 
 def peak_memory() -> Memory:
-    """Reads the peak use of memory of the local devices and of this process."""
+    """Read the peak memory use of the local devices and of this process."""
     devices = {}
     for device in jax.local_devices():
         stats = _stats(device)
@@ -179,7 +179,7 @@ def peak_memory() -> Memory:
 
 @contextlib.contextmanager
 def warnings_of_jax() -> Iterator[list[str]]:
-    """Collects what JAX logs as a warning or an error, without traceback."""
+    """Collect the warnings and errors that JAX logs, without tracebacks."""
     messages: list[str] = []
 
     class Handler(logging.Handler):

@@ -1,4 +1,4 @@
-"""The parts of the check, one after the other; one that fails does not stop the others."""
+"""The parts of the check, run in order; a part that fails does not stop the others."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 import gemjax
-from gemjax.check import report as words
+from gemjax.check import report
 from gemjax.check.law import METHODS, Law, check_law
 from gemjax.check.machine import cores, default_workers, describe, describe_devices, peak_memory, warnings_of_jax
 from gemjax.check.report import Failure, Report, Rows, text_of
@@ -33,30 +33,29 @@ def run(
     models: Sequence[tuple[int, ...]] | None = None,
     tell: Callable[[str], Any] = print,
 ) -> Report:
-    """Checks gemjax on this process's devices.
+    """Check gemjax on the devices of this process.
 
     Args:
       workers: number of workers; default: one per CPU device or two per accelerator that is not the central variable's,
         and at least 4.
-      cpu_devices: devices to make of the CPU, which does no harm beside accelerators; default: none but those there are.
-        Without effect if JAX has started its devices already.
-      quick: fewer methods, the small model alone, and shorter measurements.
+      cpu_devices: number of CPU devices to create, harmless beside accelerators; default: keep the existing ones. It has no
+        effect if JAX has started its devices already.
+      quick: True for fewer methods, only the small model, and shorter measurements.
       seconds: duration of each measurement of speed; default 3, or 0.5 if ``quick``.
-      commits: commits of each run by which the law is checked; the simulator is timed over eight times as many.
-      models: units per layer of the networks that are timed, the smallest first; default about 100,000 and 4 million
-        parameters.
-      tell: gets each piece of the text as soon as it is known.
+      commits: commits of each run that checks the law; the simulator is timed over eight times as many.
+      models: units per layer of each network to time, the smallest first; default about 100,000 and 4 million parameters.
+      tell: called with each part of the text as soon as it is known.
 
     Returns:
-      A :class:`Report`, whose ``passed`` says whether the law holds and every part ran.
+      A :class:`Report`; its ``passed`` is true if the law holds and every part ran.
 
-    In code, once JAX may start its devices::
+    Example, before anything else has started JAX's devices::
 
         from gemjax import check
 
         report = check.run(cpu_devices=3, quick=True)
         assert report.passed, report.verdict
-        speed = report.speed[0].ratio  # Of a bare loop.
+        speed = report.speed[0].ratio  # Throughput relative to a bare loop.
     """
     began, parts = time.perf_counter(), _Parts(tell)
     seconds = seconds or (0.5 if quick else 3.0)
@@ -64,59 +63,61 @@ def run(
     methods = QUICK if quick else tuple(METHODS)
 
     tell("machine")
-    machine = parts.attempt("machine", describe, words.machine_rows)
+    machine = parts.attempt("machine", describe, report.machine_rows)
     with warnings_of_jax() as messages:
         placement = parts.attempt("devices", lambda: _place(workers, cpu_devices), lambda _: [])
-    parts.show(words.message_rows(messages))
+    parts.show(report.message_rows(messages))
     if placement is None:
         return Report(machine, failures=tuple(parts.failures), seconds=time.perf_counter() - began)
     devices = parts.attempt(
         "devices",
         lambda: describe_devices(placement, messages),
-        functools.partial(words.devices_rows, cores=cores()),
+        functools.partial(report.devices_rows, cores=cores()),
     )
 
     tell("\nlaw: a run on these devices and its replay by the simulator; matrix products at precision 'highest'")
-    parts.show(words.LAW_HEAD)
+    parts.show(report.LAW_HEAD)
     platform = jax.local_devices()[0].platform
     checks = [(name, "float32", "highest") for name in methods]
     checks += [(methods[0], "float64", "highest")] * (platform in DOUBLE)
     checks += [(methods[0], "float32", "default")] * (platform != "cpu")
     law = [parts.law(name, dtype, placement, commits, precision) for name, dtype, precision in checks]
-    parts.show(words.LAW_NOTES)
+    parts.show(report.LAW_NOTES)
 
     tell("\nspeed: momentum SGD, 64 rows per gradient")
-    parts.show(words.SPEED_HEAD)
+    parts.show(report.SPEED_HEAD)
     speed = [
-        parts.attempt("speed", functools.partial(measure_speed, units, placement, seconds), words.speed_rows)
+        parts.attempt("speed", functools.partial(measure_speed, units, placement, seconds), report.speed_rows)
         for units in models
     ]
-    parts.show(words.SPEED_NOTES)
+    parts.show(report.SPEED_NOTES)
     tell("\noverlap of gradients on different devices, one worker per device")
     overlap = parts.attempt(
         "overlap",
         lambda: measure_overlap(placement, seconds, models[0]),
-        functools.partial(words.overlap_rows, platform=platform),
+        functools.partial(report.overlap_rows, platform=platform),
     )
     tell(f"\nsimulator: {SIMULATED} workers, momentum SGD, the smallest of these models, on one device")
-    windows = parts.attempt("simulator", lambda: measure_windows(8 * commits, models[0]), words.windows_rows)
+    windows = parts.attempt("simulator", lambda: measure_windows(8 * commits, models[0]), report.windows_rows)
     tell("\nmemory")
-    memory = parts.attempt("memory", peak_memory, words.memory_rows)
+    memory = parts.attempt("memory", peak_memory, report.memory_rows)
 
-    there = lambda values: tuple(value for value in values if value is not None)
+    measured = lambda values: tuple(value for value in values if value is not None)
     spent = time.perf_counter() - began
-    return Report(machine, devices, there(law), there(speed), overlap, windows, memory, tuple(parts.failures), spent)
+    return Report(
+        machine, devices, measured(law), measured(speed), overlap, windows, memory, tuple(parts.failures), spent
+    )
 
 
 class _Parts:
-    """Runs parts, tells their rows, and collects failures."""
+    """Runner of the parts, which prints their rows and collects failures."""
 
     def __init__(self, tell: Callable[[str], Any]):
         self.tell = tell
         self.failures: list[Failure] = []
 
     def attempt(self, part: str, measure: Callable[[], Any], rows: Callable[[Any], Rows]) -> Any:
-        """What ``measure`` returns, or ``None`` if it raises."""
+        """Return the result of ``measure``, or ``None`` if it raises."""
         try:
             value = measure()
             self.show(rows(value))
@@ -126,10 +127,10 @@ class _Parts:
         return value
 
     def law(self, name: str, dtype: str, placement: gemjax.Placement, commits: int, precision: str) -> Law | None:
-        """The law for one method; a violation is a failure, too."""
+        """Check the law for one method; a violation is a failure, too."""
         part = f"law ({name}, {dtype})"
         found = self.attempt(
-            part, lambda: check_law(name, dtype, placement, commits, precision=precision), words.law_rows
+            part, lambda: check_law(name, dtype, placement, commits, precision=precision), report.law_rows
         )
         if found is not None and found.violation:
             advice = "do not rely on replays on these devices, and send this output with a report of the problem"
@@ -137,25 +138,25 @@ class _Parts:
         return found
 
     def show(self, rows: Rows) -> None:
-        """Tells the rows, if there are any."""
+        """Print the rows, if there are any."""
         if rows:
             self.tell(text_of(rows))
 
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
-        self.show(words.failure_rows(failure))
+        self.show(report.failure_rows(failure))
 
 
 def _place(workers: int | None, cpu_devices: int | None) -> gemjax.Placement:
     if cpu_devices is not None:
-        with contextlib.suppress(Exception):  # If JAX cannot start, the next call says so, too.
+        with contextlib.suppress(Exception):  # If JAX cannot start, the next call raises, too.
             gemjax.cpu_devices(cpu_devices)
     try:
         devices = jax.local_devices()
-    except AssertionError as error:  # What JAX raises without a word.
+    except AssertionError as error:  # JAX raises it without a message.
         raise RuntimeError(f"{NO_BACKEND} of JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}") from error
     try:
-        jax.local_devices(backend="cpu")  # Where the engines make a run's first state.
+        jax.local_devices(backend="cpu")  # The engines create a run's initial state there.
     except RuntimeError as error:
         raise RuntimeError(f"{NO_CPU} ({error})") from error
     return gemjax.place(default_workers(devices) if workers is None else workers, devices=devices)
@@ -166,7 +167,7 @@ def _reason(error: Exception) -> str:
 
 
 def _advice(error: Exception) -> str:
-    """What to do about an exception, by its text."""
+    """Return the advice for an exception, chosen by its text."""
     text, platforms = str(error), os.environ.get("JAX_PLATFORMS", "")
     if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
         return "free the devices' memory: end other programs that use them, then run the check again"
@@ -174,7 +175,7 @@ def _advice(error: Exception) -> str:
         return f"set JAX_PLATFORMS={platforms},cpu"
     if NO_BACKEND in text:
         return (
-            f"install the plugin of JAX for {platforms or 'the accelerator'}, of the same version as jax and fit for the "
-            "driver; or set JAX_PLATFORMS=cpu"
+            f"install the plugin of JAX for {platforms or 'the accelerator'}, of the same version as jax and compatible with "
+            "the driver; or set JAX_PLATFORMS=cpu"
         )
     return "send this output, with the traceback, with a report of the problem"

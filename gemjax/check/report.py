@@ -1,4 +1,4 @@
-"""What the check found, in figures and in words."""
+"""Results of the check, as figures and as text."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ from gemjax.engines.memory import readable
 from gemjax.telemetry.verdict import duration
 
 Rows = list[tuple[str, ...]]
-LABEL, COLUMN = 22, 10  # Widths of the first cell of a line and of those that follow.
+LABEL, COLUMN = 22, 10  # Widths of the first cell of a line and of the others.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Failure:
     """A part of the check that failed.
 
     Attributes:
-      part: its name.
-      reason: what was found.
-      advice: what to do.
-      traceback: of the exception, if there was one.
+      part: name of the part.
+      reason: description of the failure.
+      advice: what to do about it.
+      traceback: traceback of the exception; empty without one.
     """
 
     part: str
@@ -34,14 +34,14 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All figures of a check. What a failed part would have found is ``None`` or missing.
+    """All figures of a check; those of a failed part are ``None`` or missing.
 
     Attributes:
       machine: software and processor.
       devices: devices and placement.
       law: one entry per method and dtype.
       speed: one entry per size of the model.
-      overlap: whether gradients of different devices overlap.
+      overlap: overlap in time of gradients on different devices.
       windows: throughput of the simulator.
       memory: peak use of memory.
       failures: parts that failed; empty if the check passed.
@@ -60,12 +60,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether the law holds and every part ran."""
+        """True if the law holds and every part ran."""
         return not self.failures
 
     @property
     def verdict(self) -> str:
-        """The check in one line."""
+        """Result of the check in one line."""
         machine, devices = self.machine, self.devices
         where = f"gemjax {machine.versions['gemjax']} {{}}" if machine else "gemjax {}"
         if devices:
@@ -75,7 +75,7 @@ class Report:
         if self.failures:
             reasons = "; ".join(f"{failure.part}: {failure.reason}" for failure in self.failures)
             return f"{where.format('FAILED the check')}: {reasons}"
-        parts = [f"the law holds to {_law_in_short(self.law)}"]
+        parts = [f"the law holds to {_law_summary(self.law)}"]
         if devices:
             count = len(devices.workers)
             parts.append(f"{count} worker{'s' if count > 1 else ''}")
@@ -88,12 +88,12 @@ class Report:
         return f"{where.format('works')}: {', '.join(parts)}{warned}"
 
     def figures(self) -> dict[str, Any]:
-        """Everything as JSON values: NaN and infinity become ``None``, keys strings."""
-        return _plain(dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict})
+        """Return all figures as JSON values; NaN and infinity become ``None``, and keys become strings."""
+        return _as_json(dataclasses.asdict(self) | {"passed": self.passed, "verdict": self.verdict})
 
 
 def text_of(rows: Rows) -> str:
-    """Lines with their cells aligned, the last one left as long as it is.
+    """Format rows as lines with aligned cells; the last cell is not padded.
 
     >>> print(text_of([("process", "1 GiB"), ("", "resident")]))
       process                1 GiB
@@ -129,23 +129,23 @@ def devices_rows(devices: Devices, cores: int) -> Rows:
     workers = collections.defaultdict(list)
     for worker, device in enumerate(devices.workers):
         workers[device].append(str(worker))
-    shared = ", which it shares with a worker" if devices.central in devices.workers else ""
-    on = [f"{', '.join(numbers)} on {device}" for device, numbers in workers.items()]
-    note = [("", f"CPU devices share {cores} cores: expect asynchrony, no speed-up")]
+    shared = ", shared with a worker" if devices.central in devices.workers else ""
+    lines = [f"{', '.join(numbers)} on {device}" for device, numbers in workers.items()]
+    note = [("", f"CPU devices share {cores} cores: expect asynchrony but no speed-up")]
     return [
         *(("" if i else "devices", kind) for i, kind in enumerate(devices.kinds)),
         ("central variable", f"on {devices.central}{shared}"),
-        *(("" if i else "workers", words) for i, words in enumerate(on)),
+        *(("" if i else "workers", line) for i, line in enumerate(lines)),
         *(note if devices.platform == "cpu" else []),
     ]
 
 
 LAW_NOTES: Rows = [
-    ("differences", "largest of a parameter, over the largest parameter"),
-    ("last place", "effect of one initial parameter that is one unit in the last place larger: the size of rounding"),
-    ("reordered", "effect of the same commits in the opposite order: the size of a violation"),
-    ("staleness", "median to largest; worker 0 is slowed by 5 ms per gradient, so that it varies"),
-    ("replays", "two replays of the run compared"),
+    ("differences", "largest difference of a parameter, relative to the largest parameter"),
+    ("last place", "effect of increasing one initial parameter by one unit in the last place: the size of rounding"),
+    ("reordered", "effect of reversing the order of the commits: the size of a violation"),
+    ("staleness", "median to largest; worker 0 is slowed by 5 ms per gradient, so that staleness varies"),
+    ("replays", "comparison of two replays of the run"),
 ]
 LAW_HEAD: Rows = [
     ("method", "dtype", "difference", "allowed", "last place", "reordered", "workers", "staleness", "replays")
@@ -153,7 +153,7 @@ LAW_HEAD: Rows = [
 
 
 def law_rows(law: Law) -> Rows:
-    """One method."""
+    """Row of one method."""
     median, most = law.staleness
     return [
         (
@@ -172,14 +172,14 @@ def law_rows(law: Law) -> Rows:
 
 SPEED_HEAD: Rows = [("parameters", "commits/s", "bare loop", "ratio", "one worker", "added per commit")]
 SPEED_NOTES: Rows = [
-    ("bare loop", "gradient and update, jitted, on one device: steps/s of sequential SGD"),
+    ("bare loop", "steps/s of sequential SGD on one device: gradient and update, jitted"),
     ("one worker", "commits/s of a run with one worker, where nothing overlaps"),
-    ("added per commit", "time of that worker's commit less that of the bare loop: scheduler and transfers"),
+    ("added per commit", "time per commit of that worker, less that of the bare loop: scheduler and transfers"),
 ]
 
 
 def speed_rows(speed: Speed) -> Rows:
-    """One size of the model."""
+    """Row of one model size."""
     return [
         (
             f"{speed.parameters:,}",
@@ -193,9 +193,9 @@ def speed_rows(speed: Speed) -> Rows:
 
 
 def overlap_rows(overlap: Overlap, platform: str) -> Rows:
-    """Whether gradients are computed at the same time, or take turns."""
+    """Overlap of gradients on different devices, and the advice that follows from it."""
     if overlap.devices == 1:
-        return [("gradients at once", "1.0: there is one device for workers, on which their gradients take turns")]
+        return [("gradients at once", "1.0: all workers share one device, on which their gradients take turns")]
     cores = ", of which the cores are shared" if platform == "cpu" else ""
     return [
         ("gradients at once", f"{overlap.at_once:.1f} on {overlap.devices} devices, of {_time(overlap.gradient)} each"),
@@ -206,7 +206,7 @@ def overlap_rows(overlap: Overlap, platform: str) -> Rows:
 
 
 def windows_rows(windows: Windows) -> Rows:
-    """The simulator's throughput by width of the window."""
+    """Throughput of the simulator for each width of the window."""
     return [
         (f"window={width}", f"{rate:,.1f} commits/s{', the default here' if width == windows.default else ''}")
         for width, rate in windows.rates.items()
@@ -224,11 +224,11 @@ def memory_rows(memory: Memory) -> Rows:
 
 
 def failure_rows(failure: Failure) -> Rows:
-    """What failed, why, and what to do."""
+    """Failed part, reason and advice."""
     return [("FAILED", f"{failure.part}: {failure.reason}"), ("to do", failure.advice)]
 
 
-def _law_in_short(law: Sequence[Law]) -> str:
+def _law_summary(law: Sequence[Law]) -> str:
     worst: dict[str, Law] = {}
     for one in law:
         if one.allowed is not None and (one.dtype not in worst or one.difference > worst[one.dtype].difference):
@@ -244,11 +244,11 @@ def _time(seconds: float | None) -> str:
     return "?" if seconds is None else duration(seconds)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _as_json(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_as_json(one) for one in value]
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     return value

@@ -1,4 +1,4 @@
-"""Commits per second of both engines beside a bare loop, and whether gradients of different devices overlap."""
+"""Throughput of both engines and of a bare loop, and the overlap of gradients on different devices."""
 
 import dataclasses
 import functools
@@ -14,14 +14,14 @@ import optax
 
 import gemjax
 from gemjax import arrivals
-from gemjax.check.law import SILENCE
+from gemjax.check.law import DEADLINE
 from gemjax.engines.devices.hardware.sharding import devices_of
 
 PyTree = Any
 MODELS = {"small": (784, 112, 96, 10), "large": (784, 1024, 1024, 1024, 1024, 10)}  # Units per layer.
 BATCH, ROWS, RATE, MOMENTUM = 64, 2048, 1e-4, 0.9
-GRADIENT = 0.02  # Seconds that a gradient should take where overlap is measured, so that it is long beside a commit.
-LONGEST = 512  # Passes over a batch per gradient, at most.
+GRADIENT = 0.02  # Target seconds per gradient where overlap is measured: long compared with a commit.
+MOST_PASSES = 512  # Over a batch, per gradient.
 SIMULATED = 32  # Workers where windows are measured.
 
 
@@ -47,26 +47,26 @@ class Speed:
 
     @property
     def ratio(self) -> float:
-        """Throughput over that of the bare loop."""
+        """Throughput relative to the bare loop."""
         return self.rate / self.bare
 
     @property
     def overhead(self) -> float:
-        """Seconds that the scheduler and its transfers add to a commit of one worker."""
+        """Seconds per commit that the scheduler and its transfers add with one worker."""
         return 1 / self.alone - 1 / self.bare
 
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Whether gradients of different devices overlap in time, with one worker per device.
+    """Overlap in time of gradients on different devices, with one worker per device.
 
     Attributes:
-      devices: devices of workers.
-      at_once: gradients computed at the same time, in the mean over the time in which any was; 1 on one device.
-      gain: gradients per second over those of one device in a bare loop; ``None`` on one device.
+      devices: number of devices that have workers.
+      at_once: mean number of gradients in progress while there is at least one; 1 on one device.
+      gain: gradients per second, relative to a bare loop on one device; ``None`` on one device.
       gradient: median time of a gradient in seconds; ``None`` on one device.
       headline: first line of :func:`gemjax.verdict`.
-      advice: what it recommends.
+      advice: recommendations of :func:`gemjax.verdict`.
     """
 
     devices: int
@@ -84,8 +84,8 @@ class Windows:
     Attributes:
       parameters: number of parameters.
       workers: number of simulated workers.
-      rates: commits per second by width of the window.
-      default: the width that :func:`gemjax.simulate` takes here.
+      rates: commits per second for each width of the window.
+      default: default width of :func:`gemjax.simulate` here.
     """
 
     parameters: int
@@ -96,7 +96,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Classification of noise by a network of dense layers; what is timed does not depend on the data."""
+    """Classification of noise by dense layers; the timings do not depend on the data."""
 
     loss_fn: Callable
     params: PyTree
@@ -109,7 +109,7 @@ class Problem:
 
 
 def network(units: tuple[int, ...], passes: int = 1) -> Problem:
-    """A network with those units per layer, whose loss goes ``passes`` times over its batch, each time scaled otherwise."""
+    """Make a network whose loss is the mean of ``passes`` passes over the batch, each at a different scale of the inputs."""
     rng = np.random.default_rng(0)
     params = [
         {"w": jnp.asarray(rng.normal(0, (2 / m) ** 0.5, (m, n)), jnp.float32), "b": jnp.zeros(n, jnp.float32)}
@@ -137,7 +137,7 @@ def network(units: tuple[int, ...], passes: int = 1) -> Problem:
 
 
 def measure_speed(units: tuple[int, ...], placement: gemjax.Placement, seconds: float) -> Speed:
-    """Times the bare loop, then the scheduler with all workers, then with one; about ``seconds`` each."""
+    """Time the bare loop, the scheduler with all workers and the scheduler with one, each for about ``seconds``."""
     problem, workers = network(units), len(placement.workers)
     bare = bare_rate(problem, devices_of(placement.workers[0])[0], seconds)
     one = gemjax.Placement(placement.workers[:1], placement.central)
@@ -146,13 +146,13 @@ def measure_speed(units: tuple[int, ...], placement: gemjax.Placement, seconds: 
 
 
 def measure_overlap(placement: gemjax.Placement, seconds: float, units: tuple[int, ...] = MODELS["small"]) -> Overlap:
-    """Runs one worker per device with gradients that take long beside a commit, and sums up their times."""
+    """Run one worker per device with gradients much longer than a commit, and measure their overlap."""
     places = tuple(dict.fromkeys(placement.workers))
     if len(places) == 1:
         return Overlap(devices=1, at_once=1.0)
     device = devices_of(places[0])[0]
     once = 1 / bare_rate(network(units), device, seconds / 8)
-    problem = network(units, passes=int(np.clip(round(GRADIENT / once), 1, LONGEST)))
+    problem = network(units, passes=int(np.clip(round(GRADIENT / once), 1, MOST_PASSES)))
     single = bare_rate(problem, device, seconds / 4)
     one_each = gemjax.Placement(places, placement.central)
     history, names = _run_for(seconds, problem, one_each).history, one_each.names()
@@ -174,27 +174,27 @@ def measure_overlap(placement: gemjax.Placement, seconds: float, units: tuple[in
 def measure_windows(
     num_commits: int, units: tuple[int, ...] = MODELS["small"], workers: int = SIMULATED, width: int = SIMULATED
 ) -> Windows:
-    """Times a simulated run gradient by gradient and in windows, without compilation."""
+    """Time a simulated run gradient by gradient and in windows, compilation excluded."""
     problem, trace = network(units), arrivals.Gamma(workers).trace(2 * num_commits)
     tx = gemjax.momentum_asgd(RATE, MOMENTUM, num_workers=workers)
     rates = {}
     for window in dict.fromkeys((1, width)):
-        at: list[float] = []
+        times: list[float] = []
 
-        def note(progress: gemjax.Progress, at: list[float] = at) -> None:
+        def record_time(progress: gemjax.Progress, times: list[float] = times) -> None:
             jax.block_until_ready(progress.params)
-            at.append(time.perf_counter())
+            times.append(time.perf_counter())
 
         gemjax.simulate(
             tx, problem.loss_fn, problem.params, problem.batches, trace,
-            chunk_size=num_commits, window=window, callback=note,
+            chunk_size=num_commits, window=window, callback=record_time,
         )  # fmt: skip
-        rates[window] = num_commits / (at[1] - at[0])
+        rates[window] = num_commits / (times[1] - times[0])
     return Windows(problem.size, workers, rates, default=1 if jax.default_backend() == "cpu" else min(32, workers))
 
 
 def bare_rate(problem: Problem, device: jax.Device, seconds: float, in_a_row: int = 16) -> float:
-    """Steps per second of a plain loop of momentum SGD on one device: gradient, update, nothing recorded."""
+    """Return the steps per second of a plain loop of momentum SGD on one device, without any records."""
     tx, batches = optax.sgd(RATE, momentum=MOMENTUM), problem.batches
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
@@ -203,7 +203,7 @@ def bare_rate(problem: Problem, device: jax.Device, seconds: float, in_a_row: in
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    # Donated, so it must not be the problem's own.
+    # Copied, because the loop donates its parameters.
     params, data = jax.device_put((jax.tree.map(jnp.copy, problem.params), batches.data), device)
     opt_state = jax.device_put(tx.init(params), device)
     rows = batches.select(np.zeros(in_a_row, np.int32), np.arange(in_a_row))
@@ -223,21 +223,21 @@ def bare_rate(problem: Problem, device: jax.Device, seconds: float, in_a_row: in
 
 
 def _run_for(seconds: float, problem: Problem, placement: gemjax.Placement) -> gemjax.Result:
-    """A run of momentum SGD on devices that ends after about that time, and several commits per worker."""
+    """Run momentum SGD on devices for about ``seconds`` and at least 8 commits per worker."""
     workers, began = len(placement.workers), []
 
-    def enough(progress: gemjax.Progress) -> bool:
+    def is_over(progress: gemjax.Progress) -> bool:
         began.append(time.perf_counter())
         return began[-1] - began[0] >= seconds and progress.commits >= 8 * workers
 
     return gemjax.run_on_devices(
         gemjax.momentum_asgd(RATE, MOMENTUM, num_workers=workers), problem.loss_fn, problem.params, problem.batches, 10**6,
-        placement=placement, policy=gemjax.Policy(deadline=SILENCE), callback=enough, callback_every=10**6,
+        placement=placement, policy=gemjax.Policy(deadline=DEADLINE), callback=is_over, callback_every=10**6,
         callback_seconds=seconds / 8,
     )  # fmt: skip
 
 
 def _rate(times: np.ndarray) -> float:
-    """Commits per second, without the first quarter of the commits."""
+    """Return the commits per second, without the first quarter of the commits."""
     skipped = len(times) // 4
     return float((len(times) - 1 - skipped) / max(times[-1] - times[skipped], 1e-9))

@@ -1,36 +1,45 @@
-"""What is wrong with the arguments of a run, said before anything is computed."""
+"""Checks of the arguments of a run, made before anything is computed."""
 
 import io
 import numbers
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from gemjax.engines.per_seed import PerSeed
+from gemjax.protocol.diagnostics import Observer
+from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.staleness import is_asynchronous, needs_local_steps
 
 PyTree = Any
 
 
+class RunWarning(UserWarning):
+    """A condition that does not stop a run: a long wait, two learning rates, or a placement that makes workers wait."""
+
+
 def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree, where: str = "") -> None:
-    """Raises ``TypeError`` if arguments stand in each other's places, or are none of what engines take.
+    """Raise ``TypeError`` if arguments are swapped or of a type that engines do not take.
 
     Args:
-      loss_fn: what was given as such.
-      params: likewise.
-      model_state: likewise.
+      loss_fn: the argument of that name.
+      params: the argument of that name.
+      model_state: the argument of that name.
       where: name of an argument that may be a :class:`gemjax.PerSeed`.
     """
     given = {"loss_fn": loss_fn, "params": params, "model_state": model_state}
     if wrong := [name for name, value in given.items() if isinstance(value, PerSeed) and name != where]:
         raise TypeError(
-            f"{wrong[0]} is a gemjax.PerSeed, which may stand for params, batches and trace of gemjax.sweep only; give the "
+            f"{wrong[0]} is a gemjax.PerSeed, which is accepted for params, batches and trace of gemjax.sweep only; give the "
             "value itself"
         )
     if not callable(loss_fn):
-        swapped = " and params a function: change their places" if callable(params) else ""
+        swapped = " and params is a function: swap the two" if callable(params) else ""
         raise TypeError(
             f"loss_fn is of type {type(loss_fn).__name__}{swapped}; engines are called as (tx, loss_fn, params, batches, …) "
             "with loss_fn(params, batch) -> loss"
@@ -42,122 +51,100 @@ def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree, where: s
 
 
 def check_tx(tx: Any) -> None:
-    """Raises ``TypeError`` unless ``tx`` is a transformation."""
+    """Raise ``TypeError`` unless ``tx`` is a transformation."""
     if not isinstance(tx, type) and all(callable(getattr(tx, name, None)) for name in ("init", "update")):
         return
     if callable(tx):
         name = getattr(tx, "__name__", type(tx).__name__)
-        raise TypeError(
-            f"tx is the function {name}, which is not called; give {name}(learning_rate, …), what it returns"
-        )
+        raise TypeError(f"tx is the function {name} itself; call it and give its result, {name}(learning_rate, …)")
     raise TypeError(
-        f"tx is {_described(tx)}, but engines take an optax transformation; give one, such as "
+        f"tx is {described(tx)}, but engines take an optax transformation; give one, such as "
         "gemjax.gem(0.1, num_workers=8)"
     )
 
 
 def check_make(make: Any) -> None:
-    """Raises ``TypeError`` unless ``make``, the first argument of a sweep, can be called."""
+    """Raise ``TypeError`` unless ``make``, the first argument of a sweep, is callable."""
     if not callable(make):
         raise TypeError(
-            f"make is {_described(make)}, but a sweep takes a function that makes the transformation; give one, such as "
+            f"make is {described(make)}, but a sweep takes a function that returns the transformation; give one, such as "
             "lambda rate: gemjax.gem(rate, num_workers=8)"
         )
 
 
 def check_params(params: PyTree) -> None:
-    """Raises ``ValueError`` unless ``params`` are float arrays, at least one."""
+    """Raise ``ValueError`` unless ``params`` are arrays of real floats, at least one."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
-        raise ValueError("params holds no array; there is nothing to train")
+        raise ValueError("params has no arrays, so there is nothing to train")
     for path, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        dtype = jnp.result_type(leaf)
+        if jnp.issubdtype(dtype, jnp.complexfloating):
             raise ValueError(
-                f"params at {_place(path)} is {leaf.dtype}, but only floats can be trained; "
+                f"params at {_place(path)} is {dtype}, but methods are defined for real numbers; give its real and "
+                "imaginary parts as two arrays, and join them in the loss function with jax.lax.complex"
+            )
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise ValueError(
+                f"params at {_place(path)} is {dtype}, but only floats can be trained; "
                 "keep integers and keys in model_state or in the loss function"
             )
 
 
-def check_metrics(metrics: Any, reserved: set[str]) -> None:
-    """Raises ``TypeError`` or ``ValueError`` unless ``metrics`` is a dict of numbers with names of its own.
-
-    Args:
-      metrics: what a loss function returned as such.
-      reserved: names of what the engines report themselves.
-    """
-    if not isinstance(metrics, dict):
-        raise TypeError(f"the metrics of loss_fn are {_described(metrics)}; return a dict of numbers, or {{}} for none")
-    if clash := metrics.keys() & reserved:
-        raise ValueError(
-            f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
-        )
-    for name, value in metrics.items():
-        if not _is_numeric(value):
-            raise TypeError(
-                f"the metric {name!r} of loss_fn is {_described(value)}; every metric must be one number, so return several "
-                "under names of their own"
-            )
-        if jnp.shape(value):
-            raise ValueError(
-                f"the metric {name!r} of loss_fn has the shape {list(jnp.shape(value))}, but every metric must be one number; "
-                "take its mean, or compute it where you evaluate"
-            )
-
-
 def check_option(name: str, value: Any, kind: type, example: str) -> None:
-    """Raises ``TypeError`` unless ``value`` is ``None`` or of ``kind``.
+    """Raise ``TypeError`` unless ``value`` is ``None`` or an instance of ``kind``.
 
     Args:
-      name: the argument's name.
-      value: what was given.
-      kind: the class that it must be of.
-      example: an expression that makes such a value.
+      name: name of the argument.
+      value: the argument.
+      kind: the required class.
+      example: an expression for such a value.
     """
     if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} is {_described(value)}, but must be a gemjax.{kind.__name__}; give {example}")
+        raise TypeError(f"{name} is {described(value)}, but must be a gemjax.{kind.__name__}; give {example}")
 
 
 def check_callback(callback: Any) -> None:
-    """Raises ``TypeError`` unless ``callback`` is ``None``, a function, or an object that can be called."""
+    """Raise ``TypeError`` unless ``callback`` is ``None``, a function, or a callable object."""
     if isinstance(callback, type):
-        raise TypeError(f"callback is {_described(callback)}; give an instance of it, {callback.__name__}(…)")
+        raise TypeError(f"callback is {described(callback)}; give an instance of it, {callback.__name__}(…)")
     if callback is not None and not callable(callback):
-        raise TypeError(f"callback is {_described(callback)}, but must be a function; give callback(progress) -> bool")
+        raise TypeError(f"callback is {described(callback)}, but must be a function; give callback(progress) -> bool")
 
 
 def check_log(log: Any) -> None:
-    """Raises ``TypeError`` unless ``log`` is ``None``, a :class:`gemjax.EventLog` or an object with its method ``write``."""
+    """Raise ``TypeError`` unless ``log`` is ``None``, a :class:`gemjax.EventLog` or an object with a method ``write``."""
     is_other = isinstance(log, (type, io.IOBase)) or not callable(getattr(log, "write", None))
     if log is not None and is_other:
-        raise TypeError(f"log is {_described(log)}, but must be a gemjax.EventLog; give gemjax.EventLog('run.jsonl')")
+        raise TypeError(f"log is {described(log)}, but must be a gemjax.EventLog; give gemjax.EventLog('run.jsonl')")
 
 
 def ends_run(answer: Any) -> bool:
-    """Whether a callback that returned ``answer`` ends the run.
+    """Return True if a callback that returned ``answer`` ends the run.
 
     Raises:
-      TypeError: unless that is ``None``, or one truth value or number.
+      TypeError: unless ``answer`` is ``None``, a bool or a number.
     """
     if answer is None or isinstance(answer, numbers.Number):
         return bool(answer)
     is_key = jax.dtypes.issubdtype(getattr(answer, "dtype", None), jax.dtypes.prng_key)
-    if _is_numeric(answer) and not np.shape(answer) and not is_key:
+    if is_numeric(answer) and not np.shape(answer) and not is_key:
         return bool(answer)
-    raise TypeError(f"callback returned {_described(answer)}; return True to end the run, and False or None to go on")
+    raise TypeError(f"callback returned {described(answer)}; return True to end the run, False or None to continue")
 
 
 def _check_no_module(params: PyTree) -> None:
-    """Raises ``TypeError`` for what Flax calls a model, told by its class (Flax itself is not imported)."""
+    """Raise ``TypeError`` for a Flax module or training state, recognised by its class without importing Flax."""
     kind = type(params)
     if any(base.__module__.startswith("flax.nnx") and base.__name__ == "Module" for base in kind.__mro__):
         raise TypeError(
             f"params is the Flax NNX module {kind.__name__}; give its parameters, as in graphdef, params, model_state = "
-            "nnx.split(net, nnx.Param, ...), and put it together in the loss function with nnx.merge"
+            "nnx.split(net, nnx.Param, ...), and rebuild the module in the loss function with nnx.merge"
         )
-    is_empty = not any(_is_numeric(leaf) for leaf in jax.tree.leaves(params))  # A registered class may hold arrays.
+    is_empty = not any(is_numeric(leaf) for leaf in jax.tree.leaves(params))  # A registered class may hold arrays.
     if hasattr(kind, "init") and hasattr(kind, "apply") and is_empty:
         raise TypeError(
-            f"params is the module {kind.__name__}, which holds no parameters; give those that its init returns "
+            f"params is the module {kind.__name__}, which has no parameters; give those that its init returns "
             "(variables['params'] in Flax Linen), and call its apply in the loss function"
         )
     if hasattr(params, "apply_fn") and hasattr(params, "params"):
@@ -168,16 +155,18 @@ def _check_no_module(params: PyTree) -> None:
 
 
 def _check_leaves(name: str, tree: PyTree) -> None:
-    """Raises ``TypeError`` for a leaf that is no array, with its place."""
+    """Raise ``TypeError`` for a leaf that is no array, naming its path."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not _is_numeric(leaf):
+        if not is_numeric(leaf):
             raise TypeError(
-                f"{name} at {_place(path)} is {_described(leaf)}, but {name} may hold arrays only; keep it in the loss function"
+                f"{name} at {_place(path)} is {described(leaf)}, but {name} may have arrays only; keep it in the loss function"
             )
+        if isinstance(leaf, int) and abs(leaf) > jnp.iinfo(dtype := jnp.result_type(int)).max:
+            raise TypeError(f"{name} at {_place(path)} is {described(leaf)}, which does not fit into {dtype.name}")
 
 
-def _is_numeric(leaf: Any) -> bool:
-    """Whether ``leaf`` is an array of numbers, truth values or typed keys, or one of them, or the shape of such an array."""
+def is_numeric(leaf: Any) -> bool:
+    """Return True for a number, an array of numbers, truth values or typed keys, and the shape of such an array."""
     if isinstance(leaf, numbers.Number):
         return True
     dtype = getattr(leaf, "dtype", None)
@@ -189,10 +178,10 @@ def _place(path: tuple) -> str:
     return jax.tree_util.keystr(path) or "the root"
 
 
-def _described(value: Any) -> str:
-    """A value in words.
+def described(value: Any) -> str:
+    """Describe a value in a few words.
 
-    >>> _described("gem"), _described(len), _described(np.zeros(3)), _described({})
+    >>> described("gem"), described(len), described(np.zeros(3)), described({})
     ("the str 'gem'", 'a function', 'an array of shape [3]', 'of type dict')
     """
     if isinstance(value, type):
@@ -202,3 +191,52 @@ def _described(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array of shape {list(np.shape(value))}"
     return "a function" if callable(value) else f"of type {type(value).__name__}"
+
+
+def warn_of_two_rates(tx: optax.GradientTransformation, params: PyTree, local: LocalSteps | None) -> None:
+    """Warn if ``tx`` is a method for gradients with a learning rate other than 1, and the run has local steps.
+
+    A displacement contains the learning rate of the local optimizer, so the two rates multiply. There is no warning for methods
+    that expect displacements, for optimizers that divide by the length of a gradient (Adam), for schedules, and for plain optax
+    transformations, whose rate the caller chose on purpose.
+    """
+    rate = None if local is None else _first_rate(tx, params)
+    if rate is not None and rate != 1:
+        warnings.warn(
+            f"the method multiplies the displacements of local steps, which have the rate of their own optimizer, by "
+            f"learning_rate={rate:g}; give learning_rate=1.0, or a method made for displacements (downpour, easgd, lsgd, "
+            "diloco, …)",
+            RunWarning, stacklevel=3,
+        )  # fmt: skip
+
+
+def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | None:
+    """Return the rate of the first commit; ``None`` if ``tx`` reports none, several or one in a branch, or is exempt."""
+    state = jax.eval_shape(tx.init, params)
+    if not is_asynchronous(state) or needs_local_steps(state) or _has(_EXEMPT, state):
+        return None
+    shapes = jax.eval_shape(lambda params: params, params)
+
+    @jax.jit  # Nothing but the rate is computed.
+    def rate():
+        observer = Observer(["learning_rate"])
+        observer.offered.add("learning_rate")  # So that a rate of optax.inject_hyperparams is not offered.
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        losses = {"value": 0.0, "local_losses": jnp.zeros(1), "local_steps": 1, "observe": observer}
+        optax.with_extra_args_support(tx).update(zeros, tx.init(zeros), zeros, worker=0, **losses)
+        return None if observer.several else observer.seen.get("learning_rate")
+
+    try:
+        found = rate()
+    except ValueError:  # A rate inside of optax.apply_if_finite; other errors are raised by the run.
+        return None
+    return None if found is None else float(found)
+
+
+# Adam divides by the length of a gradient. The first rate of a schedule, such as a warm-up from 0, says little.
+_EXEMPT = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+
+
+def _has(kinds: tuple[type, ...], state: PyTree) -> bool:
+    is_one = lambda node: isinstance(node, kinds)
+    return any(map(is_one, jax.tree.leaves(state, is_leaf=is_one)))

@@ -1,4 +1,4 @@
-"""What a sweep makes anew for each seed."""
+"""Arguments of a sweep that differ between seeds."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class PerSeed:
-    """What a :func:`gemjax.sweep` is to make anew for each seed, in place of one value for all of them.
+    """An argument of :func:`gemjax.sweep` with a value per seed, in place of one value for all seeds.
 
-    It may stand for the sweep's ``params``, ``batches`` and ``trace``. The traces of all seeds must be equally long, of as many
-    workers, and pull late at the same commits: so those of an arrival model whose pulls are late where its durations say so
-    (:class:`gemjax.arrivals.Barrier`) do not go together.
+    A sweep accepts it for ``params``, ``batches`` and ``trace``. The traces of all seeds must have the same length and number
+    of workers, and late pulls at the same commits. Traces of an arrival model whose durations decide which pulls are late
+    (:class:`gemjax.arrivals.Barrier`) cannot be combined.
 
     Args:
-      make: ``make(seed)`` is the value for one of the sweep's seeds; called on the host, once a seed.
+      make: ``make(seed)`` returns the value for one seed of the sweep; called on the host, once per seed.
 
     >>> from gemjax import arrivals
     >>> PerSeed(lambda seed: arrivals.Gamma(4).trace(100, seed)).make(3) == arrivals.Gamma(4).trace(100, seed=3)

@@ -1,13 +1,19 @@
-"""What every engine returns, and how it tells that a run failed."""
+"""Results, progress and failures of runs, and checks of the state to continue from."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from gemjax.engines.checks import RunWarning as RunWarning
 from gemjax.engines.checks import check_option
 from gemjax.engines.transition import RunState
+from gemjax.protocol.hooks import Refusals, can_refuse
+from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import Trace
 
 if TYPE_CHECKING:
@@ -15,7 +21,8 @@ if TYPE_CHECKING:
 
 PyTree = Any
 History = dict[str, np.ndarray]
-LAST = 100  # Applied commits whose mean loss a result prints.
+LAST = 100  # A printed result has the mean loss over so many applied commits.
+EXPLODED = 1e6  # A run whose loss grows by this factor has diverged.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,15 +31,15 @@ class Result:
 
     Attributes:
       state: the whole state.
-      history: one row per commit, in order, rejected ones included, as columns: ``worker``, ``step``, ``time``, ``loss``,
-        ``staleness``, ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (the method refused
-        it), and the metrics and diagnostics asked for. ``pandas.DataFrame(result.history)`` works. A run that was continued
-        from a :class:`Result` has the rows of both parts, and NaN in a column that only the other part reports. A run that
-        was continued from a bare :class:`gemjax.RunState` has the rows since then.
+      history: one row per commit, in order, including rejected ones, as columns: ``worker``, ``step``, ``time``, ``loss``,
+        ``staleness``, ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (refused by the
+        method), and the requested metrics and diagnostics. ``pandas.DataFrame(result.history)`` works. A run continued from a
+        :class:`Result` has the rows of both parts, with NaN in columns that only the other part reports; one continued from a
+        bare :class:`gemjax.RunState` has the rows since then.
       trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
-        :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here, those of
-        rejected and dropped commits included.
-      stopped: whether the callback ended the run early.
+        :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here,
+        including those of rejected and dropped commits.
+      stopped: True if the callback ended the run early.
     """
 
     state: RunState
@@ -67,12 +74,12 @@ class Result:
         return self.state.opt_state
 
     def plot(self) -> "Figure":
-        """Draws the run: loss, staleness and the commits of each worker against time (virtual, or in seconds).
+        """Draw the run: loss, staleness and the commits of each worker against time (virtual, or in seconds).
 
         Rejected and dropped commits are ticks above the loss. Needs matplotlib.
 
         Returns:
-          A ``matplotlib.figure.Figure`` of one column's width, which a notebook shows; ``result.plot().savefig("run.pdf")``.
+          A ``matplotlib.figure.Figure`` one column wide, which notebooks display; ``result.plot().savefig("run.pdf")``.
 
         Raises:
           ImportError: if matplotlib is not installed.
@@ -95,14 +102,14 @@ class Progress:
     """Progress of a run, the argument of its callback (:mod:`gemjax.callbacks` has some ready-made).
 
     Attributes:
-      commits: the trace's rows behind us: commits since the run began (earlier runs that it continues included).
-      total: the commits it is to reach.
-      rejected: commits rejected so far, for not being finite.
+      commits: rows of the trace so far: commits since the run began (including earlier runs that it continues).
+      total: the number of commits that the run is to reach.
+      rejected: commits rejected so far, because they or the state after them were not finite.
       dropped: commits that the method refused so far.
-      params: the central variable now; valid during the callback only, so copy what you keep.
-      model_state: its model state now (BatchNorm statistics and the like); likewise.
-      state: ``progress.state()`` is the whole state now (stacked when asked for); valid during the callback only.
-      trace: ``progress.trace()`` is the trace of the commits so far; what a checkpoint needs beside the state.
+      params: the central variable now; valid during the callback only, so copy it to keep it.
+      model_state: its model state now (such as BatchNorm statistics); valid during the callback only.
+      state: ``progress.state()`` is the whole state now (stacked by that call); valid during the callback only.
+      trace: ``progress.trace()`` is the trace of the commits so far; a checkpoint needs it beside the state.
       history: the columns of the commits since the last call; empty if there were none.
     """
 
@@ -123,26 +130,22 @@ class Progress:
         )
 
 
-# Called between commits; a true return value ends the run there.
+# Called between commits; ends the run if it returns True.
 Callback = Callable[[Progress], bool | None]
 
 
 class RunFailedError(RuntimeError):
-    """No commit gets through any more. Carries the last events in its message.
+    """Failure of a run in which no commit is applied any more; the message has the last events.
 
     Attributes:
-      result: of a run on devices, the :class:`Result` up to there, to be saved or continued; otherwise ``None``.
+      result: the :class:`Result` up to the failure, to be saved or continued; its state is that after the last applied commit.
     """
 
     result: Result | None = None
 
 
-class RunWarning(UserWarning):
-    """What a run goes on with, but should be known: nothing has happened for long, a placement that makes workers wait."""
-
-
 def check_rejections(in_a_row: int, num_workers: int, history: Callable[[], History]) -> None:
-    """Raises :class:`RunFailedError` once every worker was rejected several times in a row."""
+    """Raise :class:`RunFailedError` once every worker has been rejected several times in a row."""
     if in_a_row < 3 * num_workers + 7:
         return
     columns = history()
@@ -151,13 +154,47 @@ def check_rejections(in_a_row: int, num_workers: int, history: Callable[[], Hist
         for w, s, loss in list(zip(columns["worker"], columns["step"], columns["loss"], strict=True))[-3:]
     ]
     raise RunFailedError(
-        f"the last {in_a_row} commits were all rejected because their loss or gradient was not finite ({'; '.join(last)}); "
-        "the central variable has stopped moving. Lower the learning rate, clip gradients, or look at the data"
+        f"the last {in_a_row} commits were all rejected because their loss, their gradient or the state after them was not "
+        f"finite ({'; '.join(last)}); "
+        "the central variable does not change any more. Lower the learning rate, clip gradients, or check the data"
     )
 
 
+def warn_if_diverged(result: Result, stacklevel: int) -> None:
+    """Warn of a run at whose end the loss has exploded, or most commits were rejected.
+
+    Commits whose state would overflow are rejected one by one, so a diverged run can end with finite parameters. One commit
+    that is applied among them is enough to go on.
+    """
+    columns = result.history
+    if not columns or not len(applied := columns["applied"][~columns["dropped"]]):
+        return
+    advice = "lower the learning rate, clip gradients, or check the data"
+    last = applied[-LAST:]
+    if (lost := int((~last).sum())) > max(len(last) // 2, 7):
+        what = f"{lost} of the last {len(last)} commits were rejected, because they or the state after them were not finite"
+    else:
+        losses = columns["loss"][columns["applied"]].astype(np.float64)
+        if not len(losses) or not (loss := np.median(losses[-LAST:])) > EXPLODED * max(1.0, abs(losses[0])):
+            return
+        what = f"the median loss of the last {len(losses[-LAST:])} commits is {loss:.3g}, and the first was {losses[0]:.3g}"
+    try:
+        warnings.warn(f"the run has diverged: {what}; {advice}", RunWarning, stacklevel=stacklevel + 1)
+    except RunWarning as error:  # Warnings are errors for the caller, who shall not lose the result.
+        leave_result(error, lambda: result)
+        raise
+
+
+def leave_result(error: BaseException, make: Callable[[], Result]) -> None:
+    """Add the attribute ``result`` to ``error`` if the state can still be read; otherwise a note."""
+    try:
+        vars(error)["result"] = make()
+    except Exception as unreadable:
+        error.add_note(f"The state of the run is lost, except for checkpoints: {unreadable!r}")
+
+
 def concatenate(parts: list[History]) -> History:
-    """One history of several, one after the other; a column that a part lacks is NaN there."""
+    """Concatenate histories, with NaN where a part lacks a column."""
     parts = [part for part in parts if part]
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: np.concatenate([_column(part, name) for part in parts]) for name in names}
@@ -170,11 +207,11 @@ def _column(part: History, name: str) -> np.ndarray:
 def begin_from(
     state: RunState | Result | None, recorded: Trace | None = None
 ) -> tuple[RunState | None, Trace | None, History]:
-    """Unpacks ``state=`` of an engine into the state, the trace and the history to continue from.
+    """Unpack ``state=`` of an engine into the state, the trace and the history to continue from.
 
     Raises:
       TypeError: if ``state`` or ``recorded`` is of another class.
-      ValueError: if a trace is given beside a result, which has its own.
+      ValueError: if a trace is given in addition to a result, which has its own.
     """
     if state is not None and not isinstance(state, (Result, RunState)):
         raise TypeError(
@@ -189,3 +226,66 @@ def begin_from(
             "state= is a Result, which holds the recorded trace; leave recorded= out, or give state=result.state"
         )
     return state.state, state.trace, state.history
+
+
+def continued(state: RunState, recorded: Trace) -> RunState:
+    """Return the state from which a run on devices continues, after a check that it belongs to the trace.
+
+    A replay does not know the draws of rejected commits. If the state has draws that the trace has used, they are replaced by
+    new ones.
+    """
+    num_workers = state.step.num_workers
+    if recorded.num_workers != num_workers:
+        raise ValueError(f"the recorded trace has {recorded.num_workers} workers, but the run has {num_workers}")
+    if int(state.commits) != len(recorded):
+        raise ValueError(
+            f"the state to continue from has made {int(state.commits)} commits, but recorded= has {len(recorded)}; give the "
+            "trace that belongs to it (the result's, or the checkpoint's)"
+        )
+    held, last = np.asarray(state.draw.value), np.full(recorded.num_workers, -1)
+    np.maximum.at(last, recorded.worker, recorded.draw)
+    if (held > last).all() and held.max() > last.max() and not np.isin(held, recorded.draw).any():
+        return state
+    unused = 1 + max(held.max(), last.max()) + np.arange(len(held), dtype=held.dtype)
+    return state._replace(draw=Slots(jnp.asarray(unused), num_workers))
+
+
+def checked_state(state: RunState, initial: RunState) -> RunState:
+    """Return ``state`` for a run that begins with ``initial``, with that run's settings of the rules that refuse commits.
+
+    A compiled run would not fail for the state of another run, because it clamps an index beyond the slots of the state.
+
+    Raises:
+      ValueError: if ``state`` cannot continue that run.
+    """
+    found, expected = _kinds(state), _kinds(initial)
+    if found == expected:
+        if _around_refusals(state) != _around_refusals(initial):
+            raise ValueError(
+                "the state to continue from is of another method, model or number of workers: its arrays are those of this "
+                "run, but in other containers; give the method and params= as the run had them"
+            )
+        return jax.tree.unflatten(jax.tree.structure(initial), jax.tree.leaves(state))
+    different = [name for name in expected | found if found.get(name) != expected.get(name)]
+    first = different[0]
+    advice = "the method, params= and the number of workers as the run had them"
+    if _kinds(state.model_state) != _kinds(initial.model_state):
+        advice = "model_state= as the run had it"
+    raise ValueError(
+        "the state to continue from is of another method, model or number of workers; "
+        f"{len(different)} arrays differ, the first is {first!r}: found {found.get(first, 'none')}, expected "
+        f"{expected.get(first, 'none')}; give {advice}"
+    )
+
+
+def _around_refusals(tree: PyTree) -> Any:
+    """Return the structure of ``tree`` without that of the nodes that refuse commits, whose thresholds may change."""
+    return jax.tree.structure(tree, is_leaf=lambda node: isinstance(node, Refusals) or can_refuse(node))
+
+
+def _kinds(tree: PyTree) -> dict[str, str]:
+    """Return the dtype and shape of every array in ``tree``, by its path."""
+    return {
+        jax.tree_util.keystr(path).removeprefix("."): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }

@@ -1,160 +1,169 @@
-"""The one state machine that all engines drive: a gradient at a view, then a commit and a pull."""
+"""The state machine of all engines: a gradient at a view, then a commit and a pull."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.engines.checks import check_given, check_params, check_tx
-from gemjax.engines.worker import Gradient, Training, View
+from gemjax.engines.checks import check_given, check_option, check_params, check_tx
+from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
-from gemjax.protocol.board import Board
 from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.nodes import counting_refusals, refused
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull
+from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull_with_anchors
 
 PyTree = Any
 
 
 class RunState(NamedTuple):
-    """All that an asynchronous run is, between two commits; what a checkpoint holds.
+    """The whole state of an asynchronous run between two commits; the contents of a checkpoint.
 
-    Its :class:`gemjax.Slots` belong to workers. ``view`` lacks the parameters where the optimizer state has them already
-    (as ``stale_params``).
+    Its :class:`gemjax.Slots` belong to one worker each. ``view`` lacks the parameters if the optimizer state already records
+    them (as ``stale_params``).
     """
 
     params: PyTree  # The central variable.
     opt_state: optax.OptState
     model_state: PyTree  # Of the central variable: BatchNorm statistics and the like.
-    view: Slots  # View a worker; what it computes on.
-    step: Slots  # int32 [] a worker; the step it computes.
-    pulled_at: Slots  # int32 [] a worker; the engine's clock when it pulled.
-    draw: Slots  # int32 [] a worker; which batch of a shared stream it computes on.
+    view: Slots  # View per worker: the point of its gradient.
+    step: Slots  # int32 [] per worker; the step that it computes.
+    pulled_at: Slots  # int32 [] per worker; the engine's clock when it pulled.
+    draw: Slots  # int32 [] per worker; the index of its batch in a shared stream.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
-    arrivals: jax.Array  # int32 []; gradients that arrived so far, whatever became of them.
+    arrivals: jax.Array  # int32 []; gradients that arrived so far, applied or not.
     dropped: jax.Array  # int32 []; commits that the method refused so far.
-    rejected: jax.Array  # int32 []; commits rejected so far, for not being finite.
-    rejected_in_a_row: jax.Array  # int32 []; since the last one that was applied.
+    rejected: jax.Array  # int32 []; commits rejected so far: they, or the state after them, were not finite.
+    rejected_in_a_row: jax.Array  # int32 []; rejections since the last applied commit.
 
 
 class Report(NamedTuple):
-    """What a commit tells."""
+    """Facts about one commit."""
 
     loss: jax.Array
     staleness: jax.Array  # int32 []
     pulled_at: jax.Array  # int32 []
-    applied: jax.Array  # bool []; False: rejected or dropped, nothing but the pull happened.
-    dropped: jax.Array  # bool []; the method refused it.
-    metrics: dict[str, jax.Array]  # Of the loss, and the diagnostics asked for.
+    applied: jax.Array  # bool []; False if it was rejected or dropped, so that only the pull happened.
+    dropped: jax.Array  # bool []; True if the method refused it.
+    metrics: dict[str, jax.Array]  # Those of the loss, and the requested diagnostics.
 
 
-@dataclasses.dataclass(frozen=True)
-class Transition:
-    """The pure functions of one run; engines call them and nothing else.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transition(WorkerStep):
+    """Pure functions of one run: those of its workers, and commits and pulls at the central variable.
+
+    Engines call ``transition = Transition(…).bind(params, model_state)`` first.
 
     Args:
+      loss_fn, seed, local: as for :class:`gemjax.engines.worker.WorkerStep`.
       tx: an optax transformation; one without :func:`gemjax.asynchronous` inside is wrapped in it.
-      loss_fn: ``loss_fn(params, batch) -> loss`` or ``loss_fn(params, model_state, batch, key) -> (loss, (model_state,
-        metrics))``.
-      num_workers: number of workers N; must be the number that ``tx`` was made for, see :func:`workers_of`.
-      seed: with (worker, step) it decides every key.
-      diagnostics: names of the quantities to report a commit: ``gap`` (RMS distance between the central variable and the
-        view), ``normalised_gap`` (that over the RMS of the gradient), ``update_norm`` (RMS of the update), and what the
-        method offers.
-      average_model_state: ``False`` (default): a commit's model state replaces the central one (policy *latest*); ``True``:
-        it is averaged in with weight 1/N (policy *average*).
-      local: what workers do between two commits; ``None``: they compute one gradient.
+      num_workers: number of workers N; must be that of ``tx``, see :func:`workers_of`.
+      diagnostics: names of the quantities to report per commit: ``gap`` (RMS distance between the central variable and the
+        view), ``normalised_gap`` (that over the RMS of the gradient), ``update_norm`` (RMS of the update), and those of the
+        method.
+      average_model_state: ``False`` (default): a commit's model state replaces the central one; ``True``: its floats are
+        averaged in with weight 1/N.
     """
 
     tx: Any
-    loss_fn: Callable
     num_workers: int
-    seed: int = 0
     diagnostics: Iterable[str] = ()
     average_model_state: bool = False
-    local: LocalSteps | None = None
 
-    def init(self, params: PyTree, model_state: PyTree = ()) -> "tuple[Transition, RunState]":
-        """The transition with its transformation made asynchronous, and the state before the first commit.
+    def bind(self, params: PyTree, model_state: PyTree = ()) -> "Transition":
+        """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
 
         Raises:
-          TypeError: if an argument is not what it should be: the loss no function, ``tx`` no transformation, a leaf no array.
-          ValueError: if the transformation was made for another number of workers.
+          TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, or a leaf no array.
+          ValueError: if ``tx`` or ``local`` is for another number of workers, or ``tx`` needs local steps and has none.
         """
         check_given(self.loss_fn, params, model_state)
         check_tx(self.tx)
-        params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
         check_params(params)
-        if self.local is not None and not isinstance(self.local, LocalSteps):
-            raise TypeError(f"local must be gemjax.LocalSteps(optimizer, period), got {type(self.local).__name__}")
+        check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
         tx = _with_extra_args(self.tx)
-        opt_state = tx.init(params)
+        opt_state = _initial(tx, params)
         if not is_asynchronous(opt_state):
             tx = _asynchronous(tx, self.num_workers)
-            opt_state = tx.init(params)
-        made_for = staleness.num_workers_of(opt_state)
-        if made_for != self.num_workers:
+        elif (made_for := staleness.num_workers_of(opt_state)) != self.num_workers:
             raise ValueError(
                 f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers; give both the "
                 "same number"
             )
-        if self.local is None and staleness.needs_local_steps(opt_state):
-            raise ValueError(
-                "this method takes the displacement of local steps, but the run has none; give "
-                "local=gemjax.LocalSteps(optax.sgd(rate), period=…), with period=1 for one step a commit"
-            )
         if self.local is not None:
             self.local.check(self.num_workers)
-        transition = dataclasses.replace(self, tx=tx)
+        elif staleness.needs_local_steps(opt_state):
+            raise ValueError(
+                "this method takes the displacement of local steps, but the run has none; give "
+                "local=gemjax.LocalSteps(optax.sgd(rate), period=…), with period=1 for one step per commit"
+            )
+        return dataclasses.replace(self, tx=tx)
+
+    def init(self, params: PyTree, model_state: PyTree = ()) -> RunState:
+        """Return the state before the first commit; call :meth:`bind` first."""
+        params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
+        opt_state = self.tx.init(params)
+        local = () if self.local is None else self.local.tx.init(params)
+        _, _, anchors = pull_with_anchors(slots.take(opt_state, 0), params)
+        counters = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
         state = RunState(
             params=params,
             opt_state=opt_state,
             model_state=model_state,
-            view=Slots(View(None, model_state, () if self.local is None else self.local.tx.init(params))),
+            view=_slot(View(params, model_state, local, anchors), opt_state),
             step=Slots(jnp.zeros([], jnp.int32)),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
             draw=Slots(jnp.arange(self.num_workers, dtype=jnp.int32), self.num_workers),
-            **{name: jnp.zeros([], jnp.int32) for name in _COUNTERS},
+            **{name: jnp.zeros([], jnp.int32) for name in counters},
         )
-        if staleness.recorded_view(opt_state, params) is None:
-            state = state._replace(view=Slots(state.view.value._replace(params=params)))
-        state = slots.stack(state, self.num_workers)
-        return transition, _with_anchors(state, self.num_workers)
-
-    def gradient(self, view: View, batch: PyTree, worker: jax.Array, step: jax.Array) -> Gradient:
-        """What the worker computes; depends on what it holds, its batch and its key alone."""
-        return Training(self.loss_fn, self.seed, self.local).gradient(view, batch, worker, step)
+        return slots.stack(state, self.num_workers)
 
     def commit_and_pull(
-        self, state: RunState, view: PyTree, gradient: Gradient, worker: jax.Array, step: jax.Array, commits: Any = True
+        self,
+        state: RunState,
+        view: PyTree,
+        gradient: Gradient,
+        worker: jax.Array,
+        step: jax.Array,
+        commits: Any = True,
+        own_rows: list | None = None,
     ) -> tuple[RunState, View, Report]:
-        """Applies a gradient to the central variable and hands its worker the next view.
+        """Apply a gradient to the central variable and let its worker pull the next view.
 
         Args:
           state: with the slot of ``worker`` checked out.
-          view: the parameters that the gradient was computed at.
-          gradient: what the worker sent. It is rejected, and only the pull happens, if the loss or any number in it is
-            not finite; and dropped if the method refuses it.
-          worker: who sent it.
-          step: which of its steps it was.
-          commits: bool scalar; False makes this a pull only.
+          view: the parameters at which the gradient was computed.
+          gradient: that of the worker. It is dropped if the method refuses it, and rejected if its loss or any number in it
+            is not finite, or if the state after it would not be sound (:func:`gemjax.engines.worker.stays_sound`); then only
+            the pull happens.
+          worker: the worker that commits.
+          step: the worker's step.
+          commits: bool scalar; False for a pull alone.
+          own_rows: of :meth:`own_rows`; read here by default.
 
         Returns:
           The state after both, the worker's next view, and a report.
         """
         observer = diagnostics.Observer(set(self.diagnostics) - diagnostics.OF_ANY_COMMIT.keys())
         taken = jnp.logical_and(commits, gradient.finite > 0)
+        before = slots.enable_writes(state.opt_state, taken, worker, own_rows)
         updates, opt_state = self.tx.update(
-            gradient.grads, state.opt_state, state.params, worker=worker, observe=observer, applied=taken,
-            **_losses(gradient),
-        )  # fmt: skip
-        refused = staleness.refused(state.opt_state, opt_state)
-        dropped = jnp.zeros_like(taken) if refused is None else taken & refused
-        applied = taken & ~dropped
+            gradient.grads, before, state.params, worker=worker, observe=observer, **gradient.losses_by_name()
+        )
+        committed = state._replace(
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            model_state=self._merge_model_state(state.model_state, gradient.model_state),
+            view=Slots(state.view.value._replace(local=gradient.local)),
+            commits=state.commits + 1,
+            rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
+        )
+        dropped = taken & refused(state.opt_state, opt_state)
+        applied = taken & ~dropped & self.is_sound(state._replace(opt_state=before), committed, worker)
         parts = (state.params, view, gradient.grads, updates)
         report = Report(
             loss=gradient.loss,
@@ -166,137 +175,92 @@ class Transition:
             | {name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics}
             | observer.collected(besides=diagnostics.OF_ANY_COMMIT),
         )
-        committed = state._replace(
-            params=optax.apply_updates(state.params, updates),
-            opt_state=opt_state,
-            model_state=self._merge_model_state(state.model_state, gradient.model_state),
-            view=Slots(state.view.value._replace(local=gradient.local)),
-            commits=state.commits + 1,
-            rejected_in_a_row=jnp.zeros_like(state.rejected_in_a_row),
+        # A rejected or dropped gradient uses up its step, a pull alone does not.
+        used, lost = (
+            jnp.asarray(flag, jnp.int32) for flag in (commits, jnp.logical_and(commits, ~(applied | dropped)))
         )
-        # A gradient that does not get through uses its step up, a pull alone does not.
-        used, lost = (jnp.asarray(flag, jnp.int32) for flag in (commits, jnp.logical_and(commits, ~taken)))
-        left = state._replace(rejected=state.rejected + lost, rejected_in_a_row=state.rejected_in_a_row + lost)
-        if refused is not None:
-            counted = staleness.counting_refusals(state.opt_state, opt_state)
-            left = left._replace(opt_state=_select(dropped, counted, left.opt_state), dropped=state.dropped + dropped)
-        # Whatever becomes of a commit, its worker draws the next batch; one that only pulls again keeps what it has.
+        left = state._replace(
+            opt_state=counting_refusals(state.opt_state, opt_state, dropped),
+            dropped=state.dropped + dropped,
+            rejected=state.rejected + lost,
+            rejected_in_a_row=state.rejected_in_a_row + lost,
+        )
+        # After any commit, applied or not, the worker draws the next batch; after a pull alone it keeps its batch.
         drawn = self.num_workers + state.commits + state.dropped + state.rejected
         draw = Slots(jnp.where(commits, drawn, state.draw.value))
-        state = _select(applied, committed, left)
-        params, opt_state = pull(state.opt_state, state.params, worker=worker)
-        state = state._replace(opt_state=opt_state, step=Slots(step + used), arrivals=state.arrivals + 1)
-        state = state._replace(pulled_at=Slots(state.commits), draw=draw)
-        anchors = staleness.anchors_of(state.opt_state) if state.view.value.anchors else ()
+        state = slots.select(applied, committed, left)
+        params, opt_state, anchors = pull_with_anchors(state.opt_state, state.params, worker)
         view = View(params, state.model_state, state.view.value.local, anchors)
-        return keep_view(state, view), view, report
+        state = state._replace(
+            opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
+            draw=draw, arrivals=state.arrivals + 1,
+        )  # fmt: skip
+        return state, view, report
+
+    def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
+        """Return True if the commit that led to ``after`` ruined neither parameters nor states nor the next view."""
+        view, opt_state, anchors = pull_with_anchors(after.opt_state, after.params, worker)
+        points = (view, *anchors)
+        return stays_sound(
+            (before.params, before.model_state, before.opt_state, *(after.params for _ in points)),
+            (after.params, after.model_state, opt_state, *points),
+            after.params,
+        )
+
+    def own_rows(self, state: RunState, worker: jax.Array) -> list:
+        """Return the rows that a commit of ``worker`` may write; a loop reads them after the write of the commit before."""
+        return slots.read_own_rows(state.opt_state, worker, self.num_workers)
 
     def _merge_model_state(self, central: PyTree, committed: PyTree) -> PyTree:
         if not self.average_model_state:
             return committed
-        # The mean of counters or keys would be a state that no worker was ever in.
-        average = lambda c, w: (c + (w - c) / self.num_workers).astype(c.dtype)
-        floats = lambda c, w: average(c, w) if jnp.issubdtype(c.dtype, jnp.inexact) else w
-        return jax.tree.map(floats, central, committed)
+
+        def average(c, w):
+            # A mean of counters or keys would be no state of any worker.
+            return (c + (w - c) / self.num_workers).astype(c.dtype) if jnp.issubdtype(c.dtype, jnp.inexact) else w
+
+        return jax.tree.map(average, central, committed)
 
 
-def _losses(gradient: Gradient) -> dict[str, Any]:
-    """What a commit tells its method of losses: their mean, and each local step's."""
-    if isinstance(gradient.steps, tuple):
-        return {"value": gradient.loss, "local_losses": gradient.loss[None], "local_steps": jnp.int32(1)}
-    return {
-        "value": gradient.loss,
-        "local_losses": gradient.losses,
-        "local_steps": gradient.steps.astype(jnp.int32),
-    }
-
-
-def _select(applied: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """``new`` where ``applied``, else ``old``; boards know by themselves (a choice would copy all their rows)."""
-
-    def choose(n, o):
-        return n if isinstance(n, Board) else jnp.where(applied, n, o)
-
-    return jax.tree.map(choose, new, old, is_leaf=lambda node: isinstance(node, Board))
-
-
-def _with_anchors(state: RunState, num_workers: int) -> RunState:
-    """``state``, stacked, with the anchors that the method sends at first."""
-    mine = slots.take(state.opt_state, 0)
-    anchors = staleness.anchors_of(mine)
-    if not anchors:
-        return state
-    stacked = slots.stack(Slots(anchors), num_workers)
-    view = state.view.value._replace(anchors=stacked.value)
-    return state._replace(view=Slots(view, num_workers))
-
-
-def keep_view(state: RunState, view: View) -> RunState:
-    """``state``, in which a worker's slot is checked out, with ``view`` in that slot."""
-    recorded = staleness.recorded_view(state.opt_state, state.params)
-    return state._replace(view=Slots(view if recorded is None else view._replace(params=None)))
+def _slot(view: View, opt_state: optax.OptState) -> Slots:
+    """Return ``view`` as a slot, without the parameters if the optimizer state records them."""
+    recorded = staleness.recorded_view(opt_state, view.params)
+    return Slots(view if recorded is None else view._replace(params=None))
 
 
 def view_of(state: RunState) -> View:
-    """What the worker whose slot is checked out computes on."""
+    """Return the view of the worker whose slot is checked out."""
     recorded = staleness.recorded_view(state.opt_state, state.params)
     view = state.view.value
     return view if recorded is None else view._replace(params=recorded)
 
 
-_COUNTERS = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
-
-
-def check_state(state: RunState, initial: RunState) -> None:
-    """Raises ``ValueError`` unless ``state`` can continue a run that begins with ``initial``.
-
-    A compiled run would not tell: an index beyond the slots that a state has is clamped there.
-    """
-    found, expected = _kinds(state), _kinds(initial)
-    if found == expected:
-        if jax.tree.structure(state) != jax.tree.structure(initial):
-            raise ValueError(
-                "the state to continue from is of another method, model or number of workers: its arrays are those of this "
-                "run, but in other containers; give the method and params= as the run had them"
-            )
-        return
-    different = [name for name in expected | found if found.get(name) != expected.get(name)]
-    first = different[0]
-    advice = "the method, params= and the number of workers as the run had them"
-    if _kinds(state.model_state) != _kinds(initial.model_state):
-        advice = "model_state= as the run had it"
-    raise ValueError(
-        "the state to continue from is of another method, model or number of workers; "
-        f"{len(different)} arrays differ, the first is {first!r}: found {found.get(first, 'none')}, expected "
-        f"{expected.get(first, 'none')}; give {advice}"
-    )
-
-
-def _kinds(tree: PyTree) -> dict[str, str]:
-    """The dtype and shape of every array in ``tree``, by its path."""
-    return {
-        jax.tree_util.keystr(path).removeprefix("."): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _no_loss(params: PyTree, batch: PyTree) -> float:
+def no_loss(params: PyTree, batch: PyTree) -> float:
+    """Return 0: the loss of a transition that computes no gradient."""
     return 0.0
 
 
 def workers_of(tx: optax.GradientTransformation, params: PyTree) -> int:
-    """The number of workers that ``tx`` was made for; 1 for a plain optax transformation, which does not say.
+    """Return the number of workers of ``tx``; 1 for a plain optax transformation, which has no such number.
 
     Raises:
-      TypeError: if an argument is not what it should be.
+      TypeError: if an argument is of the wrong type.
     """
-    check_given(_no_loss, params, ())
+    check_given(no_loss, params, ())
     check_tx(tx)
     opt_state = jax.eval_shape(tx.init, params)
     return staleness.num_workers_of(opt_state) if is_asynchronous(opt_state) else 1
 
 
-# The same transformation gives the same object each time, by which compiled programs are found again.
+def _initial(tx: optax.GradientTransformationExtraArgs, params: PyTree) -> optax.OptState:
+    """Return the initial state of ``tx``, as shapes unless its ``init`` cannot be traced."""
+    try:
+        return jax.eval_shape(tx.init, params)
+    except jax.errors.JAXTypeError:
+        return tx.init(jax.tree.map(jnp.asarray, params))
+
+
+# Cached, because the compiled programs of a transformation are found by its identity.
 _with_extra_args = functools.lru_cache(maxsize=64)(optax.with_extra_args_support)
 _asynchronous = functools.lru_cache(maxsize=64)(asynchronous)
 
@@ -309,14 +273,14 @@ def initial_state(
     model_state: PyTree = (),
     local: LocalSteps | None = None,
 ) -> RunState:
-    """The state of a run before its first commit; what a checkpoint is loaded into.
+    """Return the state of a run before its first commit, for example to load a checkpoint into.
 
     Args:
       tx: the run's transformation.
       params: its initial central variable (only shapes and dtypes matter to a checkpoint).
       num_workers: number of workers N. Default: that of ``tx``, or 1 for a plain optax transformation.
       model_state: its initial model state.
-      local: its local steps, if it has any.
+      local: its local steps, if any.
 
     >>> import gemjax, jax.numpy as jnp
     >>> state = gemjax.initial_state(gemjax.gem(0.1, num_workers=2), jnp.zeros(3))
@@ -324,4 +288,6 @@ def initial_state(
     (0, (3,))
     """
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
-    return Transition(tx, _no_loss, num_workers, local=local).init(params, model_state)[1]
+    staleness.check_num_workers(num_workers)
+    transition = Transition(tx=tx, loss_fn=no_loss, num_workers=num_workers, local=local)
+    return transition.bind(params, model_state).init(params, model_state)

@@ -1,1 +1,1 @@
-"""One paper a file: an atom that composes, and an alias that chains it into the published method."""
+"""Published methods, one paper per file: an atom that composes and an alias that chains it."""

@@ -8,11 +8,11 @@ from gemjax.protocol.staleness import asynchronous
 
 
 def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""Asynchronous SGD: every gradient is applied as it arrives.
+    r"""Asynchronous SGD: each gradient is applied when it arrives.
 
-    The baseline of the field (with one local step a commit it is DOWNPOUR). Nothing is done about staleness: the
-    gradient was computed at :math:`s = \theta_{t-\tau}` and moves :math:`\theta_t`, so the rate must shrink as workers
-    are added, and momentum put on top turns stale steps into divergence.
+    The baseline of the field; with one local step per commit it is DOWNPOUR. Staleness is ignored: the gradient was computed at
+    :math:`s = \theta_{t-\tau}` and moves :math:`\theta_t`. The rate must therefore fall as workers are added, and a momentum
+    behind it turns stale steps into divergence.
 
     .. math:: \theta_{t+1} = \theta_t - \eta_t \, g(\theta_{t-\tau})
 
@@ -23,7 +23,7 @@ def asgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.G
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.
 
     Raises:
       ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive.

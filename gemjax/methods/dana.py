@@ -9,42 +9,42 @@ import optax
 from gemjax.methods.dc_asgd import compensate_delay
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate, check_momentum
+from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous
-from gemjax.protocol.views import LookAhead
 
 
 class DanaMomentumState(NamedTuple):
     """State of :func:`dana_momentum`."""
 
     count: jax.Array  # int32 []; commits so far, of all workers.
-    velocity: Slots  # v_w, like params; changes at that worker's commits.
-    ahead: LookAhead  # Shared: the sum of all v_w, like params, and how far along it workers compute.
+    velocity: Slots  # v_w, like params; written at that worker's commits.
+    ahead: LookAhead  # Shared: the sum of all v_w, like params, and the distance of the look-ahead along it.
 
 
 def dana_momentum(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9
 ) -> optax.GradientTransformationExtraArgs:
-    r"""A momentum for each worker, and views ahead by what all of them will do before that worker returns.
+    r"""Give each worker a momentum and shift views by the step that all momenta will take next.
 
-    The atom of :func:`gemjax.dana_zero`, :func:`gemjax.dana_dc` and :func:`gemjax.dana_ga`. It turns the gradients of
-    worker :math:`w` into its velocity :math:`v_w`, so it stands before the learning rate in a chain, and has
-    :func:`gemjax.pull` hand out :math:`\theta - \eta_t \gamma \sum_j v_j`, with the rate of the last commit.
+    The atom of :func:`gemjax.dana_zero`, :func:`gemjax.dana_dc` and :func:`gemjax.dana_ga`. It turns the gradients of worker
+    :math:`w` into its velocity :math:`v_w`, so it goes before the learning rate in a chain. :func:`gemjax.pull` then returns
+    :math:`\theta - \eta_t \gamma \sum_j v_j`, with the rate of the last commit.
 
     Args:
-      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets how far a step goes.
+      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets the length of a step.
       momentum: :math:`\gamma` in [0, 1), default 0.9.
 
     Returns:
-      A transformation that keeps one copy of the parameters a worker (:math:`v_w`) and one at the centre (their sum). It
-      stands inside :func:`gemjax.asynchronous` and offers the diagnostic ``look_ahead``.
+      A transformation that keeps one copy of the parameters per worker (:math:`v_w`) and one centrally (their sum). It works
+      inside :func:`gemjax.asynchronous` and offers the diagnostic ``look_ahead``.
 
     Raises:
       ValueError: if ``learning_rate`` is negative or ``momentum`` outside [0, 1).
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
 
     def init_fn(params) -> Any:
         zeros = optax.tree.zeros_like(params)
@@ -54,7 +54,7 @@ def dana_momentum(
         del params, extra_args
         old = state.velocity.value
         new = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, old, updates)
-        # Corrected by what changed instead of summed anew: independent of the number of workers.
+        # A running sum, whose cost does not depend on the number of workers.
         total = jax.tree.map(lambda v_0, v, v_old: v_0 + (v - v_old), state.ahead.velocity, new, old)
         step = rate_at(learning_rate, state.count)
         ahead = LookAhead(total, step * jnp.asarray(momentum, step.dtype))
@@ -70,10 +70,10 @@ def dana_zero(
 ) -> optax.GradientTransformationExtraArgs:
     r"""DANA-Zero: Nesterov's look-ahead over the momenta of all workers.
 
-    Until worker :math:`w` returns, every other worker will, in the ordinary case, commit once, and move :math:`\theta` by
-    its momentum. That much is known when :math:`w` pulls, so it is sent the point to which the momenta will have
-    carried :math:`\theta` by then. What is left of its staleness are the others' gradients alone: the distance between the
-    centre and what a gradient was computed at is that of ASGD without momentum.
+    Until worker :math:`w` returns, each other worker ordinarily commits once and moves :math:`\theta` by its momentum. That
+    part is known when :math:`w` pulls, so the worker gets the point to which the momenta will have carried :math:`\theta` by
+    then. Its staleness is then due to the others' gradients alone: the distance between the central variable and the point of a
+    gradient is that of ASGD without momentum.
 
     .. math::
 
@@ -81,7 +81,7 @@ def dana_zero(
       \theta &\leftarrow \theta - \eta_t v_w \\
       s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
 
-    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` what it pulls.
+    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
 
     Reductions: with one worker and a constant rate the views are the parameters of
     ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate the views are those of
@@ -89,14 +89,14 @@ def dana_zero(
     is :func:`gemjax.asgd`.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead
-        is made with the rate of the last commit.
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead uses
+        the rate of the last commit.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. Keeps one copy of the parameters a worker (:math:`v_w`) and one at the centre (:math:`\sum_j v_j`).
+      look-ahead. It keeps one copy of the parameters per worker (:math:`v_w`) and one centrally (:math:`\sum_j v_j`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -117,11 +117,11 @@ def dana_zero(
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
-    Readings: the paper's text could not be consulted in full; the order of the steps is that of a simulator which is taken
-    to be the authors'. The momentum steps from :math:`\theta`, and only what is sent looks ahead.
+    Readings: the text of the paper was not available in full. The order of the steps is that of a simulator that is taken to be
+    the authors'. The momentum steps from :math:`\theta`, and only the view looks ahead.
 
     Deviations from the paper:
-      1. The sum is a running one, as in that code; rounding accumulates in it, which matters in half precision only.
+      1. The sum is a running one, as in that code; rounding errors accumulate in it, which matters in half precision only.
       2. Weight decay is left to the chain.
     """
     atom = dana_momentum(learning_rate, momentum)
@@ -131,10 +131,10 @@ def dana_zero(
 def dana_slim(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DANA-Slim: DANA's look-ahead for the price of ASGD at the centre.
+    r"""DANA-Slim: DANA's look-ahead at the central cost of ASGD.
 
-    The centre keeps the look-ahead point :math:`\Theta = \theta - \eta\gamma\sum_j v_j` of :func:`gemjax.dana_zero`
-    instead of :math:`\theta`; then all that it must do is to add what a worker, which can keep its own momentum, sends.
+    The central variable is the look-ahead point :math:`\Theta = \theta - \eta\gamma\sum_j v_j` of :func:`gemjax.dana_zero`
+    instead of :math:`\theta`. A commit then only adds a vector that the worker can compute from its own momentum.
 
     .. math::
 
@@ -143,12 +143,12 @@ def dana_slim(
 
     with :math:`v_w = 0` at the start and :math:`w` the worker that commits.
 
-    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate
-    :math:`\Theta` is what :func:`gemjax.dana_zero` sends, commit by commit; at ``momentum=0`` it is :func:`gemjax.asgd`.
-    It is ``per_worker(optax.trace(momentum, nesterov=True))`` in front of the learning rate, and nothing more.
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)``; at a constant rate :math:`\Theta`
+    is the view of :func:`gemjax.dana_zero`, commit by commit; at ``momentum=0`` it is :func:`gemjax.asgd`. It consists of
+    ``per_worker(optax.trace(momentum, nesterov=True))`` in front of the learning rate.
 
-    Where the rate changes from :math:`\eta` to :math:`\eta'` the two part, because :math:`\Theta` goes on holding the old
-    one; adding :math:`(\eta - \eta')\gamma\sum_j v_j` to the central variable there brings them together again.
+    When the rate changes from :math:`\eta` to :math:`\eta'` the two methods diverge, because :math:`\Theta` still contains the
+    old rate; adding :math:`(\eta - \eta')\gamma\sum_j v_j` to the central variable at that moment makes them equal again.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
@@ -156,8 +156,8 @@ def dana_slim(
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters a
-      worker (:math:`v_w`) and none at the centre.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
+      worker (:math:`v_w`) and none centrally.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -177,10 +177,10 @@ def dana_slim(
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
     Deviations from the paper:
-      1. The momentum is computed at the centre from the gradient that the worker sends; the numbers are the same.
+      1. The momentum is computed centrally, from the gradient that the worker sends; the numbers are the same.
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     momenta = per_worker(optax.trace(momentum, nesterov=True))
     return asynchronous(optax.chain(momenta, scale_by_learning_rate(learning_rate)), num_workers)
 
@@ -188,10 +188,10 @@ def dana_slim(
 def dana_dc(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1, *, strength: float = 2.0
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DANA-DC: DANA-Zero on gradients that are first carried over to the present.
+    r"""DANA-DC: DANA-Zero on gradients that are first corrected to the present.
 
-    The look-ahead foresees the others' momenta, but not their gradients; what is left of the distance is mended by the
-    first-order compensation of :func:`gemjax.dc_asgd`, from the point that the worker was sent to :math:`\theta`.
+    The look-ahead predicts the others' momenta, but not their gradients. The first-order compensation of :func:`gemjax.dc_asgd`
+    corrects for the remaining distance, from the worker's view to :math:`\theta`.
 
     .. math::
 
@@ -200,21 +200,21 @@ def dana_dc(
       \theta &\leftarrow \theta - \eta_t v_w \\
       s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
 
-    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` what it pulls.
+    with all :math:`v_j = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
 
     Reductions: at ``strength=0`` it is :func:`gemjax.dana_zero`; at ``momentum=0`` it is :func:`gemjax.dc_asgd` with the
     same ``strength``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead
-        is made with the rate of the last commit.
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead uses
+        the rate of the last commit.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
       strength: :math:`\lambda \ge 0`, default 2 as in the code that is taken to be the authors'.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. Keeps two copies of the parameters a worker (:math:`v_w`, :math:`s_w`) and one at the centre
+      look-ahead. It keeps two copies of the parameters per worker (:math:`v_w`, :math:`s_w`) and one centrally
       (:math:`\sum_j v_j`).
 
     Raises:
@@ -232,12 +232,11 @@ def dana_dc(
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
-    Readings: as of :func:`gemjax.dana_zero`. In the compensation :math:`\theta` is the centre's own variable and not its
-    look-ahead, and :math:`\lambda` is constant; so with one worker, too, there is something to compensate, the look-ahead
-    itself.
+    Readings: those of :func:`gemjax.dana_zero`. In the compensation :math:`\theta` is the central variable and not its
+    look-ahead, and :math:`\lambda` is constant. With one worker the look-ahead itself is therefore compensated.
 
     Deviations from the paper:
-      1. The sum is a running one, see :func:`gemjax.dana_zero`.
+      1. The sum is a running one; see :func:`gemjax.dana_zero`.
       2. Weight decay is left to the chain.
     """
     atom = dana_momentum(learning_rate, momentum)

@@ -10,27 +10,27 @@ from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams
-from gemjax.protocol.slots import Slots, like
+from gemjax.protocol.slots import Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
 
 PyTree = Any
-VARIANTS = {"constant": 0.04, "adaptive": 2.0}  # With the strength that the authors used.
+VARIANTS = {"constant": 0.04, "adaptive": 2.0}  # Each with the authors' strength.
 
 
 class CompensateDelayState(NamedTuple):
     """State of :func:`compensate_delay`."""
 
-    mean_square: Slots | None  # MS, like params but at least float32; a worker's own. None in the constant variant.
+    mean_square: Slots | None  # MS, like params but at least float32; per worker. None in the constant variant.
     stale_params: ReadsStaleParams
 
 
 def compensate_delay(
     strength: float | None = None, variant: str = "constant", decay: float = 0.95, eps: float = 1e-7
 ) -> optax.GradientTransformationExtraArgs:
-    """Carries a stale gradient over to the present central variable, to first order.
+    """Correct a stale gradient to the present central variable, to first order.
 
-    The atom of :func:`gemjax.dc_asgd`, where mathematics and arguments are explained. It acts on gradients, so it goes
-    first in a chain: ``gemjax.asynchronous(optax.chain(gemjax.compensate_delay(), optax.adam(1e-3)), num_workers=8)``.
+    The atom of :func:`gemjax.dc_asgd`, whose docstring explains the mathematics and the arguments. It acts on gradients, so it
+    goes first in a chain: ``gemjax.asynchronous(optax.chain(gemjax.compensate_delay(), optax.adam(1e-3)), num_workers=8)``.
 
     Args:
       strength: as in :func:`gemjax.dc_asgd`.
@@ -43,13 +43,13 @@ def compensate_delay(
       the diagnostic ``compensation``.
 
     Raises:
-      ValueError: for a negative ``strength`` or ``eps``, a ``decay`` outside [0, 1) or an unknown ``variant``.
+      ValueError: if ``strength`` or ``eps`` is negative, ``decay`` outside [0, 1) or ``variant`` unknown.
     """
     check_choice("variant", variant, tuple(VARIANTS))
     if strength is None:
         strength = VARIANTS[variant]
     check_at_least("strength", strength, 0.0)
-    check_momentum(decay, "decay")
+    check_momentum("decay", decay)
     check_at_least("eps", eps, 0.0)
 
     def accumulate(mean, g):
@@ -57,13 +57,13 @@ def compensate_delay(
         return rest * mean + (1 - rest) * jnp.square(g.astype(mean.dtype))
 
     def compensate(g, theta, s):
-        # In this order g * g, which overflows in half precision, does not occur.
+        # This order avoids g * g, which overflows in half precision.
         return g + g * (jnp.asarray(strength, g.dtype) * g * (theta - s))
 
     def compensate_relative(g, theta, s, mean):
         root = jnp.sqrt(mean + jnp.asarray(eps, mean.dtype))
         wide = g.astype(mean.dtype)
-        # A gradient that has always been 0 needs no compensation; with eps = 0 it would be 0/0.
+        # A gradient that has always been 0 would otherwise give 0/0 at eps = 0.
         relative = jnp.where(root > 0, wide / jnp.where(root > 0, root, jnp.ones_like(root)), jnp.zeros_like(root))
         factor = jnp.asarray(strength, mean.dtype) * relative * (theta - s).astype(mean.dtype)
         return (wide + wide * factor).astype(g.dtype)
@@ -77,7 +77,7 @@ def compensate_delay(
     def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, observe=None, **extra_args) -> Any:
         del extra_args
         require_protocol("compensate_delay", staleness=staleness, params=params)
-        stale = like(stale_params, updates)
+        stale = match_mask(stale_params, updates)
         if variant == "constant":
             compensated = jax.tree.map(compensate, updates, params, stale)
         else:
@@ -100,10 +100,10 @@ def dc_asgd(
     decay: float = 0.95,
     eps: float = 1e-7,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delay-compensated asynchronous SGD: a stale gradient is carried over to the present by its Taylor expansion.
+    r"""Delay-compensated asynchronous SGD: a stale gradient is corrected to the present by its Taylor expansion.
 
-    The gradient of worker :math:`w` belongs to :math:`s_w`, what it pulled; the present one differs by the Hessian times
-    :math:`\theta - s_w`. The Hessian is replaced by :math:`\lambda` times the diagonal of :math:`g g^\top`, which costs
+    The gradient of worker :math:`w` was computed at its view :math:`s_w`; the present gradient differs from it by the Hessian
+    times :math:`\theta - s_w`. The Hessian is replaced by :math:`\lambda` times the diagonal of :math:`g g^\top`, which costs
     nothing to compute.
 
     .. math::
@@ -113,7 +113,7 @@ def dc_asgd(
         \text{(adaptive)} \\
       \theta &\leftarrow \theta - \eta_t \left(g + \lambda_t \odot g \odot g \odot (\theta - s_w)\right)
 
-    all elementwise, with :math:`\mathrm{MS}_w = 0` at the start and :math:`g = g(s_w)`.
+    all elementwise, with :math:`w` the worker that commits, :math:`\mathrm{MS}_w = 0` at the start and :math:`g = g(s_w)`.
 
     Reductions: at ``strength=0`` it is :func:`gemjax.asgd`; with one worker, nothing stale, it is ``optax.sgd``.
 
@@ -121,25 +121,25 @@ def dc_asgd(
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
       variant: ``"constant"`` (default, the paper's DC-ASGD-c) or ``"adaptive"`` (DC-ASGD-a).
-      strength: :math:`\lambda \ge 0`; ``None`` (default) is 0.04 in the constant and 2 in the adaptive variant, as the
-        authors have it for CIFAR-10. The constant variant depends on the scale of the loss: where
-        :math:`\lambda |g|\,|\theta - s|` is above 1 in a coordinate, the compensation outweighs the gradient there.
+      strength: :math:`\lambda \ge 0`; ``None`` (default) is 0.04 in the constant and 2 in the adaptive variant, the authors'
+        values for CIFAR-10. The constant variant depends on the scale of the loss: in a coordinate where
+        :math:`\lambda |g|\,|\theta - s|` is above 1, the compensation outweighs the gradient.
       decay: :math:`m` in [0, 1), default 0.95 (adaptive only; the authors take 0 for ImageNet).
       eps: :math:`\varepsilon \ge 0`, default 1e-7 (adaptive only).
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters a
-      worker (:math:`s_w`), in the adaptive variant two (:math:`\mathrm{MS}_w`), and none at the centre.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
+      worker (:math:`s_w`), in the adaptive variant two (:math:`\mathrm{MS}_w`), and none centrally.
 
     Raises:
-      ValueError: for a negative ``learning_rate``, ``strength`` or ``eps``, a ``decay`` outside [0, 1), an unknown
-        ``variant`` or a ``num_workers`` that is not positive.
+      ValueError: if ``learning_rate``, ``strength`` or ``eps`` is negative, ``decay`` outside [0, 1), ``variant`` unknown or
+        ``num_workers`` not positive.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.dc_asgd(learning_rate=0.5, num_workers=2, strength=0.25)
     >>> params = jnp.array([1.0])
     >>> state = tx.init(params)
-    >>> for worker in (0, 1):  # Both pulled 1.0; worker 1 finds 0.5: its gradient is 1 + 0.25 * 1 * 1 * (0.5 - 1.0).
+    >>> for worker in (0, 1):  # At the second commit the gradient is 1 + 0.25 * 1 * 1 * (0.5 - 1.0).
     ...     updates, state = tx.update(jnp.array([1.0]), state, params, worker=worker)
     ...     params = optax.apply_updates(params, updates)
     ...     print(updates)
@@ -150,12 +150,12 @@ def dc_asgd(
       Zheng et al., `Asynchronous Stochastic Gradient Descent with Delay Compensation
       <https://arxiv.org/abs/1609.08326>`_, 2017
 
-    Readings: :math:`\mathrm{MS}` is a worker's own, as in the authors' code; the paper's pseudo-code can be read as one for
-    all. The square root in :math:`\lambda_t` is the code's, too; there are write-ups without it.
+    Readings: :math:`\mathrm{MS}` is kept per worker, as in the authors' code; the paper's pseudo-code can be read as one for
+    all workers. The square root in :math:`\lambda_t` is also that of the code; some write-ups omit it.
 
     Deviations from the paper:
-      1. What a worker that never pulled is compared with are the initial parameters; the authors' code begins with zeros
-         and so compensates each worker's first gradient for a distance that nobody moved.
+      1. The first gradient of a worker is compared with the initial parameters. The authors' code compares it with zeros and so
+        compensates for a distance that the central variable has not moved.
       2. :math:`\mathrm{MS}` is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)

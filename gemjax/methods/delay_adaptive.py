@@ -1,4 +1,4 @@
-"""A learning rate that falls only with a staleness above the ordinary."""
+"""A learning rate that falls only at more than the ordinary staleness (Mishchenko et al., 2022)."""
 
 import jax.numpy as jnp
 import optax
@@ -12,23 +12,24 @@ from gemjax.protocol.staleness import asynchronous, check_num_workers
 def delay_adaptive(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delay-adaptive asynchronous SGD: a gradient more than N commits old counts for less.
+    r"""Delay-adaptive asynchronous SGD: a gradient that is more than N commits old counts less.
 
-    With N equal workers a staleness of N - 1 is the ordinary case, for which the rate was chosen; only stragglers are
-    damped, in proportion. The rate that is safe then depends on the number of workers and no longer on the slowest one.
+    With N equal workers the ordinary staleness is N - 1, and the rate was chosen for it. Only stragglers are damped, in
+    proportion to their staleness. The safe rate then depends on the number of workers and no longer on the slowest one.
 
     .. math:: \theta_{t+1} = \theta_t - \eta_t \, \frac{n}{\max(n, \tau)} \, g(\theta_{t-\tau})
 
     Reductions: where :math:`\tau \le n`, so with equal workers in turn, it is :func:`gemjax.asgd`; at ``threshold=1`` it is
-    :func:`gemjax.staleness_aware`. It is :func:`gemjax.scale_by_staleness` in front of the learning rate.
+    :func:`gemjax.staleness_aware`. It consists of :func:`gemjax.scale_by_staleness` in front of the learning rate.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
       num_workers: number of workers N, default 1.
-      threshold: :math:`n \ge 1`, the staleness in commits up to which the rate is whole; ``None`` (default) is N.
+      threshold: :math:`n \ge 1`, the largest staleness, in commits, at which a gradient counts in full; ``None`` (default) is
+        N.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``threshold`` below 1 or ``num_workers`` not positive.
@@ -36,7 +37,7 @@ def delay_adaptive(
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.delay_adaptive(learning_rate=1.0, num_workers=2)
     >>> state = tx.init(jnp.zeros(1))
-    >>> for _ in range(5):  # Worker 1 never pulls: its gradients are 0, 1, 2, 3, 4 commits old.
+    >>> for _ in range(5):  # Without a pull the gradients are 0, 1, 2, 3, 4 commits old.
     ...     updates, state = tx.update(jnp.ones(1), state, worker=1)
     >>> updates
     Array([-0.5], dtype=float32)
@@ -48,10 +49,9 @@ def delay_adaptive(
         <https://arxiv.org/abs/2206.08307>`_, 2022
 
     Deviations from the papers:
-      1. The rate is the practical rule by which later work compares, :math:`\eta n/\max(n, \tau)`; the papers state
-         rates with the smoothness constant in them, such as :math:`\min(1/(4Ln), 1/(4L\tau))`, which for
-         :math:`\eta = 1/(4Ln)` is the same number.
-      2. The second paper may also skip stale gradients; here none is.
+      1. The rate is :math:`\eta n/\max(n, \tau)`, the form in later comparisons. The papers state rates with the smoothness
+        constant, such as :math:`\min(1/(4Ln), 1/(4L\tau))`, which is the same number for :math:`\eta = 1/(4Ln)`.
+      2. The second paper also allows stale gradients to be skipped. Here none is skipped.
     """
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)

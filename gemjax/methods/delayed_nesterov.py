@@ -1,4 +1,4 @@
-"""Asynchronous local SGD: momentum once a round, and local steps by speed (Liu et al., 2024)."""
+"""Asynchronous local SGD: momentum once per round, and local steps by speed (Liu et al., 2024)."""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from gemjax.protocol.checks import (
     check_learning_rate,
     check_momentum,
     check_positive_int,
+    numbers,
 )
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
@@ -23,19 +24,19 @@ PyTree = Any
 
 
 class DelayMomentumState(NamedTuple):
-    """State of :func:`delay_momentum`; all of it is shared."""
+    """State of :func:`delay_momentum`, shared by all workers."""
 
     gathered: jax.Array  # int32 []; commits in the sum.
-    total: PyTree  # D, like params but at least float32; the sum of what was committed since the momentum changed.
+    total: PyTree  # D, like params but at least float32; the sum of the displacements since the momentum changed.
     velocity: PyTree  # v, like params.
 
 
 def delay_momentum(
     momentum: float = 0.9, buffer_size: int = 1, spread: float = 0.0
 ) -> optax.GradientTransformationExtraArgs:
-    """A Nesterov momentum that changes once in so many commits, while each of them acts at once.
+    """Nesterov momentum that changes once per round of commits, while each commit acts at once.
 
-    The atom of :func:`gemjax.delayed_nesterov`, where mathematics and arguments are explained. It stands before the
+    The atom of :func:`gemjax.delayed_nesterov`, whose docstring explains the mathematics and the arguments. It goes before the
     learning rate in a chain.
 
     Args:
@@ -44,13 +45,13 @@ def delay_momentum(
       spread: as in :func:`gemjax.delayed_nesterov`.
 
     Returns:
-      A transformation that keeps two copies of the parameters at the centre.
+      A transformation that keeps two copies of the parameters centrally (the velocity and the sum).
 
     Raises:
       ValueError: if ``momentum`` is outside [0, 1), ``buffer_size`` not positive or ``spread`` outside
         [0, 1/``buffer_size``].
     """
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     check_positive_int("buffer_size", buffer_size)
     check_between("spread", spread, 0.0, 1 / buffer_size)
 
@@ -93,11 +94,11 @@ def delayed_nesterov(
     buffer_size: int | None = None,
     spread: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delayed Nesterov: every displacement acts at once, the momentum changes once a round.
+    r"""Delayed Nesterov: each displacement acts at once, and the momentum changes once per round.
 
-    Workers run local steps and commit how far they came. A Nesterov momentum that took in each displacement as it arrives
-    would carry on stale ones, one after the other; here it takes in the mean of :math:`K` of them, and between two such
-    commits the centre makes plain steps. The :math:`K` steps together are one of Nesterov's momentum.
+    Workers run local steps and commit their displacements. A Nesterov momentum that takes in each displacement on arrival
+    carries stale ones on, one after another. Here the momentum takes in the mean of :math:`K` displacements, and the commits
+    before the last of a round are plain steps. The :math:`K` steps of a round together are one Nesterov step.
 
     .. math::
 
@@ -106,25 +107,24 @@ def delayed_nesterov(
       k = K: \quad v &\leftarrow \gamma v + D / K \\
       \theta &\leftarrow \theta - \eta_t \left((1 - cK + c) \gamma v + \Delta / K\right), \quad D, k \leftarrow 0
 
-    with :math:`v = D = 0` and :math:`k = 0` at the start, shared by all workers, and :math:`\Delta = s_w - x_w`, what worker
-    :math:`w` pulled less where its local steps took it.
+    with :math:`v = D = 0` and :math:`k = 0` at the start, shared by all workers, and :math:`\Delta = s_w - x_w` the
+    displacement of the worker :math:`w` that commits, from its view :math:`s_w` to the point :math:`x_w` after its local steps.
 
-    Reductions: at ``spread=0`` and a constant rate :math:`K` commits sum to one update of
-    ``optax.sgd(learning_rate, momentum, nesterov=True)`` by the mean displacement; at ``buffer_size=1`` each commit is one;
-    at ``momentum=0`` it is :func:`gemjax.asgd` at ``learning_rate / buffer_size``.
+    Reductions: at ``spread=0`` and a constant rate the updates of :math:`K` commits sum to one update of
+    ``optax.sgd(learning_rate, momentum, nesterov=True)`` by the mean displacement; at ``buffer_size=1`` each commit is such an
+    update; at ``momentum=0`` it is :func:`gemjax.asgd` at ``learning_rate / buffer_size``.
 
     Args:
       learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable;
-        default 0.07. Local steps have their own.
+        default 0.07. The local optimizer has its own rate.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      buffer_size: :math:`K`, commits a round; ``None`` (default) is N.
-      spread: :math:`c` in [0, 1/K], the part of the momentum that the commits before the last of a round take each;
-        default 0.
+      buffer_size: :math:`K`, commits per round, a positive int; ``None`` (default) is N.
+      spread: :math:`c` in [0, 1/K], the share of the momentum in each commit before the last of a round; default 0.
 
     Returns:
-      A transformation to be committed with ``update(displacement, state, params, worker=w)``. Keeps no copy of the
-      parameters a worker and two at the centre (:math:`v`, :math:`D`).
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
+      parameters per worker and two centrally (:math:`v`, :math:`D`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``num_workers`` or ``buffer_size`` not
@@ -133,7 +133,7 @@ def delayed_nesterov(
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.delayed_nesterov(learning_rate=1.0, momentum=0.5, num_workers=2)
     >>> state = tx.init(jnp.zeros(1))
-    >>> for worker in (0, 1, 0, 1):  # Half of each, and with every second the momentum.
+    >>> for worker in (0, 1, 0, 1):  # Half of each displacement; every second commit adds the momentum.
     ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
     ...     print(updates)
     [-0.5]
@@ -144,12 +144,12 @@ def delayed_nesterov(
     References:
       Liu et al., `Asynchronous Local-SGD Training for Language Modeling <https://arxiv.org/abs/2401.09135>`_, 2024
 
-    Readings: the paper's text could not be consulted in full; the steps are those of an implementation that names it as its
-    source. The rate is that of `the authors' notebook <https://github.com/google-deepmind/asyncdiloco>`_, where it goes with
-    a momentum at every commit.
+    Readings: the text of the paper was not available in full; the steps are those of an implementation that names it as its
+    source. The rate is that of `the authors' notebook <https://github.com/google-deepmind/asyncdiloco>`_, where the momentum
+    acts at each commit.
 
     Deviations from the paper:
-      1. Commits that arrive close together are not gathered into one (its grace period); that is an engine's business.
+      1. Commits that arrive close together are not merged into one (the grace period of the paper); an engine can do that.
       2. :math:`D` is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)
@@ -159,7 +159,7 @@ def delayed_nesterov(
 
 
 def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> tuple[int, ...]:
-    r"""Dynamic local updates: how many local steps each worker makes, so that all return at about the same time.
+    r"""Return the local steps of each worker so that all workers finish at about the same time (dynamic local updates).
 
     .. math::
 
@@ -167,11 +167,11 @@ def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> t
 
     Args:
       period: :math:`H`, the local steps of the fastest worker, a positive int.
-      speeds: :math:`u_w`, local steps in a unit of time, one positive number a worker (a rate, not a duration).
-      minimum: :math:`H_{\min}`, the local steps of the slowest at least, from 1 to ``period``; default 1.
+      speeds: :math:`u_w`, local steps per unit of time, one positive number per worker (a rate, not a duration).
+      minimum: :math:`H_{\min}`, the fewest local steps of a worker, from 1 to ``period``; default 1.
 
     Returns:
-      The local steps of each worker.
+      A tuple of N ints, the local steps of each worker.
 
     Raises:
       ValueError: if ``period`` is not positive, ``minimum`` not between 1 and ``period``, or ``speeds`` empty or not
@@ -187,12 +187,12 @@ def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> t
     check_positive_int("period", period)
     check_positive_int("minimum", minimum)
     check_between("minimum", minimum, 1, period)
-    if not len(speeds):
-        raise ValueError("speeds must have one number a worker, got none")
+    if not len(speeds := numbers("speeds", speeds)):
+        raise ValueError("speeds must have one number per worker, got none")
     for speed in speeds:
         check_at_least("a speed", speed, 0.0)
         if speed == 0:
-            raise ValueError("speeds must be positive, got 0; a worker that stands still is none")
+            raise ValueError("speeds must be positive, got 0; leave out a worker that does not work")
     fastest = max(speeds)
-    # A whole number of steps stays whole where its quotient rounds below it.
+    # The small term keeps a whole number whole if its quotient rounds down.
     return tuple(max(minimum, math.floor(period * float(speed / fastest) + 1e-9)) for speed in speeds)

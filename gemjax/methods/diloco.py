@@ -16,12 +16,12 @@ def diloco(
     *,
     nesterov: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DiLoCo: a Nesterov step by the mean displacement of N commits, and none before.
+    r"""DiLoCo: one Nesterov step by the mean displacement of N commits.
 
-    Workers run hundreds of local steps and commit how far they came; the centre takes the mean of N displacements for a
-    gradient. If all workers wait for each other and pull after the N-th commit, that is DiLoCo. If each goes on by itself,
-    it is DiLoCo's buffered form: N commits are gathered, whoever they are from, and a worker that pulls in between gets the
-    central variable of the last step again.
+    Workers run hundreds of local steps and commit their displacements. The mean of N displacements is the gradient of one
+    central step; the commits in between change nothing. If all workers wait for each other and pull after the N-th commit, that
+    is DiLoCo. If workers do not wait, it is the buffered form: any N commits make a step, and a worker that pulls in between
+    gets the central variable of the last step.
 
     .. math::
 
@@ -29,25 +29,25 @@ def diloco(
       v &\leftarrow \gamma v + \bar\Delta \\
       \theta &\leftarrow \theta - \eta_t \left(\bar\Delta + \gamma v\right)
 
-    at every N-th commit, with :math:`v = 0` at the start and :math:`\Delta_1, \dots, \Delta_N` the commits since the last
-    step, each what the worker pulled less where its local steps took it.
+    at every N-th commit, with :math:`v = 0` at the start and :math:`\Delta_1, \dots, \Delta_N` the displacements committed
+    since the last step, from the worker's view to the point after its local steps.
 
     Reductions: at a constant rate it is ``optax.MultiSteps`` of ``optax.sgd(learning_rate, momentum, nesterov=True)`` over N
-    commits inside :func:`gemjax.asynchronous`; with one worker it is that optimizer itself. :func:`gemjax.delayed_nesterov`
-    at ``spread=0`` has the same central variable after every N commits if it was committed the same displacements. With
-    ``nesterov=False`` it is SlowMo (with its barrier, over local SGD of a constant rate :math:`\gamma_l`): SlowMo's
-    velocity is :math:`v / \gamma_l` and its slow rate is ``learning_rate``.
+    commits inside :func:`gemjax.asynchronous`; with one worker it is that optimizer itself. :func:`gemjax.delayed_nesterov` at
+    ``spread=0`` has the same central variable after every N commits of the same displacements. With ``nesterov=False`` it is
+    SlowMo (with its barrier, over local SGD of a constant rate :math:`\gamma_l`): the velocity of SlowMo is
+    :math:`v / \gamma_l` and its slow rate is ``learning_rate``.
 
     Args:
-      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable
-        (N to an outer step, which has the rate of its last commit); default 0.7. Local steps have their own.
+      learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable (N
+        per outer step, which has the rate of its last commit); default 0.7. The local optimizer has its own rate.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      nesterov: ``False`` for a heavy ball, :math:`\theta \leftarrow \theta - \eta_t v`; default ``True``.
+      nesterov: ``True`` (default), or ``False`` for heavy-ball momentum, :math:`\theta \leftarrow \theta - \eta_t v`.
 
     Returns:
-      A transformation to be committed with ``update(displacement, state, params, worker=w)``. Keeps no copy of the
-      parameters a worker and two at the centre (:math:`v`, :math:`\bar\Delta`).
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
+      parameters per worker and two centrally (:math:`v`, :math:`\bar\Delta`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -68,24 +68,23 @@ def diloco(
       <https://arxiv.org/abs/2311.08105>`_, 2023; Wang et al., `SlowMo: Improving Communication-Efficient Distributed SGD
       with Slow Momentum <https://arxiv.org/abs/1910.00643>`_, 2020
 
-    Readings: the asynchronous form is what `a notebook by authors of DiLoCo
-    <https://github.com/google-deepmind/asyncdiloco>`_ calls delayed SGD: the mean of as many displacements as there are
-    workers, of which one worker may have sent several.
+    Readings: the asynchronous form is what `a notebook by authors of DiLoCo <https://github.com/google-deepmind/asyncdiloco>`_
+    calls delayed SGD: the mean of as many displacements as there are workers, several of which may come from one worker.
 
     Deviations from the paper:
-      1. The barrier is left to whoever runs the workers.
-      2. The mean is taken in the default float type, whatever that of the parameters.
+      1. The barrier is left to the engine.
+      2. The mean is taken in the default float type, whatever the parameters' dtype.
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     check_num_workers(num_workers)
-    # Outside of the rounds the learning rate counts commits.
-    outer = _in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
+    # Outside the rounds, so that its schedule counts commits.
+    outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
     return asynchronous(optax.chain(displacements(), outer, scale_by_learning_rate(learning_rate)), num_workers)
 
 
-def _in_rounds(inner: optax.GradientTransformation, count: int) -> optax.GradientTransformationExtraArgs:
-    """``inner`` on the mean of every ``count`` updates, kept in the float type that is the default when it is used."""
+def in_rounds(inner: optax.GradientTransformation, count: int) -> optax.GradientTransformationExtraArgs:
+    """Apply ``inner`` to the mean of every ``count`` updates, kept in the float type that is the default when it is used."""
 
     def rounds() -> optax.GradientTransformationExtraArgs:
         kind = jnp.result_type(float)

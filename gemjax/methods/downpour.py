@@ -1,4 +1,4 @@
-"""DOWNPOUR: workers that train by themselves for a while and push what they moved (Dean et al., 2012)."""
+"""DOWNPOUR: workers take local steps and push their displacements (Dean et al., 2012)."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ from gemjax.protocol.staleness import asynchronous
 def downpour(
     learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DOWNPOUR: the central variable takes every worker's push as it is.
+    r"""DOWNPOUR: the central variable moves by each displacement in full.
 
-    A worker pulls :math:`\theta`, trains on for :math:`\tau` steps of its own optimizer and pushes the sum of its updates. It
-    communicates once in :math:`\tau` steps, and its push is as stale as those of all the others together are long; nothing is
-    done about that, so the rule is good for short periods and few workers.
+    A worker pulls :math:`\theta`, takes :math:`\tau` steps of its own optimizer and pushes the sum of its updates. It
+    communicates once per :math:`\tau` steps. By the time of its push the other workers have moved the central variable by about
+    :math:`\tau` steps each. Nothing compensates for that, so the rule suits short periods and few workers.
 
     .. math::
 
@@ -27,19 +27,19 @@ def downpour(
       \theta &\leftarrow \theta - \eta_t \Delta_w \\
       s_w &\leftarrow \theta
 
-    with :math:`w` the worker that commits. Run it with ``local=gemjax.LocalSteps(optax.sgd(rate), period)``, where
-    :math:`\Delta_w` is what it commits; momentum, if any, is that optimizer's and stays with the worker.
+    with :math:`w` the worker that commits. Run it with ``local=gemjax.LocalSteps(optax.sgd(rate), period)``, whose displacement
+    is :math:`\Delta_w`; a momentum is that optimizer's and stays with the worker.
 
     Reductions: with ``LocalSteps(optax.sgd(rate), period=1)`` it is ``gemjax.asgd(rate)``; with one worker it is its local
-    optimizer. With a master that keeps the momentum (MDOWNPOUR) it is :func:`gemjax.nag_asgd`.
+    optimizer. The variant with a momentum at the central variable (MDOWNPOUR) is :func:`gemjax.nag_asgd`.
 
     Args:
-      learning_rate: :math:`\eta`, how much of a push is taken, a non-negative float or a schedule over commits of the central
-        variable; default 1, as published. The rate of the steps belongs to the local optimizer.
+      learning_rate: :math:`\eta`, the share of a displacement that is applied, a non-negative float or a schedule over commits
+        of the central variable; default 1, as published. The local optimizer has the rate of the steps.
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(displacement, state, params, worker=w)``. Keeps no copy of the
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
       parameters.
 
     Raises:
@@ -47,7 +47,7 @@ def downpour(
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.downpour(num_workers=2)
-    >>> updates, state = tx.update(jnp.array([0.25]), tx.init(jnp.zeros(1)), worker=1)  # It came from 0 to -0.25.
+    >>> updates, state = tx.update(jnp.array([0.25]), tx.init(jnp.zeros(1)), worker=1)  # The worker moved from 0 to -0.25.
     >>> updates
     Array([-0.25], dtype=float32)
 
@@ -58,21 +58,20 @@ def downpour(
         form taken here)
 
     Deviations from the papers:
-      1. Pushing and pulling are one exchange, as in the second paper; the first lets their periods differ and has Adagrad
-         at the centre.
+      1. A push and a pull are one exchange, as in the second paper. In the first paper their periods may differ, and Adagrad
+        acts centrally.
     """
     check_learning_rate(learning_rate)
     return asynchronous(optax.chain(displacements(), scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
-    """Divides a displacement by the number of local steps that made it.
+    """Divide a displacement by its number of local steps.
 
-    The atom of :func:`gemjax.agn`; stands anywhere inside :func:`gemjax.asynchronous`.
+    The atom of :func:`gemjax.agn`. It works anywhere inside :func:`gemjax.asynchronous`.
 
     Returns:
-      A stateless transformation that reads the extra argument ``local_steps``, an integer scalar, which engines supply;
-      without it a displacement counts as that of one step.
+      A stateless transformation that reads the extra argument ``local_steps``, an integer scalar, default 1. Engines supply it.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_local_steps()
@@ -89,11 +88,11 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
 
 
 def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""Accumulated gradient normalisation: a push counts as one step, however long the worker trained.
+    r"""Accumulated gradient normalisation: a displacement counts as one step, whatever the number of local steps.
 
-    As :func:`gemjax.downpour`, but the mean of the local steps is pushed and not their sum: the direction is that of
-    :math:`\tau` steps, the length that of one. Longer periods then save communication and smooth the direction without
-    making the centre jump; progress a gradient is :math:`\tau` times less.
+    As :func:`gemjax.downpour`, but the worker pushes the mean of its local steps instead of their sum: the direction is that of
+    :math:`\tau` steps, the length that of one. Longer periods then save communication and smooth the direction without large
+    jumps of the central variable; the progress per gradient is :math:`\tau` times smaller.
 
     .. math::
 
@@ -106,13 +105,13 @@ def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> op
     ``learning_rate=1/period``.
 
     Args:
-      learning_rate: :math:`\eta`, how much of a push is taken, a non-negative float or a schedule over commits of the central
-        variable; default 1, as published.
+      learning_rate: :math:`\eta`, the share of a displacement that is applied, a non-negative float or a schedule over commits
+        of the central variable; default 1, as published.
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(displacement, state, params, worker=w, local_steps=tau)``. Keeps no
-      copy of the parameters.
+      A transformation to be committed with ``update(displacement, state, params, worker=w, local_steps=tau)``. It keeps no copy
+      of the parameters.
 
     Raises:
       ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive; in an engine, without ``local=``.
@@ -126,8 +125,8 @@ def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> op
     References:
       Hermans, Spanakis & Möckel, `Accumulated Gradient Normalization <https://arxiv.org/abs/1710.02368>`_, 2017
 
-    Readings: the mean of the window is that of the author's dist-keras, where the class is called ADAG; there the worker's
-    own optimizer makes the steps, as here.
+    Readings: the mean over the window is that of the author's dist-keras, where the class is called ADAG. There, too, the
+    worker's own optimizer makes the steps.
     """
     check_learning_rate(learning_rate)
     chain = optax.chain(displacements(), scale_by_local_steps(), scale_by_learning_rate(learning_rate))

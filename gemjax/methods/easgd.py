@@ -1,4 +1,4 @@
-"""Elastic averaging: workers with positions of their own, tied to the centre by a spring (Zhang et al., 2015)."""
+"""Elastic averaging: workers keep their own positions, coupled elastically to the central variable (Zhang et al., 2015)."""
 
 from typing import Any, NamedTuple
 
@@ -8,31 +8,31 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_between, check_learning_rate, check_momentum
+from gemjax.protocol.hooks import Position
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
-from gemjax.protocol.views import Position
 
 
 class ElasticState(NamedTuple):
     """State of :func:`average_elastically`."""
 
-    position: Slots  # x_w, a Position; where the worker goes on from.
+    position: Slots  # x_w, a Position; the point from which the worker continues.
 
 
 def average_elastically(strength: float) -> optax.GradientTransformationExtraArgs:
-    r"""Exchanges a pull between a worker's own position and the centre.
+    r"""Pull a worker's position and the central variable towards each other.
 
-    The atom of :func:`gemjax.easgd` and :func:`gemjax.eamsgd`, where the mathematics is explained. It takes what comes in for
-    the displacement of the worker, and stands last in a chain, without a learning rate behind it.
+    The atom of :func:`gemjax.easgd` and :func:`gemjax.eamsgd`, whose docstrings explain the mathematics. It takes its input for
+    the worker's displacement and goes last in a chain, without a learning rate behind it.
 
     Args:
       strength: :math:`\alpha` in [0, 1].
 
     Returns:
-      A transformation that keeps one copy of the parameters a worker (:math:`x_w`); :func:`gemjax.pull` hands it out. It needs
-      ``params`` and stands inside :func:`gemjax.asynchronous`.
+      A transformation that keeps one copy of the parameters per worker (:math:`x_w`), which :func:`gemjax.pull` returns. It
+      needs ``params`` and works inside :func:`gemjax.asynchronous`.
 
     Raises:
       ValueError: if ``strength`` is outside [0, 1].
@@ -46,7 +46,7 @@ def average_elastically(strength: float) -> optax.GradientTransformationExtraArg
         del extra_args
         require_protocol("average_elastically", worker=worker, params=params)
         trained = jax.tree.map(jnp.subtract, state.position.value.params, updates)
-        pulls = jax.tree.map(lambda x, centre: jnp.asarray(strength, x.dtype) * (x - centre), trained, params)
+        pulls = jax.tree.map(lambda x, theta: jnp.asarray(strength, x.dtype) * (x - theta), trained, params)
         position = Position(jax.tree.map(jnp.subtract, trained, pulls))
         return pulls, ElasticState(Slots(position))
 
@@ -56,11 +56,11 @@ def average_elastically(strength: float) -> optax.GradientTransformationExtraArg
 def easgd(
     learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1, *, strength: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Elastic averaging SGD: every worker explores from a position of its own, and a spring ties it to the centre.
+    r"""Elastic averaging SGD: each worker explores from its own position, coupled elastically to the central variable.
 
-    Workers are not reset to the centre. When one arrives after :math:`\tau` local steps, it and the centre move towards each
-    other by the same vector. The weaker the spring, the farther workers explore and the less a stale one can harm the
-    centre, which is an average over them in time.
+    Workers are not reset to the central variable. At a commit, after :math:`\tau` local steps, the worker and the central
+    variable move towards each other by the same vector. The weaker the coupling, the farther workers explore and the less a
+    stale worker can harm the central variable, which is an average of the workers over time.
 
     .. math::
 
@@ -69,23 +69,23 @@ def easgd(
       x_w &\leftarrow x_w - e \\
       \theta &\leftarrow \theta + e
 
-    with :math:`\theta` the centre, :math:`w` the worker that commits, all :math:`x_w` equal to :math:`\theta` at the start, and
-    :math:`\Delta_w` what the worker's optimizer moved it by since its last commit. Run it with
-    ``local=gemjax.LocalSteps(optax.sgd(rate), period)``. For EAMSGD with longer periods give it
-    ``optax.sgd(rate, momentum, nesterov=True)``.
+    with :math:`w` the worker that commits, all :math:`x_w` equal to the central variable :math:`\theta` at the start, and
+    :math:`\Delta_w` the displacement by its local optimizer since its last commit. Run it with
+    ``local=gemjax.LocalSteps(optax.sgd(rate), period)``. For EAMSGD with longer periods use ``optax.sgd(rate, momentum,
+    nesterov=True)`` there.
 
-    Reductions: at ``strength=0`` workers train alone and the centre stays; at ``strength=1`` a worker and the centre change
-    places; with ``period=1`` and momentum it is :func:`gemjax.eamsgd`.
+    Reductions: at ``strength=0`` workers train alone and the central variable stays; at ``strength=1`` a worker and the central
+    variable exchange their positions; with ``period=1`` and momentum it is :func:`gemjax.eamsgd`.
 
     Args:
       learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
-        variable; default 1. The rate of the steps belongs to the local optimizer.
+        variable; default 1. The local optimizer has the rate of the steps.
       num_workers: number of workers N, default 1.
       strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`, the published :math:`\beta/p`.
 
     Returns:
-      A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns
-      the worker's own position. Keeps one copy of the parameters a worker (:math:`x_w`).
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns the
+      worker's own position. It keeps one copy of the parameters per worker (:math:`x_w`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``strength`` outside [0, 1] or ``num_workers`` not positive; in an
@@ -94,7 +94,7 @@ def easgd(
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.easgd(num_workers=2, strength=0.25)
     >>> params = jnp.zeros(1)
-    >>> updates, state = tx.update(jnp.array([-1.0]), tx.init(params), params, worker=0)  # It trained from 0 to 1.
+    >>> updates, state = tx.update(jnp.array([-1.0]), tx.init(params), params, worker=0)  # The worker trained from 0 to 1.
     >>> params = optax.apply_updates(params, updates)
     >>> view, state = gemjax.pull(state, params, worker=0)
     >>> print(params, view)
@@ -103,12 +103,13 @@ def easgd(
     References:
       Zhang, Choromanska & LeCun, `Deep Learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015
 
-    Readings: the paper's text could not be consulted in full; the asynchronous form is that of its first author's code.
+    Readings: the text of the paper was not available in full; the asynchronous form is that of its first author's code.
 
     Deviations from the paper:
-      1. A worker exchanges first and computes its next gradient where the exchange left it. The paper's loop computes that
-         gradient where the worker was before, to overlap it with the exchange; they differ by :math:`O(\eta\alpha)` a period.
-      2. Model state (BatchNorm statistics) is the engine's, one for all, and follows its policy.
+      1. A worker exchanges first and computes its next gradient at its position after the exchange. In the paper it computes
+        that gradient at its position before the exchange, so that the two overlap. They differ by :math:`O(\eta\alpha)` per
+        period.
+      2. Model state (BatchNorm statistics) is one for all workers and follows the engine's policy.
     """
     check_learning_rate(learning_rate)
     pull = average_elastically(_default_strength(strength, num_workers))
@@ -122,9 +123,9 @@ def eamsgd(
     *,
     strength: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Elastic averaging with Nesterov's momentum at each worker, which exchanges after every gradient.
+    r"""EAMSGD: elastic averaging with Nesterov momentum at each worker and an exchange after each gradient.
 
-    As :func:`gemjax.easgd` with a period of 1; a worker's velocity is its own and is never exchanged.
+    As :func:`gemjax.easgd` with a period of 1. The velocity of a worker is its own and is never exchanged.
 
     .. math::
 
@@ -141,13 +142,13 @@ def eamsgd(
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
-      momentum: :math:`\gamma` in [0, 1), default 0.99 as published (the rate is then some 100 times smaller than without).
+      momentum: :math:`\gamma` in [0, 1), default 0.99 as published (the rate is then about 100 times smaller than without).
       num_workers: number of workers N, default 1.
       strength: :math:`\alpha` in [0, 1]; ``None`` (default) is :math:`0.9/N`.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      worker's own position. Keeps two copies of the parameters a worker (:math:`v_w`, :math:`x_w`).
+      A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the worker's
+      own position. It keeps two copies of the parameters per worker (:math:`v_w`, :math:`x_w`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``strength`` outside [0, 1] or
@@ -156,7 +157,7 @@ def eamsgd(
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.eamsgd(learning_rate=1.0, momentum=0.5, num_workers=2, strength=0.5)
     >>> params = jnp.zeros(1)
-    >>> updates, state = tx.update(jnp.ones(1), tx.init(params), params, worker=0)  # Its step is -1.5.
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(params), params, worker=0)  # The step is -1.5.
     >>> updates
     Array([-0.75], dtype=float32)
 
@@ -164,12 +165,12 @@ def eamsgd(
       Zhang, Choromanska & LeCun, `Deep Learning with Elastic Averaging SGD <https://arxiv.org/abs/1412.6651>`_, 2015
 
     Deviations from the paper:
-      1. Nesterov's momentum in the coordinates of optax, whose parameters are the look-ahead; the paper exchanges the point
-         that the look-ahead is made from.
+      1. Nesterov momentum is written in the coordinates of optax, whose parameters are the look-ahead. The paper exchanges the
+        point behind the look-ahead.
       2. Those of :func:`gemjax.easgd`.
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     momenta = per_worker(optax.trace(momentum, nesterov=True))
     pull = average_elastically(_default_strength(strength, num_workers))
     return asynchronous(optax.chain(momenta, _scale(learning_rate), pull), num_workers)

@@ -1,4 +1,4 @@
-"""Gap-Aware: staleness measured in the parameters, in steps (Barkai, Hakimi & Schuster, 2020)."""
+"""Gap-Aware: staleness measured as a distance between parameters, in steps (Barkai, Hakimi & Schuster, 2020)."""
 
 from typing import Any, NamedTuple
 
@@ -9,16 +9,17 @@ import optax
 from gemjax.methods.dana import dana_momentum
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol import diagnostics
-from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams
-from gemjax.protocol.slots import like
+from gemjax.protocol.slots import match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
 
 PyTree = Any
+ORDERS = ("after", "before")
 
 
 class ScaleByGapState(NamedTuple):
-    """State of :func:`scale_by_gap`; shared but for what ``inner_state`` has in slots."""
+    """State of :func:`scale_by_gap`, shared by all workers except for the slots in ``inner_state``."""
 
     count: jax.Array  # int32 []; commits so far.
     largest_rate: jax.Array  # float []; eta_max, the largest learning rate so far.
@@ -32,29 +33,36 @@ def scale_by_gap(
     inner: optax.GradientTransformation | None = None,
     decay: float = 0.999,
     eps: float = 1e-8,
+    accumulate: str = "after",
 ) -> optax.GradientTransformationExtraArgs:
-    """Divides a gradient, coordinate by coordinate, by the number of steps that the central variable is away from it.
+    """Divide each coordinate of a gradient by one plus its gap, measured in typical steps.
 
-    The atom of :func:`gemjax.gap_aware`, where mathematics and arguments are explained. It stands before the learning
-    rate: it divides the gradient, hands it to ``inner`` and learns from what comes out how long a step is.
+    The atom of :func:`gemjax.gap_aware`, whose docstring explains the mathematics and the arguments. It goes before the
+    learning rate. It divides the gradient, passes it to ``inner`` and measures the length of a step from the output.
 
     Args:
-      learning_rate: the rate that the chain applies; here it only sets how far a step goes.
-      inner: the transformation that makes the gradient a velocity, without a learning rate; a momentum, say, or
+      learning_rate: the rate that the chain applies; here it only sets the length of a step.
+      inner: the transformation that turns the gradient into a velocity, without a learning rate, such as a momentum or
         ``per_worker`` of one. ``None`` (default): the gradient is the velocity.
       decay: as in :func:`gemjax.gap_aware`.
       eps: as in :func:`gemjax.gap_aware`.
+      accumulate: as in :func:`gemjax.gap_aware`; ``inner=None`` is the case without momentum.
 
     Returns:
-      A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It offers
-      the diagnostic ``compensation``.
+      A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It keeps one
+      copy of the parameters per worker (their view) and one centrally (the mean square), and offers the diagnostic
+      ``compensation``.
 
     Raises:
-      ValueError: for a negative ``learning_rate`` or ``eps``, or a ``decay`` outside [0, 1).
+      ValueError: if ``learning_rate`` or ``eps`` is negative, ``decay`` outside [0, 1) or ``accumulate`` unknown.
+      TypeError: at a commit, outside :func:`gemjax.asynchronous` or without ``params``.
     """
     check_learning_rate(learning_rate)
-    check_momentum(decay, "decay")
+    check_momentum("decay", decay)
     check_at_least("eps", eps, 0.0)
+    check_choice("accumulate", accumulate, ORDERS)
+    ahead = accumulate == "before"  # The mean counts this commit already,
+    takes_gradient = ahead and inner is None  # and its gradient is known.
     inner = optax.with_extra_args_support(optax.identity() if inner is None else inner)
 
     def init_fn(params) -> Any:
@@ -69,30 +77,35 @@ def scale_by_gap(
     def update_fn(updates, state, params=None, *, stale_params=None, staleness=None, observe=None, **extra_args) -> Any:
         require_protocol("scale_by_gap", staleness=staleness, params=params)
         largest_rate = jnp.maximum(state.largest_rate, rate_at(learning_rate, state.count))
-        unbias = 1 - jnp.asarray(decay, largest_rate.dtype) ** state.count
+        unbias = 1 - jnp.asarray(decay, largest_rate.dtype) ** (state.count + ahead)
 
         def divide(g, theta, s, mean):
-            variance = mean / jnp.where(state.count > 0, unbias, 1).astype(mean.dtype)
+            variance = mean / jnp.where(state.count + ahead > 0, unbias, 1).astype(mean.dtype)
             step = largest_rate.astype(mean.dtype) * (jnp.sqrt(variance) + jnp.asarray(eps, mean.dtype))
-            # Before the first commit, and at a rate of 0, nothing is known about steps: no penalty.
-            known = (state.count > 0) & (step > 0)
+            # No step has been measured before the first commit or at a rate of 0: no penalty.
+            known = (takes_gradient | (state.count > 0)) & (step > 0)
             steps_away = jnp.abs(theta - s).astype(mean.dtype) / jnp.where(known, step, jnp.ones_like(step))
             penalty = 1 + jnp.where(known, steps_away, jnp.zeros_like(step))
             return (g.astype(mean.dtype) / penalty).astype(g.dtype)
 
-        def accumulate(mean, v):
+        def take_in(mean, v):
             rest = jnp.asarray(decay, mean.dtype)
             return rest * mean + (1 - rest) * jnp.square(v.astype(mean.dtype))
 
-        divided = jax.tree.map(divide, updates, params, like(stale_params, updates), state.mean_square)
+        mean_square = state.mean_square
+        if takes_gradient:
+            mean_square = jax.tree.map(take_in, mean_square, updates)
+        divided = jax.tree.map(divide, updates, params, match_mask(stale_params, updates), mean_square)
         if observe is not None:
             observe("compensation", lambda: diagnostics.relative_change(divided, updates))
         extra_args |= {"stale_params": stale_params, "staleness": staleness, "observe": observe}
         velocity, inner_state = inner.update(divided, state.inner_state, params, **extra_args)
+        if not takes_gradient:
+            mean_square = jax.tree.map(take_in, mean_square, velocity)
         return velocity, state._replace(
             count=jnp.asarray(optax.safe_increment(state.count)),
             largest_rate=largest_rate,
-            mean_square=jax.tree.map(accumulate, state.mean_square, velocity),
+            mean_square=mean_square,
             inner_state=inner_state,
         )
 
@@ -106,12 +119,13 @@ def gap_aware(
     *,
     decay: float = 0.999,
     eps: float = 1e-8,
+    accumulate: str = "after",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gap-Aware: a gradient counts for less where the parameters have moved away from it.
+    r"""Gap-Aware: a gradient counts less where the parameters have moved away from the point at which it was computed.
 
-    The number of commits since a pull says little about harm: late in training, or in a coordinate that hardly moves,
-    many commits change nothing. What counts is the gap :math:`|\theta - s_w|` to what the worker pulled. It is measured
-    in typical steps, coordinate by coordinate, and the gradient divided by one plus it: a fresh gradient stays whole.
+    The number of commits since a pull says little about the harm: late in training, or in a coordinate that hardly moves,
+    many commits change nothing. What matters is the gap :math:`|\theta - s_w|` to the worker's view. It is measured in typical
+    steps, coordinate by coordinate, and the gradient is divided by one plus it: a fresh gradient stays whole.
 
     .. math::
 
@@ -120,32 +134,46 @@ def gap_aware(
       a &\leftarrow \beta a + (1 - \beta) \, v \odot v, \quad n \leftarrow n + 1 \\
       \theta &\leftarrow \theta - \eta_t v
 
-    all elementwise, with :math:`v = a = 0` and :math:`n = 0` at the start, one of each for all workers, and
-    :math:`\eta_{\max}` the largest rate so far, this commit's included. After the rate has fallen the gaps shrink and
-    :math:`C` does not, so that the penalty fades.
+    all elementwise, with :math:`w` the worker that commits, :math:`s_w` its view, and :math:`v = a = 0` and :math:`n = 0` at
+    the start, one of each for all workers. :math:`\eta_{\max}` is the largest rate so far, this commit's included. After the
+    rate has fallen the gaps shrink and :math:`C` does not, so the penalty fades.
 
-    Reductions: where the gap is zero, so with one worker, it is ``optax.sgd(learning_rate, momentum)``.
+    With ``accumulate="before"`` the third line comes first: :math:`a` takes in the velocity that the previous commit left, or
+    :math:`g` if :math:`\gamma = 0`. With momentum :math:`a` is then the same number, because the last velocity is taken in
+    either way. Only :math:`n` is larger by one, so :math:`C` is smaller by a factor of at most :math:`\sqrt 2`, which tends to
+    1. Without momentum :math:`a` is the mean square of the gradients as sent, this one included, instead of the penalised ones.
+
+    Reductions:
+      - where the gap is zero, so with one worker: ``optax.sgd(learning_rate, momentum)``;
+      - where ``eps`` outweighs every gap: :func:`gemjax.momentum_asgd`;
+      - with momentum and ``decay=0``: both orders are the same.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      decay: :math:`\beta` in [0, 1) of the running mean of squares, a commit; default 0.999.
+      decay: :math:`\beta` in [0, 1) of the running mean of squares, per commit; default 0.999.
       eps: :math:`\varepsilon \ge 0`, in units of the velocity; default 1e-8.
+      accumulate: when the running mean takes in a velocity; the sources differ.
+
+        - ``"after"`` (default): after the commit that applied it. Gradients are penalised from the second commit on.
+        - ``"before"``: before the next gradient is penalised, as in a public port.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters a
-      worker (:math:`s_w`) and two at the centre (:math:`v`, :math:`a`).
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
+      worker (:math:`s_w`) and two centrally (:math:`v`, :math:`a`), but only :math:`a` with ``accumulate="before"`` and no
+      momentum.
 
     Raises:
-      ValueError: for a negative ``learning_rate`` or ``eps``, a ``momentum`` or ``decay`` outside [0, 1) or a
-        ``num_workers`` that is not positive.
+      ValueError: if ``learning_rate`` or ``eps`` is negative, ``momentum`` or ``decay`` outside [0, 1), ``accumulate`` unknown
+        or ``num_workers`` not positive.
+      TypeError: if ``momentum`` is traced and ``accumulate`` is ``"before"``.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.gap_aware(learning_rate=0.5, momentum=0.0, num_workers=2)
     >>> params = jnp.array([1.0])
     >>> state = tx.init(params)
-    >>> for worker in (0, 1):  # Worker 1 finds the centre one step away: its gradient counts half.
+    >>> for worker in (0, 1):  # For worker 1 the central variable has moved by one step: its gradient counts half.
     ...     updates, state = tx.update(jnp.array([1.0]), state, params, worker=worker)
     ...     params = optax.apply_updates(params, updates)
     ...     print(updates)
@@ -155,16 +183,24 @@ def gap_aware(
     References:
       Barkai, Hakimi & Schuster, `Gap-Aware Mitigation of Gradient Staleness <https://arxiv.org/abs/1909.10802>`_, 2020
 
-    Readings: the paper's text could not be consulted in full; the constants and the form of :math:`C` are those of a port
-    by the authors' institute, and the penalty is a parameter's own (not a layer's or one for all). The order is chosen:
-    the running mean takes in the velocity that a commit applied, *after* it, and penalises from the second commit on.
-    The port takes the mean from the velocity before the step, which is zero at first and needs an exception.
+    Readings: the text of the paper was not available in full. The constants and the form of :math:`C` are those of a port by
+    the authors' institute (FTPipe), and the penalty is per coordinate, not per layer or one for all.
 
-    Deviations from the paper:
-      1. :math:`a` is kept in float32 where the parameters are narrower (:math:`\beta = 0.999` is 1 in bfloat16).
-      2. Weight decay is left to the chain; in front of this rule it is divided as in the port.
+    Deviations from the port:
+      1. By default the running mean takes in a velocity after the commit, and its bias correction counts those commits; see
+        ``accumulate``.
+      2. The first commit is never penalised with momentum. The port must be switched off for its first batch.
+      3. :math:`a` is kept in float32 where the parameters are narrower (:math:`\beta = 0.999` is 1 in bfloat16).
+      4. Weight decay is left to the chain. In front of this rule it is divided as in the port.
     """
-    penalised = scale_by_gap(learning_rate, _momentum(momentum), decay, eps)
+    check_momentum("momentum", momentum)
+    check_choice("accumulate", accumulate, ORDERS)
+    if accumulate == "before" and isinstance(momentum, jax.core.Tracer):
+        raise TypeError(
+            "momentum cannot be traced with accumulate='before'; under optax.inject_hyperparams name it in static_args"
+        )
+    inner = None if accumulate == "before" and momentum == 0 else optax.trace(momentum)
+    penalised = scale_by_gap(learning_rate, inner, decay, eps, accumulate)
     return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)
 
 
@@ -176,9 +212,9 @@ def dana_ga(
     decay: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DANA-GA: DANA-Zero on gradients divided by their gap.
+    r"""DANA-GA: DANA-Zero on gradients divided by one plus their gap.
 
-    The look-ahead of :func:`gemjax.dana_zero` makes the gap small, and :func:`gemjax.gap_aware` takes off what is left.
+    The look-ahead of :func:`gemjax.dana_zero` makes the gap small, and :func:`gemjax.gap_aware` penalises the rest.
 
     .. math::
 
@@ -189,27 +225,30 @@ def dana_ga(
       s_w &\leftarrow \theta - \eta_t \gamma \sum_j v_j
 
     all elementwise, with :math:`v_j = a = 0` and :math:`n = 0` at the start, :math:`w` the worker that commits,
-    :math:`s_w` what it pulls and :math:`\eta_{\max}` the largest rate so far; :math:`a` is one for all workers.
+    :math:`s_w` its view and :math:`\eta_{\max}` the largest rate so far; :math:`a` is one for all workers.
 
-    Reductions: at ``momentum=0`` it is :func:`gemjax.gap_aware` at ``momentum=0``; where ``eps`` outweighs every gap it is
-    :func:`gemjax.dana_zero`. With one worker it is not Nesterov's momentum: the look-ahead is a gap, too.
+    Reductions:
+      - at ``momentum=0``: :func:`gemjax.gap_aware` at ``momentum=0``;
+      - where ``eps`` outweighs every gap: :func:`gemjax.dana_zero`.
+
+    With one worker it is not Nesterov's momentum, because the look-ahead is a gap, too.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. The look-ahead
-        is made with the rate of the last commit.
+        uses the rate of the last commit.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocities do not carry the learning rate.
       num_workers: number of workers N, default 1.
-      decay: :math:`\beta` in [0, 1) of the running mean of squares, a commit; default 0.999.
+      decay: :math:`\beta` in [0, 1) of the running mean of squares, per commit; default 0.999.
       eps: :math:`\varepsilon \ge 0`, in units of the velocity; default 1e-8.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. Keeps two copies of the parameters a worker (:math:`v_w`, :math:`s_w`) and two at the centre
+      look-ahead. It keeps two copies of the parameters per worker (:math:`v_w`, :math:`s_w`) and two centrally
       (:math:`\sum_j v_j`, :math:`a`).
 
     Raises:
-      ValueError: for a negative ``learning_rate`` or ``eps``, a ``momentum`` or ``decay`` outside [0, 1) or a
-        ``num_workers`` that is not positive.
+      ValueError: if ``learning_rate`` or ``eps`` is negative, ``momentum`` or ``decay`` outside [0, 1) or ``num_workers`` not
+        positive.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.dana_ga(learning_rate=0.5, momentum=0.5, num_workers=2)
@@ -223,14 +262,9 @@ def dana_ga(
     References:
       Barkai, Hakimi & Schuster, `Gap-Aware Mitigation of Gradient Staleness <https://arxiv.org/abs/1909.10802>`_, 2020
 
-    Readings: that the two were combined is certain, the order of the steps is not; here the gap is measured from the
-    centre's own variable to the look-ahead that the worker was sent, and the running mean is fed by the velocity applied.
-    See :func:`gemjax.gap_aware` for what else is chosen, and its deviations.
+    Readings: it is certain that the two were combined, but not in which order. Here the gap is measured from the central
+    variable to the look-ahead that the worker pulled, and the running mean takes in the velocity that a commit applied, after
+    it. No public implementation was found. The remaining choices and the deviations are those of :func:`gemjax.gap_aware`.
     """
     penalised = scale_by_gap(learning_rate, dana_momentum(learning_rate, momentum), decay, eps)
     return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)
-
-
-def _momentum(momentum: float) -> optax.GradientTransformation:
-    check_momentum(momentum)
-    return optax.trace(momentum)

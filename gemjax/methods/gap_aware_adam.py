@@ -16,11 +16,11 @@ def gap_aware_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gap-Aware Adam: a gradient counts for less where the parameters have moved away from it, in steps of Adam.
+    r"""Gap-Aware Adam: a gradient counts less where the parameters have moved since its pull, measured in steps of Adam.
 
-    :func:`gemjax.gap_aware` with Adam in place of the momentum: the gap is measured in the steps that Adam takes, and
-    the gradient divided by one plus it *before* it enters Adam's moments. Dividing Adam's step instead would be something
-    else: Adam takes out any constant factor of its gradients, but not how they compare with each other.
+    :func:`gemjax.gap_aware` with Adam in place of the momentum. The gap is measured in the steps that Adam takes, and the
+    gradient is divided by one plus it *before* it enters Adam's moments. To divide Adam's step would be another method: Adam
+    cancels a constant factor of all its gradients, but not the ratios between them.
 
     .. math::
 
@@ -32,12 +32,14 @@ def gap_aware_adam(
       a &\leftarrow \beta_2 a + (1 - \beta_2) \, v \odot v \\
       \theta &\leftarrow \theta - \eta_t v
 
-    all elementwise, with :math:`m = q = a = 0` and :math:`n = 0` at the start, one of each for all workers,
-    :math:`\eta_{\max}` the largest rate so far, this commit's included, and :math:`\varepsilon_C = 10^{-8}`.
+    all elementwise, with :math:`w` the worker that commits, :math:`s_w` its view, :math:`m = q = a = 0` and :math:`n = 0` at
+    the start, one of each for all workers, and :math:`\varepsilon_C = 10^{-8}`. :math:`\eta_{\max}` is the largest rate so far,
+    this commit's included.
 
-    Reductions: where the gap is zero, so with one worker, it is ``optax.adam(learning_rate, b1, b2, eps)``. It is
-    ``scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)`` in front of the learning rate, and nothing
-    more; any other optax optimizer can stand there.
+    Reductions:
+      - where the gap is zero, so with one worker: ``optax.adam(learning_rate, b1, b2, eps)``;
+      - it is ``scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)`` in front of the learning rate and
+        nothing more; any other optax optimizer can take Adam's place.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
@@ -47,18 +49,17 @@ def gap_aware_adam(
       eps: :math:`\varepsilon \ge 0` of Adam, default 1e-8.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters a
-      worker (:math:`s_w`) and three at the centre (:math:`m`, :math:`q`, :math:`a`).
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
+      worker (:math:`s_w`) and three centrally (:math:`m`, :math:`q`, :math:`a`).
 
     Raises:
-      ValueError: for a negative ``learning_rate`` or ``eps``, a ``b1`` or ``b2`` outside [0, 1) or a ``num_workers`` that
-        is not positive.
+      ValueError: if ``learning_rate`` or ``eps`` is negative, ``b1`` or ``b2`` outside [0, 1) or ``num_workers`` not positive.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.gap_aware_adam(learning_rate=0.5, num_workers=2, b1=0.0, b2=0.0)
     >>> params = jnp.array([1.0])
     >>> state = tx.init(params)
-    >>> for worker in (0, 1):  # Worker 1 finds the centre one step away: its gradient counts half.
+    >>> for worker in (0, 1):  # For worker 1 the central variable has moved by one step: its gradient counts half.
     ...     updates, state = tx.update(jnp.array([3.0]), state, params, worker=worker)
     ...     params = optax.apply_updates(params, updates)
     >>> optax.tree.get(state, "mu")
@@ -67,19 +68,19 @@ def gap_aware_adam(
     References:
       Barkai, Hakimi & Schuster, `Gap-Aware Mitigation of Gradient Staleness <https://arxiv.org/abs/1909.10802>`_, 2020
 
-    Readings: the paper's text could not be consulted in full; the form is that of a port by the authors' institute, in
-    the one of its two variants that measures in steps of the largest rate, as the paper does without Adam. The order is
-    that of :func:`gemjax.gap_aware`: the running mean takes in what a commit applied, after it.
+    Readings: the text of the paper was not available in full. The form is that of a port by the authors' institute (FTPipe),
+    in the one of its two variants that measures in steps of the largest rate, as the paper does without Adam. The running mean
+    takes in a step after the commit that applied it, here as in the port: with Adam there is no other reading.
 
     Deviations from the port:
-      1. The running mean is corrected for its start at zero; the port's is not, and penalises the first commits more.
-      2. The rate stands outside the mean, so that the penalty fades when the rate falls. In the port's other variant the
-         mean takes in whole steps, rate included, and forgets a larger rate after some :math:`1 / (1 - \beta_2)` commits.
+      1. The running mean is corrected for its start at zero. The port's is not and penalises the first commits more.
+      2. The rate is not part of the mean, so the penalty fades when the rate falls. In the port's other variant the mean takes
+         in whole steps, rate included, and forgets a larger rate after about :math:`1 / (1 - \beta_2)` commits.
       3. :math:`a` is kept in float32 where the parameters are narrower.
       4. Weight decay is left to the chain.
     """
-    check_momentum(b1, "b1")
-    check_momentum(b2, "b2")
+    check_momentum("b1", b1)
+    check_momentum("b2", b2)
     check_at_least("eps", eps, 0.0)
     penalised = scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)
     return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)

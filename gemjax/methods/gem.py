@@ -8,22 +8,46 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
-from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
-from gemjax.protocol.hooks import ReadsStaleParams
-from gemjax.protocol.slots import Slots, like
+from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum, shown
+from gemjax.protocol.hooks import ReadsStaleParams, where_present
+from gemjax.protocol.slots import Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
-from gemjax.protocol.views import BeforeCommit, OwnPosition
 
 PyTree = Any
 READINGS = ("equations", "code", "algorithm")
 QUANTILES = {"pi_05": 0.05, "pi_25": 0.25, "pi_median": 0.5, "pi_75": 0.75, "pi_95": 0.95}  # Diagnostics of pi.
 
 
-class MatchEnergyState(NamedTuple):
-    """State of :func:`match_energy`; all of it is a worker's own."""
+class BeforeCommit(NamedTuple):
+    """Central variable as the worker's last commit found it.
 
-    momentum: Slots  # m, like params; changes at that worker's commits.
-    stale_point: Slots | ReadsStaleParams  # s where the reading keeps it itself, else a request for stale_params.
+    A pull without a commit (after a rejected gradient, or a retry) takes the central variable instead, if that has moved.
+    """
+
+    params: PyTree  # Like the parameters that the rule sees.
+    committed: jax.Array  # bool []; True if the worker has committed since it pulled.
+
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+        """Leave the view as it is."""
+        keep = self.committed | ~moved
+        point = jax.tree.map(lambda own, now: jnp.where(keep, own, now), self.params, match_mask(params, self.params))
+        return type(self)(point, jnp.zeros_like(self.committed)), view, ()
+
+
+class OwnPosition(BeforeCommit):
+    """The same point; the worker also computes there, whatever the central variable is."""
+
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+        """Hand out the point."""
+        node, view, anchors = super().on_pull(params, view, moved)
+        return node, where_present(lambda own, _: own, node.params, view), anchors
+
+
+class MatchEnergyState(NamedTuple):
+    """State of :func:`match_energy`, all of it per worker."""
+
+    momentum: Slots  # m, like params; written at that worker's commits.
+    stale_point: Slots | ReadsStaleParams  # s if the reading stores it, else a request for stale_params.
 
 
 def match_energy(
@@ -33,10 +57,10 @@ def match_energy(
     eps: float = 1e-12,
     reading: str = "equations",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Scales each worker's update so that the collective keeps the kinetic energy of sequential momentum SGD.
+    r"""Scale each worker's update so that all workers together keep the kinetic energy of sequential momentum SGD.
 
-    The atom of :func:`gemjax.gem`, where mathematics and arguments are explained. It acts on *updates that carry the
-    learning rate already*, so it goes last in a chain, behind any optax optimizer:
+    The atom of :func:`gemjax.gem`, whose docstring explains the mathematics and the arguments. It acts on *updates that carry
+    the learning rate already*, so it goes last in a chain, behind any optax optimizer:
     ``gemjax.asynchronous(optax.chain(optax.adam(1e-3), gemjax.match_energy()), num_workers=8)``.
 
     Args:
@@ -52,9 +76,9 @@ def match_energy(
       parameters; ``energy_ratio``, the energy after the commit over that of the proxy; and ``compensation``.
 
     Raises:
-      ValueError: for a ``momentum`` outside [0, 1), a negative ``kappa``, ``eps`` or empty ``clamp``, or an unknown reading.
+      ValueError: if ``momentum`` is outside [0, 1), ``kappa`` or ``eps`` negative, ``clamp`` empty or ``reading`` unknown.
     """
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     check_at_least("kappa", kappa, 0.0)
     check_at_least("eps", eps, 0.0)
     check_choice("reading", reading, READINGS)
@@ -69,7 +93,7 @@ def match_energy(
         del extra_args
         require_protocol("match_energy", staleness=staleness, params=params)
         if reading == "equations":
-            stale, stale_point = like(stale_params, updates), state.stale_point
+            stale, stale_point = match_mask(stale_params, updates), state.stale_point
         else:
             aside = state.stale_point.value
             stale, stale_point = aside.params, Slots(type(aside)(params, jnp.ones_like(aside.committed)))
@@ -111,11 +135,10 @@ def gem(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gradient energy matching: asynchronous workers that together move like one process with momentum.
 
-    Seen from worker :math:`w`, which pulled :math:`s` and commits :math:`\tau` commits later, the central variable has
-    moved by :math:`\theta - s`: that is its kinetic energy, built up by everybody. GEM holds the energy *after* this
-    worker's commit to that of a proxy, sequential SGD with momentum, and scales the commit coordinate by coordinate so
-    that the two match. What the others have travelled already is taken off; many workers then share one momentum
-    instead of multiplying it.
+    Worker :math:`w` pulls :math:`s` and commits :math:`\tau` commits later. Until then the other workers move the central
+    variable by :math:`\theta - s`, the kinetic energy of all. GEM matches the energy *after* this commit to that of a proxy,
+    sequential SGD with momentum, and scales the commit coordinate by coordinate. The distance that the others have moved counts
+    as part of the step. Many workers thus share one momentum instead of multiplying it.
 
     .. math::
 
@@ -125,7 +148,7 @@ def gem(
       \theta &\leftarrow \theta + \pi \odot \Delta
 
     all elementwise, with :math:`m_w = 0` at the start and :math:`\theta` the central variable before the commit. Where
-    :math:`\pi` is not clamped, :math:`|\theta - s| + \pi|\Delta| = \kappa|m_w|`: the energy is matched exactly.
+    :math:`\pi` is not clamped, :math:`|\theta - s| + \pi|\Delta| = \kappa|m_w|`: the energy matches exactly.
 
     Reductions:
       - one worker, nothing stale: :math:`|\pi\Delta| = \min(\kappa|m|, c_1|\Delta|)` with the sign of :math:`\Delta`, the
@@ -137,33 +160,34 @@ def gem(
         experiments use 0.05.
       momentum: :math:`\mu` of the proxy, in [0, 1), default 0.9.
       num_workers: number of workers N, default 1.
-      kappa: :math:`\kappa \ge 0`, energy of the proxy (appendix B); default 1. Above 1 workers push harder; in the paper
+      kappa: :math:`\kappa \ge 0`, energy of the proxy (appendix B); default 1. Above 1 workers take longer steps; in the paper
         the loss improves up to about 3 and diverges at 4.
-      clamp: :math:`(c_0, c_1)`, bounds of :math:`\pi`; default (0, 5) as in the authors' code. ``None`` takes them away:
-        then :math:`\pi` is negative wherever the others have moved farther than the proxy allows, and reverses the
-        update there; with several workers that can diverge at any rate.
+      clamp: :math:`(c_0, c_1)`, bounds of :math:`\pi`; default (0, 5) as in the authors' code. ``None`` removes them:
+        :math:`\pi` is then negative where the others have moved farther than the proxy allows, and reverses the update there;
+        with several workers that can diverge at any rate.
       eps: :math:`\varepsilon \ge 0`, default 1e-12 (authors' code; the paper's text says 1e-16).
-      reading: which point :math:`s` is, and where gradients are computed; the sources differ.
+      reading: the point :math:`s` and the point of the gradient; the sources differ.
 
-        - ``"equations"`` (default): the worker pulls after its own commit, computes there, and :math:`s` is that point.
-        - ``"code"``: it computes after its own commit, but :math:`s` is the central variable *before* that commit, so
-          :math:`|\theta - s|` holds the worker's own last update too.
-        - ``"algorithm"``: Algorithm 1 to the letter. It pulls before its own commit, and both the gradient and :math:`s`
-          are there.
+        - ``"equations"`` (default): the worker pulls after its own commit and computes there, and :math:`s` is that point.
+        - ``"code"``: the worker computes after its own commit, but :math:`s` is the central variable *before* that commit, so
+          :math:`|\theta - s|` includes the worker's own last update.
+        - ``"algorithm"``: Algorithm 1 to the letter. The worker pulls before its own commit; both the gradient and :math:`s`
+          are at that point.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps two copies of the parameters
-      a worker (:math:`m_w` and :math:`s`); in the reading ``"algorithm"`` :func:`gemjax.pull` returns a view of its own.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps two copies of the parameters
+      per worker (:math:`m_w` and :math:`s`). In the reading ``"algorithm"`` :func:`gemjax.pull` returns the point before the
+      worker's own commit.
 
     Raises:
-      ValueError: for a negative ``learning_rate``, ``kappa`` or ``eps``, a ``momentum`` outside [0, 1), an empty ``clamp``,
-        an unknown ``reading`` or a ``num_workers`` that is not positive.
+      ValueError: if ``learning_rate``, ``kappa`` or ``eps`` is negative, ``momentum`` outside [0, 1), ``clamp`` empty,
+        ``reading`` unknown or ``num_workers`` not positive.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.gem(learning_rate=0.1, momentum=0.9, num_workers=2)
     >>> params = jnp.array([1.0])
     >>> state = tx.init(params)
-    >>> for worker in (0, 1):  # Both pulled 1.0; worker 1 finds that worker 0 has spent the energy already.
+    >>> for worker in (0, 1):  # Both pulled 1.0; worker 0 has used the energy.
     ...     updates, state = tx.update(jnp.array([2.0]), state, params, worker=worker)
     ...     params = optax.apply_updates(params, updates)
     ...     view, state = gemjax.pull(state, params, worker=worker)
@@ -176,10 +200,10 @@ def gem(
       <https://arxiv.org/abs/1805.08469>`_, 2018
 
     Deviations from the paper:
-      1. :math:`\pi` is clamped (in the authors' code, not in the equations); ``clamp=None`` is the equations.
-      2. The default order is that of the equations, see ``reading``.
+      1. :math:`\pi` is clamped, as in the authors' code but not in the equations; ``clamp=None`` gives the equations.
+      2. The default order is that of the equations; see ``reading``.
       3. :math:`\kappa` scales :math:`|m|` (equation 27), not :math:`|m|^2` (equation 26).
-      4. :math:`\varepsilon` is added to :math:`|\Delta|` (the paper); the authors' code has it inside the absolute value.
+      4. :math:`\varepsilon` is added to :math:`|\Delta|`, as in the paper; the authors' code adds it inside the absolute value.
     """
     check_learning_rate(learning_rate)
     energy = match_energy(momentum, kappa, clamp, eps, reading)
@@ -191,10 +215,10 @@ def _check_clamp(clamp: tuple[float, float] | None) -> None:
         return
     numbers = isinstance(clamp, (tuple, list)) and all(isinstance(bound, (int, float)) for bound in clamp)
     if not (numbers and len(clamp) == 2 and clamp[0] <= clamp[1]):
-        raise ValueError(f"clamp must be None or a pair (lowest, highest) with lowest <= highest, got {clamp!r}")
+        raise ValueError(f"clamp must be None or a pair (lowest, highest) with lowest <= highest, got {shown(clamp)}")
 
 
 def _energy_ratio(scaled: PyTree, params: PyTree, stale: PyTree, m: PyTree, kappa: Any) -> jax.Array:
-    """Energy after the commit as this worker sees it, over its proxy's; at most 1 where no clamp lifted it."""
+    """Return the energy after the commit over that of the proxy, for this worker; at most 1 unless the clamp raised pi."""
     distance = jax.tree.map(lambda u, theta, s: jnp.abs(theta - s) + jnp.abs(u), scaled, params, stale)
     return jnp.square(diagnostics.rms(distance) / (kappa * diagnostics.rms(m)))

@@ -1,4 +1,4 @@
-"""HeLoCo: displacements turned towards the outer momentum (Al Asif et al., 2026)."""
+"""HeLoCo: displacements are turned towards the outer momentum (Al Asif et al., 2026)."""
 
 from typing import Any, NamedTuple
 
@@ -10,16 +10,16 @@ from gemjax.methods.momentum_lookahead import discounted_step
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol import diagnostics
 from gemjax.protocol.checks import check_at_least, check_between, check_learning_rate, check_momentum
+from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
-from gemjax.protocol.views import LookAhead
 
 
 class AlignWithMomentumState(NamedTuple):
-    """State of :func:`align_with_momentum`; all of it is shared."""
+    """State of :func:`align_with_momentum`, shared by all workers."""
 
     count: jax.Array  # int32 []; commits so far.
-    ahead: LookAhead  # m, like params, and how far ahead of the central variable workers start.
+    ahead: LookAhead  # m, like params, and the distance of the look-ahead along it.
 
 
 def align_with_momentum(
@@ -34,13 +34,13 @@ def align_with_momentum(
     weight: float = 1.0,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """The running mean of what is committed, with which each tensor is first brought in line.
+    """Turn each tensor of a displacement towards a running mean, which takes in the result.
 
-    The atom of :func:`gemjax.heloco`, where mathematics and arguments are explained. It stands before the learning rate in
-    a chain and has :func:`gemjax.pull` look ahead along the mean.
+    The atom of :func:`gemjax.heloco`, whose docstring explains the mathematics and the arguments. It goes before the learning
+    rate in a chain; :func:`gemjax.pull` then returns a look-ahead along the mean.
 
     Args:
-      learning_rate: the rate that the chain applies; here it only sets how far the look-ahead goes.
+      learning_rate: the rate that the chain applies; here it only sets the length of the look-ahead.
       momentum: as in :func:`gemjax.heloco`.
       keep_above: as in :func:`gemjax.heloco`.
       shrink: as in :func:`gemjax.heloco`.
@@ -51,14 +51,14 @@ def align_with_momentum(
       eps: as in :func:`gemjax.heloco`.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre (:math:`m`). It offers the diagnostics
-      ``compensation`` (before ``weight``) and ``look_ahead``.
+      A transformation that keeps one copy of the parameters centrally (:math:`m`). It offers the diagnostics ``compensation``
+      (before ``weight``) and ``look_ahead``.
 
     Raises:
       ValueError: as :func:`gemjax.heloco`.
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     check_between("keep_above", keep_above, -1.0, 1.0)
     check_between("max_shrink", max_shrink, 0.0, 1.0)
     for name, value in {"shrink": shrink, "turn": turn, "caution": caution, "weight": weight, "eps": eps}.items():
@@ -119,12 +119,11 @@ def heloco(
     weight: float | None = None,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""HeLoCo: stale displacements are brought in line with the outer momentum, tensor by tensor.
+    r"""HeLoCo: stale displacements are aligned with the outer momentum, tensor by tensor.
 
-    Slow workers, and workers with data of their own, commit displacements that were right somewhere else. Where one points
-    along the momentum it is kept; where it is nearly at right angles to it, it is turned towards it and keeps its length;
-    where it points against it, part of what opposes is taken off. A long displacement beside a short momentum is changed
-    most, a short one beside a long momentum hardly.
+    Slow workers, and workers with their own data, commit displacements that suited another point. A displacement along the
+    momentum is kept. One nearly at right angles to it is turned towards it and keeps its length. Of one against it, part of the
+    opposing component is removed. A displacement that is long compared with the momentum changes most.
 
     .. math::
 
@@ -139,43 +138,43 @@ def heloco(
       \theta &\leftarrow \theta - \eta_t (\rho \tilde\Delta + \gamma m) \\
       s_w &\leftarrow \theta - \eta_t \gamma m
 
-    with :math:`m = 0` at the start, shared by all workers, :math:`\Delta` what the worker that commits pulled (:math:`s_w`)
-    less where its local steps took it, :math:`\hat x = x / \|x\|`, and the first three lines for each tensor by itself.
+    with :math:`m = 0` at the start, shared by all workers, :math:`w` the worker that commits, :math:`\Delta` its displacement
+    from its view :math:`s_w` to the point after its local steps, and :math:`\hat x = x / \|x\|`. The first three lines hold for
+    each tensor by itself.
 
-    Reductions: where every displacement is kept (``keep_above=-1, weight=1``) updates are those of
-    :func:`gemjax.momentum_lookahead` for the same displacements, but workers start further ahead; with ``momentum=0``, too,
+    Reductions: if every displacement is kept (``keep_above=-1, weight=1``), the updates are those of
+    :func:`gemjax.momentum_lookahead` for the same displacements, but the views are further ahead; with ``momentum=0`` as well
     it is :func:`gemjax.asgd`.
 
     Args:
       learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable;
-        default 0.7. The look-ahead is made with the rate of the last commit. Local steps have their own.
+        default 0.7. The look-ahead uses the rate of the last commit. The local optimizer has its own rate.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The mean does not carry the learning rate.
       num_workers: number of workers N, default 1.
-      keep_above: :math:`c_0` in [-1, 1], the cosine from which on a displacement is kept; default 0.2.
-      shrink: :math:`k_s \ge 0`, how readily what opposes is taken off; default 0.5.
-      max_shrink: :math:`\beta_{\max}` in [0, 1], how much of it at most; default 0.5.
-      turn: :math:`k_t \ge 0`, how far a displacement is turned; default 1.
-      caution: :math:`\kappa \ge 0`, how much a long momentum holds changes back; default 3.
-      weight: :math:`\rho \ge 0`, what a displacement counts; ``None`` (default) is :math:`1/\sqrt N`.
-      eps: :math:`\varepsilon \ge 0`; where :math:`\Delta` or :math:`m` is not longer, nothing is changed. Default 1e-8.
+      keep_above: :math:`c_0` in [-1, 1], the lowest cosine at which a displacement is kept; default 0.2.
+      shrink: :math:`k_s \ge 0`, strength with which an opposing component is removed; default 0.5.
+      max_shrink: :math:`\beta_{\max}` in [0, 1], the largest share of it that is removed; default 0.5.
+      turn: :math:`k_t \ge 0`, strength with which a displacement is turned; default 1.
+      caution: :math:`\kappa \ge 0`, weakens changes in proportion to the length of the momentum; default 3.
+      weight: :math:`\rho \ge 0`, factor on each displacement; ``None`` (default) is :math:`1/\sqrt N`.
+      eps: :math:`\varepsilon \ge 0`, default 1e-8. Nothing is changed unless :math:`\Delta` and :math:`m` are both longer.
 
     Returns:
-      A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns
-      the look-ahead. Keeps no copy of the parameters a worker and one at the centre (:math:`m`).
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``; :func:`gemjax.pull` returns the
+      look-ahead. It keeps no copy of the parameters per worker and one centrally (:math:`m`).
 
     Raises:
-      ValueError: for a negative ``learning_rate``, ``shrink``, ``turn``, ``caution``, ``weight`` or ``eps``, a ``momentum``
-        outside [0, 1), ``keep_above`` outside [-1, 1], ``max_shrink`` outside [0, 1] or a ``num_workers`` that is not
-        positive.
+      ValueError: if ``learning_rate``, ``shrink``, ``turn``, ``caution``, ``weight`` or ``eps`` is negative, ``momentum``
+        outside [0, 1), ``keep_above`` outside [-1, 1], ``max_shrink`` outside [0, 1] or ``num_workers`` not positive.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.heloco(learning_rate=1.0, momentum=0.5, num_workers=2, caution=0.0, weight=1.0)
     >>> params = jnp.zeros(1)
-    >>> updates, state = tx.update(jnp.ones(1), tx.init(params), params, worker=0)  # Nothing to align with.
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(params), params, worker=0)  # There is no momentum yet.
     >>> view, state = gemjax.pull(state, params + updates, worker=0)
     >>> print(params + updates, view)
     [-1.25] [-1.5]
-    >>> updates, state = tx.update(-jnp.ones(1), state, params, worker=1)  # Half of what opposes is left.
+    >>> updates, state = tx.update(-jnp.ones(1), state, params, worker=1)  # Half of the opposing component remains.
     >>> print(updates)
     [0.5]
 
@@ -183,13 +182,13 @@ def heloco(
       Al Asif et al., `HeLoCo: Efficient asynchronous low-communication training under data and device heterogeneity
       <https://arxiv.org/abs/2606.00271>`_, 2026
 
-    Readings: the paper's text could not be consulted in full; the equations are those of a card about it, and the defaults,
-    the look-ahead and what is done with a norm of zero those of an implementation that numbers its equations. A tensor is a
-    leaf of the parameters.
+    Readings: the text of the paper was not available in full. The equations are those of a summary card; the defaults, the
+    look-ahead and the case of a zero norm are those of an implementation that numbers its equations. A tensor is a leaf of the
+    parameters.
 
     Deviations from the paper:
-      1. Cosines and norms are computed in float32 at least, :math:`m` is kept like the parameters.
-      2. Commits that arrive close together are not gathered into one; that is an engine's business.
+      1. Cosines and norms are computed in float32 at least; :math:`m` has the dtypes of the parameters.
+      2. Commits that arrive close together are not merged into one; an engine can do that.
     """
     check_num_workers(num_workers)
     atom = align_with_momentum(

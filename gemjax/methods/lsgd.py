@@ -1,4 +1,4 @@
-"""Leader SGD: workers drawn towards the one that does best (Teng et al., 2019)."""
+"""Leader SGD: workers are pulled towards the worker with the lowest loss (Teng et al., 2019)."""
 
 from typing import Any, NamedTuple
 
@@ -8,68 +8,91 @@ import optax
 from jax import lax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.board import Board
-from gemjax.protocol.checks import check_between, check_learning_rate, check_positive_int
-from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams
-from gemjax.protocol.slots import Slots, like
+from gemjax.protocol.checks import check_between, check_choice, check_learning_rate, check_positive_int
+from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
+from gemjax.protocol.nodes import StalenessState, nodes
+from gemjax.protocol.slots import SharedRows, Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
-from gemjax.protocol.views import where_present
 
 PyTree = Any
 
 
 class Following(NamedTuple):
-    """What a worker's pull needs: everybody's position and loss, and who is asking."""
+    """Positions and losses of all workers, and the settings of the exchange."""
 
-    positions: Board  # x_j; where each worker was when it last arrived.
-    losses: jax.Array  # float [N]; mean of each worker's last losses, infinite before it has arrived.
-    worker: Slots  # int32 []; itself.
-    exchanges: Slots  # int32 []; how often it has arrived.
+    positions: SharedRows  # x_j; each worker's position at its last commit.
+    losses: jax.Array  # float [N]; mean of each worker's last losses, infinite before its first commit.
+    worker: Slots  # int32 []; the worker's own index.
+    exchanges: Slots  # int32 []; the worker's commits so far.
     group_size: jax.Array  # int32 []
     strength: jax.Array  # float []; lambda.
     global_strength: jax.Array  # float []; lambda_G.
     global_period: jax.Array  # int32 []; exchanges from one global pull to the next.
 
+    def is_global(self) -> jax.Array:
+        """Return True if the worker's exchange is a global one."""
+        return self.exchanges.value % self.global_period == 0
+
     def leaders(self) -> tuple[jax.Array, jax.Array]:
-        """The worker that leads this one's group, and the one that leads all."""
+        """Return the leader of this worker's group and the leader of all workers."""
         group = jnp.arange(self.losses.size) // self.group_size
         mine = group == group[self.worker.value]
-        losses = jnp.minimum(
-            self.losses, jnp.finfo(self.losses.dtype).max
-        )  # The first of a group nobody has come from.
+        # Finite, so that a group without a commit is led by its first worker.
+        losses = jnp.minimum(self.losses, jnp.finfo(self.losses.dtype).max)
         return jnp.argmin(jnp.where(mine, losses, jnp.inf)), jnp.argmin(losses)
 
-    def shift_view(self, view: PyTree) -> PyTree:
-        """Its own position, drawn to its group's leader and, when it is time, to the leader of all."""
-        is_time = self.exchanges.value % self.global_period == 0
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+        """Return the worker's position after the pull to its group's leader and, if it is time, to the global leader."""
         position = self.positions.read(self.worker.value)
-        for leader, strength in zip(self.leaders(), (self.strength, self.global_strength * is_time), strict=True):
+        for leader, strength in zip(
+            self.leaders(), (self.strength, self.global_strength * self.is_global()), strict=True
+        ):
             point = self.positions.read(leader)
             position = jax.tree.map(lambda x, z, c=strength: x - jnp.asarray(c, x.dtype) * (x - z), position, point)
-        return where_present(lambda own, _: own, position, view)
+        return self, where_present(lambda own, _: own, position, view), self.anchors()
+
+    def anchors(self) -> tuple[PyTree, ...]:
+        """Return the points that are sent with the view."""
+        return ()
 
 
 class FollowingLeader(Following):
-    """With one group: the leader's position is sent along."""
+    """One group: the leader's position is sent with the view."""
 
     def anchors(self) -> tuple[PyTree, ...]:
+        """Return the position of the leader."""
         return (self.positions.read(self.leaders()[1]),)
 
 
 class FollowingLeaders(Following):
-    """With several groups: the leaders' positions are sent along, that of all first."""
+    """Several groups: the positions of the global leader and of the group's leader are sent with the view."""
 
     def anchors(self) -> tuple[PyTree, ...]:
+        """Return the positions of the global leader and of the group's leader."""
         of_group, of_all = self.leaders()
         return self.positions.read(of_all), self.positions.read(of_group)
+
+
+class FollowingKeptLeader(NamedTuple):
+    """Several groups, global pulls at some exchanges only: the position of the global leader is kept until the next one."""
+
+    following: Following
+    target: Slots  # a_w, like params; the position of the global leader at the worker's last global pull.
+
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+        """Return the view of ``following``, and renew the target at a global exchange."""
+        _, view, (leader, of_group) = self.following.on_pull(params, view, moved)
+        is_global = self.following.is_global()
+        target = jax.tree.map(lambda z, a: jnp.where(is_global, z, a), leader, self.target.value)
+        return self._replace(target=Slots(target)), view, (target, of_group)
 
 
 class FollowLeaderState(NamedTuple):
     """State of :func:`follow_leader`."""
 
-    following: Following
+    following: Following | FollowingKeptLeader
     recent: Slots  # float [window]; the worker's last mini-batch losses, the newest last.
-    seen: Slots  # int32 []; how many of them are real.
+    seen: Slots  # int32 []; the number of entries of `recent` that hold a loss.
     stale_params: ReadsStaleParams
     local_steps: NeedsLocalSteps
 
@@ -83,28 +106,32 @@ def follow_leader(
     window: int = 10,
     anchors: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Keeps every worker's position, draws workers to the leader, and has the central variable be the leader.
+    r"""Keep the position of each worker, pull workers to the leader, and set the central variable to the leader.
 
-    The atom of :func:`gemjax.lsgd`, where mathematics and arguments are explained. It takes what comes in for the displacement
-    of the worker, and stands last in a chain, without a learning rate behind it.
+    The atom of :func:`gemjax.lsgd`, whose docstring explains the mathematics and the arguments. It takes its input for the
+    worker's displacement and goes last in a chain, without a learning rate behind it.
 
     Args:
-      num_workers: number of workers N, as :func:`gemjax.asynchronous` has it.
-      strength: as in :func:`gemjax.lsgd`, like the rest.
-      groups: likewise.
-      global_strength: likewise.
-      global_period: likewise.
-      window: likewise.
-      anchors: likewise.
+      num_workers: number of workers N, the same as that of :func:`gemjax.asynchronous`.
+      strength: as in :func:`gemjax.lsgd`.
+      groups: as in :func:`gemjax.lsgd`.
+      global_strength: as in :func:`gemjax.lsgd`.
+      global_period: as in :func:`gemjax.lsgd`.
+      window: as in :func:`gemjax.lsgd`.
+      anchors: as in :func:`gemjax.lsgd`.
 
     Returns:
-      A transformation that keeps two copies of the parameters a worker. It needs ``params`` and the extra arguments that
-      :func:`gemjax.asynchronous` supplies, and ``value`` or ``local_losses``.
+      A transformation that needs ``params``, the extra arguments that :func:`gemjax.asynchronous` supplies, and ``value`` or
+      ``local_losses``. It keeps two copies of the parameters per worker, three with anchors of several groups and
+      ``global_period > 1``. It offers the diagnostics ``leader`` and ``group_leader``.
 
     Raises:
       ValueError: as :func:`gemjax.lsgd`.
+      TypeError: if ``groups``, ``window`` or ``global_period`` is traced; at a commit, without a loss or outside
+        :func:`gemjax.asynchronous`.
     """
     strength, global_strength = _checked(num_workers, strength, groups, global_strength, global_period, window)
+    keeps = anchors and groups > 1 and global_period > 1
     kind = Following if not anchors else FollowingLeader if groups == 1 else FollowingLeaders
 
     def settings(following: Following) -> Following:
@@ -117,39 +144,42 @@ def follow_leader(
 
     def init_fn(params) -> Any:
         nothing, losses = jnp.zeros([], jnp.int32), jnp.full(num_workers, jnp.inf)
-        board = Board.of(params, num_workers)
-        # Known from the start, because a worker may pull again before its first commit.
+        positions = SharedRows.of(params, num_workers)
+        # Set at the start, because a worker may pull again before its first commit.
         workers = Slots(jnp.arange(num_workers, dtype=jnp.int32), num_workers)
-        following = kind(board, losses, workers, Slots(nothing), nothing, losses[0], losses[0], nothing)
+        following = settings(kind(positions, losses, workers, Slots(nothing), nothing, losses[0], losses[0], nothing))
+        node = FollowingKeptLeader(following, Slots(params)) if keeps else following
         recent = Slots(jnp.zeros(window))
-        return FollowLeaderState(settings(following), recent, Slots(nothing), ReadsStaleParams(), NeedsLocalSteps())
+        return FollowLeaderState(node, recent, Slots(nothing), ReadsStaleParams(), NeedsLocalSteps())
 
     def update_fn(
         updates, state, params=None, *, worker=None, stale_params=None, value=None, local_losses=None, local_steps=1,
-        applied=True, observe=None, **extra_args,
+        observe=None, **extra_args,
     ) -> Any:  # fmt: skip
         del extra_args
         require_protocol("follow_leader", worker=worker, params=params)
         if value is None and local_losses is None:
             raise TypeError("follow_leader ranks workers by their losses: call update(…, value=loss), as engines do")
         losses = jnp.asarray(value)[None] if local_losses is None else local_losses
-        # The newest losses end where the real ones of the commit end.
+        # `losses` is padded behind its first `local_steps` entries.
         recent = jnp.concatenate([state.recent.value, losses.astype(state.recent.value.dtype)])
         recent = lax.dynamic_slice_in_dim(recent, jnp.asarray(local_steps, jnp.int32), window)
         seen = jnp.minimum(state.seen.value + jnp.asarray(local_steps, jnp.int32), window)
         mean = jnp.sum(jnp.where(jnp.arange(window) >= window - seen, recent, 0.0)) / seen
-        position = jax.tree.map(jnp.subtract, like(stale_params, updates), updates)
-        following = settings(state.following)._replace(
-            positions=state.following.positions.write(worker, position, applied),
-            losses=state.following.losses.at[worker].set(mean),
-            exchanges=Slots(state.following.exchanges.value + 1),
+        position = jax.tree.map(jnp.subtract, match_mask(stale_params, updates), updates)
+        before = state.following.following if keeps else state.following
+        following = settings(before)._replace(
+            positions=before.positions.write(worker, position),
+            losses=before.losses.at[worker].set(mean),
+            exchanges=Slots(before.exchanges.value + 1),
         )
         of_group, of_all = following.leaders()
         if observe is not None:
-            before = state.following.leaders()
-            observe("group_leader", lambda: jnp.where(applied, of_group, before[0]))
-            observe("leader", lambda: jnp.where(applied, of_all, before[1]))
+            shown = following.positions.written((of_group, of_all), before.leaders())
+            observe("group_leader", lambda: shown[0])
+            observe("leader", lambda: shown[1])
         updates = jax.tree.map(jnp.subtract, following.positions.read(of_all), params)
+        following = state.following._replace(following=following) if keeps else following
         return updates, state._replace(following=following, recent=Slots(recent), seen=Slots(seen))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -166,58 +196,69 @@ def lsgd(
     window: int = 10,
     anchors: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Leader SGD: every worker trains from a position of its own and is drawn to whoever has the lowest loss.
+    r"""Leader SGD: each worker trains from its own position and is pulled towards the worker with the lowest loss.
 
-    Averages of workers need not be good where the loss is not convex; the best of them is good by definition. A worker
-    that arrives after :math:`\tau` local steps says how its last :math:`K` mini-batches went, and goes on a little nearer
-    to the leader of its group and, less often, to the leader of all. Leaders feel no pull. The central variable is the
-    leader of all.
+    If the loss is not convex, the average of several workers need not be good, but the best of them is. At each commit, after
+    :math:`\tau` local steps, a worker reports the losses of its mini-batches. Its position is then pulled towards the leader of
+    its group and, at a global exchange, towards the global leader, which has the lowest loss of all workers. A leader feels
+    no pull. The central variable is the position of the global leader.
 
     .. math::
 
       x_w &\leftarrow s_w - \eta_t \Delta_w, \quad \ell_w \leftarrow \text{mean of the last } K \text{ losses of } w \\
       \theta &\leftarrow x_z, \quad z = \arg\min_j \ell_j, \quad z_G = \arg\min_{j \in G(w)} \ell_j \\
       s_w &\leftarrow x_w - \lambda (x_w - x_{z_G}) \\
-      s_w &\leftarrow s_w - \lambda_G (s_w - x_z) \quad \text{at every } n\text{-th exchange of } w
+      s_w &\leftarrow s_w - \lambda_G (s_w - x_z), \quad a_w \leftarrow x_z \quad
+        \text{at every } n\text{-th exchange of } w
 
-    with :math:`w` the worker that commits, :math:`G(w)` its group, :math:`s_w` what it pulls (the last two lines happen at
-    the pull) and :math:`\Delta_w` what its optimizer moved it by. Run it with
+    with :math:`w` the worker that commits, :math:`G(w)` its group, :math:`s_w` its view, :math:`a_w` its anchor and
+    :math:`\Delta_w` the displacement by its local optimizer. The last two lines are computed at the pull. At the start all
+    positions, views and anchors are the initial parameters. Run it with
     ``local=gemjax.LocalSteps(optax.sgd(rate), period)``.
 
-    **Asynchronous or in step.** The pull is a matter of when workers pull. If each pulls when it has arrived, as in every
-    ordinary trace, it is drawn to the leaders of that moment: fully asynchronous. If all of them arrive before the first one
-    pulls, the exchange is the collective one of the authors' code; :class:`gemjax.arrivals.SemiSynchronous` makes
-    such traces for the simulator (on devices nobody waits).
+    **Asynchronous or in step.** If each worker pulls right after its commit, as in most traces, it is pulled towards the
+    leaders of that moment: the method is fully asynchronous. If all workers commit before the first one pulls, the exchange is
+    the collective one of the authors' program. :class:`gemjax.arrivals.SemiSynchronous` makes such traces for the simulator;
+    on devices workers do not wait for each other.
 
-    **Evaluation.** ``result.params`` is the leader; the paper evaluates the average of the workers,
-    ``gemjax.average_position(result.opt_state)``. Ask an engine for the diagnostics ``leader`` and ``group_leader`` to know who
-    led when.
+    **Proximal extension.** With ``anchors=True`` each view comes with the points towards which
+    :func:`gemjax.pull_to_anchors` pulls the worker at each local step: :math:`a_w`, the global leader's position at the last
+    global exchange, and then, with several groups, the position of the group's leader at the last exchange. The published
+    strengths are :math:`p_G / \tau_G` and :math:`p / \tau`. A new :math:`a_w` exists only at a global exchange, so a larger
+    ``global_period`` saves traffic; the engines of this library send both points with each view nevertheless.
 
-    Reductions: at ``strength=0`` (and ``global_strength=0``) each worker is its own local optimizer alone; with one worker,
-    too. At ``strength=1`` workers go on from the leader.
+    **Evaluation.** ``result.params`` is the leader. The paper evaluates the average of the workers; see
+    :func:`gemjax.average_position`. The diagnostics ``leader`` and ``group_leader`` record which worker leads.
+
+    Reductions:
+      - at ``strength=0`` and ``global_strength=0``, or with one worker: each worker runs its local optimizer alone;
+      - at ``strength=1`` with one group: each worker continues from the leader;
+      - several groups at ``strength=0`` and ``global_period=1``: one group with ``strength`` set to the global strength;
+      - at ``global_period=1``: both anchors are the leaders at the worker's last pull.
 
     Args:
       learning_rate: :math:`\eta`, scales displacements, a non-negative float or a schedule over commits of the central
-        variable; default 1. The rate of the steps belongs to the local optimizer.
+        variable; default 1. The local optimizer has the rate of the steps.
       num_workers: number of workers N, default 1.
-      strength: :math:`\lambda` in [0, 1], default 0.1; not multiplied by a rate.
+      strength: :math:`\lambda` in [0, 1], the pull towards the group's leader, default 0.1; not multiplied by a rate.
       groups: number of groups, a divisor of N, default 1; worker w belongs to group ``w // (N / groups)``. Put the workers of
-        one host, or mesh slice, in one group.
-      global_strength: :math:`\lambda_G` in [0, 1], with several groups only; ``None`` (default) is ``strength``.
-      global_period: :math:`n \ge 1`, exchanges of a worker from one global pull to the next, default 1; the paper's
-        :math:`\tau_G / \tau`.
-      window: :math:`K \ge 1`, mini-batch losses that a worker is judged by, default 10.
-      anchors: whether workers are sent the leaders' positions, for :func:`gemjax.pull_to_anchors` in the local optimizer (the
-        proximal extension; there with strength :math:`p_G / \tau_G`, and for several groups :math:`p / \tau` second). Costs a
-        copy a worker for each, default False.
+        one host, or of one slice of the mesh, in one group.
+      global_strength: :math:`\lambda_G` in [0, 1], the pull towards the global leader, with several groups only; ``None``
+        (default) is ``strength``.
+      global_period: :math:`n \ge 1`, exchanges of a worker from one global exchange to the next, the paper's
+        :math:`\tau_G / \tau`; default 1. It has no effect with one group.
+      window: :math:`K \ge 1`, number of mini-batch losses in the mean that ranks a worker, default 10.
+      anchors: True sends the leaders' positions with each view; default False. It costs one copy of the parameters per worker
+        with one group, two with several groups, and three if ``global_period > 1`` as well.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w, value=loss)``; :func:`gemjax.pull`
-      returns the worker's own position. Keeps two copies of the parameters a worker (:math:`x_w`, :math:`s_w`).
+      returns the worker's own position. It keeps two copies of the parameters per worker (:math:`x_w`, :math:`s_w`).
 
     Raises:
-      ValueError: if ``learning_rate`` is negative, a strength outside [0, 1], a count below 1, ``groups`` no divisor of
-        ``num_workers``, or ``global_strength`` given for one group; in an engine, without ``local=``.
+      ValueError: if ``learning_rate`` is negative, a strength is outside [0, 1], a count is below 1, ``groups`` does not
+        divide ``num_workers``, or ``global_strength`` is given for one group; in an engine, without ``local=``.
+      TypeError: if ``groups``, ``window`` or ``global_period`` is traced; at a commit, without a loss.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.lsgd(num_workers=2, strength=0.5)
@@ -235,15 +276,21 @@ def lsgd(
       Teng et al., `Leader Stochastic Gradient Descent for Distributed Training of Deep Learning Models
       <https://arxiv.org/abs/1905.10395>`_, 2019
 
-    Readings: the text's supplement could not be consulted; the exchange is that of the released code, where :math:`\lambda` is
-    not multiplied by the rate, the pull to the group's leader comes first, and one group is only pulled once.
+    Readings: the supplement of the paper was not available. The exchange is that of the released program: :math:`\lambda` is
+    not multiplied by the rate, the pull towards the group's leader comes first, and with one group there is one pull only.
+    The proximal extension is in the program, not in the paper.
 
-    Deviations from the paper and its code:
-      1. In the asynchronous form leaders are those of a worker's arrival, at the positions in which they last arrived.
-      2. Losses that have not been seen yet do not count as zero.
-      3. The leader of a group that nobody has arrived from yet is where it began.
-      4. Model state (BatchNorm statistics) is the engine's, one for all, and follows its policy; in the code it is each
-         worker's own. Recompute statistics for what you evaluate.
+    Deviations from the paper and its program:
+      1. In the asynchronous form the leaders are those at a worker's pull, and their positions are those of their last
+         commits.
+      2. A worker's mean has only losses that it has reported. In the program missing losses count as zero.
+      3. The leader of a group without any commit is its first worker, at the initial parameters.
+      4. With several groups and ``global_period=1`` both pulls happen. The program switches the group pull and its proximal
+         term off if the two periods are equal; ``groups=1`` is that case.
+      5. In the program an evaluation overwrites the stored :math:`a_w` with the average of the workers until the next global
+         exchange. Here it does not.
+      6. Model state (BatchNorm statistics) is one for all workers and follows the engine's policy. In the program each worker
+         has its own. Recompute the statistics for the parameters that you evaluate.
     """
     check_learning_rate(learning_rate)
     scale = scale_by_learning_rate(learning_rate, flip_sign=False)
@@ -251,28 +298,50 @@ def lsgd(
     return asynchronous(optax.chain(scale, follow), num_workers)
 
 
-def average_position(opt_state: PyTree) -> PyTree:
-    """The mean of the positions in which the workers of :func:`gemjax.lsgd` last arrived, a tree like the parameters.
+def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
+    r"""Return the average of the positions of the workers of :func:`gemjax.lsgd`, the point that the paper evaluates.
+
+    .. math::
+
+      \bar x = \frac{1}{N} \sum_j x_j, \quad \bar s = \frac{1}{N} \sum_j s_j
+
+    with :math:`x_j` the position of worker :math:`j` at its last commit, before the exchange, and :math:`s_j` its last view,
+    after it. If all workers pull at the same leader :math:`x_z` with one group,
+    :math:`\bar s = (1 - \lambda) \bar x + \lambda x_z`. The authors' program evaluates right after an exchange; with several
+    groups it averages each group by itself.
+
+    Args:
+      opt_state: an optimizer state of :func:`gemjax.lsgd`, or of a chain with it, such as ``result.opt_state``.
+      exchange: ``"before"`` (default) for :math:`\bar x`, ``"after"`` for :math:`\bar s`. A trace in step ends before the
+        workers pull at their last meeting; call :func:`gemjax.pull` for each worker first.
+
+    Returns:
+      A tree like the parameters.
 
     Raises:
-      ValueError: if the state is not one of LSGD.
+      ValueError: if the state is not one of LSGD, or ``exchange`` is unknown.
 
     >>> import gemjax, jax.numpy as jnp
-    >>> gemjax.average_position(gemjax.lsgd(num_workers=4).init(jnp.ones(2)))
-    Array([1., 1.], dtype=float32)
+    >>> tx, params = gemjax.lsgd(num_workers=2, strength=0.5), jnp.zeros(1)
+    >>> state = tx.init(params)
+    >>> for worker, moved, loss in ((0, 1.0, 0.3), (1, 3.0, 0.9)):
+    ...     _, state = tx.update(jnp.array([-moved]), state, params, worker=worker, value=jnp.array(loss))
+    ...     _, state = gemjax.pull(state, params, worker)
+    >>> print(gemjax.average_position(state), gemjax.average_position(state, exchange="after"))  # Worker 1 went to 2.
+    [2.] [1.5]
     """
-    boards = [node for node in jax.tree.leaves(opt_state, is_leaf=_is_board) if _is_board(node)]
-    if len(boards) != 1:
+    check_choice("exchange", exchange, ("before", "after"))
+    rows = [node.rows for node in nodes(opt_state, SharedRows)]
+    if len(rows) != 1:
         raise ValueError("average_position needs the optimizer state of gemjax.lsgd, and this is of another method")
-    return jax.tree.map(lambda rows: rows.mean(0), boards[0].rows)
-
-
-def _is_board(node: Any) -> bool:
-    return isinstance(node, Board)
+    if exchange == "after":
+        (state,) = (state for state in nodes(opt_state, StalenessState) if nodes(state, SharedRows))
+        rows = [match_mask(state.stale_params.value, rows[0])]
+    return jax.tree.map(lambda rows: rows.mean(0), rows[0])
 
 
 def _checked(num_workers, strength, groups, global_strength, global_period, window) -> tuple[float, float]:
-    """The two pulls as they are applied, after all arguments were found to be possible."""
+    """Check all arguments and return the strengths of the two pulls."""
     check_num_workers(num_workers)
     for name, value in (("groups", groups), ("window", window), ("global_period", global_period)):
         check_positive_int(name, value)

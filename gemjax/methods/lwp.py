@@ -14,11 +14,11 @@ def lwp(
     *,
     horizon: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Linear weight prediction: workers compute where the momentum would lead by the time they return.
+    r"""Linear weight prediction: workers compute at the point to which the momentum will have led by their return.
 
-    One momentum, shared by all workers, is taken to stay as it is for the :math:`D` commits that a gradient will be late,
-    and a worker is sent the point that many steps ahead. Right for the even delays of a pipeline; in a collective the
-    prediction feeds on stale gradients itself, and over many workers it diverges sooner than no prediction.
+    One momentum, shared by all workers, is assumed to stay constant for the :math:`D` commits by which a gradient will be late,
+    and the view is that many steps ahead. This suits the even delays of a pipeline. In asynchronous SGD the prediction itself
+    is made of stale gradients, and with many workers it diverges sooner than no prediction.
 
     .. math::
 
@@ -26,21 +26,21 @@ def lwp(
       \theta &\leftarrow \theta - \eta_t v \\
       s_w &\leftarrow \theta - D \, \eta_t v
 
-    with :math:`v = 0` at the start, :math:`w` the worker that commits and :math:`s_w` what it pulls.
+    with :math:`v = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
 
     Reductions: at ``horizon=0``, so by default with one worker, it is :func:`gemjax.momentum_asgd`; at
     ``horizon=momentum`` it is :func:`gemjax.nag_asgd`.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. A worker that
-        pulls between commits is sent a point with the rate of the last one.
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. A view between two
+        commits uses the rate of the last one.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
       horizon: :math:`D \ge 0` in commits; ``None`` (default) is N - 1, the mean staleness.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      prediction. Keeps no copy of the parameters a worker and one at the centre (:math:`v`).
+      prediction. It keeps no copy of the parameters per worker and one centrally (:math:`v`).
 
     Raises:
       ValueError: if ``learning_rate`` or ``horizon`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not
@@ -59,12 +59,12 @@ def lwp(
       Kosson et al., `Pipelined Backpropagation at Scale: Training Large Models without Batches
       <https://arxiv.org/abs/2003.11666>`_, 2020
 
-    Readings: the prediction is the paper's velocity form; its weight-difference form gives the same at a constant rate.
-    Which :math:`D` the DANA paper gave its LWP baseline is not certain; N - 1 is the mean staleness of N workers.
+    Readings: the prediction is the paper's velocity form; its weight-difference form gives the same at a constant rate. The
+    value of :math:`D` in the DANA paper's LWP baseline is not certain; N - 1 is the mean staleness of N workers.
 
     Deviations from the paper:
-      1. Its spike compensation is left out.
-      2. Delays are those of asynchronous workers, of which :math:`D` is only the mean.
+      1. The spike compensation of the paper is left out.
+      2. Delays are those of asynchronous workers, and :math:`D` is only their mean.
     """
     check_num_workers(num_workers)
     atom = look_ahead_momentum(learning_rate, momentum, num_workers - 1 if horizon is None else horizon)

@@ -8,41 +8,40 @@ import optax
 
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum
+from gemjax.protocol.hooks import LookAhead
 from gemjax.protocol.staleness import asynchronous
-from gemjax.protocol.views import LookAhead
 
 
 class LookAheadMomentumState(NamedTuple):
-    """State of :func:`look_ahead_momentum`; all of it is shared."""
+    """State of :func:`look_ahead_momentum`, shared by all workers."""
 
     count: jax.Array  # int32 []; commits so far.
-    ahead: LookAhead  # v, like params, and how far ahead of the central variable workers compute.
+    ahead: LookAhead  # v, like params, and the distance of the look-ahead along it.
 
 
 def look_ahead_momentum(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, horizon: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Heavy-ball momentum shared by all workers, which compute ahead of the central variable.
+    r"""Heavy-ball momentum shared by all workers, with views ahead of the central variable.
 
     The atom of :func:`gemjax.nag_asgd` and :func:`gemjax.lwp`. It turns gradients into the velocity
-    :math:`v \leftarrow \gamma v + g`, so it stands before the learning rate in a chain, and has :func:`gemjax.pull` hand
-    out :math:`\theta - D\,\eta_t\,v`, with the rate of the last commit.
+    :math:`v \leftarrow \gamma v + g`, so it goes before the learning rate in a chain. :func:`gemjax.pull` then returns
+    :math:`\theta - D\,\eta_t\,v`, with the rate of the last commit.
 
     Args:
-      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets how far a step goes.
+      learning_rate: :math:`\eta`, the rate that the chain applies; here it only sets the length of a step.
       momentum: :math:`\gamma` in [0, 1), default 0.9.
-      horizon: :math:`D \ge 0`, how many steps :math:`\eta v` ahead workers compute. ``None`` (default) is ``momentum``,
-        Nesterov's.
+      horizon: :math:`D \ge 0`, the look-ahead in steps :math:`\eta v`. ``None`` (default) is ``momentum``, as in Nesterov's
+        method.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre (:math:`v`). It offers the diagnostic
-      ``look_ahead``.
+      A transformation that keeps one copy of the parameters centrally (:math:`v`). It offers the diagnostic ``look_ahead``.
 
     Raises:
       ValueError: if ``learning_rate`` or ``horizon`` is negative or ``momentum`` outside [0, 1).
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     if horizon is not None:
         check_at_least("horizon", horizon, 0.0)
     steps_ahead = momentum if horizon is None else horizon
@@ -69,19 +68,19 @@ def momentum_asgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Asynchronous SGD with one heavy-ball momentum that all workers share.
 
-    What a parameter server with a momentum optimizer does. Every gradient goes on acting for about
-    :math:`1/(1-\gamma)` commits while others, computed before it was applied, arrive: momentum multiplies the distance
-    between the central variable and what workers computed on, and many workers diverge at a rate that is safe for one.
+    This is a parameter server with a momentum optimizer. Each gradient acts for about :math:`1/(1-\gamma)` commits, while other
+    gradients arrive that were computed before it was applied. Momentum thus multiplies the distance between the central
+    variable and the points of the gradients, and many workers diverge at a rate that is safe for one.
 
     .. math::
 
       v &\leftarrow \gamma v + g \\
       \theta &\leftarrow \theta - \eta_t v
 
-    with :math:`v = 0` at the start, whichever worker commits.
+    with :math:`v = 0` at the start, one for all workers.
 
-    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is
-    :func:`gemjax.asgd`. It is ``optax.trace(momentum)`` in front of the learning rate, and nothing more.
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is :func:`gemjax.asgd`. It
+    consists of ``optax.trace(momentum)`` in front of the learning rate.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
@@ -89,8 +88,8 @@ def momentum_asgd(
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters a
-      worker and one at the centre (:math:`v`).
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
+      worker and one centrally (:math:`v`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -110,7 +109,7 @@ def momentum_asgd(
       <https://arxiv.org/abs/1907.11612>`_, 2019 (as a baseline)
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     return asynchronous(optax.chain(optax.trace(momentum), scale_by_learning_rate(learning_rate)), num_workers)
 
 
@@ -119,9 +118,9 @@ def nag_asgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""NAG-ASGD: one Nesterov momentum that all workers share.
 
-    :func:`gemjax.momentum_asgd` whose workers are sent the point to which the momentum alone would carry the central
-    variable next. That looks one commit ahead where N - 1 will have been made when the gradient arrives, so it shares the
-    fate of the heavy ball; it is the baseline that DANA is measured against.
+    :func:`gemjax.momentum_asgd` in which a view is the point to which the momentum alone would carry the central variable next.
+    That point is one commit ahead, but N - 1 commits happen before the gradient arrives, so the method diverges like the heavy
+    ball. It is the baseline of DANA.
 
     .. math::
 
@@ -129,21 +128,21 @@ def nag_asgd(
       \theta &\leftarrow \theta - \eta_t v \\
       s_w &\leftarrow \theta - \eta_t \gamma v
 
-    with :math:`v = 0` at the start, :math:`w` the worker that commits and :math:`s_w` what it pulls.
+    with :math:`v = 0` at the start, :math:`w` the worker that commits and :math:`s_w` its view.
 
     Reductions: with one worker and a constant rate the views are the parameters of
     ``optax.sgd(learning_rate, momentum, nesterov=True)``; at ``momentum=0`` it is :func:`gemjax.asgd`. It is
     :func:`gemjax.lwp` with ``horizon=momentum``.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. A worker that
-        pulls between commits is sent a point with the rate of the last one.
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. A view between two
+        commits uses the rate of the last one.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``; :func:`gemjax.pull` returns the
-      look-ahead. Keeps no copy of the parameters a worker and one at the centre (:math:`v`).
+      look-ahead. It keeps no copy of the parameters per worker and one centrally (:math:`v`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -161,8 +160,8 @@ def nag_asgd(
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019 (as a baseline)
 
-    Readings: NAG-ASGD is taken to be one Nesterov optimizer at the centre which sends its look-ahead, and not, as in
-    some parameter servers, one in Bengio's coordinates; at a constant rate workers compute at the same points in both.
+    Readings: NAG-ASGD is taken to be one Nesterov optimizer at the central variable that sends its look-ahead, and not one in
+    Bengio's coordinates, as in some parameter servers. At a constant rate the points of the gradients are the same in both.
     """
     atom = look_ahead_momentum(learning_rate, momentum)
     return asynchronous(optax.chain(atom, scale_by_learning_rate(learning_rate)), num_workers)

@@ -15,27 +15,27 @@ PyTree = Any
 
 
 class DiscountMomentumState(NamedTuple):
-    """State of :func:`discount_momentum`; all of it is shared."""
+    """State of :func:`discount_momentum`, shared by all workers."""
 
     mean: PyTree  # m, like params.
 
 
 def discount_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtraArgs:
-    r"""Nesterov's momentum with the running mean of what is committed in place of its sum.
+    r"""Nesterov momentum with a running mean of the displacements in place of their sum.
 
-    The atom of :func:`gemjax.momentum_lookahead`: :math:`m \leftarrow \gamma m + (1 - \gamma) g`, and out comes
-    :math:`g + \gamma m`. It stands before the learning rate in a chain.
+    The atom of :func:`gemjax.momentum_lookahead`: :math:`m \leftarrow \gamma m + (1 - \gamma) g`, with the output
+    :math:`g + \gamma m`. It goes before the learning rate in a chain.
 
     Args:
       momentum: :math:`\gamma` in [0, 1), default 0.9.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre (:math:`m`).
+      A transformation that keeps one copy of the parameters centrally (:math:`m`).
 
     Raises:
       ValueError: if ``momentum`` is outside [0, 1).
     """
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
 
     def init_fn(params) -> Any:
         return DiscountMomentumState(optax.tree.zeros_like(params))
@@ -49,7 +49,7 @@ def discount_momentum(momentum: float = 0.9) -> optax.GradientTransformationExtr
 
 
 def discounted_step(momentum: Any, updates: PyTree, mean: PyTree) -> tuple[PyTree, PyTree]:
-    """``(updates + momentum * mean, mean)``, with the mean after it took the updates in."""
+    """Return ``(updates + momentum * mean, mean)`` with the mean after it took in the updates."""
 
     def renew(m, g):
         kept = jnp.asarray(momentum, m.dtype)
@@ -62,20 +62,20 @@ def discounted_step(momentum: Any, updates: PyTree, mean: PyTree) -> tuple[PyTre
 def momentum_lookahead(
     learning_rate: optax.ScalarOrSchedule = 0.7, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""MLA: Nesterov's look-ahead over displacements, with a momentum that does not add them up.
+    r"""MLA: Nesterov's look-ahead over displacements, with a momentum that is a mean instead of a sum.
 
-    Workers run local steps and commit how far they came. They start where the momentum alone would carry the centre next.
-    The momentum is a running mean and not a sum: many stale displacements weigh no more in it than one, so that
-    :math:`\gamma` can be close to 1 without the centre running away from those who are still at work.
+    Workers run local steps and commit their displacements. A view is the point to which the momentum alone would carry the
+    central variable next. The momentum is a running mean: many stale displacements weigh no more in it than one, so
+    :math:`\gamma` can be close to 1 without the central variable moving far from the views of workers that still compute.
 
     .. math::
 
       m &\leftarrow \gamma m + (1 - \gamma) \Delta \\
       \Theta &\leftarrow \Theta - \eta_t \left(\Delta + \gamma m\right)
 
-    with :math:`m = 0` at the start, shared by all workers, and :math:`\Delta` what the worker that commits pulled less
-    where its local steps took it. :math:`\Theta = \theta - \eta\gamma m` is the look-ahead point itself: at a constant rate
-    the workers compute where they would if the centre kept :math:`\theta` and sent that point,
+    with :math:`m = 0` at the start, shared by all workers, and :math:`\Delta` the displacement of the worker that commits, from
+    its view to the point after its local steps. :math:`\Theta = \theta - \eta\gamma m` is the look-ahead point itself. At a
+    constant rate the views are the same as those of a central variable :math:`\theta` that sends this point,
 
     .. math::
 
@@ -84,19 +84,19 @@ def momentum_lookahead(
 
     with the old :math:`m` in the first step and the new one in the last.
 
-    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)`` but that the velocity counts only
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum, nesterov=True)`` except that the velocity counts only
     :math:`1 - \gamma` of itself; at ``momentum=0`` it is :func:`gemjax.asgd`. :func:`gemjax.heloco` that keeps every
-    displacement as it is (``keep_above=-1, weight=1``) makes the same updates of the same displacements.
+    displacement (``keep_above=-1, weight=1``) makes the same updates for the same displacements.
 
     Args:
       learning_rate: :math:`\eta` of the outer step, a non-negative float or a schedule over commits of the central variable;
-        default 0.7. Local steps have their own.
+        default 0.7. The local optimizer has its own rate.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The mean does not carry the learning rate.
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(displacement, state, params, worker=w)``. Keeps no copy of the
-      parameters a worker and one at the centre (:math:`m`).
+      A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
+      parameters per worker and one centrally (:math:`m`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -115,9 +115,9 @@ def momentum_lookahead(
       Ajanthan et al., `Momentum Look-Ahead for Asynchronous Distributed Low-Communication Training
       <https://openreview.net/forum?id=4O8nzTkHPI>`_, 2025
 
-    Readings: the paper's text could not be consulted; the two steps are those of three implementations and texts that name
-    it, of which one gives the other form, too. That form shows that what the centre keeps looks ahead already, so nothing
-    is added at a pull; :func:`gemjax.heloco` looks ahead once more. The rate is that of those who use it as a baseline.
+    Readings: the text of the paper was not available. The two steps are those of three implementations and texts that name it,
+    one of which also gives the other form. That form shows that the central variable looks ahead already, so a pull adds
+    nothing; :func:`gemjax.heloco` looks ahead once more. The rate is that of its users as a baseline.
     """
     check_learning_rate(learning_rate)
     chain = optax.chain(displacements(), discount_momentum(momentum), scale_by_learning_rate(learning_rate))

@@ -1,4 +1,4 @@
-"""Asynchronous SGD with one momentum a worker."""
+"""Asynchronous SGD with one momentum per worker."""
 
 import optax
 
@@ -11,11 +11,11 @@ from gemjax.protocol.staleness import asynchronous
 def multi_asgd(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Multi-ASGD: each worker's gradients feed that worker's own momentum.
+    r"""Multi-ASGD: the gradients of each worker feed that worker's own momentum.
 
-    With one momentum shared by N workers every gradient is amplified by steps that other, stale gradients caused;
-    separate momenta take that coupling away, though each commit still moves :math:`\theta` by a whole velocity. It is
-    DANA-Zero without the look-ahead, and the baseline that shows what the look-ahead is worth.
+    With one momentum shared by N workers, each gradient is amplified by steps that other, stale gradients caused. Separate
+    momenta remove that coupling, though each commit still moves :math:`\theta` by a whole velocity. It is DANA-Zero without the
+    look-ahead, and the baseline that shows the effect of the look-ahead.
 
     .. math::
 
@@ -24,8 +24,8 @@ def multi_asgd(
 
     with :math:`v_w = 0` at the start and :math:`w` the worker that commits.
 
-    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is
-    :func:`gemjax.asgd`. It is ``per_worker(optax.trace(momentum))`` in front of the learning rate, and nothing more.
+    Reductions: with one worker it is ``optax.sgd(learning_rate, momentum)``; at ``momentum=0`` it is :func:`gemjax.asgd`. It
+    consists of ``per_worker(optax.trace(momentum))`` in front of the learning rate.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
@@ -33,8 +33,8 @@ def multi_asgd(
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps one copy of the parameters
-      a worker (:math:`v_w`).
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
+      worker (:math:`v_w`).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
@@ -53,11 +53,11 @@ def multi_asgd(
       Hakimi et al., `Taming Momentum in a Distributed Asynchronous Environment
       <https://arxiv.org/abs/1907.11612>`_, 2019
 
-    Readings: whether the paper's Multi-ASGD sends worker w its own Nesterov point :math:`\theta - \eta\gamma v_w` is not
-    settled by what could be read of it; here, as in its plain description, :math:`\theta` itself is sent.
+    Readings: the available parts of the paper do not settle if the view of worker w in Multi-ASGD is its own Nesterov point
+    :math:`\theta - \eta\gamma v_w`. Here, as in the plain description, the view is :math:`\theta` itself.
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     return asynchronous(
         optax.chain(per_worker(optax.trace(momentum)), scale_by_learning_rate(learning_rate)), num_workers
     )

@@ -15,24 +15,23 @@ PyTree = Any
 
 
 class CorrectOneStepDelayState(NamedTuple):
-    """State of :func:`correct_one_step_delay`; all of it is shared."""
+    """State of :func:`correct_one_step_delay`, shared by all workers."""
 
-    started: jax.Array  # bool []; whether there was an update before.
-    previous: PyTree  # u_{t-1}, like params; the last update as it came in.
+    started: jax.Array  # bool []; True after the first update.
+    previous: PyTree  # u_{t-1}, like params; the last update before its correction.
 
 
 def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformationExtraArgs:
-    r"""Adds to an update what it would have changed by, had its gradient not been one step old.
+    r"""Add to an update the change that a gradient without a delay of one step would have made.
 
-    The atom of :func:`gemjax.one_step_delay`, where mathematics and arguments are explained. It acts on *updates that
-    carry the learning rate already*, so it goes last in a chain, behind any optax optimizer; it reads nothing of the
-    staleness protocol and works in an ordinary ``optax.chain``, too.
+    The atom of :func:`gemjax.one_step_delay`. It acts on *updates that already carry the learning rate*, so it goes last in a
+    chain, behind any optax optimizer. It reads nothing of the staleness protocol and also works in an ordinary ``optax.chain``.
 
     Args:
       strength: as in :func:`gemjax.one_step_delay`.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre (:math:`u_{t-1}`). It offers the diagnostic
+      A transformation that keeps one copy of the parameters centrally (:math:`u_{t-1}`). It offers the diagnostic
       ``compensation``.
 
     Raises:
@@ -41,7 +40,7 @@ def correct_one_step_delay(strength: float = 1.0) -> optax.GradientTransformatio
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.correct_one_step_delay()
     >>> state = tx.init(jnp.zeros(1))
-    >>> for update in (1.0, 3.0, 4.0):  # The first is plain.
+    >>> for update in (1.0, 3.0, 4.0):  # The first update is not corrected.
     ...     found, state = tx.update(jnp.array([update]), state)
     ...     print(found)
     [1.]
@@ -74,11 +73,11 @@ def one_step_delay(
     *,
     strength: float = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""One-step-delay correction: an update is followed by what it came too late for.
+    r"""One-step-delay correction: each update is followed by the correction of the update before.
 
-    In a pipeline that keeps two versions of the weights every gradient is one step old. What the delayed optimizer did
-    not know when it made its last update, :math:`u_t - u_{t-1}`, is added to the next one, as error feedback does with what
-    a compression lost. If updates drift evenly, the sum is the update that would come next: the one without delay.
+    In a pipeline with two versions of the weights every gradient is one step old. The part that the delayed optimizer did not
+    know at its last update, :math:`u_t - u_{t-1}`, is added to the next one, as error feedback does with the error of a
+    compression. If updates drift evenly, the sum is the update without delay.
 
     .. math::
 
@@ -87,26 +86,26 @@ def one_step_delay(
 
     with :math:`v = 0` and no correction at the first commit; :math:`v` and :math:`u_{t-1}` are one for all workers.
 
-    Reductions: at ``strength=0``, and where updates do not change, it is :func:`gemjax.momentum_asgd`. With a delay of
-    exactly one, two workers in turn, and updates that drift evenly it makes the updates without delay.
+    Reductions: at ``strength=0``, and where updates do not change, it is :func:`gemjax.momentum_asgd`. With a delay of exactly
+    one (two workers in turn) and updates that drift evenly, its updates are those without delay.
 
-    Around another optimizer, AdamW, say, it is the atom behind it:
+    For another optimizer, such as AdamW, put the atom behind it:
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.asynchronous(
     ...     optax.chain(optax.adamw(1e-3), gemjax.correct_one_step_delay()), num_workers=2)
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. Where it falls
-        to 0, the last update is still corrected once.
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. After it falls to 0,
+        the last update is still corrected once.
       momentum: :math:`\gamma` in [0, 1), default 0.9. The velocity does not carry the learning rate.
-      num_workers: number of workers N, default 1; 2 workers in turn are the paper's delay. Nothing is known about longer
+      num_workers: number of workers N, default 1; two workers in turn have the paper's delay. No result is known for longer
         delays: the correction looks one step ahead, whatever the staleness.
       strength: :math:`c \ge 0`, default 1 as in the paper.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters a
-      worker and two at the centre (:math:`v`, :math:`u_{t-1}`).
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
+      worker and two centrally (:math:`v`, :math:`u_{t-1}`).
 
     Raises:
       ValueError: if ``learning_rate`` or ``strength`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not
@@ -125,15 +124,15 @@ def one_step_delay(
       Zmushko et al., `One-Step Gradient Delay is Not a Barrier for Large-Scale Asynchronous Pipeline Parallel LLM
       Pretraining <https://arxiv.org/abs/2606.30634>`_, 2026
 
-    Readings: the paper's text could not be consulted in full; the equation, :math:`c = 1` and the plain first step are
-    those of an independent implementation. There, too, :math:`u` carries its own step's learning rate (and the decoupled
-    weight decay, where the optimizer has one).
+    Readings: the text of the paper was not available in full. The equation, :math:`c = 1` and the plain first step are those of
+    an independent implementation, in which :math:`u` also carries the learning rate of its own step (and the decoupled weight
+    decay, if the optimizer has one).
 
     Deviations from the paper:
-      1. The paper corrects optimizers such as AdamW and Muon; this alias has SGD with momentum, the chain all others.
-      2. Delays are those of asynchronous workers; the paper's is one step, always.
+      1. The paper corrects optimizers such as AdamW and Muon. This alias has SGD with momentum; a chain has any other.
+      2. Delays are those of asynchronous workers. In the paper the delay is always one step.
     """
     check_learning_rate(learning_rate)
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     delayed = optax.chain(optax.trace(momentum), scale_by_learning_rate(learning_rate))
     return asynchronous(optax.chain(delayed, correct_one_step_delay(strength)), num_workers)

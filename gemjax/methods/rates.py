@@ -1,4 +1,4 @@
-"""The learning rate: applied and reported, or as a number for rules that need it themselves."""
+"""The learning rate: applied and reported, or as a number for rules that need it."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import optax
 
 
 def rate_at(learning_rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
-    """The learning rate of commit ``count`` (the first is 0), a scalar of the default float type."""
+    """Return the learning rate of commit ``count`` (the first is 0), a scalar of the default float type."""
     value = learning_rate(count) if callable(learning_rate) else learning_rate
     return jnp.asarray(value, jnp.result_type(float))
 
@@ -14,7 +14,7 @@ def rate_at(learning_rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Arra
 def scale_by_learning_rate(
     learning_rate: optax.ScalarOrSchedule, *, flip_sign: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """``optax.scale_by_learning_rate``, with the same state, that offers the diagnostic ``learning_rate``.
+    """Return ``optax.scale_by_learning_rate`` with the same state and the diagnostic ``learning_rate``.
 
     >>> from gemjax.protocol.diagnostics import Observer
     >>> tx, observer = scale_by_learning_rate(lambda count: 0.5 / (1 + count)), Observer(["learning_rate"])

@@ -1,4 +1,4 @@
-"""Rennala: the first gradients at the current parameters make a step, the others are not used (Tyurin & Richtárik, 2023)."""
+"""Rennala: a step uses the first gradients at the current parameters and no others (Tyurin & Richtárik, 2023)."""
 
 from typing import Any, NamedTuple
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gemjax.methods.gather import GatherState, gather
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import Refusals
@@ -17,44 +18,42 @@ PyTree = Any
 class GatherFreshState(NamedTuple):
     """State of :func:`gather_fresh`."""
 
-    gathered: jax.Array  # int32 []; gradients of this round so far.
-    mean: PyTree  # Like params but at least float32; what they add to the mean.
+    gathered: jax.Array  # int32 []; gradients in this round so far.
+    mean: PyTree  # Like params but at least float32; their share of the mean.
     refusals: Refusals
+
+    def refuses(self, staleness: jax.Array) -> jax.Array:
+        """Return True for a gradient at older parameters: these have not changed for ``gathered`` commits."""
+        return staleness > self.gathered
 
 
 def gather_fresh(batch_size: int) -> optax.GradientTransformationExtraArgs:
-    """Gathers gradients at the current parameters until there are enough, and refuses those at older ones.
+    """Gather gradients at the current parameters until a round is full, and refuse those at older parameters.
 
-    The atom of :func:`gemjax.rennala`, where the mathematics is explained. It lets zeros through until the round is full, and
-    then the mean; stands inside :func:`gemjax.asynchronous`, before a plain learning rate.
+    The atom of :func:`gemjax.rennala`, whose docstring explains the mathematics. Its output is zero until the round is full,
+    and then the mean. It works inside :func:`gemjax.asynchronous`, before a plain learning rate.
 
     Args:
-      batch_size: gradients a round, a positive int.
+      batch_size: gradients per round, a positive int.
 
     Returns:
-      A transformation that keeps one copy of the parameters at the centre and needs the extra argument ``staleness``.
+      A transformation that keeps one copy of the parameters centrally and needs the extra argument ``staleness``.
 
     Raises:
       ValueError: if ``batch_size`` is not a positive int.
     """
     check_positive_int("batch_size", batch_size)
+    inner = gather(batch_size)
 
     def init_fn(params) -> Any:
-        mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
-        return GatherFreshState(jnp.zeros([], jnp.int32), mean, Refusals(jnp.zeros([], jnp.int32)))
+        start: Any = inner.init(params)
+        return GatherFreshState(start.gathered, start.mean, Refusals(jnp.zeros([], jnp.int32)))
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
-        del params, extra_args
+        del extra_args
         require_protocol("gather_fresh", staleness=staleness)
-        # The parameters have stood still for as many commits as this round has gathered.
-        late = staleness > state.gathered
-        mean = jax.tree.map(lambda m, g: m + g.astype(m.dtype) / batch_size, state.mean, updates)
-        gathered = state.gathered + 1
-        full = gathered >= batch_size
-        updates = jax.tree.map(lambda g, m: jnp.where(full, m, jnp.zeros_like(m)).astype(g.dtype), updates, mean)
-        mean = jax.tree.map(lambda m: jnp.where(full, jnp.zeros_like(m), m), mean)
-        gathered = jnp.where(full, 0, gathered)
-        return updates, GatherFreshState(gathered, mean, Refusals(state.refusals.count + late))
+        after: Any = inner.update(updates, GatherState(state.gathered, state.mean), params)
+        return after[0], state._replace(gathered=after[1].gathered, mean=after[1].mean)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -62,30 +61,31 @@ def gather_fresh(batch_size: int) -> optax.GradientTransformationExtraArgs:
 def rennala(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, batch_size: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Rennala SGD: mini-batch SGD whose mini-batch is whatever arrives first.
+    r"""Rennala SGD: mini-batch SGD with the gradients that arrive first.
 
-    All workers keep computing at the same :math:`\theta`. The first :math:`S` gradients at it, no matter whose, make one step;
-    those that come later are refused. No gradient is ever used at other parameters than it was computed at, and nobody waits
-    for the slowest. (A commit's ``staleness`` counts the gradients gathered since the pull, so it is not 0.)
+    All workers compute at the same :math:`\theta`. The first :math:`S` gradients at it, from any workers, make one step; later
+    ones are refused. No gradient is used at other parameters than its own, and no worker waits for the slowest one. (The
+    ``staleness`` of a commit counts the gradients gathered since the pull, so it is not 0.)
 
     .. math::
 
       \theta \leftarrow \theta - \frac{\eta_t}{S} \sum_{j=1}^{S} g_j(\theta)
 
     Reductions: at ``batch_size=1`` it is :func:`gemjax.ringmaster` at ``threshold=1``; with one worker it is SGD that
-    accumulates ``batch_size`` gradients, ``optax.MultiSteps``.
+    accumulates ``batch_size`` gradients, ``optax.MultiSteps``; where no gradient is stale it is :func:`gemjax.gather` before
+    the rate.
 
     Args:
-      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. Every gradient
-        gathered is a commit; a step is made with the rate of the commit that completes it.
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable. Each gathered
+        gradient is a commit; a step has the rate of the commit that completes it.
       num_workers: number of workers N, default 1.
-      batch_size: :math:`S \ge 1`, gradients a step; ``None`` (default) is N. The theory's is
+      batch_size: :math:`S \ge 1`, gradients per step; ``None`` (default) is N. The theory has
         :math:`\max(1, \lceil\sigma^2/\varepsilon\rceil)`, with :math:`\sigma^2` the variance of a gradient and
-        :math:`\varepsilon` the squared gradient norm to reach.
+        :math:`\varepsilon` the target for the squared norm of the gradient.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters a
-      worker and one at the centre (the sum so far).
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
+      worker and one centrally (the sum so far).
 
     Raises:
       ValueError: if ``learning_rate`` is negative, or ``batch_size`` or ``num_workers`` not positive.
@@ -107,7 +107,7 @@ def rennala(
       Model <https://arxiv.org/abs/2305.12387>`_, 2023
 
     Deviations from the paper:
-      1. A worker is not interrupted when the step is made; it finishes its gradient in vain.
+      1. A worker is not interrupted at a step. It finishes its gradient, which is then refused.
       2. The sum is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)

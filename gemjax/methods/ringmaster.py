@@ -1,33 +1,50 @@
-"""Ringmaster: gradients that are too old are not used (Maranjyan et al., 2025)."""
+"""Ringmaster: gradients above a limit of staleness are refused (Maranjyan et al., 2025)."""
 
+import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_at_least, check_learning_rate
+from gemjax.protocol.checks import check_at_least, check_learning_rate, number
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["count"], meta_fields=["threshold"])
+@dataclasses.dataclass(frozen=True)
+class RefusalsOfStale(Refusals):
+    """Refuses commits of a staleness of ``threshold``, a number of Python, which is no part of a checkpoint."""
+
+    threshold: Any
+
+    def refuses(self, staleness: jax.Array) -> jax.Array:
+        """Return True if a commit is too old."""
+        return staleness >= self.threshold
 
 
 class DropStaleState(NamedTuple):
     """State of :func:`drop_stale`."""
 
-    refusals: Refusals
+    refusals: Refusals  # Of a threshold that is an array: a count, which the rule raises itself.
 
 
 def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
-    r"""Refuses every commit that is ``threshold`` or more commits old.
+    r"""Refuse every commit that is ``threshold`` or more commits old.
 
-    The atom of :func:`gemjax.ringmaster`; stands anywhere inside :func:`gemjax.asynchronous`, in front of any method. A refused
-    commit changes nothing, neither parameters nor clock nor any member's memory; its worker pulls again, and
-    ``state…refusals.count`` tells how many there were. Engines report it as ``dropped``.
+    The atom of :func:`gemjax.ringmaster`. It works anywhere inside :func:`gemjax.asynchronous`, in front of any method. A
+    refused commit changes neither the parameters nor the clock nor the memory of any member; its worker pulls again.
+    ``state…refusals.count`` is the number of refused commits. Engines report them as ``dropped``.
 
     Args:
-      threshold: :math:`R \ge 1` in commits; an int, a float (``math.inf`` refuses nothing) or an integer scalar array.
+      threshold: :math:`R \ge 1` in commits; an int, a float (``math.inf`` refuses nothing) or an integer scalar array, as under
+        ``optax.inject_hyperparams``. An int or float holds from the first commit on, also where a wrapper such as
+        ``optax.conditionally_transform`` skips this rule; an array holds at the commits at which the rule runs.
 
     Returns:
       A transformation that needs the extra argument ``staleness``.
@@ -39,22 +56,28 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
     >>> tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(2), optax.scale_by_adam(), gemjax.scale_by_staleness()),
     ...                          num_workers=2)
     >>> state = tx.init(jnp.zeros(1))
-    >>> for worker in (0, 0, 1):  # Worker 1 comes two commits late.
+    >>> for worker in (0, 0, 1):  # The commit of worker 1 is two commits late.
     ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
     >>> print(updates, state.clock)
     [0.] 2
     """
-    if isinstance(threshold, jax.core.Tracer) or float(threshold) != math.inf:
+    if isinstance(threshold, jax.core.Tracer) or number("threshold", threshold) != math.inf:
         check_at_least("threshold", threshold, 1.0)
+    if not (by_array := isinstance(threshold, jax.Array)):
+        threshold = np.asarray(threshold).item()  # It needs a hash.
 
     def init_fn(params) -> Any:
         del params
-        return DropStaleState(Refusals(jnp.zeros([], jnp.int32)))
+        count = jnp.zeros([], jnp.int32)
+        return DropStaleState(Refusals(count) if by_array else RefusalsOfStale(count, threshold))
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
         del params, extra_args
         require_protocol("drop_stale", staleness=staleness)
-        return updates, DropStaleState(Refusals(state.refusals.count + (staleness >= threshold)))
+        count = state.refusals.count
+        if by_array:
+            return updates, DropStaleState(Refusals(count + (staleness >= threshold)))
+        return updates, DropStaleState(RefusalsOfStale(count, threshold))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -62,28 +85,28 @@ def drop_stale(threshold: float) -> optax.GradientTransformationExtraArgs:
 def ringmaster(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Ringmaster ASGD: asynchronous SGD that ignores what is too old.
+    r"""Ringmaster ASGD: asynchronous SGD that refuses gradients above a limit of staleness.
 
-    Delays are not damped but cut off: a gradient less than :math:`R` commits old counts in full, any other not at all, and
-    its worker starts anew. So the rate need not fear the slowest worker, and with :math:`R` matched to the noise the time to a
-    given accuracy is the best that is possible, however unequal the workers are.
+    Delays are not damped but cut off: a gradient less than :math:`R` commits old counts in full, any other is refused and its
+    worker pulls again. The rate then does not depend on the slowest worker, and with :math:`R` matched to the noise the time to
+    a given accuracy is optimal, however unequal the workers are.
 
     .. math::
 
       \theta_{t+1} = \theta_t - \eta_t \, g(\theta_{t-\tau}) \quad \text{if } \tau < R, \text{ else nothing happens}
 
-    Reductions: at ``threshold=math.inf`` it is :func:`gemjax.asgd`; at ``threshold=1`` only gradients at the current
-    parameters count, so that it is sequential SGD by whoever is fastest.
+    Reductions: at ``threshold=math.inf`` it is :func:`gemjax.asgd`; at ``threshold=1`` only gradients at the current parameters
+    count, so it is sequential SGD by the worker that commits first.
 
     Args:
       learning_rate: :math:`\eta`, a non-negative float or a schedule over commits (applied ones) of the central variable.
       num_workers: number of workers N, default 1.
-      threshold: :math:`R \ge 1` in commits; ``None`` (default) is N. The theory's is
+      threshold: :math:`R \ge 1` in commits; ``None`` (default) is N. The theory has
         :math:`\max(1, \lceil\sigma^2/\varepsilon\rceil)`, with :math:`\sigma^2` the variance of a gradient and
-        :math:`\varepsilon` the squared gradient norm to reach.
+        :math:`\varepsilon` the target for the squared norm of the gradient.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``threshold`` below 1 or ``num_workers`` not positive.
@@ -91,7 +114,7 @@ def ringmaster(
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.ringmaster(learning_rate=1.0, num_workers=2)
     >>> state = tx.init(jnp.zeros(1))
-    >>> for worker in (0, 0, 1):  # Worker 1 comes two commits late.
+    >>> for worker in (0, 0, 1):  # The commit of worker 1 is two commits late.
     ...     updates, state = tx.update(jnp.ones(1), state, worker=worker)
     >>> print(updates, state.clock)
     [0.] 2
@@ -103,7 +126,9 @@ def ringmaster(
     Readings: the rule is that of the authors' later code; its constants are from memory.
 
     Deviations from the paper:
-      1. A worker is not interrupted when its gradient becomes too old (the paper's second form); it finishes it in vain.
+      1. This is the first form in the paper, in which a worker finishes a gradient that has become too old. Traces of the
+        second form (algorithm 2), which interrupts the worker, come from :class:`gemjax.arrivals.Interrupted`. There is none on
+        devices and clusters, because XLA finishes what it has begun.
     """
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)

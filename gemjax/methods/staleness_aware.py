@@ -1,4 +1,4 @@
-"""Learning rates that shrink with a gradient's staleness."""
+"""Learning rates that fall with the staleness of a gradient."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,29 +13,29 @@ from gemjax.protocol.staleness import asynchronous, require_protocol
 
 
 def inverse(staleness: jax.Array) -> jax.Array:
-    """:math:`1/\\max(1, \\tau)`, the factor of :func:`gemjax.staleness_aware`."""
+    """Return :math:`1/\\max(1, \\tau)`, the factor of :func:`gemjax.staleness_aware`."""
     return 1.0 / jnp.maximum(staleness, 1)
 
 
 def inverse_plus_one(staleness: jax.Array) -> jax.Array:
-    """:math:`1/(\\tau + 1)`, the factor of :func:`gemjax.dynsgd`."""
+    """Return :math:`1/(\\tau + 1)`, the factor of :func:`gemjax.dynsgd`."""
     return 1.0 / (staleness + 1)
 
 
 def scale_by_staleness(
     factor: Callable[[jax.Array], jax.Array] = inverse,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scales a commit by a function of its staleness.
+    """Scale a commit by a function of its staleness.
 
-    The atom of :func:`gemjax.staleness_aware` and :func:`gemjax.dynsgd`; stands anywhere inside
-    :func:`gemjax.asynchronous`. Before a momentum it damps what a stale gradient leaves there, behind it only the step.
+    The atom of :func:`gemjax.staleness_aware` and :func:`gemjax.dynsgd`. It works anywhere inside :func:`gemjax.asynchronous`.
+    In front of a momentum it damps the gradient in that momentum; behind a momentum it damps the step only.
 
     Args:
       factor: maps the staleness (int32 scalar, commits since the pull) to a float scalar. Default: 1/max(1, staleness).
 
     Returns:
-      A stateless transformation that needs the extra argument ``staleness``. It offers the diagnostic ``compensation``,
-      what it takes off a commit, as a part of it, and multiplies the diagnostic ``learning_rate`` of the chain.
+      A stateless transformation that needs the extra argument ``staleness``. It offers the diagnostic ``compensation``, the
+      share by which it shortens a commit, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
@@ -65,9 +65,9 @@ class StalenessScheduleState(NamedTuple):
 class StalenessSchedule:
     """A hyper-parameter that depends on a commit's staleness, for ``optax.inject_hyperparams``.
 
-    A stateful schedule of optax, so that the learning rate of any optimizer, or its momentum, can be one. On a plain
-    learning rate it does what :func:`scale_by_staleness` does behind the optimizer. It cannot be an ordinary schedule:
-    those are told the count alone.
+    A stateful schedule of optax, for the learning rate, the momentum or another hyper-parameter of any optimizer. On a plain
+    learning rate it does the same as :func:`scale_by_staleness` behind the optimizer. An ordinary schedule would not do,
+    because it receives the count only.
 
     Args:
       value: a float or a schedule over commits of the central variable.
@@ -75,7 +75,7 @@ class StalenessSchedule:
         Default: 1/max(1, staleness).
 
     Raises:
-      TypeError: when it is used without ``optax.inject_hyperparams``.
+      TypeError: if it is used without ``optax.inject_hyperparams``.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> adam = optax.inject_hyperparams(optax.adam)(learning_rate=gemjax.StalenessSchedule(0.5))
@@ -93,23 +93,23 @@ class StalenessSchedule:
         self.value, self.factor = value, factor
 
     def init(self) -> StalenessScheduleState:
-        """Before the first commit."""
+        """Return the state before the first commit."""
         return StalenessScheduleState(jnp.zeros([], jnp.int32))
 
     def update(
         self, state: StalenessScheduleState, *, staleness: Any = None, **extra_args: Any
     ) -> StalenessScheduleState:
-        """One commit more."""
+        """Return the state after one more commit."""
         del extra_args
         require_protocol("StalenessSchedule", staleness=staleness)
         return StalenessScheduleState(jnp.asarray(optax.safe_increment(state.count)))
 
     def __call__(self, state: StalenessScheduleState, *, staleness: Any = 0, **extra_args: Any) -> jax.Array:
-        """The value at this commit; optax asks for one without a staleness when it makes its state."""
+        """Return the value at this commit; optax asks for one without a staleness when it makes its state."""
         del extra_args
         if not isinstance(state, StalenessScheduleState):
             raise TypeError(
-                "a StalenessSchedule was used as an ordinary schedule, which is not told the staleness; give it through "
+                "a StalenessSchedule was used as an ordinary schedule, which does not receive the staleness; pass it through "
                 "optax.inject_hyperparams(optimizer)(learning_rate=StalenessSchedule(…)), or use gemjax.scale_by_staleness"
             )
         return rate_at(self.value, state.count) * self.factor(jnp.asarray(staleness))
@@ -118,12 +118,12 @@ class StalenessSchedule:
 def staleness_aware(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Staleness-aware asynchronous SGD: the rate of a gradient divided by its staleness.
+    r"""Staleness-aware asynchronous SGD: the rate of a gradient is divided by its staleness.
 
     .. math:: \theta_{t+1} = \theta_t - \frac{\eta_t}{\max(1, \tau)} \, g(\theta_{t-\tau})
 
-    The rule tames divergence at the price of speed: with N equal workers :math:`\tau \approx N - 1`, so together they
-    move about as far as one worker would.
+    The rule prevents divergence at the cost of speed: with N equal workers :math:`\tau \approx N - 1`, so all of them together
+    move about as far as one worker alone.
 
     Reductions: at :math:`\tau \le 1`, so with one or two workers in turn, it is :func:`gemjax.asgd`.
 
@@ -132,7 +132,7 @@ def staleness_aware(
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.
 
     Raises:
       ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive.
@@ -151,20 +151,20 @@ def staleness_aware(
       Zhang et al., `Staleness-aware Async-SGD for Distributed Deep Learning <https://arxiv.org/abs/1511.05950>`_, 2016
 
     Deviations from the paper:
-      1. A gradient is applied as it arrives (the paper's n-softsync with n equal to the number of workers); averaging
-         over several arrivals is left to ``optax.MultiSteps``.
+      1. A gradient is applied when it arrives (the paper's n-softsync with n equal to the number of workers).
+        ``optax.MultiSteps`` averages over several arrivals.
     """
     check_learning_rate(learning_rate)
     return asynchronous(optax.chain(scale_by_staleness(inverse), scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def dynsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
-    r"""DynSGD: the rate of a gradient divided by its staleness plus one.
+    r"""DynSGD: the rate of a gradient is divided by its staleness plus one.
 
     .. math:: \theta_{t+1} = \theta_t - \frac{\eta_t}{\tau + 1} \, g(\theta_{t-\tau})
 
-    Differs from :func:`gemjax.staleness_aware` in that a gradient one commit old is already halved. This is the
-    "adaptive staleness" that the GEM paper compares with.
+    It differs from :func:`gemjax.staleness_aware` in that a gradient one commit old already counts half. This is the "adaptive
+    staleness" in the comparisons of the GEM paper.
 
     Reductions: at :math:`\tau = 0` it is :func:`gemjax.asgd`; with one worker it is ``optax.sgd``.
 
@@ -173,7 +173,7 @@ def dynsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> optax
       num_workers: number of workers N, default 1.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters.
 
     Raises:
       ValueError: if ``learning_rate`` is negative or ``num_workers`` not positive.

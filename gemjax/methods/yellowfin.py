@@ -1,4 +1,4 @@
-"""YellowFin: momentum and learning rate tuned on the fly, with feedback for asynchrony (Zhang & Mitliagkas, 2019)."""
+"""YellowFin: momentum and learning rate tuned during the run, with feedback for asynchrony (Zhang & Mitliagkas, 2019)."""
 
 from typing import Any, NamedTuple
 
@@ -8,16 +8,16 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.board import Board
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum, check_positive_int
+from gemjax.protocol.slots import SharedRows
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
 
 PyTree = Any
-EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances from 0.
+EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances above 0.
 
 
 class Landscape(NamedTuple):
-    """What the tuner knows of the objective: running means, each still to be divided by 1 - decay^n."""
+    """Running means of the tuner, each before its division by 1 - decay^n."""
 
     window: jax.Array  # [window]; log h of the last commits.
     log_largest: jax.Array  # Of the largest log h in the window.
@@ -28,14 +28,18 @@ class Landscape(NamedTuple):
 
 
 class TuneMomentumState(NamedTuple):
-    """State of :func:`tune_momentum`; all of it is shared."""
+    """State of :func:`tune_momentum`, shared by all workers."""
 
     count: jax.Array  # int32 []; commits so far.
     velocity: PyTree  # v, like params.
     mean_gradient: PyTree  # Running mean of g, like params but at least float32.
     landscape: Landscape
-    momentum: jax.Array  # float []; mu, what the next commit is made with.
-    samples: Board  # [history, sample]; some coordinates of the last velocities; v_t stands in row t % history.
+    momentum: jax.Array  # float []; mu, the momentum of the next commit.
+    samples: SharedRows  # [history, sample]; some coordinates of the last velocities; v_t is row t % history.
+
+    def next_row(self) -> jax.Array:
+        """Return the index of the row that the next commit writes."""
+        return self.count % len(self.samples.rows)
 
 
 def tune_momentum(
@@ -47,28 +51,28 @@ def tune_momentum(
     window: int = 20,
     sample: int = 4096,
 ) -> optax.GradientTransformationExtraArgs:
-    """Turns gradients into steps of momentum SGD whose momentum and learning rate it tunes itself.
+    """Turn gradients into steps of momentum SGD with a momentum and a learning rate that it tunes itself.
 
-    The atom of :func:`gemjax.yellowfin`, where mathematics and arguments are explained. What comes out is rate times
-    velocity, to be subtracted: behind it stands ``optax.scale_by_learning_rate(factor)``.
+    The atom of :func:`gemjax.yellowfin`, whose docstring explains the mathematics and the arguments. Its output is rate times
+    velocity, to be subtracted: ``optax.scale_by_learning_rate(factor)`` goes behind it.
 
     Args:
-      history: H, how many velocities are remembered; gradients of a staleness above H - 2 are not measured.
+      history: H, number of stored velocities; gradients of a staleness above H - 2 are not measured.
       closed_loop: as in :func:`gemjax.yellowfin`.
       decay: as in :func:`gemjax.yellowfin`.
       gain: as in :func:`gemjax.yellowfin`.
-      window: commits over which the range of curvatures is taken.
-      sample: coordinates, at most, that the total momentum is measured in.
+      window: commits in the range of curvatures, default 20.
+      sample: largest number of coordinates in the measurement of the total momentum, default 4096.
 
     Returns:
       A transformation that needs ``staleness``, as :func:`gemjax.asynchronous` supplies it. It offers the diagnostics
       ``momentum``, ``target_momentum`` and ``total_momentum``, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     Raises:
-      ValueError: for a ``decay`` or ``gain`` outside [0, 1), a ``history`` below 2 or a ``window`` or ``sample`` below 1.
+      ValueError: if ``decay`` or ``gain`` is outside [0, 1), ``history`` below 2, or ``window`` or ``sample`` below 1.
     """
-    check_momentum(decay, "decay")
-    check_momentum(gain, "gain")
+    check_momentum("decay", decay)
+    check_momentum("gain", gain)
     for name, value, lowest in (("history", history, 2), ("window", window, 1), ("sample", sample, 1)):
         check_positive_int(name, value)
         check_at_least(name, value, lowest)
@@ -80,17 +84,17 @@ def tune_momentum(
             mean_gradient=jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params),
             landscape=Landscape(jnp.zeros(window), *(jnp.zeros([]) for _ in range(5))),
             momentum=jnp.zeros([]),
-            # A board, because it has a row a commit: a choice between old and new would copy all of them.
-            samples=Board.of(jnp.zeros(_sample(params, sample).size), history),
+            # Shared rows, of which a commit writes one: a choice between old and new would copy all of them.
+            samples=SharedRows.of(jnp.zeros(_sample(params, sample).size), history),
         )
 
-    def update_fn(updates, state, params=None, *, staleness=None, observe=None, applied=True, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, staleness=None, observe=None, **extra_args) -> Any:
         del params, extra_args
         require_protocol("tune_momentum", staleness=staleness)
         landscape, mean, rate, target = _tune(state, updates, decay)
         momentum = state.momentum if closed_loop else target
         velocity = jax.tree.map(lambda v, g: jnp.asarray(momentum, v.dtype) * v + g, state.velocity, updates)
-        samples = state.samples.write(state.count % history, _sample(velocity, sample), applied)
+        samples = state.samples.write(state.next_row(), _sample(velocity, sample), in_turn=True)
         total, measured = _total_momentum(samples, _sample(updates, sample), state.count, staleness)
         corrected = momentum + gain * jnp.where(measured, target - total, 0.0)
         if observe is not None:
@@ -98,7 +102,7 @@ def tune_momentum(
             observe("momentum", lambda: momentum)
             observe("target_momentum", lambda: target)
             observe("total_momentum", lambda: jnp.where(measured, total, jnp.nan))
-        # Not in half precision, where a rate may be infinite.
+        # Computed in float32 at least: in half precision the rate may be infinite.
         steps = jax.tree.map(lambda v, m: (v.astype(m.dtype) * rate.astype(m.dtype)).astype(v.dtype), velocity, mean)
         count = jnp.asarray(optax.safe_increment(state.count))
         return steps, TuneMomentumState(count, velocity, mean, landscape, corrected, samples)
@@ -114,12 +118,12 @@ def yellowfin(
     decay: float = 0.999,
     gain: float = 0.01,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""YellowFin: momentum SGD that tunes its momentum and its rate, and takes off the momentum that asynchrony adds.
+    r"""YellowFin: momentum SGD that tunes its momentum and its rate, and subtracts the momentum that asynchrony adds.
 
-    Stale gradients act like momentum: what others have added since a pull goes on in the direction of the past. The open
-    loop asks of the gradients alone which momentum and rate suit a noisy quadratic. The closed loop measures how much
-    momentum the central variable really has, and changes the one that is applied, below zero if need be, until the total
-    is what the tuner wants.
+    Stale gradients act like momentum: the commits of other workers since a pull continue in the direction of the past. The open
+    loop chooses from the gradients alone the momentum and the rate that suit a noisy quadratic. The closed loop measures the
+    total momentum of the central variable and changes the applied momentum, if necessary below zero, until the total is the
+    chosen one.
 
     .. math::
 
@@ -133,12 +137,12 @@ def yellowfin(
       \hat\mu &= \mathrm{median}_i \, \frac{(v_s - g)_i}{(v_{s-1})_i}, \quad s = t - \tau \\
       \mu &\leftarrow \mu + \kappa \, (\mu^* - \hat\mu)
 
-    with bars for running means that forget with :math:`\beta`, corrected for their start at zero, and :math:`\mu = v = 0`
-    at the start; all is one for all workers. A gradient from clock :math:`s` says where the central variable would have
-    gone then without momentum, so that what it did instead, :math:`v_s`, shows the total.
+    with bars for running means with decay :math:`\beta`, corrected for their start at zero, and :math:`\mu = v = 0` at the
+    start, all shared by all workers. A gradient from clock :math:`s` shows where the central variable would have moved then
+    without momentum; compared with that, its real velocity :math:`v_s` shows the total.
 
     :math:`\alpha` relies on noise: if gradients vanish, it grows until it is too large, and with long delays a run may not
-    recover from that. A ``learning_rate`` below 1 is safer.
+    recover. A ``learning_rate`` below 1 is safer.
 
     Reductions: with one worker the measured total is :math:`\mu` itself, and the loop makes :math:`\mu` follow
     :math:`\mu^*`; ``closed_loop=False`` applies :math:`\mu^*`, which is YellowFin for one process.
@@ -147,13 +151,13 @@ def yellowfin(
       learning_rate: :math:`\eta`, a factor on the tuned rate; a non-negative float or a schedule over commits of the
         central variable. Default 1, the paper's; many workers may need less: eight learn the digits of ``train`` at 0.3.
       num_workers: number of workers N, default 1.
-      closed_loop: whether the momentum is fed back; default ``True``.
-      decay: :math:`\beta` in [0, 1) of all running means, a commit; default 0.999.
+      closed_loop: ``True`` (default) to feed the measured momentum back, ``False`` for the open loop.
+      decay: :math:`\beta` in [0, 1) of all running means, per commit; default 0.999.
       gain: :math:`\kappa` in [0, 1) of the feedback; default 0.01.
 
     Returns:
-      A transformation to be committed with ``update(grads, state, params, worker=w)``. Keeps no copy of the parameters a
-      worker and two at the centre (:math:`v`, :math:`\overline{g}`), and samples of 2N + 2 velocities.
+      A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps no copy of the parameters per
+      worker and two centrally (:math:`v`, :math:`\overline{g}`), and samples of 2N + 2 velocities.
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``decay`` or ``gain`` outside [0, 1) or ``num_workers`` not positive.
@@ -162,22 +166,23 @@ def yellowfin(
     >>> tx = gemjax.yellowfin(num_workers=2)
     >>> params = jnp.array([3.0, 4.0])
     >>> updates, state = tx.update(params, tx.init(params), params, worker=0)
-    >>> print((-200.0 * updates).round(4))  # Nothing varied yet: no momentum, and a rate of 1 / 25, of which it takes 1 / 200.
+    >>> print((-200.0 * updates).round(4))  # No momentum yet, and 1 / 200 of a rate of 1 / 25.
     [0.12 0.16]
 
     References:
       Zhang & Mitliagkas, `YellowFin and the Art of Momentum Tuning <https://arxiv.org/abs/1706.03471>`_, 2019
 
-    Readings: the open loop is that of the authors' code, with logarithms in both ends of the range. What it applies is
-    this commit's :math:`\mu^*` and :math:`\alpha`, as there; the paper smooths both. The authors' code has no closed loop;
-    the measurement and :math:`\kappa` are recalled from the paper, whose text could not be consulted in full.
+    Readings: the open loop is that of the authors' code, with logarithms at both ends of the range. As there, a commit is made
+    with its own :math:`\mu^*` and :math:`\alpha`; the paper smooths both. The authors' code has no closed loop; the measurement
+    and :math:`\kappa` are recalled from the paper, whose text was not available in full.
 
     Deviations from the paper:
-      1. The total is measured between velocities, not between parameters; at a constant rate that is the same, and where
-         the rate changes it is not taken for momentum.
-      2. It is the median over at most 4096 evenly spaced coordinates, those where :math:`v_{s-1}` is 0 left out. Gradients
-         that are more than 2N commits old, or computed at the initial parameters, measure nothing.
-      3. The first commit is tuned, too (the code asks the user), and :math:`D` is of means that are corrected already.
+      1. The total is measured between velocities, not between parameters. At a constant rate that is the same; a change of the
+        rate does not count as momentum.
+      2. It is the median over at most 4096 evenly spaced coordinates, without those where :math:`v_{s-1}` is 0. Gradients that
+        are more than 2N commits old, or computed at the initial parameters, measure nothing.
+      3. The first commit is tuned, too (the code asks the user), and :math:`D` is computed from means that are already
+        corrected.
       4. Clipping (the code cuts gradients above :math:`\sqrt{h_{\max}}`), weight decay and the correction for sparse
          gradients are left to the chain.
     """
@@ -188,7 +193,7 @@ def yellowfin(
 
 
 def _tune(state: TuneMomentumState, gradient: PyTree, decay: Any) -> tuple[Landscape, PyTree, jax.Array, jax.Array]:
-    """The new statistics, and the rate and momentum that suit them."""
+    """Return the new statistics and mean gradient, and the rate and the momentum for them."""
     old, window = state.landscape, len(state.landscape.window)
     unbias = 1 - jnp.asarray(decay, old.square.dtype) ** (state.count + 1)
 
@@ -222,13 +227,13 @@ def _tune(state: TuneMomentumState, gradient: PyTree, decay: Any) -> tuple[Lands
 
 
 def _root(p: jax.Array) -> jax.Array:
-    """The x in [0, 1] that minimises x^2 p + (1 - x)^4 / 2; Cardano's formula, in functions that do not cancel."""
+    """Return the x in [0, 1] that minimises x^2 p + (1 - x)^4 / 2, by Cardano's formula in functions that do not cancel."""
     y = -2 * jnp.sqrt(p / 3) * jnp.sinh(jnp.arcsinh(1.5 * jnp.sqrt(3 / p)) / 3)
     return jnp.clip(1 + y, 0.0, 1.0)
 
 
-def _total_momentum(samples: Board, gradient: jax.Array, count: jax.Array, staleness: Any) -> tuple:
-    """The momentum that a gradient of that staleness shows, and whether it shows any."""
+def _total_momentum(samples: SharedRows, gradient: jax.Array, count: jax.Array, staleness: Any) -> tuple:
+    """Return the momentum that a gradient of that staleness shows, and True if it shows one."""
     history, pulled_at = len(samples.rows), count - staleness
     then, before = samples.read(pulled_at % history), samples.read((pulled_at - 1) % history)
     ratio = (then - gradient) / jnp.where(before == 0, 1.0, before)
@@ -239,7 +244,7 @@ def _total_momentum(samples: Board, gradient: jax.Array, count: jax.Array, stale
 
 
 def _sample(tree: PyTree, sample: int) -> jax.Array:
-    """At most ``sample`` coordinates, evenly spaced over all leaves; of nothing, a zero."""
+    """Return at most ``sample`` coordinates, evenly spaced over all leaves; a zero for an empty tree."""
     leaves = jax.tree.leaves(tree)
     size = sum(leaf.size for leaf in leaves)
     parts, first, stride = [jnp.zeros(0 if size else 1)], 0, max(1, -(-size // sample))
@@ -250,5 +255,5 @@ def _sample(tree: PyTree, sample: int) -> jax.Array:
     mesh = jax.typeof(found).sharding.mesh
     if mesh.empty or not mesh.are_all_axes_auto or not isinstance(found, jax.core.Tracer):
         return found
-    # Every device has the whole sample; left alone, the compiler would shard it, and compile once more for that.
+    # Replicated on every device: otherwise the compiler would shard it and compile once more.
     return jax.lax.with_sharding_constraint(found, NamedSharding(mesh, PartitionSpec()))

@@ -1,11 +1,14 @@
-"""Checks of hyper-parameters at construction; traced and array values pass, as ``inject_hyperparams`` needs."""
+"""Checks of arguments. Traced values pass, because ``optax.inject_hyperparams`` makes hyper-parameters traced."""
 
 import math
 import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+PyTree = Any
 
 
 def _concrete(value: Any) -> bool:
@@ -13,15 +16,15 @@ def _concrete(value: Any) -> bool:
 
 
 def check_learning_rate(value: Any) -> None:
-    """A finite number >= 0, or a schedule."""
+    """Check that ``value`` is a finite number >= 0, or a schedule."""
     if not callable(value):
         check_at_least("learning_rate", value, 0.0)
 
 
-def check_momentum(value: Any, name: str = "momentum") -> None:
-    """A number in [0, 1)."""
-    if _concrete(value) and not 0 <= _number(name, value) < 1:
-        # The number of workers is the second argument of some methods and the third of those with a momentum.
+def check_momentum(name: str, value: Any) -> None:
+    """Check that ``value`` is in [0, 1)."""
+    if _concrete(value) and not 0 <= number(name, value) < 1:
+        # num_workers is the second argument of some methods, and the third of those with a momentum.
         counts = name == "momentum" and isinstance(value, (int, np.integer)) and value >= 1
         raise ValueError(
             f"{name} must be in [0, 1), got {value}" + (f"; did you mean num_workers={value}?" if counts else "")
@@ -29,40 +32,190 @@ def check_momentum(value: Any, name: str = "momentum") -> None:
 
 
 def check_at_least(name: str, value: Any, lowest: float) -> None:
-    """A finite number >= ``lowest``."""
-    if _concrete(value):
-        number = _number(name, value)
-        if not (math.isfinite(number) and number >= lowest):
-            raise ValueError(f"{name} must be finite and at least {lowest:g}, got {value}")
+    """Check that ``value`` is a finite number >= ``lowest``."""
+    if _concrete(value) and not (math.isfinite(found := number(name, value)) and found >= lowest):
+        raise ValueError(f"{name} must be finite and at least {lowest:g}, got {value}")
 
 
 def check_between(name: str, value: Any, lowest: float, highest: Any) -> None:
-    """A number in [``lowest``, ``highest``]."""
-    if _concrete(value) and _concrete(highest) and not lowest <= _number(name, value) <= highest:
+    """Check that ``value`` is in [``lowest``, ``highest``]."""
+    if _concrete(value) and _concrete(highest) and not lowest <= number(name, value) <= highest:
         raise ValueError(f"{name} must be between {lowest:g} and {highest:g}, got {value}")
 
 
 def check_positive_int(name: str, value: Any) -> None:
-    """An integer >= 1."""
+    """Check that ``value`` is an integer >= 1 that fits into int32."""
     if _concrete(value):
         try:
-            valid = operator.index(value) >= 1 and not isinstance(value, bool)
+            valid = 1 <= operator.index(value) < 2**31 and not isinstance(value, bool)
         except TypeError:
             valid = False
         if not valid:
-            raise ValueError(f"{name} must be a positive int, got {value!r}")
+            raise ValueError(f"{name} must be a positive int, got {shown(value)}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """One of ``choices``."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    """Check that ``value`` is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, (bool, str)) or np.ndim(value):
-        raise ValueError(f"{name} must be a number, got {value!r}")
+def check_method(name: str, value: Any) -> None:
+    """Raise ``TypeError`` unless ``value`` has the functions of an optax transformation."""
+    if isinstance(value, type) or not all(callable(getattr(value, part, None)) for part in ("init", "update")):
+        raise TypeError(f"{name} must be an optax transformation, such as optax.sgd(0.1), got {shown(value)}")
+
+
+def number(name: str, value: Any) -> float:
+    """Return ``value`` as a float.
+
+    Raises:
+      ValueError: if it is not a number, or an int that JAX cannot represent.
+    """
     try:
-        return float(value)
+        if isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", 0):
+            raise TypeError
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a number, got {shown(value)}") from None
+    if isinstance(value, int) and abs(value) >= 2**31:
+        raise ValueError(f"{name} must fit into int32, got {shown(value)}; give a float")
+    return found
+
+
+def numbers(name: str, values: Any) -> tuple[float, ...]:
+    """Return a sequence of numbers as floats.
+
+    Raises:
+      ValueError: if it is not that.
+    """
+    try:
+        several = [] if isinstance(values, (str, bytes)) else list(values)
     except TypeError:
-        raise ValueError(f"{name} must be a number, got {value!r}") from None
+        raise ValueError(f"{name} must be a sequence of numbers, got {shown(values)}") from None
+    return tuple(number(f"each of {name}", value) for value in several)
+
+
+def integer(name: str, value: Any, lowest: int, most: int = 2**31 - 1) -> int:
+    """Return ``value`` as an int.
+
+    Raises:
+      ValueError: if it is no int in ``lowest`` … ``most``.
+    """
+    try:
+        found = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = -1
+    if not lowest <= found <= most:
+        raise ValueError(f"{name} must be an int in {lowest} … {most}, got {shown(value)}")
+    return found
+
+
+def shown(value: Any) -> str:
+    """Return the ``repr`` of a value in one short line.
+
+    >>> shown(np.eye(2))
+    'array([[1., 0.], [0., 1.]])'
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def check_worker(worker: Any, num_workers: int) -> Any:
+    """Return ``worker`` if it is an index into ``num_workers`` slots; 0 if it is missing and N is 1.
+
+    A traced index cannot be checked, so engines check a whole trace before they compile it.
+
+    Raises:
+      ValueError: if it is missing with several workers, or out of range.
+      TypeError: if it is not an integer scalar.
+    """
+    if worker is None:
+        if num_workers == 1:
+            return 0
+        raise ValueError(
+            f"worker= is missing: this state is kept for {num_workers} workers, so give the worker that pulls or commits "
+            f"(worker=0 … worker={num_workers - 1})"
+        )
+    if isinstance(worker, jax.core.Tracer):
+        if worker.ndim or not jnp.issubdtype(worker.dtype, jnp.integer):
+            raise TypeError(f"worker must be one integer, got {worker.dtype}{list(worker.shape)}")
+        return worker
+    try:
+        index = np.asarray(worker)
+    except ValueError:  # A ragged list.
+        index = np.zeros(1)
+    if index.ndim or not np.issubdtype(index.dtype, np.integer):
+        raise TypeError(f"worker must be one integer, got {shown(worker)}")
+    if not 0 <= index < num_workers:
+        raise ValueError(
+            f"worker={int(index)} is out of range: this state is kept for {num_workers} workers, 0 … {num_workers - 1}"
+        )
+    return worker
+
+
+def check_alike(what: str, found: PyTree, expected: PyTree) -> None:
+    """Check that both trees have the same structure, shapes and dtypes.
+
+    Raises:
+      ValueError: if they differ; the message names the first difference.
+    """
+    if jax.tree.structure(found) != jax.tree.structure(expected):
+        raise ValueError(
+            f"the tree of {what} differs from that of params: got {jax.tree.structure(found)}, "
+            f"expected {jax.tree.structure(expected)}"
+        )
+    with_paths = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, wanted), leaf in zip(with_paths, jax.tree.leaves(found), strict=True):
+        got = (jnp.result_type(leaf), jnp.shape(leaf))
+        want = (jnp.result_type(wanted), jnp.shape(wanted))
+        if got != want:
+            raise ValueError(
+                f"{what} at {jax.tree_util.keystr(path) or 'the root'} is {got[0]}{list(got[1])}, but the parameter there "
+                f"is {want[0]}{list(want[1])}; give it the same shape and dtype"
+            )
+
+
+def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = False) -> None:
+    """Check that a rule returned a tree with the structure, shapes and dtypes of ``expected``.
+
+    Weak types are not compared. With ``or_wider`` a dtype to which the expected one is promoted is accepted.
+
+    Raises:
+      ValueError: if they differ; the message names the first difference.
+    """
+    path, got, want = _unlike(found, expected)
+    if path is None:
+        pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True)
+        for (place, wanted), leaf in pairs:
+            dtype = jnp.result_type(leaf)
+            least = jnp.promote_types(dtype, jnp.result_type(wanted)) if or_wider else jnp.result_type(wanted)
+            if dtype != least or jnp.shape(leaf) != jnp.shape(wanted):
+                path, got, want = place, *(f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (leaf, wanted))
+                break
+        else:
+            return
+    raise ValueError(
+        f"{what} at {jax.tree_util.keystr(path) or 'the root'} is {got}, expected {want}; a rule keeps structure, shapes "
+        "and dtypes"
+    )
+
+
+def _unlike(found: PyTree, expected: PyTree, path: tuple = ()) -> tuple:
+    """Return the path and both descriptions of the first node where two structures differ; the path is None if they agree."""
+    if jax.tree.structure(found) == jax.tree.structure(expected):
+        return None, "", ""
+    (children, kind), (wanted, other) = (
+        jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node, tree=tree: node is not tree)
+        for tree in (found, expected)
+    )
+    if kind == other:
+        for (key, child), (_, its) in zip(children, wanted, strict=True):
+            below = _unlike(child, its, (*path, *key))
+            if below[0] is not None:
+                return below
+    got, want = (
+        f"{jnp.result_type(tree)}{list(jnp.shape(tree))}" if jax.tree_util.all_leaves([tree]) else type(tree).__name__
+        for tree in (found, expected)
+    )
+    return path, *((got, want) if got != want else (kind, other))

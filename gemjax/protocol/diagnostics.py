@@ -1,18 +1,18 @@
-"""Quantities that a run can report a commit, computed only when somebody asks.
+"""Quantities that a run can report per commit, computed only on request.
 
 An engine passes an :class:`Observer` to the update as the extra argument ``observe``; a rule offers its quantities to it
-by name. Nothing is stored in any state. What every rule means by the same name:
+by name. Nothing is stored in any state. These names have the same meaning in every rule:
 
-- ``compensation``: :func:`relative_change` of the step by what the rule does against staleness. The step is what comes in
-  to the rule, a gradient or an update, so that learning rates play no part; 0 is a commit left as it is, and 1 one that
-  was damped to nothing or changed by its own length.
-- ``learning_rate``: the rate that the commit was scaled with: schedules at their count, times the factors that depend on its
-  staleness (:func:`gemjax.scale_by_staleness`, :class:`gemjax.StalenessSchedule`) and the rate that YellowFin found. What a
-  rule does to each parameter apart (GEM, Gap-Aware, Adam) is no part of it, nor is the rate of local steps. All of gemjax's
-  methods offer it, and any optax optimizer under ``optax.inject_hyperparams``. Where two members offer it (``optax.partition``
-  of two methods), no single rate describes the commit: to ask for it is a ``ValueError``.
-- ``look_ahead``: root mean square distance between the central variable and the point that the worker is sent after the
-  commit, in the units of ``gap``.
+- ``compensation``: :func:`relative_change` of the step by the rule's measure against staleness. The step is the rule's input,
+  a gradient or an update, so that learning rates have no influence. It is 0 for an unchanged commit, and 1 for one that was
+  damped to nothing or changed by its own length.
+- ``learning_rate``: the rate that scaled the commit. It contains schedules at their count, the factors that depend on
+  staleness (:func:`gemjax.scale_by_staleness`, :class:`gemjax.StalenessSchedule`) and the rate that YellowFin found. It
+  contains neither factors per parameter (GEM, Gap-Aware, Adam) nor the rate of local steps. All methods of gemjax offer it,
+  and any optax optimizer under ``optax.inject_hyperparams``. Where two members offer it (``optax.partition`` of two methods),
+  no single rate describes the commit, and a request for it is a ``ValueError``.
+- ``look_ahead``: root mean square distance between the central variable and the view that the worker pulls after the commit,
+  in the units of ``gap``.
 """
 
 import difflib
@@ -20,17 +20,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 
 PyTree = Any
 
 
-class Observer:
-    """Collects the quantities in ``wanted`` during one (traced) update.
+# Where it is depends on the version of JAX.
+_trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
 
-    It lives inside one trace: a rule that calls it under ``lax.cond`` or ``lax.scan`` (as ``optax.MultiSteps`` would
-    make it) cannot be observed. Where two members of a chain offer the same name, the last one is heard; two learning
-    rates are an error.
+
+class Observer:
+    """Collector of the quantities in ``wanted`` during one (traced) update.
+
+    It belongs to one JAX trace: a rule that calls it under ``lax.cond`` or ``lax.scan``, as inside ``optax.MultiSteps``, cannot
+    be observed, and raises ``ValueError`` if it is asked for. Where two members of a chain offer the same name, the last one
+    counts; two learning rates are an error.
     """
 
     def __init__(self, wanted: Iterable[str] = ()):
@@ -38,28 +43,38 @@ class Observer:
         self.offered: set[str] = set()
         self.seen: dict[str, jax.Array] = {}
         self.factors: dict[str, jax.Array] = {}
-        self.several = False  # Whether two members have reported a learning rate.
+        self._trace = _trace_state()
+        self.several = False  # True if two members have reported a learning rate.
 
     def __call__(self, name: str, compute: Callable[[], jax.Array]) -> None:
-        """Records ``compute()`` under ``name`` if that is wanted."""
+        """Record ``compute()`` under ``name`` if that is wanted."""
         self.offered.add(name)
         if name in self.wanted:
             self.several |= name == "learning_rate" and name in self.seen
-            self.seen[name] = compute()
+            self.seen[name] = self._outside(name, compute())
 
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
-        """Multiplies the quantity ``name``, which another member of the chain offers, by ``compute()`` if it is wanted."""
+        """Multiply the quantity ``name`` of another member by ``compute()`` if it is wanted."""
         if name in self.wanted:
-            self.factors[name] = self.factors.get(name, 1.0) * compute()
+            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * compute())
+
+    def _outside(self, name: str, value: Any) -> Any:
+        """Return ``value``; raise ``ValueError`` if it does not exist outside of a loop or branch."""
+        if isinstance(value, jax.core.Tracer) and _trace_state() != self._trace:
+            raise ValueError(
+                f"{name} cannot be reported, because this method computes it under lax.cond or lax.scan, as inside of "
+                f"optax.apply_if_finite; leave {name} out of diagnostics="
+            )
+        return value
 
     def collected(self, besides: Iterable[str] = ()) -> dict[str, jax.Array]:
-        """The quantities seen, by name.
+        """Return the recorded quantities by name.
 
         Args:
-          besides: names that can be asked for without any member's help.
+          besides: names that engines offer for every method.
 
         Raises:
-          ValueError: if a wanted quantity was never offered, with what can be asked of this method; or if two members
+          ValueError: if no member offered a wanted quantity (the message lists what this method offers), or if two members
             reported a learning rate.
         """
         if self.several:
@@ -82,7 +97,7 @@ class Observer:
 
 
 def offer_injected_rate(observe: Observer, state: PyTree) -> None:
-    """Offers the learning rate that ``optax.inject_hyperparams`` keeps in ``state``, if it keeps exactly one.
+    """Offer the learning rate that ``optax.inject_hyperparams`` keeps in ``state``, if it keeps exactly one.
 
     Args:
       observe: the observer of the update.
@@ -99,12 +114,12 @@ def _is_injected(node: Any) -> bool:
 
 
 def names(diagnostics: str | Iterable[str]) -> tuple[str, ...]:
-    """The names asked for; one may stand alone."""
+    """Return the requested names; a single one may be a plain string."""
     return (diagnostics,) if isinstance(diagnostics, str) else tuple(diagnostics)
 
 
 def gap(params: PyTree, stale_params: PyTree) -> jax.Array:
-    r"""Root mean square distance :math:`\|\theta - s\|_2 / \sqrt{k}` between two trees of k numbers, a scalar.
+    r"""Return the root mean square distance :math:`\|\theta - s\|_2 / \sqrt{k}` between two trees of k numbers, a scalar.
 
     >>> gap({"w": jnp.array([4.0, 0.0])}, {"w": jnp.array([0.0, 4.0])})
     Array(4., dtype=float32)
@@ -113,7 +128,7 @@ def gap(params: PyTree, stale_params: PyTree) -> jax.Array:
 
 
 def relative_change(changed: PyTree, plain: PyTree) -> jax.Array:
-    r"""How far a step was changed, in its own length: :math:`\|\tilde u - u\|_2 / \|u\|_2`, a scalar; 0 for a step of 0.
+    r"""Return :math:`\|\tilde u - u\|_2 / \|u\|_2` for ``changed`` and ``plain``, a scalar; 0 where ``plain`` is 0.
 
     >>> relative_change(jnp.array([0.0, 2.0]), jnp.array([0.0, 4.0]))
     Array(0.5, dtype=float32)
@@ -123,11 +138,10 @@ def relative_change(changed: PyTree, plain: PyTree) -> jax.Array:
 
 
 def normalised_gap(params: PyTree, stale_params: PyTree, gradient: PyTree) -> jax.Array:
-    r"""The gap in lengths of the gradient: :math:`\|\theta - s\|_2 / \|g\|_2` for the gradient :math:`g` at :math:`s`.
+    r"""Return the gap over the length of the gradient, :math:`\|\theta - s\|_2 / \|g\|_2` with :math:`g` computed at :math:`s`.
 
-    A gap of the same size does less harm where gradients are larger, which is where better methods are. What a worker
-    with local steps commits for its gradient is its displacement. 0 where nothing is stale; infinite where only the gradient
-    is 0.
+    A gap of the same size does less harm where gradients are larger. For a worker with local steps the gradient is its
+    displacement. The value is 0 where nothing is stale, and infinite where only the gradient is 0.
 
     >>> normalised_gap(jnp.array([4.0, 0.0]), jnp.array([0.0, 3.0]), jnp.array([0.0, 2.0]))
     Array(2.5, dtype=float32)
@@ -137,24 +151,28 @@ def normalised_gap(params: PyTree, stale_params: PyTree, gradient: PyTree) -> ja
 
 
 def rms(tree: PyTree) -> jax.Array:
-    """Root mean square of all numbers in ``tree``, a float scalar (accumulated in at least float32)."""
+    """Return the root mean square of all numbers in ``tree``, a float scalar (accumulated in at least float32)."""
     leaves = jax.tree.leaves(tree)
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))) for leaf in leaves]
     return jnp.sqrt(sum(squares) / max(1, sum(leaf.size for leaf in leaves)))
 
 
 def quantile(tree: PyTree, q: float) -> jax.Array:
-    """The ``q`` quantile, in [0, 1], of all numbers in ``tree``, a float scalar (interpolated in at least float32)."""
+    """Return the ``q`` quantile, in [0, 1], of all numbers in ``tree``, a float scalar (interpolated in at least float32).
+
+    It is NaN if there are no numbers.
+    """
     numbers = flatten(tree)
-    return jnp.quantile(numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32)), q)
+    numbers = numbers.astype(jnp.promote_types(numbers.dtype, jnp.float32))
+    return jnp.quantile(numbers, q) if numbers.size else jnp.array(jnp.nan, numbers.dtype)
 
 
 def flatten(tree: PyTree) -> jax.Array:
-    """All numbers of ``tree`` in one vector."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    """Return all numbers of ``tree`` in one vector."""
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)] or [jnp.zeros(0)])
 
 
-# What can be reported of any method's commit, from (params, view, gradient, updates).
+# Quantities of any method's commit, from (params, view, gradient, updates).
 OF_ANY_COMMIT: dict[str, Callable[..., jax.Array]] = {
     "gap": lambda params, view, gradient, updates: gap(params, view),
     "normalised_gap": lambda params, view, gradient, updates: normalised_gap(params, view, gradient),

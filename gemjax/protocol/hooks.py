@@ -1,18 +1,43 @@
-"""Marks that rules put in their state: what they need from the protocol, and how they take part in a pull."""
+"""Nodes in a rule's state by which it takes part in the protocol.
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+A rule is an optax transformation. ``update`` receives ``worker``, ``staleness`` and more as extra arguments
+(:func:`gemjax.asynchronous`). Anything else depends on what the state from its ``init`` contains:
+
+===================================================  ===================================================================
+The state contains                                   Effect
+===================================================  ===================================================================
+``Slots(value)``                                     One copy of ``value`` per worker; ``update`` sees that of the worker.
+``SharedRows``                                       Rows that all workers read; a commit writes one, once.
+a node with ``next_row()``                           Index of the row inside it that the next commit writes.
+``ReadsStaleParams()``                               ``update`` receives ``stale_params``, the view that the worker pulled.
+``NeedsLocalSteps()``                                Engines require ``local=``.
+a node with ``refuses(staleness)``                   It is asked before each commit; see ``Refusals``.
+a node with ``on_pull(params, view, moved)``         It is called at each pull; see ``PullHook``.
+===================================================  ===================================================================
+
+``Slots`` and ``SharedRows`` are in :mod:`gemjax.protocol.slots`. All of these may be anywhere in the state, also inside
+``optax.chain``, ``masked``, ``partition`` or ``inject_hyperparams``.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.protocol import diagnostics
+from gemjax.protocol.checks import check_kept
 
 PyTree = Any
 
 
 class ReadsStaleParams(NamedTuple):
-    """Marks a rule that compares the central variable with what the worker pulled.
+    """Mark of a rule that compares the central variable with what the worker pulled.
 
     Put one, which is empty, anywhere in the state that ``init`` returns. :func:`gemjax.asynchronous` then keeps the view that
-    each worker pulled, one copy of the parameters per worker, and passes it to ``update`` as ``stale_params``, a tree like
-    ``params``. Without it ``stale_params`` is ``None``. The mark holds no arrays; return it as it is.
+    each worker pulled (one copy of the parameters per worker) and passes it to ``update`` as ``stale_params``, a tree like
+    ``params``. Without the mark ``stale_params`` is ``None``. The mark holds no arrays; return it as it is.
 
     >>> import gemjax, jax, jax.numpy as jnp, optax
     >>> def towards_the_view(weight):
@@ -28,45 +53,96 @@ class ReadsStaleParams(NamedTuple):
 
 
 class NeedsLocalSteps(NamedTuple):
-    """An empty node; a rule that takes the displacement of local steps for a gradient puts it in its state.
+    """Mark of a rule that takes the displacement of local steps for a gradient; it is empty.
 
-    Engines then refuse to run it without ``local=``: what would arrive otherwise is a bare gradient.
+    Engines do not run such a rule without ``local=``, because it would receive gradients.
     """
 
 
-class Refusals(NamedTuple):
-    """How many commits a rule refused. A rule that raises the count refuses the commit at hand.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Refusals:
+    """Number of commits that a rule refused.
 
-    :func:`asynchronous` then leaves parameters, clock and everyone's memory as they were; the worker is to pull again.
+    A rule that refuses commits has a node in its state with a method ``refuses(staleness)``, which is or contains this count.
+    :func:`gemjax.asynchronous` asks it before each commit. A refused commit changes neither parameters nor clock nor any
+    memory. The wrapper counts it here, and its worker pulls again.
+
+    A rule whose answer depends on more than its state may have this node alone, and refuse a commit by raising the count in
+    ``update``. The members then run twice per commit, once to learn the answer; compiled, only the answer is computed twice.
     """
 
     count: jax.Array  # int32 []
 
 
-@runtime_checkable
-class NoticesPull(Protocol):
-    """A node of a method's state that changes when its worker pulls.
+class PullHook(Protocol):
+    """Node of a rule's state that takes part in a pull."""
 
-    :func:`pull` calls it with the central variable, before any view is shifted, and keeps what it returns if anybody has
-    committed since the worker's last pull.
-    """
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple[Self, PyTree, tuple[PyTree, ...]]:
+        """Answer a pull of the worker whose slot is checked out.
 
-    def pulled(self, params: PyTree) -> "NoticesPull": ...
+        Args:
+          params: the central variable.
+          view: the view so far: ``params``, or what a node before this one made of it.
+          moved: bool scalar; False if nothing was committed since the worker's last pull.
+
+        Returns:
+          ``(node, view, anchors)``: the node after the pull, which is kept only where ``moved`` is true, because a trace
+          records only one of two pulls at the same clock; the view; and points that attract local steps, often ``()``.
+        """
+        ...
 
 
-@runtime_checkable
-class SendsAnchors(Protocol):
-    """A node of a method's state that sends points along with the view, for local steps to be drawn to."""
-
-    def anchors(self) -> tuple[PyTree, ...]: ...
+def can_refuse(node: Any) -> bool:
+    """Return True if ``node`` is asked before each commit."""
+    return hasattr(type(node), "refuses")
 
 
-@runtime_checkable
-class ShiftsView(Protocol):
-    """A node of a method's state that decides where a worker computes its gradient.
+def has_on_pull(node: Any) -> bool:
+    """Return True if ``node`` is called at each pull."""
+    return hasattr(type(node), "on_pull")
 
-    :func:`pull` calls it with the central variable (or the view so far) and hands out what it returns: a look-ahead, or
-    the worker's own position.
-    """
 
-    def shift_view(self, view: PyTree) -> PyTree: ...
+def answer_pull(node: Any, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+    """Return what ``node.on_pull`` returns, checked when it is traced."""
+    name, answer = f"{type(node).__name__}.on_pull", node.on_pull(params, view, moved)
+    if not (isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[2], tuple)):
+        raise TypeError(f"{name} must return (node, view, anchors), where anchors is a tuple, often (); got {answer!r}")
+    check_kept(f"the node that {name} returned", answer[0], node)
+    check_kept(f"the view that {name} returned", answer[1], view)
+    return answer
+
+
+class Position(NamedTuple):
+    """The worker computes at a position of its own, which only its commits change."""
+
+    params: PyTree  # Like the parameters that the rule sees.
+
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+        """Return the position as the view."""
+        return self, where_present(lambda own, _: own, self.params, view), ()
+
+
+class LookAhead(NamedTuple):
+    """The worker computes where a velocity will have carried the central variable."""
+
+    velocity: PyTree  # Like the parameters that the rule sees.
+    distance: jax.Array  # float []; the learning rate of the last commit times the number of velocities.
+
+    def length(self) -> jax.Array:
+        """Return the diagnostic ``look_ahead``."""
+        return jnp.abs(self.distance) * diagnostics.rms(self.velocity)
+
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+        """Subtract ``distance`` velocities from the view."""
+        ahead = where_present(lambda v, x: x - jnp.asarray(self.distance, x.dtype) * v, self.velocity, view)
+        return self, ahead, ()
+
+
+def where_present(fn, own: PyTree, view: PyTree) -> PyTree:
+    """Map ``fn(own, view)`` over the leaves; a leaf that ``optax.masked`` removed from ``own`` is that of ``view``."""
+
+    def is_hole(node):
+        return isinstance(node, optax.MaskedNode)
+
+    return jax.tree.map(lambda o, v: v if is_hole(o) else fn(o, v), own, view, is_leaf=is_hole)

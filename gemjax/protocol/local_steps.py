@@ -1,4 +1,4 @@
-"""Local steps: a worker trains by itself for a while and commits how far it came."""
+"""Local steps: a worker trains by itself for some steps and commits its displacement."""
 
 import dataclasses
 import functools
@@ -16,25 +16,25 @@ PyTree = Any
 
 
 class PeriodsEndError(ValueError):
-    """A worker has made all the commits that its periods were given for."""
+    """Raised when a worker has made all commits for which it has periods."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalSteps:
-    r"""What a worker does between two commits: ``period`` steps of an optimizer of its own.
+    r"""Local training between two commits: ``period`` steps of an optimizer of the worker's own.
 
     From the view :math:`s_w` that it pulled, worker :math:`w` takes :math:`\tau` optimizer steps on :math:`\tau` batches of its
-    own and commits the displacement :math:`s_w - x_w` in place of a gradient: a sum of gradients times their rates, for plain
-    SGD. The optimizer's state stays with the worker and is not reset. Give it to an engine as ``local=``; the rules that
-    are made for it (:func:`gemjax.downpour`, :func:`gemjax.easgd`, :func:`gemjax.lsgd`, …) have a learning rate of 1 then,
-    because the optimizer here has the real one. Any other method takes the displacement for a gradient: its rate and that of
-    this optimizer multiply, and engines warn of it unless its rate is 1.
+    own and commits the displacement :math:`s_w - x_w` in place of a gradient. For plain SGD that is the sum of the gradients
+    times their rates. The optimizer's state stays with the worker and is not reset. Give it to an engine as ``local=``.
+    Methods made for displacements (:func:`gemjax.downpour`, :func:`gemjax.easgd`, :func:`gemjax.lsgd`, …) have a learning rate
+    of 1, because this optimizer has one already. Any other method takes the displacement for a gradient: the two rates
+    multiply, and engines warn unless that of the method is 1.
 
     Args:
-      tx: the worker's optimizer, any optax transformation. Its updates are given the extra arguments ``value``, that step's
-        loss, and ``anchors``, where the method sends such points (see :func:`gemjax.pull_to_anchors`).
-      period: :math:`\tau \ge 1`, steps a commit: an int for all workers; a sequence of N ints, one a worker (dynamic local
-        updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one a commit of that worker, as
+      tx: the worker's optimizer, any optax transformation. Its updates receive the extra arguments ``value``, that step's
+        loss, and ``anchors``, the points that the method sends, if any (see :func:`gemjax.pull_to_anchors`).
+      period: :math:`\tau \ge 1`, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
+        updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
         :class:`gemjax.arrivals.SemiSynchronous` makes them.
 
     Raises:
@@ -57,16 +57,16 @@ class LocalSteps:
 
     @property
     def longest(self) -> int:
-        """The most steps that any commit takes."""
+        """Largest number of steps of any commit."""
         return int(max(map(np.max, self.period))) if isinstance(self.period, tuple) else self.period
 
     def check(self, num_workers: int) -> None:
-        """Raises ``ValueError`` unless the periods are for ``num_workers`` workers."""
+        """Check that the periods are for ``num_workers`` workers."""
         if isinstance(self.period, tuple) and len(self.period) != num_workers:
             raise ValueError(f"LocalSteps has periods for {len(self.period)} workers, but the run has {num_workers}")
 
     def span(self, worker: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For vectors of (worker, that worker's commit): its first local step, counted from the run's begin, and how many.
+        """Return the first local step, counted from the run's start, and the number of steps of each (worker, commit).
 
         Raises:
           PeriodsEndError: if a table of periods ends before ``step``.
@@ -81,7 +81,7 @@ class LocalSteps:
         for w, s in zip(worker.tolist(), step.tolist(), strict=True):
             if s + 1 >= len(begins[w]):
                 raise PeriodsEndError(
-                    f"LocalSteps has {len(begins[w]) - 1} periods for worker {w}, but its commit {s} is asked for"
+                    f"LocalSteps has {len(begins[w]) - 1} periods for worker {w}, but none for its commit {s}"
                 )
         first, last = (
             np.array([begins[w][s + k] for w, s in zip(worker.tolist(), step.tolist(), strict=True)], int)
@@ -91,12 +91,12 @@ class LocalSteps:
 
     @functools.cached_property
     def _begins(self) -> list[np.ndarray]:
-        """Of a table of periods: the local step with which each commit begins, and the last one ends."""
+        """Per worker, the local step at which each commit of its row begins, and at which the last one ends."""
         return [np.concatenate([[0], np.cumsum(row)]) for row in self.period]
 
 
 def displacements() -> optax.GradientTransformationExtraArgs:
-    """A member that changes nothing and says that this method takes displacements: engines then insist on ``local=``.
+    """No-op that marks a method as expecting local-step displacements, so that engines require ``local=``.
 
     >>> displacements().init(None)
     NeedsLocalSteps()
@@ -110,19 +110,18 @@ def displacements() -> optax.GradientTransformationExtraArgs:
 
 
 def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
-    r"""Pulls each local step towards the points that the method sent along with the view.
+    r"""Pull each local step towards the points that the method sent along with the view.
 
-    A member of a *local* optimizer, behind its learning rate: after the step :math:`x \leftarrow x + u` it goes on with
+    Use it in a *local* optimizer, behind its learning rate. After the step :math:`x \leftarrow x + u` it applies
     :math:`x \leftarrow x - p_j (x - a_j)` for each anchor :math:`a_j` in turn. With :func:`gemjax.lsgd` the anchors are
-    the leaders as they were when the worker last pulled, the leader of all first, then that of its group; this is the
+    the positions of the leaders at the worker's last exchange, the global leader first, then that of its group; this is the
     proximal extension of LSGD.
 
     Args:
-      *strengths: :math:`p_j` in [0, 1], one an anchor.
+      *strengths: :math:`p_j` in [0, 1], one per anchor.
 
     Returns:
-      A stateless transformation that needs ``params`` and the extra argument ``anchors``, which engines supply where the
-      method has them.
+      A stateless transformation that needs ``params`` and the extra argument ``anchors``, which engines supply.
 
     Raises:
       ValueError: if a strength is outside [0, 1]; when used, if the method sends another number of anchors.
@@ -157,7 +156,7 @@ def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
 
 
 def _checked(period: Any, depth: int = 2) -> Any:
-    """``period`` as an int, a tuple of ints, or a tuple of tuples of ints."""
+    """Return ``period`` as an int, a tuple of ints, or a tuple of tuples of ints."""
     if isinstance(period, np.ndarray):
         period = period.tolist()
     if depth and isinstance(period, Sequence) and not isinstance(period, (str, bytes)) and len(period):

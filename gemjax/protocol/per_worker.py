@@ -1,9 +1,10 @@
-"""Lifting a single-worker optax transformation to one slot a worker."""
+"""One state per worker for any single-worker optax transformation."""
 
 from typing import Any
 
 import optax
 
+from gemjax.protocol.checks import check_method
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous
 
@@ -11,19 +12,19 @@ from gemjax.protocol.staleness import asynchronous
 def per_worker(
     inner: optax.GradientTransformation, num_workers: int | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Gives every worker its own state of ``inner``.
+    """Give each worker its own state of ``inner``.
 
-    A worker's commit sees and changes only its own moments, counts and traces. Several published methods are nothing
-    else: Multi-ASGD is ``per_worker(optax.trace(momentum))`` in front of a learning rate, DANA-Slim is
+    A worker's commit sees and changes only its own moments, counts and traces. Several published methods are no more than that:
+    Multi-ASGD is ``per_worker(optax.trace(momentum))`` in front of a learning rate, DANA-Slim is
     ``per_worker(optax.trace(momentum, nesterov=True))``.
 
     Args:
       inner: any optax transformation, written for one worker.
-      num_workers: number of workers N to use it by itself, as one member of an ordinary ``optax.chain``; ``None``
-        (default) inside :func:`gemjax.asynchronous`, which knows N.
+      num_workers: number of workers N, in an ordinary ``optax.chain``; ``None`` (default) inside :func:`gemjax.asynchronous`,
+        which supplies N.
 
     Returns:
-      A transformation with a stacked copy of ``inner``'s state for each worker.
+      A transformation with a stacked copy of the state of ``inner`` per worker.
 
     Raises:
       ValueError: if ``num_workers`` is given and not positive.
@@ -38,6 +39,7 @@ def per_worker(
     [-1.5]
     [-1.]
     """
+    check_method("inner", inner)
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params) -> Any:

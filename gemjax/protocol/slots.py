@@ -1,9 +1,9 @@
-"""Per-worker state: written for one worker, stored for all of them.
+"""Per-worker state: a rule is written for one worker, and its state is stored for all of them.
 
-A rule keeps what belongs to a worker in a :class:`Slots` node and is written as if there were only that worker.
-Stacking the nodes on a leading ``[N]`` axis, taking one worker's slot out and putting it back happen here and nowhere
-else, so that an engine can do the same by itself where the order of reads and writes matters (a compiled loop that
-reads and writes one stacked array in the same iteration copies the whole stack).
+A rule keeps what belongs to a worker in a :class:`Slots` node and is written as if there were only that worker. This file
+alone stacks the nodes on a leading ``[N]`` axis, takes one worker's slot out and puts it back. An engine can therefore choose
+the order of reads and writes: a compiled loop that reads and then writes one stacked array in the same iteration copies the
+whole stack.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
+
+from gemjax.protocol.checks import check_worker
 
 PyTree = Any
 
 
 @jax.tree_util.register_pytree_with_keys_class
 class Slots:
-    """Memory that each worker has of its own, inside the state of a rule.
+    """Per-worker memory inside the state of a rule.
 
     Write a rule as if there were one worker: ``init`` puts ``Slots(value)`` in the state, and at a commit ``update`` finds in
-    ``state.memory.value`` what the worker that commits has there, and returns ``Slots(new_value)``. What is not in
-    ``Slots`` is shared by all workers. :func:`gemjax.asynchronous` keeps a copy of the value for each worker, begun with the
-    same value, and engines leave those of other workers untouched.
+    ``state.memory.value`` the value of the worker that commits, and returns ``Slots(new_value)``. All workers share the rest
+    of the state. :func:`gemjax.asynchronous` keeps a copy of the value per worker, with the same initial value, and a commit
+    leaves the copies of other workers untouched.
 
     Args:
       value: the state of one worker (``num_workers is None``), or that of all of them with a leading ``[N]`` axis on
@@ -33,7 +34,7 @@ class Slots:
       num_workers: N once stacked; ``None`` for the slot of a single worker, which is the only form a rule sees.
 
     >>> import gemjax, optax
-    >>> def count_own_commits():                         # Divides each update by how many its worker has made.
+    >>> def count_own_commits():                         # Divides each update by the number of its worker's commits.
     ...     def update(updates, state, params=None, **extra_args):
     ...         count = state.value + 1
     ...         return jax.tree.map(lambda u: u / count, updates), gemjax.Slots(count)
@@ -58,9 +59,9 @@ class Slots:
         self.num_workers = num_workers
 
     def __getitem__(self, worker: int) -> PyTree:
-        """What worker ``worker`` keeps."""
+        """Return the value of worker ``worker``."""
         if self.num_workers is None:
-            raise TypeError("these Slots hold the slot of one worker already; read `.value`")
+            raise TypeError("these Slots hold one worker's slot; read `.value`")
         return take(self, check_worker(worker, self.num_workers)).value
 
     def __repr__(self) -> str:
@@ -74,8 +75,152 @@ class Slots:
         return cls(children[0], num_workers)
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class SharedRows:
+    """Shared state in rows, of which a commit writes one.
+
+    A slot is visible to its worker alone. What a rule must see of other workers (such as a leader's parameters) is kept here,
+    with a row per worker. Read rows after the write: then compiled loops copy no stack. A commit that is not applied writes
+    nothing, whatever the rule does. A commit writes at most one row, once.
+
+    Args:
+      rows: a tree with a leading ``[N]`` axis on every leaf.
+      enabled: bool scalar, set by engines and :func:`gemjax.asynchronous` during a commit: False if it is not applied. ``None``
+        (default) between commits.
+      replaced: set with ``enabled``: the index of the row that the commit wrote (N if none), and the row that was there.
+      known: the worker for whose commit ``replaced`` holds the row to be replaced; ``None`` if it holds none.
+    """
+
+    __slots__ = ("enabled", "known", "replaced", "rows")
+
+    def __init__(
+        self, rows: PyTree, enabled: jax.Array | None = None, replaced: tuple[jax.Array, PyTree] | None = None,
+        known: jax.typing.ArrayLike | None = None,
+    ):  # fmt: skip
+        self.rows = rows
+        self.enabled = enabled
+        self.replaced = replaced
+        self.known = known  # No part of the tree; where it is lost, the row is read.
+
+    @classmethod
+    def of(cls, params: PyTree, num_workers: int) -> "SharedRows":
+        """Return rows that all equal ``params``."""
+        return cls(jax.tree.map(lambda p: jnp.tile(p[None], (num_workers,) + (1,) * jnp.ndim(p)), params))
+
+    def write(self, worker: jax.typing.ArrayLike, row: PyTree, *, in_turn: bool = False) -> "SharedRows":
+        """Replace the row of ``worker`` if the commit is applied.
+
+        Pass ``in_turn=True`` if the index is not that of the worker, but what ``next_row()`` of the node around the rows
+        returned before the commit; engines then know which row is replaced.
+        """
+        if self.enabled is None or self.replaced is None:
+            return SharedRows(_put_row(self.rows, worker, row))
+        is_known = self.known is not None and (in_turn or worker is self.known)
+        before = self.replaced[1] if is_known else self.read(worker)
+        # An index beyond the end writes nothing.
+        index = jnp.where(self.enabled, jnp.asarray(worker, jnp.int32), self._beyond())
+        return SharedRows(_put_row(self.rows, index, row), self.enabled, (index, before))
+
+    def change(self) -> tuple[PyTree, PyTree]:
+        """Return the row that the commit replaced and the one that it wrote; twice the same if it wrote none."""
+        assert self.replaced is not None
+        index, before = self.replaced
+        wrote = index < self._beyond()
+        return before, jax.tree.map(lambda new, old: jnp.where(wrote, new, old), self.read(index), before)
+
+    def settle(self, applied: jax.Array) -> "SharedRows":
+        """Return the rows after a commit: unless ``applied``, the row that it wrote is what it was before."""
+        if self.replaced is None:
+            return SharedRows(self.rows)
+        index, before = self.replaced
+        return SharedRows(_put_row(self.rows, jnp.where(applied, self._beyond(), index), before))
+
+    def _beyond(self) -> int:
+        return jax.tree.leaves(self.rows)[0].shape[0]
+
+    def read(self, worker: jax.typing.ArrayLike) -> PyTree:
+        """Return the row of ``worker``."""
+        return jax.tree.map(lambda rows: lax.dynamic_index_in_dim(rows, worker, keepdims=False), self.rows)
+
+    def written(self, new: PyTree, old: PyTree) -> PyTree:
+        """Return ``new`` if the commit is applied, else ``old``."""
+        return new if self.enabled is None else select(self.enabled, new, old)
+
+    def __repr__(self) -> str:
+        return f"SharedRows({self.rows!r})"
+
+    def tree_flatten_with_keys(self):
+        # The flag and the replaced row are no part of the tree between commits, nor of checkpoints.
+        names = ("rows",) if self.enabled is None else ("rows", "enabled", "replaced")
+        return [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names], None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def _put_row(rows: PyTree, index: jax.typing.ArrayLike, row: PyTree) -> PyTree:
+    return jax.tree.map(lambda all_rows, new: all_rows.at[index].set(new, mode="drop"), rows, row)
+
+
+def enable_writes(tree: PyTree, enabled: jax.Array, worker: Any = None, own_rows: list | None = None) -> PyTree:
+    """Return ``tree`` with :class:`SharedRows` that can be written only where ``enabled`` is true.
+
+    A loop that read a row right before its write would copy all rows, so it passes ``own_rows``, read after the last write.
+    """
+    rows = iter(own_rows or [])
+
+    def enable(node):
+        if not is_rows(node):
+            return node
+        if node.enabled is not None:
+            return SharedRows(node.rows, node.enabled & enabled, node.replaced, node.known)
+        row = next(rows, None)
+        known = None if row is None else worker
+        if row is None:
+            row = jax.tree.map(lambda rows: jnp.zeros(rows.shape[1:], rows.dtype), node.rows)
+        return SharedRows(node.rows, enabled, (jnp.int32(node._beyond()), row), known)
+
+    return jax.tree.map(enable, tree, is_leaf=is_rows)
+
+
+def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) -> list:
+    """Return the row of each :class:`SharedRows` in ``tree`` that a commit of ``worker`` replaces, ``None`` if unknown.
+
+    It is that of the worker, or, inside a node with a method ``next_row()``, the one whose index that returns.
+    """
+    found: list = []
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: is_rows(node) or hasattr(type(node), "next_row")):
+        if is_rows(node):
+            found.append(node.read(worker) if node._beyond() == num_workers else None)
+        elif hasattr(type(node), "next_row"):
+            inside = jax.tree.leaves(node, is_leaf=is_rows)
+            found += [rows.read(node.next_row()) for rows in inside if is_rows(rows)]
+    return found
+
+
+def select(applied: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Return ``new`` where ``applied``, else ``old``.
+
+    :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows: unless ``applied``, the row that was
+    written is put back.
+    """
+
+    def choose(n, o):
+        if is_rows(n):
+            return n.settle(applied) if o.enabled is None else SharedRows(n.rows, o.enabled, n.replaced)
+        return n if n is o else jnp.where(applied, n, o)
+
+    return jax.tree.map(choose, new, old, is_leaf=is_rows)
+
+
+def is_rows(node: PyTree) -> bool:
+    """Return True if ``node`` is a :class:`SharedRows`."""
+    return isinstance(node, SharedRows)
+
+
 def is_slots(node: PyTree) -> bool:
-    """Whether ``node`` is a :class:`Slots`."""
+    """Return True if ``node`` is a :class:`Slots`."""
     return isinstance(node, Slots)
 
 
@@ -86,7 +231,7 @@ def _map_slots(fn: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
 
 
 def stack(tree: PyTree, num_workers: int) -> PyTree:
-    """Gives every worker its own copy of each slot in ``tree`` (nodes already stacked are left as they are)."""
+    """Give each worker its own copy of each slot in ``tree``; nodes that are stacked already stay as they are."""
 
     def repeat(x):
         x = jnp.asarray(x)
@@ -96,7 +241,7 @@ def stack(tree: PyTree, num_workers: int) -> PyTree:
         if node.num_workers is not None:
             if node.num_workers != num_workers:
                 raise ValueError(
-                    f"a state for {node.num_workers} workers stands inside one for {num_workers}; "
+                    f"a state for {node.num_workers} workers is inside one for {num_workers}; "
                     "give both the same num_workers"
                 )
             return node
@@ -106,7 +251,7 @@ def stack(tree: PyTree, num_workers: int) -> PyTree:
 
 
 def take(tree: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
-    """``tree`` as worker ``worker`` sees it: every stacked node replaced by that worker's slot."""
+    """Check out worker ``worker``: return ``tree`` with every stacked node replaced by that worker's slot."""
 
     def read(x):
         return lax.dynamic_index_in_dim(x, worker, keepdims=False, allow_negative_indices=False)
@@ -115,7 +260,7 @@ def take(tree: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
 
 
 def put(tree: PyTree, taken: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
-    """``taken`` with worker ``worker``'s slots written back into the stacks of ``tree``."""
+    """Check worker ``worker`` in: return ``taken`` with its slots written into the stacks of ``tree``."""
 
     def write(all_workers, one):
         return lax.dynamic_update_index_in_dim(all_workers, one, worker, 0, allow_negative_indices=False)
@@ -129,12 +274,11 @@ def put(tree: PyTree, taken: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
 
 
 def split(tree: PyTree) -> tuple[list[Slots], Callable[[list[Slots], list], PyTree], list]:
-    """Separates per-worker from shared state.
+    """Separate per-worker from shared state.
 
     Returns:
-      ``(slots, join, shared)``: the :class:`Slots` nodes in order; the shared leaves as a list; and ``join(slots,
-      shared)``, which builds a tree of the same structure from others of each (the join is static: it can be closed
-      over by a compiled function).
+      ``(slots, join, shared)``: the :class:`Slots` nodes in order; ``join(slots, shared)``, which builds a tree of the same
+      structure from other nodes and leaves and can be closed over by a compiled function; and the shared leaves as a list.
     """
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_slots)
     per_worker = [is_slots(leaf) for leaf in leaves]
@@ -150,41 +294,10 @@ def split(tree: PyTree) -> tuple[list[Slots], Callable[[list[Slots], list], PyTr
     )
 
 
-def check_worker(worker: Any, num_workers: int) -> Any:
-    """``worker`` if it can be an index into ``num_workers`` slots.
+def match_mask(tree: PyTree, reference: PyTree) -> PyTree:
+    """Return ``tree`` with the leaves removed that ``optax.masked`` removed from ``reference``.
 
-    Concrete values are checked here, where the message can say what is wrong; a traced index cannot be, so engines check
-    a whole trace before they compile it.
-
-    Raises:
-      ValueError: if the index is missing or out of range.
-      TypeError: if it is not an integer scalar.
-    """
-    if worker is None:
-        if num_workers == 1:
-            return 0
-        raise ValueError(
-            f"worker= is missing: this state is kept for {num_workers} workers, so say which one pulls or commits "
-            f"(worker=0 … worker={num_workers - 1})"
-        )
-    if isinstance(worker, jax.core.Tracer):
-        if worker.ndim or not jnp.issubdtype(worker.dtype, jnp.integer):
-            raise TypeError(f"worker must be one integer, got {worker.dtype}{list(worker.shape)}")
-        return worker
-    index = np.asarray(worker)
-    if index.ndim or not np.issubdtype(index.dtype, np.integer):
-        raise TypeError(f"worker must be one integer, got {worker!r}")
-    if not 0 <= index < num_workers:
-        raise ValueError(
-            f"worker={int(index)} is out of range: this state is kept for {num_workers} workers, 0 … {num_workers - 1}"
-        )
-    return worker
-
-
-def like(tree: PyTree, reference: PyTree) -> PyTree:
-    """``tree`` with the holes that ``optax.masked`` left in ``reference``.
-
-    ``masked`` and ``partition`` cut parameters and gradients but pass extra arguments whole; rules call this before they
+    ``masked`` and ``partition`` remove leaves of parameters and gradients, but pass extra arguments whole. Call this before a
     map over both.
     """
 

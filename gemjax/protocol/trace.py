@@ -1,4 +1,4 @@
-"""A trace: which worker commits next, and on what it had pulled."""
+"""Traces: the order of commits, and the version of the central variable that each was computed on."""
 
 import dataclasses
 import os
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from gemjax.protocol.checks import integer, number, shown
 
 FORMAT = "gemjax.trace.1"
 COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
@@ -15,25 +17,25 @@ COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
 class Trace:
     """The order of events of an asynchronous run: data, no mathematics.
 
-    Row t is the commit that finds the clock at t. A trace comes from an arrival model (:mod:`gemjax.arrivals`), from a
-    run on devices, or from hand-written arrays, and drives :func:`gemjax.simulate`. It is checked when made.
+    Row t is the commit made at clock t. A trace comes from an arrival model (:mod:`gemjax.arrivals`), from a run on
+    devices, or from hand-written arrays, and drives :func:`gemjax.simulate`. It is checked when made.
 
     Args:
-      worker: int32 [T]; who commits, in ``range(num_workers)``.
-      pulled_at: int32 [T]; the clock when that worker pulled what it commits on, so ``pulled_at[t] <= t``. Default: each
+      worker: int32 [T]; the worker that commits, in ``range(num_workers)``.
+      pulled_at: int32 [T]; the clock when that worker pulled the view of this commit, so ``pulled_at[t] <= t``. Default: each
         worker pulls right after its own commit, and all of them before the first.
       step: int32 [T]; that worker's own step, which selects its batch and key; strictly increasing for each worker (a
-        step may be missing: a rejected gradient uses one up). Default: 0, 1, 2, … for each worker.
-      time: float64 [T]; when the commit happens, in units of the model's or seconds; not decreasing. Default: t + 1.
+        step may be missing, as that of a rejected gradient). Default: 0, 1, 2, … for each worker.
+      time: float64 [T]; the time of the commit, in units of the model or seconds; not decreasing. Default: t + 1.
       num_workers: number of workers N. Default: the largest worker plus one.
-      draw: int32 [T]; which batch of a stream that all workers share the commit was computed on (:class:`gemjax.Stream`):
-        each worker has drawn one before the first commit, in their order, and draws the next right after each of its
-        commits; so no two rows are equal. Default: counted like that. A run on devices records it, because there a commit
-        that is rejected or dropped draws as well and has no row.
+      draw: int32 [T]; the batch, of a stream that all workers share (:class:`gemjax.Stream`), that the commit was computed
+        on. Each worker draws one before the first commit, in the order of their numbers, and the next right after each of its
+        commits, so no two rows are equal. Default: computed by this rule. A run on devices records it, because a rejected or
+        dropped commit also draws a batch, but has no row.
 
     Raises:
-      ValueError: if the arrays differ in length, a worker is out of range, a commit pulls the future or what was not
-        there any more, a worker's step or a draw repeats, or time runs backwards. The message names the first bad row.
+      ValueError: if the arrays differ in length, a worker is out of range, a pull is later than its commit or earlier than its
+        worker's previous commit, a worker's step or a draw repeats, or time decreases. The message names the first bad row.
 
     >>> import gemjax
     >>> trace = gemjax.Trace(worker=[0, 1, 1, 0])
@@ -60,16 +62,16 @@ class Trace:
         worker = _integers("worker", worker)
         if num_workers is None:
             num_workers = int(worker.max(initial=0)) + 1
-        if num_workers < 1:
+        if number("num_workers", num_workers) < 1:
             raise ValueError(f"a trace needs at least one worker, got num_workers={num_workers}")
         _check_rows(worker, (worker >= 0) & (worker < num_workers), "worker {} is not in range({})", num_workers)
-        previous, count = _previous_commits(worker)
+        previous, count = previous_commits(worker)
         values = {
             "worker": worker,
             "pulled_at": _integers("pulled_at", previous + 1 if pulled_at is None else pulled_at),
             "step": _integers("step", count if step is None else step),
-            "time": np.asarray(np.arange(1.0, len(worker) + 1) if time is None else time, np.float64),
-            "num_workers": int(num_workers),
+            "time": np.arange(1.0, len(worker) + 1) if time is None else _times(time),
+            "num_workers": integer("num_workers", num_workers, 1),
             "draw": _integers("draw", np.where(previous < 0, worker, num_workers + previous) if draw is None else draw),
         }
         for name, value in values.items():
@@ -87,8 +89,8 @@ class Trace:
         _check_rows(
             self.pulled_at,
             self.pulled_at > previous,
-            "it repeats a commit: pulled_at is {}, but the same worker has committed what it held then at row {}; a worker "
-            "pulls after each of its commits",
+            "it repeats a commit: pulled_at is {}, but the same worker committed that view at row {}; a worker pulls after "
+            "each of its commits",
             previous,
         )
         last = np.where(previous >= 0, self.step[previous], -1)
@@ -98,7 +100,7 @@ class Trace:
         drawn = np.where(previous >= 0, self.draw[previous], -1)
         _check_rows(self.draw, self.draw > drawn, "draw {} of a worker whose last draw was {}", drawn)
         first = np.unique(self.draw, return_index=True)[1]
-        _check_rows(self.draw, np.isin(now, first), "draw {} is another row's already", 0)
+        _check_rows(self.draw, np.isin(now, first), "draw {} is used by an earlier row", 0)
         before = np.concatenate([self.time[:1], self.time[:-1]])
         ordered = np.isfinite(self.time) & (self.time >= before)
         _check_rows(self.time, ordered, "time {} is not finite, or earlier than the row before ({})", before)
@@ -124,21 +126,23 @@ class Trace:
 
     @property
     def staleness(self) -> np.ndarray:
-        """int32 [T]; commits between the pull and the commit."""
+        """Commits between the pull and the commit, int32 [T]."""
         return np.arange(len(self), dtype=np.int32) - self.pulled_at
 
     def first(self, count: int) -> "Trace":
-        """The first ``count`` commits."""
+        """Return the first ``count`` commits."""
         columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return Trace(**columns, num_workers=self.num_workers)
 
     def events(self) -> "Events":
-        """The trace as a machine executes it: arrivals that commit and pull, and arrivals that only pull.
+        """Return the arrivals in the order of execution, both those that commit and pull, and those that only pull.
 
-        A worker normally pulls right after its commit. Where it pulled later (it was retried, or its gradient was
-        rejected), an arrival without a commit stands for that pull.
+        A worker normally pulls right after its commit. If it pulled later (it was retried, or its gradient was rejected), an
+        arrival without a commit represents that pull. The trace does not store arrivals instead, for two reasons: ``step`` and
+        ``draw`` may have gaps that no order of rejected gradients explains, as in files without draws; and gradients that a
+        worker loses after its last commit leave no mark in these columns.
         """
-        previous, _ = _previous_commits(self.worker)
+        previous, _ = previous_commits(self.worker)
         late = np.flatnonzero(self.pulled_at > previous + 1)
         # An arrival of row t sorts at (t, 1); a late pull at clock c comes after commit c - 1, so at (c, 0).
         position = np.concatenate([np.arange(len(self)), self.pulled_at[late]])
@@ -149,17 +153,17 @@ class Trace:
         return Events(self.worker[row], self.step[row], is_commit, row, self.draw[row])
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the trace to ``path`` (.npz, no pickle)."""
+        """Write the trace to ``path`` (.npz, no pickle)."""
         columns = {name: getattr(self, name) for name in COLUMNS}
         with open(path, "wb") as file:
             np.savez_compressed(file, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Trace":
-        """Reads a trace that :meth:`save` wrote, and checks it.
+        """Read a trace that :meth:`save` wrote, and check it.
 
         Raises:
-          ValueError: if the file is not a trace, is damaged, or holds a trace that could not have happened.
+          ValueError: if the file is not a trace, is damaged, or holds an impossible trace.
         """
         with open(path, "rb") as file:
             try:
@@ -181,24 +185,24 @@ class Trace:
 
 
 def check_trace(trace: object) -> None:
-    """Raises ``TypeError`` unless ``trace`` is a :class:`Trace`."""
+    """Raise ``TypeError`` unless ``trace`` is a :class:`Trace`."""
     if not isinstance(trace, Trace):
-        mend = "call its .trace(num_commits)" if hasattr(trace, "trace") else "make one with gemjax.Trace(worker=…)"
-        raise TypeError(f"trace must be a gemjax.Trace, got {type(trace).__name__}; {mend}")
+        advice = "call its .trace(num_commits)" if hasattr(trace, "trace") else "make one with gemjax.Trace(worker=…)"
+        raise TypeError(f"trace must be a gemjax.Trace, got {type(trace).__name__}; {advice}")
 
 
 class Events(NamedTuple):
-    """Arrivals in the order of execution; ``row`` is the trace's row that an arrival belongs to."""
+    """Arrivals in the order of execution; ``row`` is the row of the trace that an arrival belongs to."""
 
     worker: np.ndarray  # int32 [E]
     step: np.ndarray  # int32 [E]
-    commits: np.ndarray  # bool [E]; False: the worker's gradient is thrown away and it pulls again.
+    commits: np.ndarray  # bool [E]; False: the worker discards its gradient and pulls again.
     row: np.ndarray  # int [E]
     draw: np.ndarray  # int32 [E]
 
 
-def _previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row of the same worker's previous commit (-1: none), and how many it made before."""
+def previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return, per row, the row of the same worker's previous commit (-1: none), and the number of its earlier commits."""
     order = np.argsort(worker, kind="stable")
     same = np.concatenate([[False], worker[order][1:] == worker[order][:-1]])[: len(worker)]
     previous = np.full(len(worker), -1, np.int32)
@@ -210,12 +214,25 @@ def _previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _integers(name: str, values) -> np.ndarray:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} must be a vector of integers, got {shown(values)}") from None
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise ValueError(f"{name} must be a vector of integers, got {array.dtype}{list(array.shape)}")
     if array.size and not np.iinfo(np.int32).min <= array.min() <= array.max() <= np.iinfo(np.int32).max:
         raise ValueError(f"{name} must fit into int32, got {array.min()} … {array.max()}")
     return array.astype(np.int32)
+
+
+def _times(values) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+        if array.ndim != 1 or not np.can_cast(array.dtype, np.float64, "same_kind"):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"time must be a vector of numbers, got {shown(values)}") from None
+    return array.astype(np.float64)
 
 
 def _check_rows(found: np.ndarray, valid: np.ndarray, message: str, expected) -> None:

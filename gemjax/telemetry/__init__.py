@@ -1,4 +1,4 @@
-"""Records of a run and what is evaluated from them: event log, timeline, summary, verdict and traces for Perfetto."""
+"""Records of a run and their evaluation: event log, timeline, summary, verdict and traces for Perfetto."""
 
 from gemjax.telemetry.timeline import ALWAYS, ARRIVALS, TIMES, Columns, Timeline, timeline
 

@@ -1,4 +1,4 @@
-"""The event log of a run: one JSON object a line, written as things happen, read as data only."""
+"""The event log of a run: one JSON object per line, written during the run, read as data only."""
 
 import json
 import math
@@ -18,19 +18,20 @@ LINE_BEGINS = b'{"event":"'
 
 
 class EventLog:
-    """Appends events to a JSONL file.
+    """A JSONL file that events are appended to.
 
     Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time, up
-    to 2**43). ``start`` adds the number of workers, the commits made before, and the devices. ``dispatch`` adds worker and
-    step; ``ready`` too, and ``began``, the time when the worker had its view. ``commit``, ``reject`` (it was not finite) and
-    ``drop`` (the method refused it) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
-    :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and what diagnostics were asked for. ``fault`` adds
-    worker, step and ``error``; ``retire`` (it kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the
-    ``seconds`` that a callback took; ``idle`` for how many seconds nothing had happened.
+    to 2**43). ``start`` adds the number of workers, the number of earlier commits, and the devices. ``dispatch`` adds worker
+    and step; ``ready`` also adds ``began``, the time when the view arrived at the worker. ``commit``, ``reject`` (not finite)
+    and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
+    :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested diagnostics. ``fault`` adds worker,
+    step and ``error``; ``retire`` (the worker kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the
+    ``seconds`` of a callback; ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view
+    and of a gradient, a ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was lost.
 
     Args:
       path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is
-        taken off first).
+        removed first).
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -39,16 +40,16 @@ class EventLog:
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
     def write(self, event: str, time: float, **fields: Any) -> None:
-        """Appends one event; floats that are not finite become ``null``."""
+        """Append one event; floats that are not finite become ``null``."""
         record = {"event": event, "time": round(time, 6)} | {name: _plain(value) for name, value in fields.items()}
         self._file.write(self._encode(record) + "\n")
 
     def flush(self) -> None:
-        """Hands what was written to the operating system."""
+        """Hand written events to the operating system."""
         self._file.flush()
 
     def sync(self) -> None:
-        """Has what was written on disk, power cuts notwithstanding; for what is to know how long the log is."""
+        """Force written events to disk, before the length of the log is stored elsewhere."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -62,23 +63,29 @@ class EventLog:
         self.close()
 
 
-def read(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
-    """The events of a log, in order, each checked before it is handed out.
+def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the events of a log in order, each after a check.
 
-    A log is data: JSON, nothing else, and never trusted. A crash leaves at most one line cut short, the last; it is left
-    out, as :class:`EventLog` takes it off when the run goes on.
+    A log is untrusted data in JSON. A crash cuts short at most one line, the last; it is skipped, and :class:`EventLog` removes
+    it when the run is continued.
+
+    Args:
+      path: file of the log.
+      size: bytes to read, up to the end of a line; ``None`` (default) reads the whole log.
 
     Raises:
-      ValueError: if the file is no event log, was damaged, or was changed: a line that is not JSON, an unknown event, a
-        field that is missing or of another kind, a worker out of range, a line that does not follow from those before
-        (commits, drops and rejects by clock, step, draw and time; on devices what was sent off and ready, too; a start by
-        the commits it goes on after). The message names file, line and what is wrong. Whole lines that are missing at the
-        end are what a crash leaves, and other numbers of the right kind what another run leaves: no reader can tell.
+      ValueError: if the file is not an event log, was damaged, or was changed: a line that is not JSON, an unknown event, a
+        field that is missing or of another kind, a worker out of range, or a line that is inconsistent with those before
+        (commits, drops and rejects by clock, step, draw and time; on devices also by dispatch and ready; a start by the
+        commits before it). The message names file and line, and says what is wrong. Two changes cannot be detected: whole
+        lines missing at the end, as after a crash, and other numbers of the right kind, as of another run.
     """
     name = os.fspath(path)
     succession = Succession()
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
+            if size is not None and file.tell() > size:
+                return
             try:
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     _check_cut_line(line)
@@ -93,21 +100,22 @@ def read(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def trace_of(path: str | os.PathLike, num_workers: int) -> Trace:
-    """The trace that a log records: its applied commits.
+def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None) -> Trace:
+    """Return the trace that a log records: its applied commits.
 
-    A run that was continued from a checkpoint older than its log makes some commits again: those replace the first ones.
+    A run continued from a checkpoint that is older than its log makes some commits again; these replace the first ones.
+    ``size`` is that of :func:`read`.
 
     Raises:
       ValueError: as :func:`read` does, or if the commits are no trace of ``num_workers`` workers.
     """
     columns: dict[str, list] = {name: [] for name in COLUMNS}
     drawn = True
-    for number, event in enumerate(read(path)):
+    for number, event in enumerate(read(path, size)):
         if event["event"] == "start":
             if number == 0 and event.get("commits", 0):
                 raise ValueError(
-                    f"{os.fspath(path)}: it begins after {event['commits']} commits, which are no part of it"
+                    f"{os.fspath(path)}: it begins after {event['commits']} commits, which it does not contain"
                 )
             for column in columns.values():
                 del column[event.get("commits", 0) :]
@@ -124,28 +132,20 @@ def trace_of(path: str | os.PathLike, num_workers: int) -> Trace:
 
 
 def _check_cut_line(line: bytes) -> None:
-    """A file without line breaks may be anything; what a crash leaves begins like an event."""
+    """Raise ``ValueError`` unless a cut line begins like an event; a file without line breaks may be anything."""
     if not line.startswith(LINE_BEGINS[: len(line)]):
         raise ValueError("the last line is neither whole nor the beginning of an event")
 
 
 def _drop_cut_line(path: str | os.PathLike) -> None:
-    """Takes off what follows the last line break; a new event would otherwise be glued to it."""
+    """Remove the text after the last line break, to which a new event would otherwise be appended."""
     if not os.path.exists(path):
         return
     with open(path, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            begin = max(0, end - 4096)
-            file.seek(begin)
-            found = file.read(end - begin).rfind(b"\n")
-            if found >= 0:
-                end = begin + found + 1
-                break
-            end = begin
-        if end < size:
-            file.truncate(end)
+        begin = file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+        found = file.read().rfind(b"\n")
+        if found >= 0 or begin == 0:  # Otherwise it is not a log, and the reader refuses it.
+            file.truncate(begin + found + 1)
 
 
 def _plain(value: Any) -> Any:

@@ -1,29 +1,33 @@
-"""What the events of a log say about the next one: none is missing, made up, or out of order."""
+"""Check that the events of a log are complete and in order."""
 
 import array
 from typing import Any, NamedTuple
 
-from gemjax.telemetry.schema import ARRIVALS, MOST_WORKERS
+from gemjax.telemetry.schema import MOST_WORKERS, OUTCOMES
 
-FAILURES = ("fault", "hang", "leave")  # What the worker was computing comes no more; it may be sent off with it again.
+FAILURES = (
+    "fault",
+    "hang",
+    "leave",
+)  # The current gradient is lost; the worker may be dispatched with the same step again.
 SLACK = 2e-6  # Times are rounded to microseconds.
 LINES = "lines are missing, repeated or out of order"
 
 
 class _Cycle(NamedTuple):
-    """A gradient that has not got to the centre yet."""
+    """A gradient that has not yet arrived at the central variable."""
 
     dispatched: float
     ready: float | None = None
 
 
 class Succession:
-    """Checks events one after the other against those before.
+    """Check of each event against those before it.
 
-    The clock of a log counts its commits. A commit, drop or reject names the clock at its worker's pull and how many commits
-    came since: together they are the clock. A worker's steps and draws rise, and so do the times of commits; a run on devices
-    moreover sends every step off, one after the other, and has it ready before it arrives. A ``start`` may go back to a clock
-    that there was (a run that went on from a checkpoint), never forward.
+    The clock of a log counts its commits. A commit, drop or reject has the clock at its worker's pull and the number of commits
+    since then; their sum is the clock. A worker's steps and draws increase, and so do the times of commits. In a run on devices
+    every step is dispatched in order, and is ready before it arrives. A ``start`` may go back to an earlier clock (a run
+    continued from a checkpoint), never forward.
     """
 
     def __init__(self):
@@ -39,7 +43,7 @@ class Succession:
         return self._before + len(self._commits)
 
     def check(self, record: dict[str, Any]) -> None:
-        """Takes in the next event.
+        """Check the next event.
 
         Raises:
           ValueError: if it does not follow from those before.
@@ -56,19 +60,19 @@ class Succession:
             self._dispatch(worker, record["step"], record["time"])
         elif event == "ready":
             self._ready(worker, record)
-        elif event in ARRIVALS:
+        elif event in OUTCOMES:
             self._arrive(worker, record)
         elif event in FAILURES:
             self._cycles.pop((worker, record.get("step", self._newest.get(worker, -1))), None)
         self._empty = False
 
     def _begin(self, time: float, *, on_devices: bool) -> None:
-        """Nobody is sent off, nothing is on its way."""
+        """Begin with no worker dispatched and no gradient in flight."""
         self._began = self._time = time
         self._on_devices = on_devices
-        self._free: dict[int, float] = {}  # Of each worker, when it was sent off last, or arrived.
+        self._free: dict[int, float] = {}  # Per worker, the time of its last dispatch or arrival.
         self._cycles: dict[tuple[int, int], _Cycle] = {}
-        self._newest: dict[int, int] = {}  # Of each worker, the step it was sent off with last,
+        self._newest: dict[int, int] = {}  # Per worker, the step it was dispatched with last,
         self._last: dict[int, tuple[int, int]] = {}  # and the step and draw of its last arrival.
 
     def _start(self, record: dict[str, Any]) -> None:
@@ -76,14 +80,14 @@ class Succession:
         if number is not None and not 0 < number <= MOST_WORKERS:
             raise ValueError(f"num_workers is {number}, expected 1 to {MOST_WORKERS}")
         if None not in (number, self.num_workers) and number != self.num_workers:
-            raise ValueError(f"the run goes on with {number} workers, but it had {self.num_workers}")
+            raise ValueError(f"the run continues with {number} workers, but it had {self.num_workers}")
         self.num_workers = number or self.num_workers
         if devices is not None and len(devices) != (self.num_workers or len(devices)):
             raise ValueError(f"it names {len(devices)} devices for {self.num_workers} workers")
-        if self._empty:  # A run that goes on may write a new log.
+        if self._empty:  # A continued run may write a new log.
             self._before = commits
         if commits > self.clock:
-            raise ValueError(f"the run goes on after {commits} commits, but {self.clock} came before it: {LINES}")
+            raise ValueError(f"the run continues after {commits} commits, but {self.clock} came before it: {LINES}")
         self._before = min(self._before, commits)
         self._commits.cut(commits - self._before)
         if record["time"] < self._commits.time - SLACK:
@@ -93,17 +97,15 @@ class Succession:
 
     def _dispatch(self, worker: int, step: int, time: float) -> None:
         if not self._started:
-            raise ValueError(f"worker {worker} is sent off in a run that has not started: {LINES}")
-        last = self._last_of(worker)[0]
-        if step <= last:
-            raise ValueError(f"step {step} of worker {worker} arrived before (its last is {last}): {LINES}")
+            raise ValueError(f"worker {worker} is dispatched in a run that has not started: {LINES}")
+        self._last_before(worker, step)
         newest = self._newest.setdefault(worker, step)
         if step not in (newest, newest + 1):
-            raise ValueError(f"worker {worker} is sent off with step {step} after {newest}: {LINES}")
+            raise ValueError(f"worker {worker} is dispatched with step {step} after {newest}: {LINES}")
         if (worker, step) in self._cycles:
-            raise ValueError(f"worker {worker} is sent off with step {step} again, though it has not failed: {LINES}")
+            raise ValueError(f"worker {worker} is dispatched with step {step} again without a failure: {LINES}")
         if time < (free := self._free.get(worker, self._began)) - SLACK:
-            raise ValueError(f"time is {time}, earlier than {free}, when worker {worker} was last heard of: {LINES}")
+            raise ValueError(f"time is {time}, earlier than {free}, the last event of worker {worker}: {LINES}")
         self._newest[worker], self._free[worker], self._on_devices = step, time, True
         self._cycles[worker, step] = _Cycle(time)
 
@@ -113,15 +115,13 @@ class Succession:
         if cycle.ready is not None:
             raise ValueError(f"step {record['step']} of worker {worker} was ready before: {LINES}")
         if not cycle.dispatched - SLACK <= began <= ready + SLACK:
-            raise ValueError(
-                f"dispatched at {cycle.dispatched}, began at {began}, ready at {ready}: times run backwards"
-            )
+            raise ValueError(f"dispatched at {cycle.dispatched}, began at {began}, ready at {ready}: times decrease")
         self._cycles[worker, record["step"]] = cycle._replace(ready=ready)
 
     def _cycle(self, worker: int, record: dict[str, Any]) -> _Cycle:
         cycle = self._cycles.get((worker, record["step"]))
         if cycle is None:
-            raise ValueError(f"worker {worker} was not sent off with step {record['step']}: {LINES}")
+            raise ValueError(f"worker {worker} was not dispatched with step {record['step']}: {LINES}")
         return cycle
 
     def _arrive(self, worker: int, record: dict[str, Any]) -> None:
@@ -131,10 +131,8 @@ class Succession:
             raise ValueError(
                 f"it is {event} {version} by its pulled_at and staleness, but {self.clock} commits came before it: {LINES}"
             )
-        last, drawn = self._last_of(worker)
-        if step <= last:
-            raise ValueError(f"step {step} of worker {worker} arrived before (its last is {last}): {LINES}")
-        draw = record.get("draw", drawn)  # Older logs: none.
+        last, drawn = self._last_before(worker, step)
+        draw = record.get("draw", drawn)  # Older logs have none.
         if draw <= drawn and "draw" in record:
             raise ValueError(f"draw {draw} of worker {worker} comes after its draw {drawn}: {LINES}")
         if time < self._time - SLACK:
@@ -143,13 +141,13 @@ class Succession:
             if (ready := self._cycle(worker, record).ready) is None:
                 raise ValueError(f"step {step} of worker {worker} was not ready: {LINES}")
             if time < ready - SLACK:
-                raise ValueError(f"ready at {ready}, arrived at {time}: times run backwards")
+                raise ValueError(f"ready at {ready}, arrived at {time}: times decrease")
             if (worker, step - 1) in self._cycles or (worker in self._last and step != last + 1):
                 raise ValueError(f"step {step} of worker {worker} arrives before its step {step - 1}: {LINES}")
             next_one = self._cycles.get((worker, step + 1))
             if next_one is not None and next_one.dispatched < time - SLACK:
                 raise ValueError(
-                    f"it arrived at {time}, after worker {worker} was sent off with its next step: {LINES}"
+                    f"it arrived at {time}, after worker {worker} was dispatched with its next step: {LINES}"
                 )
             del self._cycles[worker, step]
             self._free[worker] = max(self._free[worker], time)
@@ -157,28 +155,32 @@ class Succession:
         if event == "commit":
             self._commits.add(worker, step, draw, time)
 
-    def _last_of(self, worker: int) -> tuple[int, int]:
-        return self._last.get(worker) or self._commits.last_of(worker)
+    def _last_before(self, worker: int, step: int) -> tuple[int, int]:
+        """Return step and draw of the worker's last arrival, which must be before ``step``."""
+        last, drawn = self._last.get(worker) or self._commits.last_of(worker)
+        if step <= last:
+            raise ValueError(f"step {step} of worker {worker} arrived before (its last is {last}): {LINES}")
+        return last, drawn
 
 
 class _Commits:
-    """The commits that count, some dozen bytes each, to be cut back to any of them."""
+    """The commits so far, in 24 bytes each, which can be cut back to any of them."""
 
     def __init__(self):
         self._worker, self._step, self._draw, self._earlier = (array.array("i") for _ in range(4))
         self._time = array.array("d")
-        self._newest: dict[int, int] = {}  # Of each worker; before it is `_earlier`, -1 if none.
+        self._newest: dict[int, int] = {}  # Per worker, its last row; `_earlier` has the one before, -1 if none.
 
     def __len__(self) -> int:
         return len(self._worker)
 
     @property
     def time(self) -> float:
-        """Of the last one."""
+        """Time of the last one."""
         return self._time[-1] if self._time else 0.0
 
     def last_of(self, worker: int) -> tuple[int, int]:
-        """Step and draw of a worker's last one; -1 if there is none."""
+        """Return step and draw of a worker's last commit; -1 if there is none."""
         row = self._newest.get(worker, -1)
         return (self._step[row], self._draw[row]) if row >= 0 else (-1, -1)
 
@@ -190,7 +192,7 @@ class _Commits:
         self._time.append(time)
 
     def cut(self, count: int) -> None:
-        """Forgets all but the first `count`."""
+        """Remove all but the first `count`."""
         for row in range(len(self._worker) - 1, count - 1, -1):
             self._newest[self._worker[row]] = self._earlier[row]
         for column in (self._worker, self._step, self._draw, self._time, self._earlier):

@@ -1,4 +1,4 @@
-"""A run's timeline in the Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+"""The timeline of a run in the Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 import json
 import math
@@ -9,28 +9,28 @@ import numpy as np
 
 from gemjax.telemetry.timeline import Timeline, timeline
 
-CENTRE = 0  # Its track; worker w has w + 1.
+CENTRAL = 0  # The track of the central variable; worker w has w + 1.
 PROCESS = 1
 COUNTERS = ("loss", "staleness")
-SHOWN = ("step", "pulled_at", "staleness", "loss", "gap")  # Of a gradient.
+SHOWN = ("step", "pulled_at", "staleness", "loss", "gap", "network")  # Of a gradient.
 
 
 def chrome_trace(
     source: Timeline | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
 ) -> dict[str, Any]:
-    """The timeline of a run as a JSON object in the Trace Event Format.
+    """Return the timeline of a run as a JSON object in the Trace Event Format.
 
-    Every worker has a track. A slice ``gradient`` reaches from dispatch to ready (within it ``waits for its view``, if it had
-    to), a slice ``commit wait`` from there to the commit. What was dropped or rejected, faults, and workers that retire, end,
-    leave or join are instants; the loss and the staleness of commits are counters; callbacks are slices on a track of the
-    centre. Times are in microseconds; one unit of virtual time is shown as a second.
+    Every worker has a track. A slice ``gradient`` extends from dispatch to ready (with ``waits for its view`` inside it, if the
+    worker waits), a slice ``commit wait`` from there to the commit. Dropped and rejected gradients, faults, and workers that
+    retire, end, leave or join are instants. The loss and the staleness of commits are counters. Callbacks are slices on the
+    track of the central variable. Times are in microseconds; one unit of virtual time is shown as a second.
 
     Args:
       source: as for :func:`gemjax.summarise`.
-      num_workers: number of workers N, where ``source`` does not say.
+      num_workers: number of workers N, if ``source`` does not have it.
 
     Returns:
-      What ``json.dump`` writes to a file that Perfetto opens.
+      An object for ``json.dump``, in a file that Perfetto opens.
 
     >>> import gemjax
     >>> events = [{"event": "dispatch", "time": 0.0, "worker": 0, "step": 0},
@@ -45,7 +45,7 @@ def chrome_trace(
 
 
 def chrome_trace_text(run: Timeline) -> Iterator[str]:
-    """What :func:`chrome_trace` gives, as JSON text, an event at a time: a long run's is a hundred times its timeline.
+    """Yield the result of :func:`chrome_trace` as JSON text, one event at a time, because it is large for long runs.
 
     >>> import gemjax, json
     >>> events = [{"event": "commit", "time": 1.0, "worker": 0, "step": 0, "pulled_at": 0, "staleness": 0, "loss": 2.0}]
@@ -68,7 +68,7 @@ def _about(run: Timeline) -> dict[str, Any]:
 
 
 def _events(run: Timeline) -> Iterator[dict[str, Any]]:
-    """All events in order; each is made when it is its turn, of the number of its cycle and of what it tells of it."""
+    """Yield all events in order; each is made from its cycle only when it is due, to save memory."""
     yield from _names(run)
     cycles, kinds = run.cycles, run.cycles["event"]
     # Rounded before they are compared: a slice must end where the next begins.
@@ -91,19 +91,19 @@ def _events(run: Timeline) -> Iterator[dict[str, Any]]:
     lasts.append(np.array([incident.get("dur", 0) for incident in incidents], np.int64))
     part = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     row, at, lasts = (np.concatenate(column) for column in (rows, at, lasts))
-    told = {name: cycles[name].tolist() for name in ("event", "worker", *SHOWN) if name in cycles}
-    # A slice before those within it, as the format wants it.
+    shown = {name: cycles[name].tolist() for name in ("event", "worker", *SHOWN) if name in cycles}
+    # The format requires a slice before those within it.
     for index in np.lexsort((part, -lasts, at)):
         kind, number = int(part[index]), int(row[index])
         if kind == len(parts):
             yield incidents[number]
         else:
-            cycle = {name: column[number] for name, column in told.items()}
+            cycle = {name: column[number] for name, column in shown.items()}
             yield _of_cycle(cycle, kind, int(at[index]), int(lasts[index]))
 
 
 def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[str, Any]:
-    """One of the events of a cycle, which begins at ``at`` microseconds and lasts for ``length``."""
+    """Return one of the events of a cycle; it begins at ``at`` and lasts for ``length`` microseconds."""
     kind, track = cycle["event"], cycle["worker"] + 1
     if part in (1, 2):
         return _slice(("waits for its view", "commit wait")[part - 1], track, at, at + length, {})
@@ -119,16 +119,16 @@ def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[st
 def _of_incident(incident: Mapping[str, Any]) -> dict[str, Any]:
     at = _microseconds(incident["time"])
     if incident["event"] == "pause":
-        return _slice("callback", CENTRE, at, at + _microseconds(incident["seconds"]), {})
+        return _slice("callback", CENTRAL, at, at + _microseconds(incident["seconds"]), {})
     about = {name: value for name, value in incident.items() if name not in ("event", "time", "worker")}
     return _instant(incident["event"], incident.get("worker", -1) + 1, at, about)
 
 
 def _names(run: Timeline) -> list[dict[str, Any]]:
-    tracks = ["centre", *(f"worker {worker}" for worker in range(run.num_workers))]
+    tracks = ["central variable", *(f"worker {worker}" for worker in range(run.num_workers))]
     if run.devices:
         tracks = [f"{track} ({device})" for track, device in zip(tracks, (run.central, *run.devices), strict=False)]
-    named = [("process_name", CENTRE, {"name": "gemjax"})]
+    named = [("process_name", CENTRAL, {"name": "gemjax"})]
     for track, name in enumerate(tracks):
         named += [("thread_name", track, {"name": name}), ("thread_sort_index", track, {"sort_index": track})]
     return [{"name": name, "ph": "M", "ts": 0, "pid": PROCESS, "tid": tid, "args": args} for name, tid, args in named]
@@ -149,5 +149,5 @@ def _microseconds(time: float) -> int:
 
 
 def _plain(value: float) -> float | int:
-    """Counts are shown as such."""
+    """Return a count as an int."""
     return int(value) if float(value).is_integer() else value

@@ -1,50 +1,32 @@
-"""The picture of a run that ``Result.plot()`` draws; needs matplotlib."""
+"""The figure of a run that ``Result.plot()`` draws; needs matplotlib."""
 
-import io
 from collections.abc import Mapping
 
 import numpy as np
 
 try:
-    import matplotlib as mpl
+    import matplotlib  # noqa: F401 - Without it the classes below may still be known.
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ImportError("drawing a run needs matplotlib, which is not installed: pip install matplotlib") from error
 
-LOSS, STALENESS, FAST, SLOW, OTHERS, LOST = "tab:blue", "tab:orange", "tab:green", "tab:purple", "0.75", "tab:red"
-STYLE = {
-    "font.size": 8,
-    "axes.labelsize": 8,
-    "axes.titlesize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.3,
-}
-SIZE = (3.5, 5.0)  # Inches; the width of a column.
-POINTS = 1000  # Of a curve, at most; more commits are drawn as the range of each bin.
+from gemjax.telemetry import style
+
+LOSS, STALENESS, FAST, SLOW, OTHERS, LOST = "#254bd2", "#b35c00", "#1f7a43", "#8567fb", "0.75", "#b3260f"
+HEIGHT = 5.0  # Inches.
+POINTS = 1000  # Per curve, at most; more commits are drawn as the range of each bin.
 BINS = 60  # Of the quantiles of staleness, at most.
-WORKERS = 64  # Whose commits are drawn, at most, beside the fastest and the slowest.
-
-
-class RunFigure(Figure):
-    """A matplotlib figure that notebooks show without ``%matplotlib inline``."""
-
-    def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=150)
-        return buffer.getvalue()
+WORKERS = 64  # Curves of commits, at most, besides the fastest and the slowest worker.
 
 
 def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
-    """Draws loss, staleness and the commits of each worker against time.
+    """Draw loss, staleness and the commits of each worker against time.
 
     Args:
-      history: of a :class:`gemjax.Result`.
-      num_workers: number of workers N; one that never commits is drawn, too.
+      history: the history of a :class:`gemjax.Result`.
+      num_workers: number of workers N, including those that never commit.
 
     Returns:
       A figure of one column's width, for ``figure.savefig("run.pdf")``. It is not registered with ``pyplot``.
@@ -58,8 +40,8 @@ def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
     time, worker = (np.asarray(history[name])[applied] for name in ("time", "worker"))
     loss, staleness = (np.asarray(history[name])[applied].astype(np.float64) for name in ("loss", "staleness"))
     lost = {"rejected": ~applied & ~history["dropped"], "dropped": np.asarray(history["dropped"])}
-    with mpl.rc_context(STYLE):
-        figure = RunFigure(figsize=SIZE, layout="constrained")
+    with style.style():
+        figure = style.picture(height=HEIGHT)
         top, middle, bottom = figure.subplots(3, 1, sharex=True)
         _draw_loss(top, time, loss)
         _mark_lost(top, {name: np.asarray(history["time"])[which] for name, which in lost.items()})
@@ -67,14 +49,14 @@ def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
         _draw_commits(bottom, time, worker, num_workers)
         bottom.set_xlabel("time (s)" if "dispatched" in history else "virtual time (units of the trace)")
         bottom.margins(x=0.01)
-        if 0 <= time[0] < 0.1 * time[-1]:  # Otherwise the history begins where a run was continued.
+        if 0 <= time[0] < 0.1 * time[-1]:  # Otherwise the history is that of a continued run.
             bottom.set_xlim(left=0.0)
         figure.align_ylabels()
     return figure
 
 
 def _draw_loss(axes: Axes, time: np.ndarray, loss: np.ndarray) -> None:
-    """The loss of each commit, and its running mean."""
+    """Draw the loss of each commit and its running mean."""
     starts, _ = _bins(len(loss), POINTS)
     ends = np.stack([np.minimum.reduceat(loss, starts), np.maximum.reduceat(loss, starts)])
     axes.plot(np.repeat(time[starts], 2), ends.T.ravel(), color=LOSS, alpha=0.35, lw=0.6)
@@ -92,7 +74,7 @@ def _draw_loss(axes: Axes, time: np.ndarray, loss: np.ndarray) -> None:
 
 
 def _clear_corner(axes: Axes, loss: np.ndarray) -> tuple[float, str]:
-    """Where two lines of text cover no curve: the upper corner that is emptier, with more room above if need be."""
+    """Return the upper corner in which two lines of text cover no curve; extends the axis if both corners are occupied."""
     half = len(loss) // 2
     begin, end = loss[: half + 1].max(), loss[half:].max()
     to, back = (np.log, np.exp) if axes.get_yscale() == "log" else (lambda y: y, lambda y: y)
@@ -103,15 +85,15 @@ def _clear_corner(axes: Axes, loss: np.ndarray) -> tuple[float, str]:
 
 
 def _mark_lost(axes: Axes, lost: Mapping[str, np.ndarray]) -> None:
-    """A tick at the upper edge for each commit that was rejected or dropped, and how many there were."""
+    """Draw a tick at the upper edge for each rejected or dropped commit, and write their numbers."""
     for times in lost.values():
         axes.plot(times, np.ones(len(times)), "|", color=LOST, ms=5, mew=0.6, transform=axes.get_xaxis_transform())
-    if said := [f"{len(times):,} {name}" for name, times in lost.items() if len(times)]:
-        axes.set_title(f"{' and '.join(said)} (ticks)", color=LOST, loc="right")
+    if counts := [f"{len(times):,} {name}" for name, times in lost.items() if len(times)]:
+        axes.set_title(f"{' and '.join(counts)} (ticks)", color=LOST, loc="right")
 
 
 def _draw_staleness(axes: Axes, time: np.ndarray, staleness: np.ndarray) -> None:
-    """Median and range of staleness, in bins of equally many commits."""
+    """Draw median and range of staleness, in bins of equal numbers of commits."""
     starts, stops = _bins(len(time), BINS, at_least=20)
     parts = [staleness[start:stop] for start, stop in zip(starts, stops, strict=True)]
     low, median, high = np.array([np.percentile(part, [5, 50, 95]) for part in parts]).T
@@ -126,7 +108,7 @@ def _draw_staleness(axes: Axes, time: np.ndarray, staleness: np.ndarray) -> None
 
 
 def _draw_commits(axes: Axes, time: np.ndarray, worker: np.ndarray, num_workers: int) -> None:
-    """How many commits each worker has made."""
+    """Draw the number of commits of each worker."""
     counts = np.bincount(worker, minlength=num_workers)
     fast, slow = int(counts.argmax()), int(counts.argmin())
     shown = np.unique(np.linspace(0, num_workers - 1, min(num_workers, WORKERS)).astype(int))
@@ -152,7 +134,7 @@ def _draw_commits(axes: Axes, time: np.ndarray, worker: np.ndarray, num_workers:
 
 
 def _bins(count: int, most: int, at_least: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """First and last index (exclusive) of bins of ``count`` rows, at most ``most`` and each of ``at_least``, where possible."""
+    """Return first and last index (exclusive) of at most ``most`` bins of ``count`` rows, each of ``at_least`` if possible."""
     number = min(count, most, max(10, count // at_least))
     edges = np.linspace(0, count, number + 1).astype(int)
     return edges[:-1], edges[1:]

@@ -1,4 +1,4 @@
-"""What an event of a run is: its fields and their kinds, out of one line of a log that is never trusted."""
+"""Events of a run: their fields and kinds, parsed from one line of an untrusted log."""
 
 import json
 import sys
@@ -8,46 +8,40 @@ EVENTS = (
     "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "hang", "late", "join", "leave", "end",
     "pause", "idle",
 )  # fmt: skip
-ARRIVALS = ("commit", "drop", "reject")  # What becomes of a gradient that gets to the centre.
+OUTCOMES = ("commit", "drop", "reject")  # Of a gradient that arrives at the central variable.
 
-# Fields that an event cannot do without besides its time, and kinds of fields; whatever else was measured is a number or
-# null.
-_CYCLE = ("worker", "step")
-NEEDED = {
-    "dispatch": _CYCLE,
-    "ready": _CYCLE,
-    "commit": (*_CYCLE, "pulled_at", "staleness"),
-    "drop": (*_CYCLE, "pulled_at", "staleness"),
-    "reject": (*_CYCLE, "pulled_at", "staleness"),
-    "fault": _CYCLE,
-    "retire": ("worker",),
-    "hang": _CYCLE,
-    "late": _CYCLE,
-    "join": ("worker",),
-    "leave": ("worker",),
-    "end": ("worker",),
-    "pause": ("seconds",),
-    "idle": ("seconds",),
-}
+# Fields that an event must have besides its time, and kinds of fields; any other measurement is a number or null.
+NEEDED = (
+    dict.fromkeys(("dispatch", "ready", "fault", "hang", "late"), ("worker", "step"))
+    | dict.fromkeys(OUTCOMES, ("worker", "step", "pulled_at", "staleness"))
+    | dict.fromkeys(("retire", "join", "leave", "end"), ("worker",))
+    | dict.fromkeys(("pause", "idle"), ("seconds",))
+)
 KINDS = {"event": "text", "time": "time", "draw": "count"} | dict.fromkeys(NEEDED["commit"], "count")
 KINDS_OF = {
     "start": KINDS | {"num_workers": "count", "commits": "count", "devices": "list of names", "central": "text"},
     "ready": KINDS | {"began": "time"},
     "fault": KINDS | {"error": "text"},
+    "leave": KINDS | {"error": "text"},
     "pause": KINDS | {"seconds": "time"},
     "idle": KINDS | {"seconds": "time"},
 }
-FOREIGN = {"dispatch", "dispatched", "began", "ready"}  # Times of a cycle that other events tell, not its last one.
+FOREIGN = {
+    "dispatch",
+    "dispatched",
+    "began",
+    "ready",
+}  # Times of a cycle, logged by its earlier events alone.
 LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
 LATEST = 2.0**43  # Seconds, or units of virtual time: its microseconds are integers of 64 bits.
 MOST_WORKERS = 1 << 20
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The event that a line holds.
+    """Parse one line of a log and return its event.
 
     Raises:
-      ValueError: if it holds none: the message says what is wrong.
+      ValueError: if there is none; the message says what is wrong.
     """
     if len(line) >= LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE} bytes")
@@ -71,11 +65,11 @@ def parse(line: bytes) -> dict[str, Any]:
     for field, value in record.items():
         kind = kinds.get(field, "number or null")
         if not _is(kind, value):
-            # As Python writes it: a name may hold what a terminal obeys.
+            # As Python writes it: a name may hold control sequences of a terminal.
             named = field if field.isidentifier() else ascii(field)[:60]
             raise ValueError(f"{named} is {ascii(value)[:60]}, expected a {kind}")
-    if event in ARRIVALS and not FOREIGN.isdisjoint(record):
-        raise ValueError(f"a {event} does not tell its times of {' and '.join(sorted(FOREIGN & record.keys()))}")
+    if event in OUTCOMES and not FOREIGN.isdisjoint(record):
+        raise ValueError(f"a {event} does not have times of {' and '.join(sorted(FOREIGN & record.keys()))}")
     return record
 
 

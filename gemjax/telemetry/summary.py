@@ -1,4 +1,4 @@
-"""The figures of a run: who worked, who waited, how stale the commits were."""
+"""Statistics of a run: utilisation, waiting times, staleness and the order of commits."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -6,41 +6,40 @@ from typing import Any
 
 import numpy as np
 
+from gemjax.telemetry.schema import OUTCOMES
 from gemjax.telemetry.timeline import Columns, Timeline, timeline
-
-COMPUTING = ("commit", "drop", "reject")  # What a worker computed, whether or not it was of use.
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What :func:`summarise` found. Times are in seconds, or in the units of a simulated run; [N] is by worker.
+    """Statistics of a run, from :func:`summarise`. Times are in seconds or units of a simulated run; [N] is per worker.
 
     Attributes:
       num_workers: number of workers N.
       num_devices: devices that they compute on; N if that is not known.
-      colocated: whether the central variable shares a device with a worker.
-      measured: whether dispatch and gradient were timed; where not (simulated runs), nobody waits by construction.
+      colocated: True if the central variable shares a device with a worker.
+      measured: True if dispatch and gradient were timed; in simulated runs they are not, and no worker waits.
       commits: commits applied.
       dropped: commits that the method refused.
       rejected: commits that were not finite.
       faults: computations that raised.
-      retired: workers given up.
+      retired: workers that were retired.
       span: time from the first dispatch to the last arrival.
-      paused: time spent in callbacks (evaluation, checkpoints), when nothing was committed.
-      share: float64 [N]; of the applied commits.
+      paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
+      share: float64 [N]; share of the applied commits.
       utilisation: float64 [N]; time computing / time from the worker's first dispatch to the end. Waiting for a device that
-        computes for another worker counts.
-      view_wait: float64 [N]; the same for waiting for a view that was on its way.
+        computes for another worker counts as computing.
+      view_wait: float64 [N]; the same for waiting for a view in flight.
       commit_wait: float64 [N]; the same for waiting with a finished gradient.
-      at_once: workers computing at a time, in the mean over the time in which at least one did; at most ``num_devices``.
+      at_once: mean number of workers computing, over the time in which at least one did; at most ``num_devices``.
       gradient_time: median time of a gradient.
       wait_median: median wait of a cycle, for the view and for the commit.
-      wait_p95: 95 % of the cycles wait no longer.
+      wait_p95: 95th percentile of these waits.
       staleness_median: of applied commits; asynchronous workers of equal speed have about N - 1.
-      staleness_p95: 95 % of the commits are at most as stale.
+      staleness_p95: 95th percentile of it.
       staleness_mode: share of the most common staleness; 1 if it never varies.
       repeats: share of commits by the worker that also committed one round earlier; 1 if the order is a fixed round.
-      versions: versions of the central variable that were read, a commit; 1 if everybody pulls on his own, 1 / N in lock step.
+      versions: versions of the central variable that were read, per commit; 1 if workers pull separately, 1 / N in lock step.
     """
 
     num_workers: int
@@ -68,16 +67,20 @@ class Summary:
     repeats: float
     versions: float
 
+    @property
+    def rate(self) -> float:
+        """Applied commits per second (per unit of time of a simulated run): ``commits`` / ``span``."""
+        return self.commits / max(self.span, 1e-12)
+
 
 def summarise(
     source: Timeline | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
 ) -> Summary:
-    """Computes the figures of a run from what was recorded of it.
+    """Compute the statistics of a run from its records.
 
     Args:
-      source: a :class:`gemjax.telemetry.Timeline`, or what :func:`gemjax.timeline` makes one of: the events of a log, or the
-        ``history`` of a result.
-      num_workers: number of workers N, where ``source`` does not say.
+      source: a :class:`gemjax.telemetry.Timeline`, the events of a log, or the ``history`` of a result.
+      num_workers: number of workers N, if ``source`` does not have it.
 
     Raises:
       ValueError: if no commit was applied, or the records contradict themselves.
@@ -90,9 +93,9 @@ def summarise(
     (array([0.5, 0.5]), 1.0, 1.0)
     """
     run = source if isinstance(source, Timeline) else timeline(source, num_workers)
-    commits, cycles = run.only("commit"), run.only(*COMPUTING)
+    commits, cycles = run.only("commit"), run.only(*OUTCOMES)
     if not len(commits["worker"]):
-        raise ValueError("the run has no applied commit, so there is nothing to sum up")
+        raise ValueError("the run has no applied commit, so there is nothing to summarise")
     first, last = _spans(run)
     kinds = run.cycles["event"]
     waits = (cycles["began"] - cycles["dispatch"]) + (cycles["time"] - cycles["ready"])
@@ -134,7 +137,7 @@ def summarise(
 
 
 def _spans(run: Timeline) -> tuple[np.ndarray, float]:
-    """Of each worker the time of its first dispatch, and the time of the last arrival; idle workers have no time."""
+    """Return the first dispatch of each worker (the earliest of all for one without cycles) and the last arrival."""
     last = float(run.cycles["time"].max())
     first = np.full(run.num_workers, np.inf)
     np.minimum.at(first, run.cycles["worker"], run.cycles["dispatch"])
@@ -142,16 +145,16 @@ def _spans(run: Timeline) -> tuple[np.ndarray, float]:
 
 
 def _at_once(cycles: Columns) -> float:
-    """Time computed by all workers / time in which at least one computed."""
+    """Return the computing time of all workers / the time in which at least one computed."""
     order = np.argsort(cycles["began"], kind="stable")
     began, ready = cycles["began"][order], cycles["ready"][order]
-    reached = np.concatenate([[-np.inf], np.maximum.accumulate(ready)[:-1]])  # By those that began before.
+    reached = np.concatenate([[-np.inf], np.maximum.accumulate(ready)[:-1]])  # By gradients that began before.
     union = np.maximum(ready - np.maximum(began, reached), 0).sum()
     return float((ready - began).sum() / union) if union > 0 else 1.0
 
 
 def _repeats(workers: np.ndarray) -> float:
-    """Of the commits after the first round, the share by the worker who also committed a round before."""
+    """Return the share of commits, after the first round, by the worker that also committed one round earlier."""
     number = len(np.unique(workers))
     if len(workers) <= number:
         return float("nan")

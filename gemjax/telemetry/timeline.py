@@ -1,4 +1,4 @@
-"""What a run did with its time: the cycles of its workers, and their statistics."""
+"""The timeline of a run: the cycles of its workers."""
 
 import array
 import dataclasses
@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from gemjax.telemetry.schema import LATEST
+from gemjax.telemetry.schema import LATEST, OUTCOMES
 
-ARRIVALS = ("commit", "drop", "reject", "fault")  # How a cycle may end.
-TIMES = ("dispatch", "began", "ready")  # Of a cycle, told by events before the one that ends it.
+ARRIVALS = (*OUTCOMES, "fault")  # The events that end a cycle.
+TIMES = ("dispatch", "began", "ready")  # Of a cycle, logged before the event that ends it.
 ALWAYS = ("worker", "step", "time", *TIMES, "staleness", "pulled_at", "loss")
 Columns = dict[str, np.ndarray]
 
@@ -21,13 +21,15 @@ class Timeline:
 
     Attributes:
       cycles: columns of equal length: ``event`` (``commit``, ``drop``, ``reject`` or ``fault``), ``worker``, ``step``, the
-        times ``dispatch`` (the worker was sent its view), ``began`` (it had it), ``ready`` (its gradient was finished) and
-        ``time`` (it was taken up), ``staleness``, ``pulled_at``, ``loss`` and what else was reported, NaN where it was not.
+        times ``dispatch`` (its view was sent to the worker), ``began`` (the view arrived there), ``ready`` (the gradient was
+        finished) and ``time`` (it was committed), ``staleness``, ``pulled_at``, ``loss`` and other measurements; NaN where
+        a value is not known.
       incidents: the other events, as they were logged: faults with their errors, retirements, pauses, ….
       num_workers: number of workers N.
-      measured: whether there are times of dispatch; in a simulated run a worker starts when its last cycle ended.
-      devices: the device of each worker, by name; empty if not known.
-      central: the device of the central variable; empty if not known.
+      measured: True if times of dispatch are known; in a simulated run a worker starts when its last cycle ended.
+      devices: name of each worker's device; empty if not known.
+      central: name of the central variable's device; empty if not known.
+      sizes: bytes of a view and of a gradient, ``view_bytes`` and ``gradient_bytes``, if they travel between hosts.
     """
 
     cycles: Columns
@@ -36,9 +38,10 @@ class Timeline:
     measured: bool
     devices: tuple[str, ...] = ()
     central: str = ""
+    sizes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def only(self, *events: str) -> Columns:
-        """The cycles that ended so, as columns."""
+        """Return the cycles that ended with one of ``events``, as columns."""
         rows = np.isin(self.cycles["event"], events)
         return {name: column[rows] for name, column in self.cycles.items()}
 
@@ -46,11 +49,11 @@ class Timeline:
 def timeline(
     source: "Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray]", num_workers: int | None = None
 ) -> Timeline:
-    """Orders what was recorded of a run by the cycles of its workers.
+    """Order the records of a run by the cycles of its workers.
 
     Args:
-      source: the events of a log, as :func:`gemjax.eventlog.read` gives them, or the ``history`` of a result.
-      num_workers: number of workers N; default what the log's start says, or else the largest worker plus one.
+      source: the events of a log, from :func:`gemjax.eventlog.read`, or the ``history`` of a result.
+      num_workers: number of workers N; default that of the log's start, or else the largest worker plus one.
 
     Raises:
       ValueError: if a cycle ends before it begins, a worker is not among the ``num_workers``, or the log is of another number
@@ -87,11 +90,12 @@ def timeline(
         cycles[later] = np.maximum(cycles[later], cycles[earlier])
     if not (cycles["time"] <= LATEST).all():
         raise ValueError(f"there are times after {LATEST:.3g}, which no timeline can show")
-    return Timeline(cycles, tuple(incidents), num_workers, measured, devices, start.get("central", ""))
+    sizes = {name: start[name] for name in ("view_bytes", "gradient_bytes") if start.get(name) is not None}
+    return Timeline(cycles, tuple(incidents), num_workers, measured, devices, start.get("central", ""), sizes)
 
 
 class _Rows:
-    """Rows of cycles, column by column: eight bytes a number; what is not known is NaN."""
+    """Rows of cycles, column by column: eight bytes per number; unknown values are NaN."""
 
     def __init__(self):
         self.kinds = array.array("b")  # Indices of ARRIVALS.
@@ -112,7 +116,7 @@ class _Rows:
 
     def _set(self, name: str, value: float) -> None:
         column, rows = self.columns[name], len(self)
-        if len(column) < rows - 1:  # It was not known for a while.
+        if len(column) < rows - 1:  # It was not known in the rows before.
             column.extend([np.nan] * (rows - 1 - len(column)))
         column.append(value)
 
@@ -122,7 +126,7 @@ class _Rows:
             del column[count:]
 
     def end_at(self, time: float) -> None:
-        """What came after `time` came then."""
+        """Move later times back to `time`."""
         for name in (*TIMES, "time"):
             if len(self.columns[name]):
                 column = np.frombuffer(self.columns[name])
@@ -137,11 +141,11 @@ class _Rows:
 
 
 def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict], Mapping[str, Any]]:
-    """Cycles, incidents and the last start; commits that a continued run made again replace the first ones."""
+    """Return cycles, incidents and the last start; commits that a continued run made again replace the first ones."""
     rows = _Rows()
     incidents: list[dict[str, Any]] = []
     running: dict[tuple[int, int], dict[str, float]] = {}
-    applied, before = array.array("q"), 0  # Of each commit, its row; the commits made before the log begins.
+    applied, before = array.array("q"), 0  # The row of each commit; the number of commits before the log begins.
     start: Mapping[str, Any] = {}
     for event in events:
         kind = event["event"]
@@ -174,7 +178,7 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
 
 
 def _end_at(time: float, incidents: list[dict[str, Any]]) -> None:
-    """A continued run goes on from the time of its last commit: what came after that in the run before ends there."""
+    """End incidents at ``time``, that of the last commit, from which a continued run goes on."""
     for incident in incidents:
         if incident["event"] == "pause":
             incident["seconds"] = min(incident["seconds"], max(0.0, time - incident["time"]))
@@ -195,7 +199,7 @@ def _of_history(history: Mapping[str, np.ndarray]) -> Columns:
 
 
 def _fill(cycles: Columns, num_workers: int) -> None:
-    """Times that are not known: a worker goes on where it stopped, has its view at once, and never waits."""
+    """Fill in unknown times: a worker begins when its last cycle ended, has its view at once, and never waits."""
     last = np.zeros(num_workers)
     for row, worker in enumerate(cycles["worker"]):
         if np.isnan(cycles["dispatch"][row]):

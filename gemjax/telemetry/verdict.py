@@ -1,4 +1,4 @@
-"""Was the run truly asynchronous? The answer in words, from its figures."""
+"""The verdict on a run: asynchronous or not, in words, with the reasons."""
 
 import dataclasses
 from typing import Literal
@@ -7,23 +7,23 @@ import numpy as np
 
 from gemjax.telemetry.summary import Summary
 
-ROUNDS = 3  # Commits a worker, below which nothing can be told.
-OVERLAP = 1.5  # Workers computing at once, below which they seldom overlap.
-TURNS = 1.1  # The same, below which they take turns.
+ROUNDS = 3  # Commits per worker; a shorter run is not judged.
+OVERLAP = 1.5  # Workers computing at once; with fewer they seldom overlap.
+TURNS = 1.1  # The same; with fewer they take turns.
 SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
-TRIFLING = 0.1  # Of an equal share: who commits less hardly takes part.
+TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one criterion.
 
     Attributes:
-      passed: whether it is as in an asynchronous run.
-      text: what was found, with the numbers.
-      advice: what to change if it is not; empty if there is nothing to do.
-      decisive: whether failing it alone makes the run not asynchronous.
+      passed: True if the criterion holds, as in an asynchronous run.
+      text: the result in words, with the numbers.
+      advice: what to change if it does not hold; empty if there is nothing to do.
+      decisive: True if failing this criterion alone makes the run not asynchronous.
     """
 
     passed: bool
@@ -34,12 +34,12 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a run was truly asynchronous.
+    """The judgement of a run: truly asynchronous or not, and why.
 
     Attributes:
-      asynchronous: ``"yes"``, ``"partly"``, ``"no"``, or ``"unknown"`` where the run is too short or has one worker.
+      asynchronous: ``"yes"``, ``"partly"``, ``"no"``, or ``"unknown"`` if the run is too short or has one worker.
       headline: the answer in a sentence.
-      findings: what it rests on.
+      findings: the results that it is based on.
     """
 
     asynchronous: Literal["yes", "partly", "no", "unknown"]
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to change."""
+        """Changes that would make the run more asynchronous."""
         return tuple(dict.fromkeys(f.advice for f in self.findings if not f.passed and f.advice))
 
     def __str__(self) -> str:
@@ -57,13 +57,13 @@ class Verdict:
 
 
 def verdict(summary: Summary) -> Verdict:
-    """Judges whether a run was truly asynchronous.
+    """Judge a run: truly asynchronous or not.
 
-    It is if workers compute at the same time, nobody waits long for the centre, the order of commits is no fixed round,
-    workers do not move in lock step, staleness varies, and all take part.
+    It is if workers compute at the same time, none waits long for the central variable, the order of commits is not a fixed
+    round, workers do not move in lock step, staleness varies, and all workers take part.
 
     Args:
-      summary: the figures, from :func:`gemjax.summarise`.
+      summary: the statistics of the run, from :func:`gemjax.summarise`.
 
     >>> import gemjax
     >>> from gemjax import arrivals
@@ -74,11 +74,11 @@ def verdict(summary: Summary) -> Verdict:
     Not asynchronous: the commits came in a fixed round.
     """
     if summary.num_workers == 1:
-        return Verdict("unknown", "One worker alone is a sequential run: there is nothing to be asynchronous with.")
+        return Verdict("unknown", "One worker alone is a sequential run.")
     if summary.commits < ROUNDS * summary.num_workers:
         return Verdict(
             "unknown",
-            f"Too short to tell: {summary.commits} commits of {summary.num_workers} workers; "
+            f"Too short to judge: {summary.commits} commits of {summary.num_workers} workers; "
             f"{ROUNDS * summary.num_workers} are needed.",
         )
     judged = {
@@ -86,10 +86,10 @@ def verdict(summary: Summary) -> Verdict:
         "the commits came in a fixed round": _order(summary),
         "workers took turns" if _take_turns(summary) else "workers seldom computed at once": _overlap(summary),
         "one worker did nearly everything": _dominance(summary),
-        "workers waited for the centre": _wait(summary),
+        "workers waited for the central variable": _wait(summary),
         "the staleness never varied": _staleness(summary),
         "some workers hardly took part": _participation(summary),
-        "much of the work was thrown away": _waste(summary),
+        "much of the work was discarded": _waste(summary),
     }
     failed = {reason: finding for reason, finding in judged.items() if not finding.passed}
     decisive = [reason for reason, finding in failed.items() if finding.decisive]
@@ -98,7 +98,7 @@ def verdict(summary: Summary) -> Verdict:
         return Verdict("no", f"Not asynchronous: {decisive[0]}.", findings)
     if failed:
         return Verdict("partly", f"Asynchronous with reservations: {' and '.join(failed)}.", findings)
-    how = "" if summary.measured else ", by its trace (a simulated run: nobody waits in virtual time)"
+    how = "" if summary.measured else ", by its trace (a simulated run: no worker waits in virtual time)"
     return Verdict("yes", f"Truly asynchronous{how}.", findings)
 
 
@@ -107,9 +107,9 @@ def _lock_step(s: Summary) -> Finding:
     return Finding(
         passed,
         f"Workers pulled {'each on its own' if passed else 'together'}: {s.versions:.2f} versions of the central variable were "
-        f"read a commit (it is {1 / s.num_workers:.2f} in lock step, where all wait for the slowest).",
-        "remove the barrier: dispatch a worker as soon as its own commit is made. A quorum makes one, too, with a grace "
-        "that is long beside a gradient (`--quorum`, `--grace`).",
+        f"read per commit (in lock step, where all wait for the slowest, it is {1 / s.num_workers:.2f}).",
+        "remove the barrier: dispatch a worker as soon as its own commit is made. A quorum is a barrier, too, if its grace "
+        "is much longer than a gradient (`--quorum`, `--grace`).",
         decisive=True,
     )
 
@@ -119,14 +119,16 @@ def _order(s: Summary) -> Finding:
         s.repeats < FIXED,
         f"{_percent(s.repeats)} of the commits repeat the order of the round before (fixed round: 100 %, pure chance: "
         f"{_percent(1 / s.num_workers)}).",
-        "a fixed round has a fixed delay: if it is not meant, look for a place where workers are waited for in turn, and let "
-        "their speeds differ.",
+        "a fixed round has a fixed delay: if it is not intended, look for code that waits for workers in turn, and let their "
+        "speeds differ.",
         decisive=True,
     )
 
 
 def _overlap(s: Summary) -> Finding:
-    text = f"Of {s.num_workers} workers, {s.at_once:.1f} computed at the same time, in the mean over the time in which any did."
+    text = (
+        f"Of {s.num_workers} workers, {s.at_once:.1f} computed at the same time (mean over the time in which any did)."
+    )
     if s.num_devices == 1 and s.measured:
         return Finding(
             False,
@@ -134,7 +136,7 @@ def _overlap(s: Summary) -> Finding:
             "give the workers devices of their own; on a CPU call gemjax.cpu_devices(n) first.",
             decisive=True,
         )
-    # If workers wait for the centre, the advice is what to do about that.
+    # If workers wait for the central variable, that finding has the advice.
     advice = (
         "give each commit more work (a larger batch, or local steps), or use fewer workers." if _wait(s).passed else ""
     )
@@ -151,7 +153,7 @@ def _dominance(s: Summary) -> Finding:
         s.share[worker] < max(0.8, 1.6 / s.num_workers),
         f"The busiest worker, {worker}, made {_percent(s.share[worker])} of the commits (equal shares: "
         f"{_percent(1 / s.num_workers)}).",
-        "look at the others: faults, devices that are much slower, data that comes late.",
+        "look at the others: faults, much slower devices, late data.",
         decisive=True,
     )
 
@@ -159,18 +161,20 @@ def _dominance(s: Summary) -> Finding:
 def _wait(s: Summary) -> Finding:
     ratio = s.wait_median / max(s.gradient_time, 1e-12)
     if not s.measured:
-        return Finding(True, "Waiting for the centre is part of the simulated durations and not told apart.")
+        return Finding(
+            True, "Waiting for the central variable is part of the simulated durations and is not separated."
+        )
     advice = (
         "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
         "barrier: give it a device of its own (--central dedicated, or gemjax.place(n, 'dedicated'))."
         if s.colocated
-        else "the centre is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
+        else "the central variable is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
         "fewer workers; CPU devices share the host's cores."
     )
     return Finding(
         ratio <= SMALL_WAIT,
         f"A worker computes a gradient in {duration(s.gradient_time)} and waits {duration(s.wait_median)} for its commit and "
-        f"its next view (medians; a ratio of {ratio:.2f}, and {SMALL_WAIT} or less is small).",
+        f"its next view (medians; a ratio of {ratio:.2f}, where {SMALL_WAIT} or less is small).",
         advice,
     )
 
@@ -202,13 +206,13 @@ def _waste(s: Summary) -> Finding:
     return Finding(
         wasted <= 0.2,
         f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite.",
-        "loosen the staleness bound, or take workers out that are much slower; against values that are not finite lower the "
-        "learning rate.",
+        "loosen the staleness bound, or remove workers that are much slower; if values are not finite, lower the learning "
+        "rate.",
     )
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit that suits it.
+    """Return a duration in a suitable unit.
 
     >>> duration(0.0123), duration(75.0), duration(2e-5)
     ('12.3 ms', '75 s', '20 µs')

@@ -1,24 +1,24 @@
-"""Who takes part in a run: workers join and leave while it goes on."""
+"""Workers that join and leave during a run."""
 
 import contextlib
 import queue
 from collections.abc import Callable, Iterable, Iterator
 
-from gemjax.protocol.slots import check_worker
+from gemjax.protocol.checks import check_worker, shown
 from gemjax.protocol.staleness import check_num_workers
 
 
 class Members:
-    """Lets workers join and leave a run on devices; its methods may be called from any thread, callbacks included.
+    """Requests that workers join or leave a run on devices. All methods may be called from any thread and from callbacks.
 
-    A worker that leaves is not waited for, and what it is computing is thrown away. One that joins pulls and goes on with its
-    next step; what the method remembers of it is what it left behind. N is fixed: it is how many workers there can be at once.
-    A run that everybody has left waits for somebody to join, and says so after a minute; :meth:`close` ends it. When a run has
-    ended, ``absent`` are those who had left by then: a run that continues it with the same members begins without them.
+    The run does not wait for a worker that leaves, and discards its gradient. A worker that joins pulls and continues with its
+    next step and with the method's memory of it. N is fixed: it is the largest number of workers at a time. A run that all
+    workers have left waits for one to join, and warns after a minute; :meth:`close` ends such a run. After a run, ``absent``
+    has the workers that had left: a run that continues it with the same members begins without them.
 
     Args:
       num_workers: number of workers N, positive.
-      absent: those that are not there at the start.
+      absent: workers that do not take part at the start.
 
     >>> members = Members(4, absent=[3])
     >>> members.leave(0)
@@ -28,18 +28,20 @@ class Members:
     def __init__(self, num_workers: int, absent: Iterable[int] = ()):
         check_num_workers(num_workers)
         self.num_workers = num_workers
+        if not isinstance(absent, Iterable) or not getattr(absent, "ndim", 1):
+            raise TypeError(f"absent must be a sequence of workers, got {shown(absent)}")
         self._absent = {int(check_worker(worker, num_workers)) for worker in absent}
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._closed = False
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = _do_nothing
 
     @property
     def absent(self) -> frozenset[int]:
-        """Those that are not there, as far as the run has heard."""
+        """Workers that do not take part, according to the requests that the run has handled."""
         return frozenset(self._absent)
 
     def join(self, worker: int) -> None:
-        """Has ``worker`` take part from now on, one that was given up, too; nothing happens if it does.
+        """Let ``worker``, which may have been retired, take part from now on. Do nothing if it takes part already.
 
         Raises:
           RuntimeError: after :meth:`close`.
@@ -49,25 +51,25 @@ class Members:
         self._request("join", worker)
 
     def leave(self, worker: int) -> None:
-        """Has ``worker`` take part no longer; nothing happens if it does not."""
+        """Exclude ``worker`` from now on. Do nothing if it does not take part."""
         self._request("leave", worker)
 
     def look(self) -> None:
-        """Has the run's callback called now, though nothing has happened; from a signal handler, say, that wants it ended.
+        """Request a call of the run's callback now, even without a commit; for example in a signal handler that ends the run.
 
-        In a run that is still being compiled it is called as soon as the run begins.
+        If the run is still being compiled, the callback is called as soon as it begins.
         """
         self._requests.put(("look", -1))
         self._wake()
 
     def close(self) -> None:
-        """Says that nobody joins any more: a run that everybody has left fails then, with what it has reached."""
+        """Accept no more workers: a run that all workers have left then fails, with the result up to there."""
         self._closed = True
         self._wake()
 
     @property
     def closed(self) -> bool:
-        """Whether nobody joins any more, and what was asked for before is done."""
+        """True if no worker can join any more and the run has handled all requests."""
         return self._closed and self._requests.empty()
 
     def _request(self, kind: str, worker: int) -> None:
@@ -76,15 +78,15 @@ class Members:
 
     @contextlib.contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Has the scheduler woken at each request, until its run ends."""
+        """Call ``wake`` at each request, until the run ends."""
         self._wake = wake
         try:
             yield
         finally:
-            self._wake = _nobody
+            self._wake = _do_nothing
 
     def requests(self) -> Iterable[tuple[str, int]]:
-        """What has been asked for since the last time, in order: ``"join"``, ``"leave"`` or ``"look"``, and the worker."""
+        """Yield the requests since the last call, in order: ``"join"``, ``"leave"`` or ``"look"``, and the worker."""
         while not self._requests.empty():
             kind, worker = self._requests.get()
             if kind == "join":
@@ -94,5 +96,5 @@ class Members:
             yield kind, worker
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     pass

@@ -1,40 +1,41 @@
-"""What the scheduler of a run on devices does about staleness, silence and failure: rules, without threads or clocks."""
+"""Rules of a run on devices for staleness, silence and failures."""
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Iterable
+
+from gemjax.protocol.checks import number, shown
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """When gradients are begun and committed, and when a worker is given up.
+    """Rules for the dispatch and the commit of gradients, and for the retirement of workers.
 
-    **Pacing.** With ``max_staleness=K`` no commit is ever staler than K, and nothing is thrown away for it: a worker is not
-    sent off while more than K others are out, and a gradient that overtakes waits where its commit would push one that is
-    still out beyond the bound. With K < N - 1 some workers therefore stand idle at any time. (Dropping instead of pacing is a
-    rule of the method: :func:`gemjax.drop_stale`.)
+    **Pacing.** With ``max_staleness=K`` the staleness of every commit is at most K, and no gradient is discarded for it. No
+    worker is dispatched while more than K others are in flight, and a gradient waits if its commit would make one in flight
+    too stale. With K < N - 1 some workers are therefore idle at any time. (Dropping instead is a rule of the method:
+    :func:`gemjax.drop_stale`.)
 
-    **Quorum.** With ``quorum=Q`` gradients are held until Q are at hand, then for another ``grace`` seconds, or until no worker
-    is out any more; then all of them commit, one after the other, and only then do their workers pull. Q = N is a barrier.
+    **Quorum.** With ``quorum=Q`` gradients wait until there are Q of them, then for another ``grace`` seconds, or until no
+    worker is in flight. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier.
 
-    **Faults.** A worker that raises pulls afresh and tries its step again, ``retries`` times in a row; then it is retired. So
-    is one whose batch a source (:class:`gemjax.FromSource`) cannot read, or to which nothing can be sent any more: its
-    device is lost. One that has been silent for ``deadline`` seconds is retired at once; should it finish after all, what it
-    computed is thrown away, it pulls and goes on. Time in which the run itself could not listen does not count: callbacks,
-    a process or a machine that was stopped.
+    **Faults.** A worker that raises pulls and repeats its step, up to ``retries`` times in a row; then it is retired. The same
+    holds if a source (:class:`gemjax.FromSource`) cannot read its batch, or if nothing can be sent to its device. A worker that
+    is silent for ``deadline`` seconds is retired at once. If it finishes after all, its gradient is discarded, and the worker
+    pulls and continues. Time in which the run was not polling does not count: callbacks, or a suspended process or machine.
 
     Args:
-      max_staleness: K, a non-negative int; ``None`` (default) sets no bound. Not together with a quorum.
-      quorum: Q, a positive int, default 1: whoever finishes commits at once.
+      max_staleness: K, a non-negative int; ``None`` (default) sets no bound. It cannot be combined with a quorum.
+      quorum: Q, a positive int, default 1: each gradient commits when it is finished.
       grace: seconds, not negative, default 0.
-      deadline: seconds from the dispatch of a gradient to its arrival, positive; ``None`` (default) waits for ever. It must be
-        longer than the slowest worker's gradient takes.
+      deadline: longest time in seconds from the dispatch of a gradient to its arrival, positive; ``None`` (default) sets no
+        limit. It must be longer than the slowest worker needs for a gradient.
       retries: a non-negative int, default 2.
 
     Raises:
-      ValueError: for a value that is not among these.
+      ValueError: if a value is outside its range.
 
-    >>> Policy(max_staleness=3).admits(out=4), Policy(max_staleness=3).admits(out=3)
+    >>> Policy(max_staleness=3).admits(in_flight=4), Policy(max_staleness=3).admits(in_flight=3)
     (False, True)
     >>> Policy(max_staleness=3).may_commit(clock=7, pulled_at=[4]), Policy(max_staleness=3).may_commit(clock=6, pulled_at=[4])
     (False, True)
@@ -52,29 +53,29 @@ class Policy:
             if value is None and name == "max_staleness":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise ValueError(f"{name} must be an int of at least {lowest}, got {value!r}")
-        if not (math.isfinite(self.grace) and self.grace >= 0):
+                raise ValueError(f"{name} must be an int of at least {lowest}, got {shown(value)}")
+        if not (math.isfinite(number("grace", self.grace)) and self.grace >= 0):
             raise ValueError(f"grace must be a number of seconds, not negative, got {self.grace!r}")
-        if self.deadline is not None and not (math.isfinite(self.deadline) and self.deadline > 0):
+        if self.deadline is not None and not (math.isfinite(number("deadline", self.deadline)) and self.deadline > 0):
             raise ValueError(f"deadline must be a positive number of seconds or None, got {self.deadline!r}")
         if self.max_staleness is not None and self.quorum > 1:
             raise ValueError("max_staleness and quorum both decide when a gradient may commit; give one of them")
         if self.grace and self.quorum == 1:
-            raise ValueError("grace is the time after a quorum; give quorum, too")
+            raise ValueError("grace is the time after a quorum; give quorum= as well")
 
     def check(self, num_workers: int) -> None:
-        """Raises ``ValueError`` if the policy cannot be that of a run with so many workers."""
+        """Raise ``ValueError`` unless the policy suits a run with ``num_workers`` workers."""
         if self.quorum > num_workers:
             raise ValueError(f"quorum={self.quorum}, but the run has {num_workers} workers")
 
-    def admits(self, out: int) -> bool:
-        """Whether a worker may be sent off while ``out`` others are out."""
-        return self.max_staleness is None or out <= self.max_staleness
+    def admits(self, in_flight: int) -> bool:
+        """Return True if a worker may be dispatched while ``in_flight`` others have not committed."""
+        return self.max_staleness is None or in_flight <= self.max_staleness
 
-    def may_commit(self, clock: int, pulled_at: Collection[int]) -> bool:
-        """Whether a commit at ``clock`` leaves time for all others that are out, which pulled at ``pulled_at``.
+    def may_commit(self, clock: int, pulled_at: Iterable[int]) -> bool:
+        """Return True if a commit at ``clock`` lets all others in flight, which pulled at ``pulled_at``, keep the bound.
 
-        The one that pulled first is to commit next, and so on: the i-th then finds the clock at clock + 1 + i.
+        They keep it if they can commit in the order of their pulls, the i-th of them at clock + 1 + i.
         """
         if self.max_staleness is None:
             return True

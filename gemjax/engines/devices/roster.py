@@ -1,206 +1,349 @@
-"""Where each worker of a run on devices is, and what becomes of those that fail, fall silent, leave and come."""
+"""The state machine of an asynchronous run with real workers, from events to instructions."""
 
 import collections
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from gemjax.engines.devices.deadlines import Deadlines
-from gemjax.engines.devices.hardware.programs import Programs
-from gemjax.engines.devices.hardware.waiters import Arrival, Waiters
-from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.records import Records
-from gemjax.engines.result import RunFailedError
+from gemjax.engines.devices.watchdog import Watchdog
+
+INFINITY = float("inf")
 
 
-class Out(NamedTuple):
-    """A worker that computes."""
+class Dispatch(NamedTuple):
+    """Start the worker's next gradient; :meth:`Roster.arrived` receives the ``number``, which is unique in the run."""
 
-    dispatched: float  # Seconds since the run began.
-    expires: float  # When it is to be there, by the clock of the deadlines.
+    worker: int
+    step: int
+    number: int
 
 
-class Workers:
-    """Where workers are: one that takes part is ``out`` computing, ``held`` with a gradient that may not commit yet,
-    ``waiting`` to be sent off, or ``returning``: it has joined while its thread is still busy with what it began before.
+class Commit(NamedTuple):
+    """Commit the worker's gradient, as given to :meth:`Roster.arrived`, and send the worker its next view."""
 
-    The others have left (``absent``), are ``silent`` beyond their deadline, or were retired.
+    worker: int
+    gradient: Any
+
+
+class Pull(NamedTuple):
+    """Send the worker a fresh view without a commit."""
+
+    worker: int
+
+
+class Record(NamedTuple):
+    """Write an event to the log."""
+
+    event: str
+    worker: int
+    step: int
+    error: BaseException | None = None
+
+
+class Roster:
+    """Worker states, and the decisions of a run: which worker computes, commits, pulls, is retired, leaves or returns.
+
+    Pure: it runs no programs or threads, has no input or output, and reads no clock. The caller reports each event by calling
+    a method, then executes what :meth:`instruct` returns until that is ``None``. It reports the outcome of an instruction
+    before it asks for the next: :meth:`committed`, :meth:`pulled`, or :meth:`fault` if a dispatch, a commit or the delivery of
+    a view raises. For a dispatch it calls :meth:`ended`, or :meth:`arrived` at any later time, also if the gradient is lost.
+
+    A worker is in one place at a time: ``in_flight`` (computing), ``ready`` (its gradient waits to be committed),
+    ``pulling`` (it needs a fresh view), ``waiting`` (to be dispatched), ``returning`` (it has joined, but still computes an
+    earlier gradient), or outside: ``absent``, ``lost`` (its process or host), ``silent`` beyond its deadline, or ``retired``.
+    Places are in order of entry: first finished, first committed, first dispatched.
+
+    The only clock is that of the central variable. A commit whose report has not been read counts as applied until
+    :meth:`refused` takes it back, so that no staleness is underestimated.
+
+    Args:
+      policy: when gradients are dispatched and committed, and when a worker is retired.
+      num_commits: commits to reach.
+      commits: commits made before.
+      behind: commits since each worker's pull.
+      steps: next step of each worker.
+      devices: device of each worker; at most ``ROOM`` gradients are in flight on one.
+      absent: workers that do not take part at the start.
+      now: the time in seconds, by the clock of all events.
     """
 
-    def __init__(self, programs: Programs, waiters: Waiters, records: Records, policy: Policy, members: Members):
-        self.programs, self.waiters, self.records = programs, waiters, records
-        self.policy, self.members = policy, members
-        self.deadlines = Deadlines(policy.deadline)
-        self.out: dict[int, Out] = {}  # In the order of dispatch.
-        self.held: list[Arrival] = []
-        self.waiting: collections.deque[int] = collections.deque()
-        self.returning: dict[int, float] = {}  # When each is to be there.
-        self.absent = set(members.absent)
-        self.silent: set[int] = set()
-        self.faults = [0] * programs.num_workers  # In a row.
-        # Commits dispatched so far; more than the clock at the centre if some were rejected, which only shortens staleness.
-        self.clock = max(programs.behind)
-        self.pulled_at = [self.clock - behind for behind in programs.behind]
-        self.last_words: tuple[str, BaseException | None] = ("", None)  # Of the last worker that was given up.
+    ROOM = 8  # Gradients in flight per device; JAX blocks the caller beyond 32 on a CPU device.
+    LOSSES = 20  # Losses of a worker in a row, without a commit, after which it is retired.
+    PATIENCE = 60.0  # Seconds without an arrival after which the run describes the stall.
 
-    def begin(self) -> None:
-        """Has all who are there wait to be sent off, those first whose view is the oldest."""
-        present = [worker for worker in range(self.programs.num_workers) if worker not in self.absent]
-        self.waiting.extend(sorted(present, key=lambda worker: self.pulled_at[worker]))
+    def __init__(
+        self, policy: Policy, num_commits: int, *, commits: int = 0, behind: Sequence[int], steps: Sequence[int],
+        devices: Sequence[Hashable], absent: Iterable[int] = (), now: float = 0.0,
+    ):  # fmt: skip
+        self.policy, self.num_commits, self.steps, self.devices = policy, num_commits, list(steps), devices
+        self.clock, self.pulled_at = commits, [commits - since for since in behind]
+        self.watchdog = Watchdog(policy.deadline, now)
+        self.closed = False  # True once no worker can join any more.
+        self.in_flight: dict[int, float] = {}  # With the deadline.
+        self.ready: dict[int, Any] = {}  # With the gradient.
+        self.pulling: dict[int, None] = {}
+        self.waiting: dict[int, None] = {}
+        self.returning: dict[int, float] = {}  # With the deadline.
+        self.absent: dict[int, None] = dict.fromkeys(absent)
+        self.lost: dict[int, None] = {}
+        self.silent: dict[int, None] = {}
+        self.retired: dict[int, None] = {}
+        self._active = (self.in_flight, self.ready, self.pulling, self.waiting, self.returning)
+        self._prepared: set[int] = set()  # Workers whose batch is available.
+        self._computing: dict[int, int] = {}  # Numbers of dispatches that have not arrived, also of workers outside.
+        self._dispatches = 0
+        self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients in flight per device.
+        self._faults = [0] * len(self.steps)  # In a row,
+        self._losses = [0] * len(self.steps)  # and losses.
+        self._records: collections.deque[Record] = collections.deque()
+        self._last_loss: tuple[str, BaseException | None] = ("", None)  # Of the worker that was given up last.
+        self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
+        self._releasing = False  # True while the gradients of a quorum commit.
+        self._arrived_at, self._warned = now, False
+        for worker in sorted(set(range(len(self.steps))) - set(self.absent), key=lambda worker: -behind[worker]):
+            self.waiting[worker] = None
 
-    def check_any_left(self, done: int, wanted: int) -> None:
-        """Raises :class:`RunFailedError` if nobody is left who could commit; one who has left may come again, unless told."""
-        if self.out or self.held or self.waiting or self.returning or (self.absent and not self.members.closed):
-            return
-        words, error = self.last_words
+    def instruct(self, now: float) -> Dispatch | Commit | Pull | Record | None:
+        """Return the next instruction, or ``None`` if an event has to come first."""
+        if self._records:
+            return self._records.popleft()
+        if (worker := self._next_to_commit(now)) is not None:
+            return Commit(worker, self.ready[worker])
+        for worker in list(self.pulling):
+            if self.pulled_at[worker] < self.clock:
+                return Pull(worker)
+            self._put(worker, self.waiting)
+        if not (self.is_short and self.policy.admits(len(self.in_flight) + len(self.ready))):
+            return None
+        free = (w for w in self.waiting if w in self._prepared and self._load[self.devices[w]] < self.ROOM)
+        if (worker := next(free, None)) is None:
+            return None
+        if self._is_outdated(worker):
+            return Pull(worker)
+        self._dispatches += 1
+        self._computing[worker] = self._dispatches
+        self._prepared.discard(worker)
+        self._put(worker, self.in_flight, self.watchdog.deadline())
+        return Dispatch(worker, self.steps[worker], self._dispatches)
+
+    @property
+    def is_short(self) -> bool:
+        """True if more commits are needed than have been made or are being made."""
+        return self.clock < self.num_commits
+
+    @property
+    def unprepared(self) -> list[int]:
+        """Workers whose next batch is needed; :meth:`prepared` reports that it is available."""
+        return [w for w in (*self.pulling, *self.waiting) if w not in self._prepared] if self.is_short else []
+
+    def timeout(self, now: float) -> float:
+        """Return the seconds until the roster needs attention without an event."""
+        wait = max(0.0, min(self._quorum_at, INFINITY if self._warned else self._arrived_at + self.PATIENCE) - now)
+        first = self._first_deadline()
+        return wait if first == INFINITY else min(wait, self.watchdog.wait(first))
+
+    def overdue(self, now: float) -> list[int]:
+        """Advance the watchdog, once per round; return workers beyond their deadline, which may just have finished."""
+        if not self.watchdog.look(now) or self._first_deadline() > self.watchdog.now:
+            return []
+        awaited = self.in_flight | self.returning
+        return [worker for worker, expires in awaited.items() if expires <= self.watchdog.now]
+
+    def describe_stall(self, now: float) -> str | None:
+        """Describe what the run waits for, once per stall, if no worker has arrived for ``PATIENCE`` seconds."""
+        if self._warned or now < self._arrived_at + self.PATIENCE:
+            return None
+        self._warned = True
+        places = {
+            "computing": self.in_flight,
+            "held by the policy": self.ready,
+            "waiting for a device or for their data": self.pulling | self.waiting,
+            "have joined, but still compute an earlier gradient": self.returning,
+            "have left": self.absent,
+            "are lost, and awaited": self.lost,
+        }
+        words = [f"{what}: {numbers(workers)}" for what, workers in places.items() if workers]
+        if not any(self._active):
+            words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
+        elif (self.in_flight or self.returning) and self.policy.deadline is None:
+            words.append("a deadline in the policy would retire a silent worker")
+        return f"no worker has finished for {self.PATIENCE:g} s; workers {'; '.join(words)}"
+
+    def failure(self) -> tuple[str, BaseException | None] | None:
+        """Return a message and its cause if no worker can commit, now or after joining again."""
+        if any(self._active) or self.lost or (self.absent and not self.closed):
+            return None
+        words, error = self._last_loss
         if self.absent:
-            words = f"workers {numbers(self.absent)} have left and none joins any more{words and '; '}{words}"
-        raise RunFailedError(f"{done} of {wanted} commits are made, but {words}") from error
+            words = f"workers {numbers(self.absent)} have left and none can join any more{words and '; '}{words}"
+        return f"{self.clock} of {self.num_commits} commits are made, but {words}", error
 
-    def takes_part(self, worker: int) -> bool:
-        """Whether the worker has not left and was not given up."""
-        return (
-            worker in self.out
-            or worker in self.waiting
-            or worker in self.returning
-            or any(held.worker == worker for held in self.held)
-        )
-
-    def pulled_at_of_others(self, worker: int | None = None) -> list[int]:
-        """The clock at which the others that are out or held have pulled."""
-        others = {*self.out, *(arrival.worker for arrival in self.held)} - {worker}
-        return [self.pulled_at[other] for other in others]
-
-    def may_commit(self, arrival: Arrival) -> bool:
-        """Whether the policy lets a gradient commit now."""
-        if self.policy.max_staleness is None:
-            return True
-        return self.policy.may_commit(self.clock, self.pulled_at_of_others(arrival.worker))
-
-    def is_outdated(self, worker: int) -> bool:
-        """Whether the policy would never let a gradient commit that began now on what the worker has pulled."""
-        pulled_at = self.pulled_at[worker]
-        if self.policy.max_staleness is None or pulled_at == self.clock:
-            return False
-        return not self.policy.may_commit(self.clock - 1, [*self.pulled_at_of_others(), pulled_at])
-
-    def pull_again(self, worker: int) -> bool:
-        """Has a worker pull without a commit; whether it got its view. If not, that is its fault, and dealt with."""
-        error = self._pull(worker)
-        if error is not None:
+    def arrived(self, worker: int, number: int, at: float, gradient: Any, error: BaseException | None = None) -> None:
+        """Accept a gradient or its error, once per dispatch and only if its worker still takes part."""
+        self._arrived_at, self._warned = max(self._arrived_at, at), False
+        repeated = self._computing.get(worker) != number
+        if not repeated:
+            del self._computing[worker]
+        if repeated or worker not in self.in_flight:
+            self._record("late", worker)
+            if not repeated and (worker in self.silent or worker in self.returning):
+                self._enter(worker)
+        elif error is not None:
             self.fault(worker, error)
-        return error is None
+        else:
+            self._put(worker, self.ready, gradient)
 
-    def _pull(self, worker: int) -> Exception | None:
-        try:
-            self.programs.pull_again(worker)
-        except RunFailedError:  # It is the centre that failed.
-            raise
-        except Exception as error:
-            return error
+    def committed(self, worker: int) -> None:
+        """Count a commit, and the pull that follows it."""
+        self.clock += 1
         self.pulled_at[worker] = self.clock
-        return None
+        self.steps[worker] += 1
+        self._faults[worker] = self._losses[worker] = 0
+        self._put(worker, self.waiting if self.policy.quorum == 1 else self.pulling)
 
-    def fault(self, worker: int, error: BaseException | None) -> None:
-        """A worker raised: it pulls afresh and waits to try its step again, and is retired if that does not help.
+    def refused(self, commits: int) -> None:
+        """Take back the commit made at clock ``commits``, which was rejected or dropped according to its report."""
+        self.clock -= 1
+        self.pulled_at = [at - (at > commits) for at in self.pulled_at]
 
-        That what it pulls cannot be sent to it is the next fault of its.
-        """
-        step = self.programs.steps[worker]
-        while error is not None:
-            self.faults[worker] += 1
-            now = self.records.now()
-            self.records.event("fault", now, worker=worker, step=step, error=repr(error)[:500])
-            if self.faults[worker] > self.policy.retries:
-                self.give_up(f"worker {worker} at its step {step}: {error!r}", error)
-                self.records.event("retire", now, worker=worker, step=step)
+    def pulled(self, worker: int) -> None:
+        """Note a pull without a commit."""
+        self.pulled_at[worker] = self.clock
+        if worker in self.pulling:
+            self._put(worker, self.waiting)
+
+    def prepared(self, worker: int) -> None:
+        """Note that the next batch of a worker is available."""
+        self._prepared.add(worker)
+
+    def fault(self, worker: int, error: BaseException) -> None:
+        """Let a worker that raised pull and repeat its step, or retire it after its retries."""
+        self._computing.pop(worker, None)
+        self._faults[worker] += 1
+        self._record("fault", worker, error)
+        if self._faults[worker] > self.policy.retries:
+            self._give_up(worker, self.retired, f"worker {worker} at its step {self.steps[worker]}: {error!r}", error)
+            self._record("retire", worker)
+        else:
+            self.pulled_at[worker] = -1  # It has no view until it pulls.
+            self._put(worker, self.pulling)
+
+    def disappeared(self, worker: int, number: int, at: float, error: BaseException) -> None:
+        """Give up a gradient whose worker is lost, which is no fault, until :meth:`returned` reports that it answers again."""
+        self._arrived_at = max(self._arrived_at, at)
+        if self._computing.get(worker) == number:
+            del self._computing[worker]
+        if not any(worker in place for place in self._active):
+            return
+        self._losses[worker] += 1
+        if self._losses[worker] > self.LOSSES:
+            step = self.steps[worker]
+            self._give_up(
+                worker, self.retired, f"worker {worker}, lost {self.LOSSES} times at step {step}: {error!r}", error
+            )
+            self._record("retire", worker)
+        else:
+            self._put(worker, self.lost)
+            self._record("leave", worker, error)
+
+    def returned(self, worker: int) -> None:
+        """Let a worker that was lost take part again, unless it has left; one that was silent counts a fault."""
+        if worker in self.silent:
+            self._faults[worker] += 1
+            if self._faults[worker] > self.policy.retries:
                 return
-            error = self._pull(worker)
-        self.waiting.append(worker)
+            faults = self._faults[worker]
+            self._enter(worker)
+            self._faults[worker] = faults
+        elif worker in self.lost:
+            self._enter(worker)
 
-    def expire(self) -> None:
-        """Retires those whose deadline is over, but not who has arrived and only waits to be looked at."""
-        now = self.deadlines.now
-        for worker, (_, expires) in list(self.out.items()):
-            if expires > now:
-                break
-            if self.waiters.watches(worker):
-                del self.out[worker]
-                self._fall_silent(worker)
-                self.records.event("hang", self.records.now(), worker=worker, step=self.programs.steps[worker])
-        for worker, expires in list(self.returning.items()):
-            if expires <= now and self.waiters.watches(worker):
-                del self.returning[worker]
-                self._fall_silent(worker)
+    def ended(self, worker: int, error: BaseException) -> None:
+        """Retire a worker that cannot be dispatched because it has no more periods of local steps."""
+        del self._computing[worker]
+        self._put(worker, self.retired)
+        self._last_loss = f"every worker has made its commits: {error}", error
+        self._record("end", worker)
 
-    def next_deadline(self) -> float:
-        """When the first of those that are awaited is to be there; infinite if nobody is."""
-        first = next(iter(self.out.values()), None)
-        out = float("inf") if first is None else first.expires
-        return min(out, *self.returning.values()) if self.returning else out
-
-    def _fall_silent(self, worker: int) -> None:
-        self.silent.add(worker)
-        step = self.programs.steps[worker]
-        self.give_up(f"worker {worker}, silent for more than {self.policy.deadline} s at its step {step}")
-
-    def give_up(self, last: str, error: BaseException | None = None) -> None:
-        """Notes what to say if nobody is left."""
-        self.last_words = f"all {self.programs.num_workers} workers were given up; the last was {last}", error
-
-    def late(self, arrival: Arrival) -> None:
-        """A worker that was given up, or had left, brings what nobody waits for any more."""
-        worker = arrival.worker
-        self.records.event("late", self.records.now(), worker=worker, step=arrival.step)
-        if worker in self.silent or worker in self.returning:
-            self.silent.discard(worker)
-            self.returning.pop(worker, None)
-            self.enter(worker)
-
-    def answer_requests(self) -> bool:
-        """Has those join and leave who are to; whether somebody wants the callback to have a look."""
-        look = False
-        for kind, worker in self.members.requests():
-            if kind == "look":
-                look = True
-            else:
-                (self.join if kind == "join" else self.leave)(worker)
-        return look
+    def fell_silent(self, worker: int) -> None:
+        """Give up a worker that still computes after its deadline."""
+        if worker in self.in_flight:
+            self._record("hang", worker)
+        silence = f"silent for more than {self.policy.deadline} s at its step {self.steps[worker]}"
+        self._give_up(worker, self.silent, f"worker {worker}, {silence}")
 
     def join(self, worker: int) -> None:
-        """Has a worker take part; one whose thread is busy still as soon as it is not.
-
-        It could not be heard before; and of one that hangs, gradient after gradient would pile up on its device.
-        """
-        if self.takes_part(worker):
+        """Let a worker take part, at once or when it has finished computing, so that nothing piles up on its device."""
+        if any(worker in place for place in self._active):
             return
-        self.absent.discard(worker)
-        self.silent.discard(worker)
-        if self.waiters.watches(worker):
-            self.returning[worker] = self.deadlines.from_now()
+        if worker in self._computing:
+            self._put(worker, self.returning, self.watchdog.deadline())
         else:
-            self.enter(worker)
-
-    def enter(self, worker: int) -> None:
-        self.faults[worker] = 0
-        self.records.event("join", self.records.now(), worker=worker, step=self.programs.steps[worker])
-        if self.pull_again(worker):
-            self.waiting.append(worker)
+            self._enter(worker)
 
     def leave(self, worker: int) -> None:
-        if worker in self.absent:
-            return
-        self.absent.add(worker)
-        self.silent.discard(worker)
-        self.returning.pop(worker, None)
-        self.out.pop(worker, None)
-        self.held = [arrival for arrival in self.held if arrival.worker != worker]
-        self.waiting = collections.deque(one for one in self.waiting if one != worker)
-        self.records.event("leave", self.records.now(), worker=worker, step=self.programs.steps[worker])
+        """Let a worker leave; its gradient is discarded."""
+        if worker not in self.absent:
+            self._put(worker, self.absent)
+            self._record("leave", worker)
+
+    def paused(self, seconds: float, now: float) -> None:
+        """Do not count the last ``seconds``, in which the caller was not polling, as silence of workers."""
+        self._arrived_at += seconds
+        self.watchdog.resume(now)
+
+    def _next_to_commit(self, now: float) -> int | None:
+        if not (self.ready and self.is_short):
+            self._releasing, self._quorum_at = False, INFINITY
+            return None
+        if self.policy.quorum == 1:
+            return next((w for w in self.ready if self.policy.may_commit(self.clock, self._views_of_others(w))), None)
+        if not self._releasing:
+            if len(self.ready) < self.policy.quorum:  # A worker may have left.
+                self._quorum_at = INFINITY
+            elif self._quorum_at == INFINITY:
+                self._quorum_at = now + self.policy.grace
+            self._releasing = now >= self._quorum_at or not (self.in_flight or self.pulling or self.waiting)
+        return next(iter(self.ready)) if self._releasing else None
+
+    def _is_outdated(self, worker: int) -> bool:
+        """Return True if a gradient computed on the worker's view could never commit."""
+        pulled_at = self.pulled_at[worker]
+        if pulled_at == self.clock:
+            return False
+        return not self.policy.may_commit(self.clock - 1, (*self._views_of_others(worker), pulled_at))
+
+    def _views_of_others(self, worker: int) -> Iterator[int]:
+        """Return the clocks at which the other workers in flight or ready pulled."""
+        return (self.pulled_at[other] for place in (self.in_flight, self.ready) for other in place if other != worker)
+
+    def _first_deadline(self) -> float:
+        return min(next(iter(self.in_flight.values()), INFINITY), *self.returning.values(), INFINITY)
+
+    def _enter(self, worker: int) -> None:
+        self._faults[worker], self.pulled_at[worker] = 0, -1
+        self._put(worker, self.pulling)
+        self._record("join", worker)
+
+    def _give_up(self, worker: int, place: dict[int, None], last: str, error: BaseException | None = None) -> None:
+        self._put(worker, place)
+        self._last_loss = f"all {len(self.steps)} workers were given up; the last was {last}", error
+
+    def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
+        if worker in self.in_flight:
+            self._load[self.devices[worker]] -= 1
+        for other in (*self._active, self.absent, self.lost, self.silent, self.retired):
+            other.pop(worker, None)
+        place[worker] = value
+        if place is self.in_flight:
+            self._load[self.devices[worker]] += 1
+
+    def _record(self, event: str, worker: int, error: BaseException | None = None) -> None:
+        self._records.append(Record(event, worker, self.steps[worker], error))
 
 
 def numbers(workers: Iterable[int], most: int = 8) -> str:
-    """Workers by their numbers, the first ``most`` of them.
+    """Format the numbers of workers, the first ``most`` of them.
 
     >>> numbers({3, 1, 2}), numbers(range(10), most=2)
     ('1, 2, 3', '0, 1 and 8 more')

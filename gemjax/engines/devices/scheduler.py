@@ -1,261 +1,203 @@
-"""The event loop of a run on devices: the only thread that dispatches, and the only one that touches the central variable."""
+"""The event loop of a run on devices, in the only thread that dispatches and uses the central variable."""
 
-import collections
 import time
 import warnings
 
 from gemjax.engines.checks import ends_run
-from gemjax.engines.devices.hardware.programs import Programs
-from gemjax.engines.devices.hardware.waiters import Arrival, Waiters
+from gemjax.engines.devices.hardware.programs import CentralPrograms
+from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLostError
+from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
-from gemjax.engines.devices.notice import notice
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.records import Pending, Records
-from gemjax.engines.devices.reports import Reports
-from gemjax.engines.devices.roster import Out, Workers
-from gemjax.engines.result import Callback, Progress, RunWarning
+from gemjax.engines.devices.roster import INFINITY, Commit, Dispatch, Pull, Record, Roster
+from gemjax.engines.result import Callback, Progress, RunFailedError, RunWarning
 from gemjax.protocol.local_steps import PeriodsEndError
-
-ROOM = 8  # Gradients that queue at a device; JAX has the caller wait for those beyond 32 on a CPU device.
-PATIENCE = 60.0  # Seconds without an arrival after which the run says what it waits for.
 
 
 class Scheduler:
-    """Sends workers off, commits what they bring, as a :class:`gemjax.Policy` says."""
+    """Event loop around a :class:`Roster`: it reads the clock, waits, reports events and executes instructions.
+
+    The programs and the waiters are the transport; the rest suits any transport.
+    """
 
     def __init__(
-        self, programs: Programs, waiters: Waiters, records: Records, num_commits: int, policy: Policy, members: Members
-    ):
-        self.programs, self.waiters, self.records = programs, waiters, records
-        self.num_commits, self.policy, self.members = num_commits, policy, members
-        self.workers = Workers(programs, waiters, records, policy, members)
-        self.deadlines = self.workers.deadlines
-        self.reports = Reports(programs, records)
-        self.quorum_at = float("inf")  # When the grace after the quorum is over.
-        self.heard_at = 0.0  # time.perf_counter() of the last arrival, or of what kept us from looking.
-        self.call_at = float("inf")  # When the callback is to be called whether or not anybody has arrived.
-        self.noticed = False  # Whether it has been said that nobody has arrived since.
+        self, programs: CentralPrograms, waiters: Waiters, history: RunHistory, num_commits: int, policy: Policy,
+        members: Members,
+    ):  # fmt: skip
+        self.programs, self.waiters, self.history, self.members = programs, waiters, history, members
+        self.num_commits, self.policy = num_commits, policy
+        self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
 
     def run(self, callback: Callback | None, callback_every: int, callback_seconds: float | None = None) -> bool:
-        """Commits until there are enough; returns whether the callback ended it before."""
+        """Commit until the run is complete; return True if the callback ended it early."""
         self.programs.warm_up()
+        if self.programs.prefetcher is not None:
+            self.programs.prefetcher.on_read(self.waiters.wake)
         with self.members.waking(self.waiters.wake):
-            if self.programs.ahead is not None:
-                self.programs.ahead.on_read(self.waiters.wake)
-            self.records.begin(self.programs.reported, **self.programs.placement.names())
-            self.workers.begin()
-            self.admit()
-            return self._loop(callback, callback_every, callback_seconds)
+            measured = ("network",) if self.programs.measures_network else ()
+            self.history.begin(self.programs.reported, measured, **self.programs.placement.names())
+            self.roster = Roster(
+                self.policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
+                steps=self.programs.steps, devices=self.programs.placement.workers, absent=self.members.absent,
+                now=time.perf_counter(),
+            )  # fmt: skip
+            self.history.on_refusal = self.roster.refused
+            timed = callback is not None and callback_seconds is not None
+            return self._loop(callback, callback_every, callback_seconds if timed else INFINITY)
 
-    def _loop(self, callback: Callback | None, callback_every: int, callback_seconds: float | None) -> bool:
-        self.heard_at = time.perf_counter()
-        called_at = self.records.commits
-        patience = float("inf") if callback is None or callback_seconds is None else callback_seconds
-        self.call_at = self.heard_at + patience
-        while self.records.commits < self.num_commits:
-            if self.lacking:
+    def _loop(self, callback: Callback | None, callback_every: int, callback_seconds: float) -> bool:
+        called_at = self.history.commits
+        self.call_at = time.perf_counter() + callback_seconds
+        while self.history.commits < self.num_commits:
+            if self.roster.is_short:
                 self.step()
-            self.drain(wait=not self.lacking)
-            if self.records.commits >= called_at + callback_every or time.perf_counter() >= self.call_at:
+            elif not self.history.pending:
+                raise RuntimeError(
+                    "commits are missing, but none is due and none is pending; this is an error of gemjax"
+                )
+            self.drain(wait=not self.roster.is_short)
+            if self.history.commits >= called_at + callback_every or time.perf_counter() >= self.call_at:
                 began = time.perf_counter()
                 if callback is not None and self.call(callback):
-                    return self.records.commits < self.num_commits
+                    return self.history.commits < self.num_commits
                 ended = time.perf_counter()
-                self.heard_at += ended - began  # It is no silence of the workers.
-                self.deadlines.resume()
-                self.call_at = ended + patience
-                called_at = self.records.commits
-        if callback is not None and self.records.commits > called_at:
+                self.roster.paused(ended - began, ended)
+                self.call_at, called_at = ended + callback_seconds, self.history.commits
+        if callback is not None and self.history.commits > called_at:
             self.call(callback)
         return False
 
-    @property
-    def lacking(self) -> bool:
-        """Whether more commits are needed than have been made or are being made."""
-        return self.records.commits + len(self.reports.pending) < self.num_commits
-
     def step(self) -> None:
-        """Waits until something happens and deals with it."""
-        if self.workers.answer_requests():
-            self.call_at = 0.0
-        self.move()
-        if not self.lacking:
+        """Wait for an event and execute the instructions before and after it."""
+        for kind, worker in self.members.requests():
+            if kind == "look":
+                self.call_at = 0.0
+            else:
+                (self.roster.join if kind == "join" else self.roster.leave)(worker)
+        self.roster.closed = self.members.closed
+        for worker in self.programs.returned():
+            self.roster.returned(worker)
+        self.execute()
+        if not self.roster.is_short:
             return
-        self.workers.check_any_left(self.records.commits + len(self.reports.pending), self.num_commits)
-        arrival = self.waiters.next(self.timeout())
-        if arrival is not None:
-            # What arrived during a callback was ready before its end.
-            self.heard_at, self.noticed = max(self.heard_at, arrival.ready), False
-            self.arrive(arrival)
-        elif not self.noticed and time.perf_counter() >= self.heard_at + PATIENCE:
-            self.notice()
-        if self.deadlines.look():
-            self.workers.expire()
-        self.move()
+        if (failure := self.roster.failure()) is not None:
+            raise RunFailedError(failure[0]) from failure[1]
+        now = time.perf_counter()
+        wait = min(self.roster.timeout(now), max(0.0, self.call_at - now))
+        arrival = self.waiters.next(None if wait == INFINITY else wait)
+        now = time.perf_counter()
+        if arrival is not None and isinstance(arrival.error, WorkerLostError):
+            self.roster.disappeared(arrival.worker, arrival.number, arrival.ready, arrival.error)
+            self.programs.recover(arrival.worker)
+        elif arrival is not None:
+            self.roster.arrived(arrival.worker, arrival.number, arrival.ready, arrival, arrival.error)
+        elif (message := self.roster.describe_stall(now)) is not None:
+            self.warn(message)
+        for worker in self.roster.overdue(now):
+            if self.waiters.watches(worker):
+                self.roster.fell_silent(worker)
+                self.programs.abandon(worker)
+        self.execute()
 
-    def move(self) -> None:
-        """Has all that can happen now happen; one may let the other happen again."""
-        while self.release() | self.admit():
-            pass
+    def execute(self) -> None:
+        """Execute instructions until there are none."""
+        while True:
+            for worker in self.roster.unprepared:
+                if self.programs.is_ready(worker):
+                    self.roster.prepared(worker)
+            match self.roster.instruct(time.perf_counter()):
+                case Dispatch() as dispatch:
+                    self.dispatch(dispatch)
+                case Commit(worker, arrival):
+                    self.commit(worker, arrival)
+                case Pull(worker):
+                    self.pull(worker)
+                case Record(event, worker, step, error):
+                    fields = {} if error is None else {"error": repr(error)[:500]}
+                    self.history.event(event, self.history.now(), worker=worker, step=step, **fields)
+                case None:
+                    return
 
-    def timeout(self) -> float | None:
-        """Seconds until a grace, the time to a callback or the patience is over, or the deadlines are to be looked at."""
-        until = min(self.quorum_at, self.call_at, float("inf") if self.noticed else self.heard_at + PATIENCE)
-        wait = float("inf") if until == float("inf") else max(0.0, until - time.perf_counter())
-        if self.policy.deadline is not None and (first := self.workers.next_deadline()) < float("inf"):
-            wait = min(wait, self.deadlines.wait(first))
-        return None if wait == float("inf") else wait
-
-    def admit(self) -> bool:
-        """Sends off those that wait, as many as may go; whether any did."""
-        workers, waited = self.workers, len(self.workers.waiting)
-        places = self.programs.placement.workers
-        queues = collections.Counter(places[worker] for worker in workers.out)
-
-        def may_go(worker: int) -> bool:
-            return queues[places[worker]] < ROOM and self.programs.is_ready(worker)
-
-        while workers.waiting and self.lacking and self.policy.admits(len(workers.out) + len(workers.held)):
-            worker = next(filter(may_go, workers.waiting), None)
-            if worker is None:  # Their batches are being read, which wakes, or their devices have enough to do.
-                break
-            workers.waiting.remove(worker)
-            if not workers.is_outdated(worker) or workers.pull_again(worker):
-                self.dispatch(worker)
-                queues[places[worker]] += worker in workers.out
-        return len(workers.waiting) < waited
-
-    def dispatch(self, worker: int) -> None:
-        """Sends a worker off; what cannot be read for it from a source is a fault of its, other data raise."""
-        step, now = self.programs.steps[worker], self.records.now()
+    def dispatch(self, dispatch: Dispatch) -> None:
+        """Start a gradient. An error of a source of data is a fault of the worker; other errors of batches raise."""
+        worker, step, number = dispatch
+        now = self.history.now()
         try:
             selection = self.programs.select(worker)
         except PeriodsEndError as end:
-            self.workers.last_words = f"every worker has made its commits: {end}", end
-            self.records.event("end", now, worker=worker, step=step)
-            return
+            return self.roster.ended(worker, end)
         except Exception as error:
-            if self.programs.ahead is None:
+            if self.programs.prefetcher is None:
                 raise
-            self.workers.fault(worker, error)
-            return
-        self.records.event("dispatch", now, worker=worker, step=step)
-        self.workers.out[worker] = Out(now, self.deadlines.from_now())
+            return self.roster.fault(worker, error)
+        self.history.event("dispatch", now, worker=worker, step=step)
         try:
             gradient = self.programs.compute(worker, selection)
-            self.waiters.watch(worker, step, now, self.programs.view(worker), gradient)
-        except Exception as error:  # Small computations run at once on CPU devices, and raise here.
-            self.waiters.failed(worker, step, now, error)
+            self.waiters.watch(worker, number, step, now, self.programs.view(worker), gradient)
+        except Exception as error:  # On CPU devices small computations run at once and raise here.
+            self.waiters.failed(worker, number, step, now, error)
 
-    def arrive(self, arrival: Arrival) -> None:
-        """Takes in what a worker brings: a gradient, or a fault."""
-        workers, worker = self.workers, arrival.worker
-        sent = workers.out.get(worker)
-        if sent is None or sent.dispatched != arrival.dispatched:
-            workers.late(arrival)
-            return
-        del workers.out[worker]
-        if arrival.error is not None:
-            workers.fault(worker, arrival.error)
-            return
-        workers.held.append(arrival)
+    def commit(self, worker: int, arrival: Arrival) -> None:
+        """Commit a gradient and send the worker its next view.
 
-    def release(self) -> bool:
-        """Commits what may be committed, and has its workers wait to be sent off again; whether there was any."""
-        workers, held = self.workers, len(self.workers.held)
-        if not held:
-            self.quorum_at = float("inf")
-            return False
-        if self.policy.quorum > 1:
-            if held < self.policy.quorum:  # Somebody may have left.
-                self.quorum_at = float("inf")
-            elif self.quorum_at == float("inf"):  # It is there, or was left over by commits that were then refused.
-                self.quorum_at = time.perf_counter() + self.policy.grace
-            if not (workers.out or workers.waiting) or time.perf_counter() >= self.quorum_at:
-                self.quorum_at = float("inf")
-                self.commit_together()
-            return len(workers.held) < held
-        while workers.held and self.lacking:
-            first = next((i for i, arrival in enumerate(workers.held) if workers.may_commit(arrival)), None)
-            if first is None:
-                break
-            ready = workers.held.pop(first)
-            if self.commit(ready):
-                workers.waiting.append(ready.worker)
-        return len(workers.held) < held
-
-    def commit_together(self) -> None:
-        """Commits all that is held; only then do its workers pull."""
-        workers, committed = self.workers, []
-        while workers.held and self.lacking:
-            arrival = workers.held.pop(0)
-            if self.commit(arrival):
-                committed.append(arrival.worker)
-        for worker in committed:
-            # The last one has pulled with its commit.
-            if workers.pulled_at[worker] == workers.clock or workers.pull_again(worker):
-                workers.waiting.append(worker)
-
-    def commit(self, arrival: Arrival) -> bool:
-        """Commits a gradient and has its worker pull; whether it has its next view. If not, that is its fault, and dealt with.
-
-        A gradient that cannot be brought to the centre is lost; once it is there, its commit is made, whether or not the
-        worker still hears of it.
+        A gradient that cannot be sent to the central variable is lost. After the transfer the commit is made, even if the view
+        cannot be delivered.
         """
-        workers, worker, now = self.workers, arrival.worker, self.records.now()
+        now, draw = self.history.now(), self.programs.draws[worker]
         try:
             gradient = self.programs.bring(arrival.gradient)
         except Exception as error:
-            workers.fault(worker, error)
-            return False
-        draw = self.programs.draws[worker]
+            return self.roster.fault(worker, error)
         report = self.programs.commit(worker, gradient)
-        # Its memory is free now for what is computed next; kept until the report is there, every commit takes fresh pages.
-        self.reports.pending.append(Pending(arrival._replace(gradient=None), now, draw, report))
-        workers.faults[worker] = 0
-        workers.clock += 1
-        workers.pulled_at[worker] = workers.clock
+        # Without the gradient, so that its memory is freed.
+        self.history.pending.append(Pending(arrival._replace(gradient=None), now, draw, report))
+        self.roster.committed(worker)
         try:
             self.programs.deliver(worker)
         except Exception as error:
-            workers.fault(worker, error)
-            return False
-        return True
+            self.roster.fault(worker, error)
 
-    def notice(self) -> None:
-        """Says, once until somebody arrives, what the run waits for."""
-        self.noticed = True
-        self.reports.read_all()
-        self.records.event("idle", self.records.now(), seconds=PATIENCE)
-        if self.records.log is not None:
-            self.records.log.flush()
-        warnings.warn(notice(self.workers, PATIENCE), RunWarning, stacklevel=2)
+    def pull(self, worker: int) -> None:
+        """Send the worker a fresh view; an error of the central variable raises."""
+        try:
+            self.programs.pull_again(worker)
+        except RunFailedError:
+            raise
+        except Exception as error:
+            self.roster.fault(worker, error)
+        else:
+            self.roster.pulled(worker)
+
+    def warn(self, message: str) -> None:
+        """Warn of a stall, and log it."""
+        self.history.read_all()
+        self.history.event("idle", self.history.now(), seconds=self.roster.PATIENCE)
+        self.history.flush()
+        warnings.warn(message, RunWarning, stacklevel=2)
 
     def drain(self, *, wait: bool) -> None:
-        """Reads the reports of finished commits; of the oldest even if it has to wait for it."""
-        pending = self.reports.pending
+        """Read the reports of finished commits; with ``wait``, wait until one was refused or all have been read."""
+        pending = self.history.pending
         while pending and (wait or pending[0].report.is_ready()):
-            self.reports.read_next()
-            wait = wait and not self.lacking
+            self.history.read_next()
+            wait = wait and not self.roster.is_short
 
     def call(self, callback: Callback) -> bool:
-        """Tells the callback how far the run is; returns whether it is to end."""
-        self.reports.read_all()
-        records = self.records
-        if records.log is not None:
-            records.log.flush()
-        began = records.now()
+        """Call the callback; return True if it ends the run."""
+        self.history.read_all()
+        self.history.flush()
+        began = self.history.now()
         progress = Progress(
-            commits=records.commits,
+            commits=self.history.commits,
             total=self.num_commits,
-            rejected=records.rejected,
-            dropped=records.dropped,
+            rejected=self.history.rejected,
+            dropped=self.history.dropped,
             params=self.programs.params,
             model_state=self.programs.model_state,
             state=self.programs.gather,
-            trace=records.trace,
-            history=records.history(new=True),
+            trace=self.history.trace,
+            history=self.history.history(new=True),
         )
         stop = ends_run(callback(progress))
-        records.event("pause", began, seconds=round(records.now() - began, 6))
+        self.history.event("pause", began, seconds=round(self.history.now() - began, 6))
         return stop

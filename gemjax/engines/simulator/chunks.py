@@ -1,4 +1,4 @@
-"""Where a long run is cut into compiled calls."""
+"""Cuts of a long run into compiled calls."""
 
 import itertools
 from collections.abc import Iterable
@@ -9,16 +9,16 @@ from gemjax.protocol.trace import Events
 
 
 def chunks(events: Events, chunk_size: int, stops: Iterable[int] = (), done: int = 0) -> list[tuple[int, int]]:
-    """Cuts arrivals into pieces of at most ``chunk_size``, one of which ends at each of ``stops``.
+    """Cut arrivals into pieces of at most ``chunk_size``, one of which ends at each of ``stops``.
 
-    What lies between two stops is cut evenly, so that no piece is a sliver. Where the cuts are does not depend on where a
-    run is taken up again: it goes on with the pieces that were left.
+    The arrivals between two stops are cut evenly, so that no piece is tiny. A resumed run continues with the remaining pieces
+    of the same cuts.
 
     Args:
       events: all arrivals of the trace.
-      chunk_size: arrivals a piece at most, positive.
-      stops: numbers of commits after which a piece ends; those that the trace does not reach play no part.
-      done: arrivals behind us.
+      chunk_size: the largest number of arrivals per piece, positive.
+      stops: numbers of commits after which a piece ends; those beyond the trace are ignored.
+      done: arrivals already simulated.
 
     Returns:
       ``(begin, end)`` of each piece, in arrivals.

@@ -1,4 +1,4 @@
-"""The simulator: a whole trace in one compiled program."""
+"""The simulator, which runs a whole trace in one compiled program."""
 
 import contextlib
 import functools
@@ -10,16 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.batches.checks import whole
+from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_callback, ends_run
-from gemjax.engines.memory import bytes_of, default_device, memory_of, that_fit
-from gemjax.engines.result import Callback, History, Progress, Result, begin_from, check_rejections, concatenate
+from gemjax.engines.checks import check_callback, ends_run, warn_of_two_rates
+from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
+from gemjax.engines.result import (
+    Callback,
+    History,
+    Progress,
+    Result,
+    begin_from,
+    check_rejections,
+    checked_state,
+    concatenate,
+    leave_result,
+    warn_if_diverged,
+)
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
-from gemjax.engines.transition import RunState, Transition, check_state
-from gemjax.engines.two_rates import warn_of_two_rates
+from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace
@@ -45,57 +55,61 @@ def simulate(
     stops: Iterable[int] = (),
     window: int | None = None,
 ) -> Result:
-    r"""Runs an asynchronous training as its trace says, compiled, on one device.
+    r"""Simulate asynchronous training along a trace, compiled, on one device.
 
-    Row t of the trace is the commit of a worker on the view that it pulled ``staleness[t]`` rows before; what the
-    worker computes and what the commit does are the functions that the other engines call too, so the same trace gives
-    the same parameters. Views and per-worker state of all workers are stacked in memory, and a commit touches one
-    worker's: its cost does not depend on their number.
+    Row t of the trace is the commit of a worker on the view that it pulled ``staleness[t]`` rows before. Gradients and commits
+    are computed by the functions of the other engines, so the same trace gives the same parameters. Views and per-worker state
+    are stacked in memory, and a commit changes those of one worker: its cost does not depend on N.
 
     Args:
-      tx: a gemjax method, a chain that holds one, or any optax transformation.
+      tx: a gemjax method, a chain that contains one, or any optax transformation.
       loss_fn: ``loss_fn(params, batch) -> loss``, or ``loss_fn(params, model_state, batch, key) -> (loss, (model_state,
         metrics))`` with ``metrics`` a dict of scalars.
       params: initial central variable, a pytree of float arrays.
       batches: a traceable ``fn(worker, step) -> batch``, or an object such as :class:`gemjax.Epochs`. Data that do not fit
         the device beside the run's state stay on the host (:class:`gemjax.OnHost`).
-      trace: who commits when; from :mod:`gemjax.arrivals`, from a run on devices, or made by hand.
+      trace: the order of commits; from :mod:`gemjax.arrivals`, from a run on devices, or made by hand.
       model_state: initial model state, a pytree of arrays (BatchNorm statistics, counters, PRNG keys), default none.
-      average_model_state: how a commit changes the central model state: replaces it (default), or its floats are averaged in
-        with 1/N (integers and PRNG keys are replaced).
-      local: local steps of the workers between their commits; ``None`` (default): a commit is one gradient. With them
-        ``batches`` and keys count a worker's local steps.
-      seed: decides, with (worker, step), the keys that ``loss_fn`` gets.
-      diagnostics: what to report a commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and what the method
-        offers (``learning_rate``, ``compensation``, ``pi_median`` of GEM, …; gemjax/README.md has a table). Each costs time.
+      average_model_state: False (default): a commit replaces the central model state; True: its floats are averaged in with
+        weight 1/N (integers and PRNG keys are replaced).
+      local: local steps of the workers between their commits, which ``batches`` and keys then count; ``None`` (default): a
+        commit is one gradient.
+      seed: decides, with (worker, step), the keys that ``loss_fn`` receives.
+      diagnostics: quantities to report per commit besides the loss: ``gap``, ``normalised_gap``, ``update_norm``, and those
+        of the method (``learning_rate``, ``compensation``, ``pi_median``, …; gemjax/README.md has a table); each costs time.
       state: an earlier :class:`gemjax.Result` of the same trace to continue from, or its ``state``; ``params`` and
-        ``model_state`` are then not used. The run goes on bit for bit as if it had not stopped. With a ``Result``
-        ``history`` begins with the rows of the earlier run, with a bare :class:`gemjax.RunState` where this call began. The
-        state given is copied, not used up.
-      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; ends the run by
-        returning true.
-      chunk_size: arrivals a compiled call at most, default 1,024, or as many as 256 MiB of rows are for where data stay on
-        the host (with ``window=1`` all results are the same, bit for bit, whatever it is).
+        ``model_state`` are then not used. The run continues bit for bit as if it had not stopped. ``history`` begins with the
+        rows of an earlier ``Result``, or after a bare :class:`gemjax.RunState` with this call. The state is copied.
+      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; ends the run if it
+        returns True.
+      chunk_size: the largest number of arrivals per compiled call. Default: 1,024, or fewer if data stay on the host and their
+        rows would exceed 256 MiB. With ``window=1`` it changes no bit of the results.
       stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
-        time: the example below); they change no result either. All calls are of one compiled program.
-      window: how many gradients are computed at once, at most. The views of workers that arrive one after the other, each
-        once, are fixed before the first of them commits; so their gradients can be one batched computation, and the commits
-        follow in order: the same result but for rounding, in pieces that fill an accelerator. 1 is one by one; ``None``
-        (default) is that on a CPU, and up to 32 elsewhere.
+        time: see the example below); they change no result either. All calls run one compiled program.
+      window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
+        are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
+        accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up
+        to 32 elsewhere.
 
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
 
     Warns:
       RunWarning: if ``tx`` is a method for gradients with a learning rate other than 1 and there are local steps, which have
-        a rate of their own.
+        a rate of their own; at the end, if the run has diverged: the median loss of the last 100 applied commits is over a
+        million times the first one (or 1, if that is larger), or more than half of the last 100 commits, and more than 7, were
+        rejected.
 
     Raises:
-      TypeError: if an argument is not what it should be, such as a method that is not called.
+      TypeError: if an argument is of the wrong type, such as a method that is not called.
       ValueError: if the method or the batches are made for another number of workers than the trace has, or ``state`` is of
         another run.
       MemoryError: if the run would keep more than the device holds.
-      RunFailedError: if commits are rejected for not being finite and none gets through.
+      RunFailedError: if commits are rejected and none is applied. A commit is rejected if its loss or gradient is not finite,
+        or if it would make a number of the parameters, the view or the state infinite or NaN, or the norm of the parameters (or
+        of a momentum, buffer or view) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
+        step, which is used up. Every exception during the run has an attribute ``result``, to be saved or continued, unless
+        the state can no longer be read.
 
     >>> import gemjax, jax.numpy as jnp
     >>> from gemjax import arrivals
@@ -108,7 +122,7 @@ def simulate(
     >>> int(result.history["staleness"].max()) > 6
     True
 
-    Evaluated every 10 units of virtual time; a callback also comes between stops, where a chunk ends:
+    Evaluate every 10 units of virtual time; the callback is also called between stops, where a chunk ends:
 
     >>> import numpy as np
     >>> trace, ticks, losses = arrivals.Gamma(8, mean=1.0).trace(400), np.arange(10.0, 41.0, 10.0), {}
@@ -124,16 +138,17 @@ def simulate(
     check_positive(chunk_size=chunk_size, window=window)
     check_trace(trace)
     check_callback(callback)
-    seed = whole("seed", seed)
+    seed = checked_key_seed(seed)
     state, earlier, history = begin_from(state)
-    with contextlib.suppress(
-        TypeError, ValueError
-    ):  # What is wrong with the arguments is said below, and more plainly.
+    with contextlib.suppress(TypeError, ValueError):  # The checks below have better messages.
         needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
         needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
-        batches = that_fit(as_batches(batches, trace.num_workers), needed, default_device())
-    transition = Transition(tx, loss_fn, trace.num_workers, seed, names(diagnostics), average_model_state, local)
-    transition, state = _begin(transition, params, model_state, state)
+        batches = offload_if_needed(as_batches(batches, trace.num_workers), needed, default_device())
+    transition = Transition(
+        tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, seed=seed, diagnostics=names(diagnostics),
+        average_model_state=average_model_state, local=local,
+    ).bind(params, model_state)  # fmt: skip
+    state = _begin(transition, params, model_state, state)
     warn_of_two_rates(tx, params, local)
     batches = as_batches(batches, trace.num_workers)
     batches = batches if local is None else LocalBatches(batches, local)
@@ -144,6 +159,22 @@ def simulate(
 
     parts: list[History] = [history]
     stopped, commits = False, int(events.commits[:done].sum())
+    if earlier is None and commits != (arrived := int(state.commits + state.dropped + state.rejected)):
+        raise ValueError(
+            f"state= has {arrived} commits, applied or not, in {done} arrivals, but so many arrivals of trace= have {commits}: "
+            "the trace is another one, or lacks rejected commits, as that of a run on devices does; give state=result, which "
+            "has its trace, instead of result.state"
+        )
+    if earlier is None and not _steps_agree(state, events, done):
+        raise ValueError(
+            f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps: the trace is "
+            "another one, or lacks rejected commits, as that of a run on devices does; give state=result, which has its trace, "
+            "instead of result.state"
+        )
+    # Rejected gradients of a run on devices arrive, but have no row.
+    if earlier is not None and commits != len(earlier):
+        commits = len(earlier)
+        done = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
     if earlier is not None and trace.first(commits) != earlier:
         raise ValueError(
             f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
@@ -152,58 +183,63 @@ def simulate(
     cuts = chunks(events, chunk_size, stops, done)
     prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
     running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
-    for cut, state, reports in running:
-        chunk = Events(*(column[slice(*cut)] for column in events))
-        parts.append(_history(chunk, reports, trace))
-        commits += int(chunk.commits.sum())
-        check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
-        if callback is not None:
-            progress = Progress(
-                commits=commits,
-                total=len(trace),
-                rejected=int(state.rejected),
-                dropped=int(state.dropped),
-                params=state.params,
-                model_state=state.model_state,
-                state=functools.partial(_same, state),
-                trace=functools.partial(trace.first, commits),
-                history=parts[-1],
-            )
-            stopped = ends_run(callback(progress)) and commits < len(trace)
-        if stopped:
-            break
-    return Result(state, concatenate(parts), trace.first(commits), stopped)
+    try:
+        for cut, state, reports in running:
+            chunk = Events(*(column[slice(*cut)] for column in events))
+            parts.append(_history(chunk, reports, trace))
+            commits += int(chunk.commits.sum())
+            if callback is not None:
+                progress = Progress(
+                    commits=commits,
+                    total=len(trace),
+                    rejected=int(state.rejected),
+                    dropped=int(state.dropped),
+                    params=state.params,
+                    model_state=state.model_state,
+                    state=functools.partial(_same, state),
+                    trace=functools.partial(trace.first, commits),
+                    history={name: column.copy() for name, column in parts[-1].items()},
+                )
+                stopped = ends_run(callback(progress)) and commits < len(trace)
+            check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
+            if stopped:
+                break
+    except BaseException as error:
+        # Between two chunks; the state of an interrupted one is lost.
+        leave_result(
+            error, lambda: Result(jax.block_until_ready(state), concatenate(parts), trace.first(commits), True)
+        )
+        raise
+    result = Result(state, concatenate(parts), trace.first(commits), stopped)
+    warn_if_diverged(result, stacklevel=2)
+    return result
 
 
 def _same(state: RunState) -> RunState:
     return state
 
 
-def _begin(
-    transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None
-) -> tuple[Transition, RunState]:
-    """The transition made ready, and a copy of the state to begin with that may be donated; no array stands in it twice.
+def _steps_agree(state: RunState, events: Events, done: int) -> bool:
+    """Return True if each worker's next step follows from its last one among the first `done` arrivals, if it has any."""
+    steps = np.asarray(state.step.value).copy()
+    steps[events.worker[:done]] = events.step[:done] + events.commits[:done]  # The last one counts.
+    return bool(np.array_equal(steps, state.step.value))
 
-    Whose an array is cannot be seen, as a rule may begin with one of its own, so all are copied; but one by one, or there
-    would be two of the state.
+
+def _begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:
+    """Return a copy of the first state that may be donated and in which no array occurs twice.
+
+    All arrays are copied, because the owner of an array is unknown (a rule may begin with one of its own); one by one, so that
+    the state is never in memory twice.
     """
     if state is None:
-        transition, begin = transition.init(params, model_state)
-        leaves, structure = jax.tree.flatten(begin)
-        del begin
+        leaves, structure = jax.tree.flatten(transition.init(params, model_state))
     else:
-        ready = []
-        check_state(state, jax.eval_shape(lambda *own: _noted(ready, transition.init(*own)), params, model_state))
-        transition, (leaves, structure) = ready[0], jax.tree.flatten(state)
+        state = checked_state(state, jax.eval_shape(transition.init, params, model_state))
+        leaves, structure = jax.tree.flatten(state)
     for index in range(len(leaves)):
         leaves[index] = _copy(leaves[index])
-    return transition, jax.tree.unflatten(structure, leaves)
-
-
-def _noted(ready: list[Transition], made: tuple[Transition, RunState]) -> RunState:
-    """The state of a pair, the transition of which goes into ``ready``: it cannot leave ``eval_shape`` otherwise."""
-    ready.append(made[0])
-    return made[1]
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _copy(leaf: jax.Array) -> jax.Array:
@@ -215,7 +251,7 @@ def _default_window() -> int:
 
 
 def _history(chunk: Events, reports: Any, trace: Trace) -> History:
-    """The chunk's commits as columns; arrivals that only pulled are left out."""
+    """Return the chunk's commits as columns, without arrivals that only pulled."""
     reports = jax.tree.map(lambda column: np.asarray(column)[: len(chunk.worker)], reports)
     columns = {
         "worker": chunk.worker,

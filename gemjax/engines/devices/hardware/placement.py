@@ -1,13 +1,17 @@
-"""Which device each worker computes on, and where the central variable lives."""
+"""The devices of the workers and of the central variable."""
 
 import contextlib
 import dataclasses
+import itertools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware.sharding import Place, devices_of
+from gemjax.protocol.checks import check_choice, shown
 from gemjax.protocol.staleness import check_num_workers
 
 CENTRAL = ("dedicated", "host", "colocated")
@@ -18,14 +22,14 @@ class Placement:
     """Devices of a run.
 
     Args:
-      workers: the device of each worker, several of which may share one; or a tuple of devices that share each batch of that
-        worker, so that it is faster and the result the same up to rounding.
+      workers: the device of each worker; several workers may share one. Or, for a faster worker, a tuple of devices that share
+        each of its batches; the result is the same up to rounding.
       central: the device of the central variable, or a tuple of devices over which it is sharded, and all method state with
-        it. A commit queues behind whatever those devices are doing, so on a worker's device every commit waits for that
-        worker's running gradient: a hidden barrier.
+        it. A commit is queued behind the computations of those devices: on a worker's device every commit waits for that
+        worker's running gradient, a hidden barrier.
 
     Raises:
-      ValueError: if there are no workers, a tuple is empty, or a device stands in it twice.
+      ValueError: if there are no workers, a tuple is empty, a device occurs in it twice, or two tuples overlap in part.
     """
 
     workers: tuple[Place, ...]
@@ -40,17 +44,33 @@ class Placement:
         ):
             if not devices_of(place) or len(set(devices_of(place))) != len(devices_of(place)):
                 raise ValueError(f"{name} must have different devices, at least one, got {place}")
-        # One device is the same place whether or not it stands in a tuple.
+        self._check_overlap()
+        # One device is the same place with or without a tuple around it.
         object.__setattr__(self, "workers", tuple(_plain(place) for place in self.workers))
         object.__setattr__(self, "central", _plain(self.central))
 
+    def _check_overlap(self):
+        """Refuse tuples that overlap in part: their collectives wait for each other if the devices order them differently."""
+        groups: dict[frozenset, str] = {}
+        for name, place in (
+            *((f"worker {w}", place) for w, place in enumerate(self.workers)),
+            ("central", self.central),
+        ):
+            groups.setdefault(frozenset(devices_of(place)), name)
+        for (one, name), (other, other_name) in itertools.combinations(groups.items(), 2):
+            if one & other and not (one <= other or other <= one):
+                raise ValueError(
+                    f"the devices of {name} and {other_name} overlap in part, so that their collectives could wait for each "
+                    "other; give them equal or separate groups of devices, or one group that holds the other"
+                )
+
     @property
     def colocated(self) -> bool:
-        """Whether the central variable shares a device with a worker."""
+        """True if the central variable shares a device with a worker."""
         return bool(set(devices_of(self.central)) & {device for place in self.workers for device in devices_of(place)})
 
     def names(self) -> dict[str, Any]:
-        """The devices by name, as an event log notes them: ``cpu:3``, or ``cpu:4+cpu:5`` of a place of two."""
+        """Return the devices by name, as in an event log: ``cpu:3``, or ``cpu:4+cpu:5`` for a place of two."""
         named = [
             "+".join(f"{device.platform}:{device.id}" for device in devices_of(place))
             for place in (*self.workers, self.central)
@@ -70,27 +90,31 @@ def place(
     central_devices: int = 1,
     worker_devices: int = 1,
 ) -> Placement:
-    """Spreads workers over this host's devices and finds a place for the central variable.
+    """Spread workers over this host's devices and choose a place for the central variable.
 
     Args:
-      num_workers: number of workers N, positive; they go round the worker devices in turn. With two to a device it is
-        pipelined: it computes for one, on the view at hand, while the other's commit and pull are on their way, and staleness
-        doubles.
+      num_workers: number of workers N, positive; assigned to the worker devices in turn. A device with two workers is
+        pipelined: it computes for one while the other's commit and pull are in transfer, and staleness doubles.
       central: ``"dedicated"`` keeps the last device for the central variable; ``"host"`` keeps it on the host's CPU beside
         accelerators; ``"colocated"`` puts it on the first worker's device, where commits queue behind that worker's
         gradients (:func:`gemjax.run_on_devices` warns of it). Default: with one device, ``host`` beside an accelerator and
-        ``colocated`` on a CPU (there is no other); else ``dedicated`` on CPU devices, which are free, and ``host`` on up to 3
-        accelerators, where giving one up costs too much, ``dedicated`` beyond.
+        ``colocated`` on a CPU (there is no other); with more, ``dedicated`` on CPU devices, which cost nothing, ``host`` on up
+        to 3 accelerators, where one fewer worker costs too much, and ``dedicated`` on more.
       devices: default ``jax.local_devices()``.
-      central_devices: over how many devices the central variable is sharded, positive, default 1; with ``"dedicated"`` the
-        last ones, with ``"colocated"`` the first.
-      worker_devices: how many devices a worker has, which share each of its batches; positive, default 1. Devices that are left
-        over, fewer than that, are not used.
+      central_devices: number of devices over which the central variable is sharded, positive, default 1; with
+        ``"dedicated"`` the last ones, with ``"colocated"`` the first.
+      worker_devices: number of devices per worker, which share each of its batches; positive, default 1. Remaining devices are
+        not used.
 
     Raises:
-      ValueError: if there are no workers, the choice is unknown, or there are not as many devices as are asked for.
+      ValueError: if there are no workers, the choice is unknown, or there are not enough devices.
     """
-    devices = list(jax.local_devices() if devices is None else devices)
+    try:
+        devices = list(jax.local_devices() if devices is None else devices)
+    except TypeError:
+        raise TypeError(f"devices must be a sequence of JAX devices, got {shown(devices)}") from None
+    if wrong := [device for device in devices if not hasattr(device, "platform") or isinstance(device, jax.Array)]:
+        raise TypeError(f"devices must be JAX devices, such as jax.local_devices(), got {shown(wrong[0])}")
     check_num_workers(num_workers)
     if not devices:
         raise ValueError("a run on devices needs at least one device, got none")
@@ -100,11 +124,10 @@ def place(
             central = "host" if accelerated else "colocated"
         else:
             central = "host" if accelerated and len(devices) <= 3 else "dedicated"
-    if central not in CENTRAL:
-        raise ValueError(f"central must be one of {', '.join(map(repr, CENTRAL))}, got {central!r}")
+    check_choice("central", central, CENTRAL)
     for name, count in (("central_devices", central_devices), ("worker_devices", worker_devices)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be a positive int, got {count!r}")
+            raise ValueError(f"{name} must be a positive int, got {shown(count)}")
     needed = worker_devices + central_devices * (central == "dedicated")
     if len(devices) < max(needed, central_devices * (central == "colocated")):
         raise ValueError(
@@ -128,10 +151,25 @@ def place(
     return Placement(tuple(slices[w % len(slices)] for w in range(num_workers)), home)
 
 
-def cpu_devices(count: int) -> list[jax.Device]:
-    """Splits this host's CPU into ``count`` JAX devices, for demonstrations and tests without accelerators.
+def warn_if_colocated(placement: Placement) -> None:
+    """Warn of the hidden barrier if the central variable needlessly shares a worker's device and other workers wait for it."""
+    central = set(devices_of(placement.central))
+    alone = len(jax.local_devices()) == 1 and next(iter(central)).platform == "cpu"
+    if len(placement.workers) == 1 or alone or not placement.colocated:
+        return
+    sharing = [worker for worker, place in enumerate(placement.workers) if central & set(devices_of(place))]
+    warnings.warn(
+        f"the central variable shares its device with worker {', '.join(map(str, sharing))}: every commit waits "
+        "there for the running gradient, up to the time of one gradient: a hidden barrier (gemjax.verdict reports the "
+        "wait). Give it a place of its own: gemjax.place(n, 'dedicated') or 'host'",
+        RunWarning, stacklevel=3,
+    )  # fmt: skip
 
-    Call it before anything else touches JAX's devices. All CPU devices share the same cores: expect asynchrony, no
+
+def cpu_devices(count: int) -> list[jax.Device]:
+    """Split this host's CPU into ``count`` JAX devices, for demonstrations and tests without accelerators.
+
+    Call it before any other use of JAX's devices. All CPU devices share the same cores, so there is asynchrony but no
     speed-up.
 
     Args:
@@ -145,13 +183,13 @@ def cpu_devices(count: int) -> list[jax.Device]:
       RuntimeError: if JAX has started already, with fewer devices.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"count must be a positive int, got {count!r}")
-    with contextlib.suppress(RuntimeError):  # Started already; what it has may be enough.
+        raise ValueError(f"count must be a positive int, got {shown(count)}")
+    with contextlib.suppress(RuntimeError):  # JAX has started; its devices may be enough.
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise RuntimeError(
-            f"JAX has started with {len(devices)} CPU devices, and {count} are wanted; their number cannot change any more. "
+            f"JAX has started with {len(devices)} CPU devices, but {count} are wanted, and the number cannot change any more. "
             f"Call gemjax.cpu_devices({count}) before the first use of JAX, or set JAX_NUM_CPU_DEVICES={count}"
         )
     return devices[:count]

@@ -1,29 +1,112 @@
-"""Batches that are read by threads, before their workers need them."""
+"""Selections of batches for the workers' steps, prefetched in threads if they have to be read."""
 
 import concurrent.futures
+import functools
 import queue
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from gemjax.engines.devices.hardware import shutdown as at_exit
+import jax
+import numpy as np
+
+from gemjax.batches.base import select
+from gemjax.batches.local import LocalBatches
+from gemjax.engines.devices.hardware import shutdown
+from gemjax.protocol.local_steps import PeriodsEndError
 
 PyTree = Any
-SECONDS_AT_EXIT = 5.0  # For which the interpreter's end waits for a read: one that takes longer may never end.
+SECONDS_AT_EXIT = 5.0  # The interpreter's end waits no longer for a read, which may never return.
 
 
-class ReadAhead:
-    """What is being read and what has been, by the key of the batch.
+class Selections:
+    """Selections of batches by (worker, step, draw), with their data if these are not on the devices.
 
-    A batch is read once and kept until it is dropped, because a worker that fails tries the same one again; one that could
-    not be read is forgotten when that is told, and so read anew.
+    Args:
+      batches: the run's batches.
+      num_workers: number of workers N.
+      retries: attempts after the first one to read a batch before the run; during the run the policy counts them.
 
-    The threads are daemons, and end for good when it is closed: a read that never ends, of a lost file server, say, holds up
-    neither the end of the run nor, for long, that of the interpreter.
+    Attributes:
+      prefetcher: prefetches batches that have to be read; ``None`` if there are none.
+    """
+
+    def __init__(self, batches: Any, num_workers: int, retries: int = 0):
+        self.batches, self.num_workers, self._retries = batches, num_workers, retries
+        threads = min(batches.threads, num_workers)
+        self.prefetcher = Prefetcher(lambda key: self.read(*key), threads) if threads else None
+
+    def is_ready(self, worker: int, step: int, draw: int) -> bool:
+        """Return True if :meth:`take` would not wait; begins to read the batch otherwise."""
+        return self.prefetcher is None or self.prefetcher.is_read(self._key(worker, step, draw))
+
+    def take(self, worker: int, step: int, draw: int, next_draw: int) -> PyTree:
+        """Return a selection and begin to read the next ones; ``next_draw`` is the first draw that no worker has."""
+        if self.prefetcher is None:
+            return self.read(worker, step, draw)
+        selected = self.prefetcher.take(self._key(worker, step, draw))
+        if not self.batches.shared:
+            self.prefetcher.begin([(worker, step + 1, 0)])
+        elif not self._counts_steps:
+            self.prefetcher.begin((0, 0, following) for following in range(next_draw, next_draw + self.num_workers))
+        return selected
+
+    def drop(self, worker: int, step: int, draw: int) -> None:
+        """Forget a batch whose gradient is committed."""
+        if self.prefetcher is not None:
+            self.prefetcher.drop(self._key(worker, step, draw))
+
+    def example(self, worker: int = 0, read: Callable[[], PyTree] | None = None) -> PyTree:
+        """Return a selection before the run, with retries: ``read()``, or the worker's first one if it has no more periods."""
+        try:
+            return self._retried(read or functools.partial(self.read, worker, 0, 0))
+        except PeriodsEndError:
+            return self._retried(functools.partial(self.read, worker, 0, 0))
+
+    def _retried(self, read: Callable[[], PyTree]) -> PyTree:
+        for _ in range(self._retries):
+            try:
+                return read()
+            except PeriodsEndError:
+                raise
+            except Exception:
+                continue
+        return read()
+
+    def read(self, worker: int, step: int, draw: int) -> PyTree:
+        """Return a selection now, without prefetching."""
+        selected = select(self.batches, *(np.array([number], np.int32) for number in (worker, step, draw)))
+        return self.batches.gather(jax.tree.map(lambda column: column[0], selected))
+
+    def _key(self, worker: int, step: int, draw: int) -> tuple[int, int, int]:
+        """Return (worker, step, draw) with 0 for the parts that do not decide a batch."""
+        if not self.batches.shared:
+            return worker, step, 0
+        return (worker, step, draw) if self._counts_steps else (0, 0, draw)
+
+    @property
+    def _counts_steps(self) -> bool:
+        """True if a draw from a shared stream depends on the worker's local steps, so that no other worker can take it."""
+        return isinstance(self.batches, LocalBatches)
+
+    def close(self) -> None:
+        """Prefetch nothing more."""
+        if self.prefetcher is not None:
+            self.prefetcher.close()
+
+
+class Prefetcher:
+    """Batches that are being read in threads or have been read, by key.
+
+    A batch is read once and kept until it is dropped, because a worker that fails repeats its step. :meth:`take` raises an
+    error of reading once; then the batch is read anew.
+
+    The threads are daemons and end after :meth:`close`. A read that never returns (from a lost file server, for example) does
+    not delay the end of the run, and delays that of the interpreter by at most some seconds.
 
     Args:
       read: ``read(key)`` reads a batch; called in threads.
-      threads: how many at the same time, at most.
+      threads: the maximum number of reads at the same time.
     """
 
     def __init__(self, read: Callable[[Any], PyTree], threads: int):
@@ -35,11 +118,11 @@ class ReadAhead:
         self._begun = self._closed = False
 
     def on_read(self, wake: Callable[[], None]) -> None:
-        """Has ``wake`` called, in any thread, each time that a batch has been read or could not be."""
+        """Call ``wake``, in any thread, whenever a read has ended, with or without a batch."""
         self._when_read = wake
 
     def begin(self, keys: Iterable[Hashable]) -> None:
-        """Begins to read what is not known."""
+        """Begin to read batches, except those known already."""
         for key in keys:
             if key not in self._known:
                 if not self._begun:
@@ -47,13 +130,13 @@ class ReadAhead:
                 self._known[key] = future = concurrent.futures.Future()
                 self._wanted.put((key, future))
 
-    def is_there(self, key: Hashable) -> bool:
-        """Whether the batch could be taken without waiting; begins to read it."""
+    def is_read(self, key: Hashable) -> bool:
+        """Return True if the batch can be taken without waiting; begin to read it otherwise."""
         self.begin([key])
         return self._known[key].done()
 
     def take(self, key: Hashable) -> PyTree:
-        """The batch; waits for it, and raises what reading it raised."""
+        """Wait for the batch and return it; raise the exception of reading it."""
         self.begin([key])
         try:
             return self._known[key].result()
@@ -62,15 +145,15 @@ class ReadAhead:
             raise
 
     def drop(self, key: Hashable) -> None:
-        """Forgets a batch."""
+        """Forget a batch."""
         self._known.pop(key, None)
 
     def are_inside(self) -> bool:
-        """Whether a thread reads."""
+        """Return True if a thread is reading."""
         return any(self._reading)
 
     def close(self) -> None:
-        """Reads nothing more; does not wait for what is being read."""
+        """Read nothing more, without waiting for reads that are in progress."""
         self._closed = True
         for _ in self._reading:
             self._wanted.put(None)
@@ -80,7 +163,7 @@ class ReadAhead:
         for number in range(len(self._reading)):
             name = f"gemjax-reader-{number}"
             threading.Thread(target=self._read_wanted, args=(number,), name=name, daemon=True).start()
-        at_exit.wait_for(self, SECONDS_AT_EXIT)
+        shutdown.wait_for(self, SECONDS_AT_EXIT)
 
     def _read_wanted(self, number: int) -> None:
         while (wanted := self._wanted.get()) is not None and not self._closed:
@@ -88,7 +171,7 @@ class ReadAhead:
             self._reading[number] = True
             try:
                 read = self._read(key)
-            except BaseException as error:  # Whatever it is, whoever takes the batch is to hear of it.
+            except BaseException as error:  # Raised again in the thread that takes the batch.
                 future.set_exception(error)
             else:
                 future.set_result(read)

@@ -1,5 +1,6 @@
-"""How arrays lie on a place: one device, or several that share the work or the bytes."""
+"""Layout of arrays on a place: one device, or several devices that share the work or the memory."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -7,25 +8,27 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from gemjax.batches.local import Minibatches
+
 PyTree = Any
 Place = jax.Device | tuple[jax.Device, ...]
 AXIS = "shard"
 
 
 def devices_of(place: Place) -> tuple[jax.Device, ...]:
-    """The devices of a place."""
+    """Return the devices of a place."""
     return place if isinstance(place, tuple) else (place,)
 
 
 def whole(place: Place) -> Sharding:
-    """The whole array on every device of ``place``."""
+    """Return the sharding of an array that is whole on every device of ``place``."""
     return NamedSharding(_mesh(place), PartitionSpec()) if isinstance(place, tuple) else SingleDeviceSharding(place)
 
 
 def in_parts(place: Place, shape: tuple[int, ...]) -> Sharding:
-    """An array of that shape in equal parts over the devices of ``place``, cut along its longest divisible axis.
+    """Return the sharding in equal parts over the devices of ``place``, cut along the longest divisible axis.
 
-    What has no axis that can be divided, as scalars and short vectors, is kept whole on each.
+    An array without a divisible axis, such as a scalar or a short vector, is whole on every device.
 
     >>> device = jax.devices()[0]
     >>> in_parts(device, (64, 3)) == whole(device)
@@ -38,7 +41,7 @@ def in_parts(place: Place, shape: tuple[int, ...]) -> Sharding:
 
 
 def cut_along(shape: tuple[int, ...], parts: int) -> int | None:
-    """The longest axis that divides into ``parts``, the first of several; ``None`` if there is none, or one part.
+    """Return the longest axis that divides into ``parts``, the first of several; ``None`` if none does, or for one part.
 
     >>> cut_along((10, 64, 32), 8), cut_along((5, 5, 1, 10), 8), cut_along((4, 4), 1)
     (1, None, None)
@@ -47,15 +50,22 @@ def cut_along(shape: tuple[int, ...], parts: int) -> int | None:
     return max(divisible, key=lambda axis: shape[axis], default=None) if parts > 1 else None
 
 
+def is_cut(place: Place, shape: tuple[int, ...]) -> bool:
+    """Return True if an array of that shape is cut over the devices of ``place``."""
+    return cut_along(shape, len(devices_of(place))) is not None
+
+
 def shardings(place: Place, tree: PyTree) -> PyTree:
-    """The sharding of each array of ``tree`` on ``place``, in parts where that can be."""
+    """Return the sharding of each array of ``tree`` on ``place``, in parts if possible."""
     return jax.tree.map(lambda leaf: in_parts(place, tuple(leaf.shape)), tree)
 
 
 def split_batch(place: Place | None, batch: PyTree) -> PyTree:
-    """Traced: has the devices of ``place`` compute a part of the batch each, where its rows can be divided."""
+    """Let each device of ``place`` compute a part of the batch, if its rows can be divided; traced."""
     if not isinstance(place, tuple):
         return batch
+    if isinstance(batch, Minibatches):  # The batches of local steps.
+        return dataclasses.replace(batch, at=lambda j: split_batch(place, batch.at(j)))
 
     def split(leaf):
         rows = leaf.ndim and leaf.shape[0] and leaf.shape[0] % len(place) == 0
@@ -68,5 +78,5 @@ def split_batch(place: Place | None, batch: PyTree) -> PyTree:
 
 @functools.lru_cache(maxsize=64)
 def _mesh(devices: tuple[jax.Device, ...]) -> Mesh:
-    # Automatic: programs are written for one device, and the compiler divides them.
+    # Programs are written for one device, and the compiler divides them.
     return Mesh(np.array(devices, object), (AXIS,), axis_types=(AxisType.Auto,))

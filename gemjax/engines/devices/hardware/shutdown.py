@@ -1,4 +1,4 @@
-"""Threads that are inside compiled code when the interpreter ends abort it; so its end waits for them, for a while."""
+"""The end of the interpreter waits for threads inside compiled code, which would abort it."""
 
 import atexit
 import sys
@@ -6,14 +6,14 @@ import time
 import weakref
 from typing import Protocol
 
-AT_MOST = 60.0  # Seconds; gradients may take long.
+AT_MOST = 60.0  # Seconds; a gradient may take long.
 
 
 class Threads(Protocol):
     """Some daemon threads."""
 
     def are_inside(self) -> bool:
-        """Whether one of them computes or waits in compiled code, which it will leave by itself."""
+        """Return True if a thread is in compiled code, which it leaves by itself."""
         ...
 
 
@@ -21,11 +21,11 @@ _all: weakref.WeakKeyDictionary[Threads, float] = weakref.WeakKeyDictionary()
 
 
 def wait_for(threads: Threads, seconds: float = AT_MOST) -> None:
-    """Has the end of the interpreter wait until none of ``threads`` is inside, but for no longer than ``seconds``.
+    """Let the end of the interpreter wait, for at most ``seconds``, until none of ``threads`` is in compiled code.
 
-    A daemon thread that wants the interpreter's lock back while that ends is ended on the spot; below the frames of compiled
+    A daemon thread that requests the interpreter's lock during the end is stopped at once. Below the frames of compiled
     code (``block_until_ready``, readers of data) this is an exception that nothing may catch: "FATAL: exception not
-    rethrown", status 134, after a run that went well. Threads that wait in Python are ended quietly.
+    rethrown", status 134, after a successful run. Threads that wait in Python stop without an error.
     """
     _all[threads] = seconds
 
@@ -36,7 +36,8 @@ def _wait() -> None:
     while inside := [seconds for threads, seconds in list(_all.items()) if threads.are_inside()]:
         if time.perf_counter() > began + max(inside):
             print(
-                f"gemjax: threads are busy still {max(inside):g} s after the end; it goes without them", file=sys.stderr
+                f"gemjax: threads are still busy {max(inside):g} s after the end; not waiting any longer",
+                file=sys.stderr,
             )
             return
         time.sleep(0.01)

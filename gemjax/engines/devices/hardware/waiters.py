@@ -1,4 +1,4 @@
-"""Threads that only wait: one a worker, and one queue of those that have finished."""
+"""Waiting threads, one per worker, and one queue of the workers that have finished."""
 
 import queue
 import threading
@@ -8,57 +8,76 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from gemjax.engines.devices.hardware import shutdown as at_exit
+from gemjax.engines.devices.hardware import shutdown
 from gemjax.engines.devices.hardware.compat import enable_x64
 
 
 class Arrival(NamedTuple):
-    """A worker has finished, or failed."""
+    """A worker that has finished, or failed."""
 
     worker: int
+    number: int  # Of its dispatch.
     step: int
     dispatched: float  # Seconds since the run began.
-    began: float | None  # time.perf_counter() when the worker had its view; none if it had it when dispatched.
+    began: float | None  # time.perf_counter() when its view arrived; None if that was before the dispatch.
     ready: float  # time.perf_counter().
     gradient: Any  # Packed; on the worker's device.
     error: BaseException | None = None
+    network: float | None = None  # Seconds in which it was neither computing nor waiting for data; None on one host.
+
+
+class Finished(NamedTuple):
+    """A gradient that has been waited for."""
+
+    gradient: Any
+    began: float | None  # As in an arrival.
+    network: float | None = None
+
+
+class WorkerLostError(RuntimeError):
+    """The process or the host of a worker has ended or cannot be reached."""
 
 
 class Waiters:
-    """Puts workers into a queue in the order in which their gradients are finished.
+    """Queue of workers in the order in which their gradients are finished.
 
-    First finished, first served: no worker can be overtaken by one that finished later, so none can starve. The threads
-    are daemons and never touch a device except to wait for it, which releases the interpreter; its end waits for
-    those that do (:func:`gemjax.engines.devices.hardware.shutdown.wait_for`).
+    First finished, first served: no worker is overtaken by one that finished later, so none starves. The threads are daemons.
+    They use a device only to wait for it, which releases the interpreter's lock, and the end of the interpreter waits for such
+    threads (:func:`gemjax.engines.devices.hardware.shutdown.wait_for`).
     """
 
-    def __init__(self, num_workers: int, gate: Callable[[int, int], Any] | None = None):
-        self._gate = gate
+    def __init__(
+        self,
+        num_workers: int,
+        gate: Callable[[int, int], Any] | None = None,
+        wait: Callable[[list[jax.Array], Any], Finished] | None = None,
+    ):
+        self._gate, self._wait_for = gate, wait or wait_for_arrays
         self._ready: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
-        self._watched = [False] * num_workers  # Set by the scheduler, taken back by the worker's thread.
-        self._inside = [False] * num_workers  # Whether the worker's thread waits for a device.
+        self._watched = [False] * num_workers  # Set by the scheduler, reset by the worker's thread.
+        self._inside = [False] * num_workers  # True while the worker's thread waits for a device.
         self._closed = False
-        self._x64 = jax.config.read("jax_enable_x64")  # As the caller has it: a gate may compute.
+        self._x64 = jax.config.read("jax_enable_x64")  # As in the calling thread: a gate may compute.
         self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads = [
-            threading.Thread(target=self._wait, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
+            threading.Thread(target=self._serve, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
             for w, inbox in enumerate(self._inboxes)
         ]
 
-    def watch(self, worker: int, step: int, dispatched: float, view: Any, gradient: Any) -> None:
-        """Has the worker's thread wait for ``gradient`` and report it; and for ``view`` if that is still on its way."""
-        on_its_way = [part for part in jax.tree.leaves(view) if not part.is_ready()]
+    def watch(self, worker: int, number: int, step: int, dispatched: float, view: Any, gradient: Any) -> None:
+        """Let the worker's thread wait for ``view``, if it is still in transfer, and for ``gradient``, and queue the latter."""
+        in_transfer = [part for part in jax.tree.leaves(view) if not part.is_ready()]
         self._watched[worker] = True
-        self._inboxes[worker].put((worker, step, dispatched, on_its_way, gradient))
+        self._inboxes[worker].put((worker, number, step, dispatched, in_transfer, gradient))
 
-    def failed(self, worker: int, step: int, dispatched: float, error: Exception) -> None:
-        """Queues a worker whose computation could not even be started."""
-        self._ready.put(Arrival(worker, step, dispatched, None, time.perf_counter(), None, error))
+    def failed(self, worker: int, number: int, step: int, dispatched: float, error: Exception) -> None:
+        """Queue a worker whose computation could not start."""
+        self._ready.put(Arrival(worker, number, step, dispatched, None, time.perf_counter(), None, error))
 
     def next(self, timeout: float | None = None) -> Arrival | None:
-        """The worker that has been finished longest; waits for one if there is none.
+        """Return the worker that finished first; wait if there is none.
 
-        ``None`` after ``timeout`` seconds, or when woken.
+        The result is ``None`` after ``timeout`` seconds, and after :meth:`wake`.
         """
         try:
             return self._ready.get(timeout=timeout)
@@ -66,50 +85,47 @@ class Waiters:
             return None
 
     def watches(self, worker: int) -> bool:
-        """Whether what the worker was last watched for is still to be put into the queue."""
+        """Return True if the worker's last gradient is not in the queue yet."""
         return self._watched[worker]
 
     def are_inside(self) -> bool:
-        """Whether a thread waits for a device."""
+        """Return True if a thread waits for a device."""
         return any(self._inside)
 
     def wake(self) -> None:
-        """Has :meth:`next` return though nobody has finished; from any thread."""
+        """Let :meth:`next` return although no worker has finished; callable in any thread."""
         self._ready.put(None)
 
-    def _wait(self, inbox: queue.SimpleQueue) -> None:
+    def _serve(self, inbox: queue.SimpleQueue) -> None:
         with enable_x64(self._x64):
             self._wait_for_each(inbox)
 
     def _wait_for_each(self, inbox: queue.SimpleQueue) -> None:
         while (item := inbox.get()) is not None:
-            worker, step, dispatched, on_its_way, gradient = item
+            worker, number, step, dispatched, in_transfer, gradient = item
             if self._closed:
                 break
-            error = began = None
+            error = began = network = None
             try:
                 self._inside[worker] = True
-                if on_its_way:
-                    _wait_for(on_its_way)  # The commit before it is queued at the centre still.
-                    began = time.perf_counter()
-                _wait_for(jax.tree.leaves(gradient))
+                gradient, began, network = self._wait_for(in_transfer, gradient)
                 self._inside[worker] = False
                 if self._gate is not None:
                     change = self._gate(worker, step)
                     gradient = gradient if change is None else change(gradient)
-            except BaseException as raised:  # Whatever is raised here is the scheduler's to handle: the thread goes on.
+            except BaseException as raised:  # The scheduler handles it, and the thread goes on.
                 error = raised
                 self._inside[worker] = False
-            self._watched[worker] = (
-                False  # First: who is no longer watched is in the queue as soon as somebody looks there.
-            )
-            self._ready.put(Arrival(worker, step, dispatched, began, time.perf_counter(), gradient, error))
-            del item, on_its_way, gradient  # Not kept until the worker's next one.
+            # Reset first: once the worker is queued, the scheduler may dispatch it again.
+            self._watched[worker] = False
+            ready = time.perf_counter()
+            self._ready.put(Arrival(worker, number, step, dispatched, began, ready, gradient, error, network))
+            del item, in_transfer, gradient  # So that they are not kept until the next gradient.
 
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
-        at_exit.wait_for(self)
+        shutdown.wait_for(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +134,13 @@ class Waiters:
             inbox.put(None)
 
 
-def _wait_for(arrays: list[jax.Array]) -> None:
-    # Of each by itself: for a tree of one, as it mostly is, in a third of the time of jax.block_until_ready.
-    for array in arrays:
+def wait_for_arrays(in_transfer: list[jax.Array], gradient: Any) -> Finished:
+    """Wait for the view, which the commit before it may not have made yet, and for the gradient, on devices of this host."""
+    began = None
+    # One by one: a single array, the usual case, takes a third of the time of jax.block_until_ready.
+    for array in in_transfer:
         array.block_until_ready()
+        began = time.perf_counter()
+    for array in jax.tree.leaves(gradient):
+        array.block_until_ready()
+    return Finished(gradient, began)

@@ -1,4 +1,4 @@
-"""Typed PRNG keys as plain integers, for places that take numbers only: packed transfers and checkpoints."""
+"""Typed PRNG keys as plain integers for packed vectors and checkpoints, which hold numbers only."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ PyTree = Any
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether ``leaf``, an array or its shape and dtype, holds typed PRNG keys (``jax.random.key``)."""
+    """Return True if ``leaf``, an array or its shape and dtype, holds typed PRNG keys (``jax.random.key``)."""
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def as_data(tree: PyTree) -> PyTree:
-    """``tree`` with its typed keys as the unsigned integers behind them.
+    """Return ``tree`` with its typed keys as the unsigned integers behind them.
 
     Args:
-      tree: arrays, or ``jax.ShapeDtypeStruct``, which keep their shardings.
+      tree: arrays or ``jax.ShapeDtypeStruct``; both keep their shardings.
 
     >>> as_data({"key": jax.random.key(7), "mean": jnp.zeros(2)})["key"]
     Array([0, 7], dtype=uint32)
@@ -26,10 +26,10 @@ def as_data(tree: PyTree) -> PyTree:
 
 
 def as_keys(tree: PyTree, like: PyTree) -> PyTree:
-    """Undoes :func:`as_data`: wraps the integers of ``tree`` wherever ``like`` has typed keys."""
+    """Undo :func:`as_data`: wrap the integers of ``tree`` wherever ``like`` has typed keys."""
 
     def wrap(leaf, reference):
-        return jax.random.wrap_key_data(leaf, impl=_impl(reference)) if is_key(reference) else leaf
+        return jax.random.wrap_key_data(leaf, impl=implementation(reference)) if is_key(reference) else leaf
 
     return jax.tree.map(wrap, tree, like)
 
@@ -41,6 +41,6 @@ def _data(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=leaf.sharding)
 
 
-def _impl(leaf: Any) -> Any:
-    """The generator of the keys; a shape alone does not tell it, an array of the same dtype does."""
+def implementation(leaf: Any) -> Any:
+    """Return the PRNG implementation of the keys, also for a ``jax.ShapeDtypeStruct``, by an array of its dtype."""
     return jax.random.key_impl(jnp.zeros([], leaf.dtype))

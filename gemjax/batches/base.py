@@ -1,0 +1,128 @@
+"""Base class of batch sources, and the adapter for sources that do not derive from it."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+PyTree = Any
+DEFAULTS: dict[str, Any] = {"data": (), "shared": False, "threads": 0, "num_workers": None}  # Of a source's attributes.
+
+
+class Batches:
+    """Base of all batch sources: which batch a worker computes on, and its data.
+
+    Derive from it for batches that are not rows of arrays; for rows, :class:`gemjax.batches.Rows` needs ``select`` alone. A
+    subclass sets ``data`` and defines
+
+    - ``select(worker, step)``, called on the host with int vectors [batches]: the worker that computes each batch, and its own
+      step (its gradients, counted from 0; local steps, where it has some). It returns a pytree of small arrays with the same
+      leading axis, which identify the batches. It must be a pure function, so that a run can be continued and replayed;
+      several threads may call it at once.
+    - ``batch(data, selection)``, traced on the device: the batch for one entry of that pytree.
+
+    Attributes:
+      data: arrays that are put once on every device that computes gradients; default none.
+      shared: True if all workers draw from one sequence, so that the order of commits matters. ``select`` then takes a third
+        vector ``draw``, the column of :class:`gemjax.Trace`, which numbers the batches in the order in which workers draw
+        them (:class:`gemjax.Stream`). Default ``False``.
+      threads: threads that may read batches ahead of their workers; default 0, nothing is read.
+      num_workers: number of workers that the batches are made for; engines check it. Default ``None``: any number.
+
+    >>> import gemjax, jax
+    >>> class Windows(gemjax.batches.Batches):
+    ...     def __init__(self, text, length):
+    ...         self.data, self.length = text, length
+    ...     def select(self, worker, step):                       # Where each window begins.
+    ...         return ((7 * step + worker) % (len(self.data) - self.length)).astype(np.int32)
+    ...     def batch(self, data, selection):
+    ...         return jax.lax.dynamic_slice(data, (selection,), (self.length,))
+    >>> loss_fn = lambda params, batch: ((params - batch) ** 2).mean()
+    >>> trace = gemjax.arrivals.Gamma(4).trace(100)
+    >>> gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, 0.0, Windows(np.ones(50), length=8), trace).params.round(2)
+    Array(1., dtype=float32)
+    """
+
+    data: PyTree
+    shared: bool
+    threads: int
+    num_workers: int | None
+    select: Any
+    batch: Any
+
+    if not TYPE_CHECKING:  # Defaults as class attributes would be those of the fields of derived dataclasses.
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the default of an attribute that the source lacks."""
+            if name in DEFAULTS:
+                return DEFAULTS[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make ``gather`` and ``part``, its former name, the same method in a class that defines one of them."""
+        super().__init_subclass__(**kwargs)
+        for name, other in (("gather", "part"), ("part", "gather")):
+            if name in vars(cls) and other not in vars(cls):
+                setattr(cls, other, vars(cls)[name])
+
+    def gather(self, selection: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the host data that a selection needs, and the selection within them; ``None`` if no data stay on the host."""
+        return None, selection
+
+
+class Wrapper(Batches):
+    """Base of frozen dataclasses that store or group the batches of another source, their field ``batches``, differently."""
+
+    def _adopt(self: Any, *names: str) -> None:
+        """Take over attributes of ``batches``, or the default of one that it lacks."""
+        for name in names:
+            object.__setattr__(self, name, getattr(self.batches, name, DEFAULTS[name]))
+
+    def select(self: Any, worker: np.ndarray, step: np.ndarray, draw: Any = None) -> PyTree:
+        """Return the selection of the wrapped source, such as numbers of rows."""
+        return self.batches.select(worker, step, draw) if self.shared else self.batches.select(worker, step)
+
+    def batch(self: Any, data: PyTree, selection: PyTree) -> PyTree:
+        return self.batches.batch(data, selection)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter(Wrapper):
+    """A source whose class does not derive from :class:`Batches`."""
+
+    batches: Any
+
+    def __post_init__(self):
+        self._adopt("data", "shared", "threads", "num_workers")
+
+    def gather(self, selection):
+        return getattr(self.batches, "part", super().gather)(selection)
+
+
+def adapt(batches: Any) -> Batches:
+    """Return ``batches`` itself if its class derives from :class:`Batches`, else an adapter of it."""
+    return batches if isinstance(batches, Batches) else Adapter(batches)
+
+
+def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: Any) -> PyTree:
+    """Return the selections, such as numbers of rows, for vectors of (worker, that worker's step, draw of the trace)."""
+    batches = adapt(batches)
+    return batches.select(worker, step, draw) if batches.shared else batches.select(worker, step)
+
+
+# Functions of engines, from before sources had a base class.
+
+
+def part(batches: Any, selection: PyTree) -> tuple[PyTree, PyTree]:
+    """Return ``batches.gather(selection)``."""
+    return adapt(batches).gather(selection)
+
+
+def threads_that_read(batches: Any) -> int:
+    """Return ``batches.threads``."""
+    return adapt(batches).threads
+
+
+def is_shared(batches: Any) -> bool:
+    """Return ``batches.shared``."""
+    return adapt(batches).shared

@@ -1,0 +1,262 @@
+"""The class that saves and loads the checkpoints of one run."""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from gemjax.checkpoints import contents, files
+from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
+from gemjax.checkpoints.quiet import quietly
+from gemjax.engines.checks import RunWarning
+from gemjax.engines.devices.hardware import keys
+from gemjax.engines.transition import RunState
+from gemjax.protocol.checks import check_positive_int
+from gemjax.protocol.trace import Trace
+
+STATE = "state"  # Folder of the arrays of a checkpoint.
+
+
+class Checkpoints:
+    """Checkpoints of one run in one folder; each is complete or absent, and the newest are kept.
+
+    A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
+    view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had.
+
+    Args:
+      folder: folder of the checkpoints; created if it does not exist.
+      keep: number of checkpoints to keep, positive; ``None`` keeps all.
+      read_only: True to only load, while another process may write to the folder.
+
+    Raises:
+      TypeError: if ``keep`` is neither an int nor ``None``.
+      ValueError: if ``keep`` is not positive.
+      NotADirectoryError: if there is a file of this name.
+    """
+
+    def __init__(self, folder: str | os.PathLike, keep: int | None = 2, *, read_only: bool = False):
+        if keep is not None:
+            check_positive_int("keep", keep)
+        self.folder, self.keep, self.read_only = Path(folder).absolute(), keep, read_only
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise NotADirectoryError(f"{self.folder} is not a folder; give another name, or remove the file")
+        if not read_only:  # Unfinished writes remain until the next one: they may be those of another process.
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files.settle_replaced(self.folder)
+        self._writing: Future | None = None  # Of a write in the background.
+        self._written = 0  # Commits and bytes of that write.
+        self._size = 0
+
+    def save(self, state: RunState, trace: Trace, metadata: dict[str, Any] | None = None, *, wait: bool = True) -> None:
+        """Write ``state`` after the commits of ``trace``.
+
+        A checkpoint of as many commits is replaced as soon as the new one is on disk. Those of more commits belong to another
+        continuation of the run: they are then renamed, so that the newest one is of this continuation (with ``keep=1`` they are
+        removed). A state whose ``params`` are not finite is refused: no gradient at them would be. Method state and
+        ``model_state`` may contain infinities by choice.
+
+        Args:
+          state: state of the run.
+          trace: applied commits of the run so far.
+          metadata: dict of further values to keep, as JSON.
+          wait: if ``True`` (default), return when everything is on disk. If ``False``, copy the state on its devices, where
+            it takes twice the memory meanwhile, and write it in the background, so that the run may go on. The next call of
+            this object waits for the write and raises its error.
+
+        Warns:
+          RunWarning: if there are checkpoints of more commits, with their new names.
+
+        Raises:
+          CheckpointError: if a number in ``state.params`` is not finite; nothing is written, and earlier checkpoints remain.
+          CheckpointWriteError: (an OSError) if this checkpoint cannot be written, or the previous one could not be written
+            in the background. Existing checkpoints remain valid, and the next call tries again.
+          TypeError: if ``metadata`` cannot be written as JSON; nothing is written.
+          ValueError: if the folder was opened with ``read_only``.
+        """
+        if self.read_only:
+            raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
+        custom_metadata = contents.metadata_of(state, trace, metadata)
+        self.wait()
+        contents.check_finite(state.params, f"{self.folder}: the state after {len(trace)} commits", self.latest)
+        files.remove_unfinished(self.folder)
+        plain = contents.without_empty(keys.as_data(state))
+        tree: Any = {"state": plain}
+        if len(trace):
+            tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
+        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        if not wait:
+            # A run that goes on donates the buffers of its state to the next commit.
+            tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
+        if later := files.later_than(self.folder, len(trace)):
+            fate = "removed, because keep=1" if self.keep == 1 else f"renamed to {files.SUPERSEDED}…"
+            warnings.warn(
+                f"{self.folder} holds checkpoints of {files.in_words(later)} commits, of another continuation of the run than "
+                f"the state after {len(trace)} commits that is saved; they are {fate}",
+                RunWarning, stacklevel=2,
+            )  # fmt: skip
+        with self._recovering():
+            unfinished = files.unfinished(self.folder, len(trace))
+            response = ocp.save_checkpointables_async(str(unfinished), {STATE: tree}, custom_metadata=custom_metadata)
+            self._writing = files.completed(response, unfinished, self.folder / str(len(trace)), self.keep)
+        if wait:
+            self.wait()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the write in the background is finished.
+
+        Args:
+          timeout: longest time to wait in seconds; 0 only asks; ``None`` (default) waits without limit.
+
+        Returns:
+          True if no write is in progress.
+
+        Raises:
+          CheckpointWriteError: (an OSError) if the checkpoint could not be written.
+        """
+        if self._writing is not None:
+            with self._recovering():
+                try:
+                    self._writing.result(timeout=timeout)
+                except TimeoutError:
+                    if timeout is None or self._writing.done():  # A file server has not answered.
+                        raise
+                    return False
+            self._writing = None
+        return True
+
+    @contextlib.contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """Remove what a failed write has left, and turn an error of I/O into a :class:`CheckpointWriteError`."""
+        try:
+            yield
+        except Exception as error:
+            self._writing = None
+            files.remove_unfinished(self.folder)
+            files.settle_replaced(self.folder)
+            if is_write_error(error):
+                raise write_error(error, self.folder, self._written, self._size, self.latest) from error
+            raise
+
+    @property
+    def commits(self) -> list[int]:
+        """Commits of each checkpoint, in increasing order.
+
+        Raises:
+          CheckpointError: if there is a file in place of a newer checkpoint.
+        """
+        self.wait()
+        found = files.numbers(self.folder)
+        folders = [number for number in found if (self.folder / str(number)).is_dir()]
+        if found[-1:] != folders[-1:]:
+            raise damage(f"{self.folder}: checkpoint {found[-1]}", "it is not a folder")
+        return folders
+
+    @property
+    def latest(self) -> int | None:
+        """Commits of the newest checkpoint; ``None`` if there is none.
+
+        Raises:
+          CheckpointError: if there is a file in place of a newer checkpoint.
+        """
+        return max(self.commits, default=None)
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """The ``metadata`` that the newest checkpoint was saved with; ``None`` if there is no checkpoint.
+
+        Raises:
+          CheckpointError: if the checkpoint is damaged, or not written by gemjax.
+        """
+        if (latest := self.latest) is None:
+            return None
+        self._check_files(latest, only=files.METADATA)
+        return self._read_metadata(latest)[0]["user"]
+
+    def load(self, like: RunState, commits: int | None = None) -> tuple[RunState, Trace, dict[str, Any]]:
+        """Load a checkpoint.
+
+        Args:
+          like: a state of the same structure, shapes and dtypes, such as the initial state of the run; or its shapes
+            (``jax.ShapeDtypeStruct``), with the shardings that the arrays are to have.
+          commits: those of the checkpoint; ``None`` (default) loads the newest one.
+
+        Returns:
+          ``(state, trace, metadata)`` as given to :meth:`save`.
+
+        Raises:
+          FileNotFoundError: if the folder does not hold this checkpoint.
+          CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, model, number of workers or PRNG
+            implementation, or not written by gemjax; the message names its folder. Changed files are found by digests, which
+            checkpoints of older versions do not have.
+        """
+        like = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "sharding") else jnp.asarray(leaf), like)
+        while True:
+            latest = self.latest if commits is None else commits
+            if latest is None or latest not in self.commits:
+                what = "checkpoint to continue from" if commits is None else f"checkpoint {commits}"
+                raise FileNotFoundError(f"{self.folder} holds no {what}")
+            try:
+                return self._load(like, latest)
+            except CheckpointError:
+                if commits is not None or self.latest == latest:
+                    raise  # Otherwise another process has written a newer checkpoint, and may have removed this one.
+
+    def _load(self, like: RunState, latest: int) -> tuple[RunState, Trace, dict[str, Any]]:
+        """Load the checkpoint of so many commits."""
+        self._check_files(latest)
+        (metadata, shapes), name = self._read_metadata(latest), self._name(latest)
+        num_workers = jax.tree.leaves(like.step)[0].shape[0]
+        contents.check_arrays(shapes, like, name, metadata)
+        if metadata.get("num_workers") != num_workers:
+            raise contents.damaged(name, "num_workers", metadata.get("num_workers"), num_workers)
+        plain = keys.as_data(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
+        abstract: Any = {"state": jax.tree.map(contents.readable, contents.without_empty(plain))}
+        if latest:
+            abstract["trace"] = {name: np.empty(latest, kind) for name, kind in contents.KINDS.items()}
+
+        def read():
+            tree: Any = ocp.load_checkpointables(str(self.folder / str(latest)), {STATE: abstract})[STATE]
+            trace = Trace(**tree.get("trace", {"worker": []}), num_workers=num_workers)
+            return contents.with_empty(tree["state"], plain), trace
+
+        state, trace = self._read(latest, read)
+        return keys.as_keys(state, like), trace, metadata["user"]
+
+    def _name(self, commits: int) -> str:
+        """Return the name of a checkpoint in messages."""
+        return f"{self.folder}: checkpoint {commits}"
+
+    def _check_files(self, commits: int, only: str | None = None) -> None:
+        """Raise :class:`CheckpointError` if a file of the checkpoint is damaged."""
+        if (what := files.damage_of(self.folder / str(commits), only)) is not None:
+            raise damage(self._name(commits), what)
+
+    def _read_metadata(self, commits: int) -> tuple[dict[str, Any], Any]:
+        """Read the metadata of a checkpoint and the shapes of its arrays."""
+        found = self._read(commits, lambda: ocp.metadata(str(self.folder / str(commits)), STATE))
+        return contents.check_metadata(found.custom_metadata, self._name(commits), commits), found.metadata
+
+    def _read(self, commits: int, read: Callable[[], Any]) -> Any:
+        """Return ``read()``; any exception of it, and all that Orbax prints, becomes one :class:`CheckpointError`."""
+        value, error = quietly(read, lambda error: unreadable(self._name(commits), error))
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """Wait for the write in the background."""
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

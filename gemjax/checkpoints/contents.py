@@ -1,0 +1,161 @@
+"""Contents of a checkpoint: metadata and arrays, described when they are saved and checked when they are loaded."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gemjax.checkpoints.errors import CheckpointError, damage
+from gemjax.checkpoints.files import HAS_DIGESTS
+from gemjax.engines.devices.hardware import keys
+from gemjax.protocol.trace import COLUMNS, Trace
+
+FORMAT = "gemjax.run.2"  # Increases whenever RunState or the columns of a trace change.
+KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
+
+
+def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
+    """Return the metadata of a checkpoint, with those of the user.
+
+    They describe what arrays of numbers do not: generators of typed keys, and arrays without elements.
+
+    Raises:
+      TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON.
+    """
+    if not isinstance(user, dict | None):
+        raise TypeError(
+            f"metadata is of type {type(user).__name__}, expected a dict; put the value under a name in one"
+        )
+    for name, value in (user or {}).items():
+        try:
+            json.dumps({name: value})
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"metadata[{name!r}] is of type {type(value).__name__} and cannot be written as JSON ({error}); give numbers, "
+                "strings, truth values, None, and lists and dicts of them, as by float(x) or x.tolist()"
+            ) from None
+    return {
+        "format": FORMAT,
+        "commits": len(trace),
+        "num_workers": trace.num_workers,
+        HAS_DIGESTS: True,
+        "generators": _generators(state),
+        "empty": {name: array for name, array in _described(keys.as_data(state)).items() if _is_empty(array)},
+        "user": user or {},
+    }
+
+
+def check_finite(params: Any, state: str, newest: int | None) -> None:
+    """Raise :class:`CheckpointError` if ``params`` are not finite; ``state`` begins the message."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (count := int(jnp.sum(~jnp.isfinite(leaf)))):
+            kept = "there is no other" if newest is None else f"that of {newest} commits is kept"
+            raise CheckpointError(
+                f"{state} is not saved, because params{jax.tree_util.keystr(path)} has {count} of {leaf.size} numbers that are "
+                f"not finite; {kept}; continue from an earlier state with a lower learning rate or clipped gradients"
+            )
+
+
+def check_metadata(found: Any, checkpoint: str, commits: int) -> dict[str, Any]:
+    """Return the metadata of :func:`metadata_of` that were found in a checkpoint.
+
+    Raises:
+      CheckpointError: if they are of another format, or were changed; ``checkpoint`` begins the message.
+    """
+    form = found.get("format") if isinstance(found, dict) else None
+    if form != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint} is of the format {str(form)[:60]!a}, but this version of gemjax reads {FORMAT!r}; continue with "
+            "the version that wrote it, or start a new run"
+        )
+    if type(found.get("commits")) is not int or found["commits"] != commits:
+        raise damaged(checkpoint, "commits", found.get("commits"), commits)
+    found = {"generators": None, "empty": {}} | found  # Older versions did not write these.
+    for name, kind in (("user", dict), ("empty", dict), ("generators", dict | None)):
+        if not isinstance(found.get(name), kind):
+            raise damaged(checkpoint, name, found.get(name), "an object")
+    return found
+
+
+def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any]) -> None:
+    """Check names, dtypes and shapes of the saved arrays, and the generators of typed keys.
+
+    Args:
+      saved: shapes and dtypes of the saved arrays.
+      like: those of the state to load, with typed keys.
+      checkpoint: the beginning of messages.
+      metadata: as :func:`check_metadata` returns them.
+
+    Raises:
+      CheckpointError: if the columns of the trace have not one row per commit, or the state differs from ``like``.
+    """
+    columns = {name: [metadata["commits"]] for name in KINDS} if metadata["commits"] else {}
+    if not isinstance(saved, dict) or "state" not in saved:
+        raise damage(checkpoint, "it holds no state")
+    lengths = {name: list(column.shape) for name, column in saved.get("trace", {}).items()}
+    if lengths != columns:
+        raise damage(checkpoint, f"its trace has columns {lengths}, expected {columns}")
+    generators = _generators(like)
+    for name, found in (metadata["generators"] or {}).items():
+        if generators.get(name, found) != found:
+            raise CheckpointError(
+                f"{checkpoint} has PRNG keys of the implementation {str(found)!a} at {name!a}, but those of this run are "
+                f"{generators[name]!a}, which draw other numbers; make the keys with jax.random.key(seed, impl={str(found)!a})"
+            )
+    found, expected = _described(saved["state"]) | metadata["empty"], _described(keys.as_data(like))
+    if found != expected:
+        different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise CheckpointError(
+            f"{checkpoint} is of another method, model or number of workers; {len(different)} arrays differ, the first is "
+            f"{different[0]!r}: saved {found.get(different[0])}, expected {expected.get(different[0])}"
+        )
+
+
+def damaged(checkpoint: str, name: str, found: Any, expected: Any) -> CheckpointError:
+    """Make the error for metadata that have the value ``found`` instead of ``expected``."""
+    return damage(checkpoint, f"its {name} is {ascii(found)[:60]}, expected {expected}")
+
+
+def without_empty(tree: Any) -> Any:
+    """Return ``tree`` with ``None`` in place of arrays without elements, which Orbax cannot write."""
+    return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
+
+
+def readable(leaf: Any) -> Any:
+    """Return a NumPy array in place of numbers of 64 bits, which Orbax's threads would put on a device in 32.
+
+    ``with jax.enable_x64():`` holds in the calling thread alone.
+    """
+    return np.empty(leaf.shape, leaf.dtype) if leaf.dtype.itemsize == 8 else leaf
+
+
+def with_empty(tree: Any, like: Any) -> Any:
+    """Undo :func:`without_empty` and :func:`readable`; ``like`` has the shapes, dtypes and shardings."""
+    arrays = iter(jax.tree.leaves(tree))
+    take = lambda leaf: next(arrays) if leaf.size else np.zeros(leaf.shape, leaf.dtype)
+    return jax.tree.map(lambda leaf: jax.device_put(take(leaf), leaf.sharding), like)
+
+
+def _described(tree: Any) -> dict[str, str]:
+    """Return dtype and shape of each array by its name."""
+    return {
+        _name(path): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _is_empty(described: str) -> bool:
+    return 0 in json.loads(described[described.index("[") :])
+
+
+def _generators(state: Any) -> dict[str, str]:
+    """Return the PRNG implementation of each array of typed keys by its name."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {_name(path): str(keys.implementation(leaf)) for path, leaf in leaves if keys.is_key(leaf)}
+
+
+def _name(path: tuple) -> str:
+    """Join a path with dots; the result is the same whether a node was saved as an object or as a dict."""
+    return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)

@@ -1,0 +1,185 @@
+"""Files of checkpoints: digests reveal damage, and a replaced checkpoint is kept until its replacement is complete."""
+
+import atexit
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+UNFINISHED = ".orbax-checkpoint-tmp"  # In the names of folders of failed or running writes.
+REPLACED = ".replaced-"  # Prefix of a checkpoint that is being replaced.
+SUPERSEDED = "superseded-"  # Prefix of a checkpoint of another continuation of the run.
+DIGESTS = "gemjax.digests.json"  # Size and SHA-256 of every other file of a checkpoint.
+METADATA = "_CHECKPOINT_METADATA"  # The file in which Orbax keeps what gemjax writes as metadata.
+HAS_DIGESTS = "digests"  # In the metadata, true if digests belong to the checkpoint.
+_WRITES = itertools.count()
+_writing: dict[Path, Future] = {}  # Writes in progress.
+
+
+def write_digests(checkpoint: Path) -> None:
+    """Note the sizes and digests of the files of a checkpoint, for :func:`damage_of`."""
+    digests = {
+        path.relative_to(checkpoint).as_posix(): _digest(path)
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name != DIGESTS
+    }
+    (checkpoint / DIGESTS).write_text(json.dumps(digests, indent=0), encoding="utf-8")
+
+
+def unfinished(folder: Path, commits: int) -> Path:
+    """Return the path at which a checkpoint is written; no other write uses it, not even one that was interrupted."""
+    return folder / f"{commits}{UNFINISHED}-{os.getpid()}-{next(_WRITES)}"
+
+
+def completed(response: Any, written: Path, checkpoint: Path, keep: int | None) -> Future:
+    """Return a future for Orbax's response, after which the checkpoint gets its digests and then its name.
+
+    After it checkpoints of more commits lose their names, and those beyond the newest ``keep`` are removed.
+    """
+    done = Future()
+
+    def finish():
+        try:
+            response.result()
+            write_digests(written)
+            set_aside(checkpoint.parent, int(checkpoint.name))
+            written.rename(checkpoint)
+            settle_replaced(checkpoint.parent)
+            renamed = [
+                _rename(checkpoint.parent, number) for number in later_than(checkpoint.parent, int(checkpoint.name))
+            ]
+            for number in own_numbers(checkpoint.parent)[:-keep] if keep else []:
+                _remove(checkpoint.with_name(str(number)))
+            for path in renamed if keep == 1 else []:
+                _remove(path)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=finish, name="gemjax-checkpoint", daemon=True).start()
+    _writing[checkpoint] = done
+    done.add_done_callback(lambda _: _writing.pop(checkpoint, None))
+    return done
+
+
+def _finish_writes() -> None:
+    """Wait at the end of the interpreter for writes that nothing has waited for."""
+    for checkpoint, done in list(_writing.items()):
+        if (error := done.exception()) is not None:
+            print(f"gemjax: {checkpoint} could not be written: {error!r}", file=sys.stderr)
+
+
+# Before the pools of threads end, which Orbax needs; `atexit` would be too late. Functions are called in reverse order.
+ThreadPoolExecutor(1).shutdown()
+getattr(threading, "_register_atexit", atexit.register)(_finish_writes)
+
+
+def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
+    """Describe the first damaged file of a checkpoint; ``None`` if there is none, or an older version wrote no digests.
+
+    Args:
+      checkpoint: folder of the checkpoint.
+      only: the one file to check; default all.
+    """
+    if not checkpoint.is_dir():
+        return "it is not a folder"
+    try:
+        digests = json.loads((checkpoint / DIGESTS).read_bytes())
+        digests = {name: (size, digest) for name, (size, digest) in digests.items()}
+    except FileNotFoundError:
+        return f"its file {DIGESTS} is missing" if _had_digests(checkpoint) else None
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return f"its file {DIGESTS} cannot be read ({type(error).__name__})"
+    for name in digests if only is None else [only]:
+        try:
+            found = _digest(checkpoint / name)
+        except FileNotFoundError:
+            return f"its file {name!a} is missing"
+        except (OSError, ValueError) as error:
+            return f"its file {name!a} cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
+        if found != digests.get(name):
+            size = digests.get(name, found)[0]
+            what = "other bytes than were written" if found[0] == size else f"{found[0]} bytes instead of {size!a}"
+            return f"its file {name!a} has {what}"
+    return None
+
+
+def _had_digests(checkpoint: Path) -> bool:
+    """Return True if the checkpoint was named after its digests were written; Orbax reports unreadable metadata."""
+    try:
+        return json.loads((checkpoint / METADATA).read_bytes())["custom_metadata"].get(HAS_DIGESTS) is True
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return False
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def numbers(folder: Path) -> list[int]:
+    """Return the commits of all checkpoints, in increasing order; some may not be folders."""
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal())
+
+
+def own_numbers(folder: Path) -> list[int]:
+    """Return the commits of checkpoints that Orbax has written; a folder of other files may have a number for a name, too."""
+    return [number for number in numbers(folder) if (folder / str(number) / METADATA).is_file()]
+
+
+def later_than(folder: Path, commits: int) -> list[int]:
+    """Return the commits of checkpoints of more commits."""
+    return [number for number in own_numbers(folder) if number > commits]
+
+
+def in_words(commits: list[int]) -> str:
+    """Return numbers as in "20, 30 and 40"."""
+    return " and ".join(filter(None, [", ".join(map(str, commits[:-1])), str(commits[-1])]))
+
+
+def _rename(folder: Path, commits: int) -> Path:
+    """Rename a checkpoint of another continuation of the run; return its new path."""
+    names = (f"{SUPERSEDED}{commits}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    renamed = next(folder / name for name in names if not (folder / name).exists())
+    return (folder / str(commits)).rename(renamed)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; if that is interrupted, the rest has another name."""
+    removed = checkpoint.with_name(f"{checkpoint.name}{UNFINISHED}-removed-{os.getpid()}-{next(_WRITES)}")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(checkpoint.rename(removed), ignore_errors=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files of failed writes; for a moment after the failure, threads of Orbax may still add to them."""
+    for path in folder.glob(f"*{UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(folder: Path, commits: int) -> None:
+    """Rename the checkpoint of so many commits, so that it survives if its replacement fails."""
+    settle_replaced(folder)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / str(commits)).rename(folder / f"{REPLACED}{commits}")
+
+
+def settle_replaced(folder: Path) -> None:
+    """Remove each checkpoint that was set aside, or restore it if its replacement is missing.
+
+    A checkpoint gets its name only when it is complete.
+    """
+    for replaced in folder.glob(f"{REPLACED}*"):
+        checkpoint = folder / replaced.name.removeprefix(REPLACED)
+        if checkpoint.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(checkpoint)

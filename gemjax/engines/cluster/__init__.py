@@ -1,0 +1,1 @@
+"""The cluster engine: asynchronous training over many hosts on Ray."""

@@ -1,0 +1,163 @@
+"""The process of a worker on a Ray cluster, which computes gradients at the views that it is sent."""
+
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gemjax.batches.local import LocalBatches
+from gemjax.engines.cluster.compression import with_feedback
+from gemjax.engines.devices.hardware import keys
+from gemjax.engines.devices.hardware.packing import Packed
+from gemjax.engines.devices.hardware.prefetch import Selections
+from gemjax.engines.devices.hardware.programs import Packers, event_of, packed_gradient
+from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
+from gemjax.engines.memory import offload_if_needed
+from gemjax.engines.worker import WorkerStep
+
+PyTree = Any
+
+
+class Job(NamedTuple):
+    """The computation that all workers of a run share."""
+
+    step: WorkerStep
+    batches: Any
+    packers: Packers
+    local: PyTree  # Shapes of the state of a local optimizer.
+    rounds: bool  # True if the packer of gradients rounds them.
+
+
+class Task(NamedTuple):
+    """The gradient that one worker is asked for."""
+
+    worker: int
+    step: int
+    draw: int
+
+
+class Reply(NamedTuple):
+    """A gradient in host memory, with the times that it took; durations need no common clock."""
+
+    gradient: Packed
+    local: PyTree  # State of the local optimizer, with keys as integers.
+    seconds: float  # In the actor,
+    waited: float  # and of these for data.
+
+
+class NotBegunError(RuntimeError):
+    """Raised by an actor that was restarted since the run began."""
+
+
+def arrived(arrays: PyTree, place: Place) -> PyTree:
+    """Return a copy on ``place`` of what Ray returned: read-only views of its memory, which JAX would use as its own.
+
+    A program that does not donate its arguments may take them without a copy.
+    """
+    return jax.device_put(arrays, whole(place), may_alias=False)
+
+
+class Actor:
+    """A worker; between two gradients it keeps nothing of a run but its programs and its prefetched batch.
+
+    Args:
+      paths: folders from which the driver imports; those that exist here are added to ``sys.path``.
+    """
+
+    def __init__(self, paths: list[str]):
+        sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
+        self._run: str | None = None
+        self._failure = "it has not begun the run"  # Reason why a gradient is refused.
+
+    def ping(self) -> None:
+        """Return at once."""
+
+    def begin(self, run: str, config: Mapping[str, Any], pickled: bytes) -> tuple[str, str]:
+        """Prepare for a run; return "device" and the name of this one, or "missing" and a module that cannot be imported."""
+        self.end()
+        for name, value in config.items():
+            jax.config.update(name, value)
+        try:
+            return self._begin(run, pickle.loads(pickled))
+        except ModuleNotFoundError as error:
+            self._failure = str(error)
+            return "missing", error.name or str(error)
+        except Exception as error:
+            self._failure = repr(error)
+            raise
+
+    def end(self, run: str | None = None) -> None:
+        """Read no more data for ``run``, or for the present run, and refuse its gradients."""
+        if self._run is not None and run in (None, self._run):
+            self._selections.close()
+            self._run, self._failure = None, "the run has ended"
+
+    def _begin(self, run: str, job: Job) -> tuple[str, str]:
+        devices = jax.local_devices()
+        several = len(devices) > 1 and devices[0].platform != "cpu"
+        self._place: Place = tuple(devices) if several else devices[0]
+        batches = offload_if_needed(job.batches, {}, devices[0])
+        batches = batches if job.step.local is None else LocalBatches(batches, job.step.local)
+        self._local, self._keeps_local = job.local, bool(jax.tree.leaves(job.local))
+        self._shared = batches.shared
+        self._selections = Selections(batches, 1)
+        self._data = jax.device_put(batches.data, whole(self._place))
+        self._last: Task | None = None
+        self._task: Task | None = None
+        place = self._place if several else None
+        # What earlier gradients lost by rounding, before and after the last task. It stays here, where it costs no transfer;
+        # with the actor at most one gradient's rounding is lost.
+        self._before = self._after = None
+        if job.rounds:
+            zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), job.packers.gradients.example.grads)
+            self._before = self._after = jax.device_put(zeros, whole(self._place))
+        compute = (with_feedback if job.rounds else packed_gradient)(job.step, batches, job.packers)
+        self._compute = jax.jit(
+            lambda memory, *arguments: compute(*arguments, place=place), donate_argnums=0, keep_unused=True
+        )
+        # The memory of a gradient holds the next one. A failed one has lost it, and several devices may divide it differently.
+        make_memory = (lambda: None) if several else job.packers.gradients.zeros
+        self._make_memory = jax.jit(make_memory, out_shardings=whole(self._place))
+        self._memory: Packed | None = None
+        self._run = run
+        names = "+".join(f"{device.platform}:{device.id}" for device in devices_of(self._place))
+        return "device", f"{socket.gethostname()}:{names}"
+
+    def gradient(self, run: str, view: Packed, local: PyTree, applied: bool, task: Task) -> Reply:
+        """Compute the gradient of a task at a view; ``applied`` is True if the worker's last commit was."""
+        began = time.perf_counter()
+        if run != self._run:
+            raise NotBegunError(self._failure)
+        data, selection = self._select(task)
+        waited = time.perf_counter() - began
+        data = self._data if data is None else jax.device_put(data, whole(self._place))
+        if isinstance(self._place, tuple):
+            view = arrived(view, self._place)
+        local = keys.as_keys(arrived(local, self._place), self._local) if self._keeps_local else self._local
+        memory, self._memory = self._make_memory() if self._memory is None else self._memory, None
+        arguments = memory, view, local, data, selection, event_of(task.worker, task.step)
+        if self._before is None:
+            packed, local = self._compute(*arguments)
+        else:
+            if applied and task != self._task:  # A task may be repeated.
+                self._before = self._after
+            packed, local, self._after = self._compute(*arguments, self._before)
+            self._task = task
+        sent, local = jax.tree.map(np.asarray, (packed, keys.as_data(local) if self._keeps_local else ()))
+        self._memory = None if isinstance(self._place, tuple) else packed
+        return Reply(sent, local, time.perf_counter() - began, waited)
+
+    def _select(self, task: Task) -> PyTree:
+        """Return the data and the selection of the task's batch; prefetch the next one, unless other workers may take it."""
+        if self._shared:
+            return self._selections.read(*task)
+        if self._last is not None and self._last != task:
+            self._selections.drop(*self._last)
+        self._last = task
+        return self._selections.take(*task, next_draw=0)

@@ -1,0 +1,264 @@
+"""Commits at the driver of a Ray cluster, and the exchange of views and gradients with its actors."""
+
+import contextlib
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Task, arrived
+from gemjax.engines.cluster.cluster import Cluster
+from gemjax.engines.cluster.compression import RoundingPacker
+from gemjax.engines.cluster.connection import imported_ray
+from gemjax.engines.devices.hardware import keys
+from gemjax.engines.devices.hardware.packing import Packed
+from gemjax.engines.devices.hardware.placement import Placement
+from gemjax.engines.devices.hardware.prefetch import Selections
+from gemjax.engines.devices.hardware.programs import CentralPrograms, Packers
+from gemjax.engines.devices.hardware.sharding import Place
+from gemjax.engines.devices.hardware.waiters import Finished, WorkerLostError
+from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.worker import WorkerStep
+
+PyTree = Any
+LARGE = 100 * 1024  # Bytes; Ray sends smaller arguments with the call itself.
+
+
+class Hosts(NamedTuple):
+    """The actors of the workers, and the place of the central variable on the driver's host."""
+
+    workers: tuple[int, ...]
+    central: Place
+    devices: list[str]  # Names, once the actors have begun the run.
+    sizes: dict[str, int]  # Bytes of a view and of a gradient.
+
+    def names(self) -> dict[str, Any]:
+        """Return the devices by name, as in an event log: ``host:cpu:0``."""
+        central = Placement((self.central,), self.central).names()["central"]
+        return {"devices": self.devices, "central": central} | self.sizes
+
+
+class ClusterPrograms(CentralPrograms):
+    """Commits at the central variable on this host, for workers that are actors of Ray.
+
+    Args:
+      transition, state: as for :class:`gemjax.engines.devices.hardware.programs.CentralPrograms`.
+      batches: the run's batches, not yet grouped for local steps.
+      grouped: the same, grouped for local steps.
+      central: the place of the central variable.
+      retries: attempts after the first one to read a batch before the run.
+      compression: as for :func:`gemjax.run_on_cluster`.
+
+    Raises:
+      TypeError: if an argument of the run cannot be pickled.
+    """
+
+    measures_network = lends_views = True
+    largest_packed = 2**16  # Packing copies twice, at each end; an array of its own costs Ray some microseconds.
+
+    def __init__(
+        self, transition: Transition, batches: Any, grouped: Any, central: Place, state: RunState, *, retries: int = 0,
+        compression: str | None = None,
+    ):  # fmt: skip
+        self._compression = compression
+        num_workers = transition.num_workers
+        with contextlib.closing(Selections(grouped, num_workers, retries)) as selections:
+            example = selections.example()
+        hosts = Hosts(tuple(range(num_workers)), central, [], {})
+        super().__init__(transition, grouped, hosts, state, [central] * num_workers, example)
+        self._span = None if transition.local is None else transition.local.span
+        for name, arrays in (("view", self._views[0]), ("gradient", jax.eval_shape(self.packers.gradients.zeros))):
+            hosts.sizes[f"{name}_bytes"] = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
+        step = WorkerStep(loss_fn=transition.loss_fn, seed=transition.seed, local=transition.local)
+        self._job = Job(step, batches, self.packers, jax.eval_shape(lambda: self._local[0]), compression is not None)
+        self._retries, self._version = retries, 0  # The version counts commits.
+        self._putting = threading.Lock()
+        self._run = ""
+        self._put: tuple[int, Any] = -1, None  # Version and reference of the last large view.
+        self._reports: dict[int, jax.Array] = {}  # Of each worker's last commit, if gradients are rounded.
+        pickled(self._job)
+
+    def _pack(self, packed_as: Packers) -> Packers:
+        if self._compression is None:
+            return packed_as
+        rounding: Any = RoundingPacker(packed_as.gradients.example, self._compression)
+        return packed_as._replace(gradients=rounding)
+
+    def connect(self, cluster: Cluster, wake: Callable[[], None]) -> None:
+        """Use the actors of ``cluster``."""
+        self.cluster, self._wake = cluster, wake
+
+    def warm_up(self) -> None:
+        """Compile all programs: those of the actors, at the same time, and the commit."""
+        self._run, names = self.cluster.begin(lambda: pickled(self._job), by_value)
+        self.placement.devices.extend(names)
+        waiting = dict.fromkeys(range(self.num_workers), self._retries)
+        while waiting:
+            calls = {worker: self.compute(worker, None)() for worker in waiting}
+            for worker, (reference, _) in calls.items():
+                try:
+                    _reply(reference)
+                except WorkerLostError:  # It leaves when it is dispatched.
+                    del waiting[worker]
+                except Exception:
+                    if not waiting[worker]:
+                        raise
+                    waiting[worker] -= 1
+                else:
+                    del waiting[worker]
+        empty, central = jax.tree.map(np.asarray, self.central.no_gradient()), self.placement.central
+        self.central.warm_up(self.central.bring(empty) if isinstance(central, tuple) else empty)
+        self._settled(0)
+
+    def select(self, worker: int) -> None:
+        """Raise ``PeriodsEndError`` if the worker has no more periods of local steps; the actor selects its batch."""
+        if self._span is not None:
+            self._span(np.array([worker]), np.array([self.steps[worker]]))
+
+    def view(self, worker: int) -> None:
+        """Return nothing to wait for: the view travels with the call."""
+
+    def send(self, worker: int, packed_view: Packed) -> Packed:
+        return packed_view
+
+    def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
+        """Return a function that sends the view, in any thread, for the worker's waiter, as it waits for the commit before.
+
+        It returns the ``ray.ObjectRef`` of a :class:`Reply`, and ``time.perf_counter()`` before the call of the actor.
+        """
+        view, local = self._views[worker], self._local[worker]
+        version, task = self._version, Task(worker, self.steps[worker], self.draws[worker])
+        report, index = self._reports.get(worker), list(self.reported).index("applied")
+
+        def send() -> tuple[Any, float]:
+            arrays = jax.tree.map(np.asarray, (view, keys.as_data(local) if self._keeps_local else ()))
+            applied = report is not None and bool(np.asarray(report)[index] > 0)
+            sent = time.perf_counter()
+            outgoing = self._outgoing(arrays[0], version)
+            return self.cluster.actors[worker].gradient.remote(self._run, outgoing, arrays[1], applied, task), sent
+
+        return send
+
+    def _outgoing(self, view: Packed, version: int) -> Any:
+        """Return a view as an argument of a call: itself if it is small, else a reference, one for equal views of a version."""
+        arrays = jax.tree.leaves(view)
+        if sum(array.nbytes for array in arrays) <= LARGE:
+            return view
+        with self._putting:
+            ray, (before, reference) = imported_ray(), self._put
+            if before != version or not all(map(np.array_equal, arrays, jax.tree.leaves(ray.get(reference)))):
+                self._put = version, ray.put(view)
+            return self._put[1]
+
+    def bring(self, gradient: Reply) -> tuple[Packed, PyTree]:
+        """Send a gradient, and the state of its worker's local optimizer, to the devices of the central variable."""
+        packed, local, central = gradient.gradient, self._job.local, self.placement.central
+        if isinstance(central, tuple):
+            packed = self.central.bring(packed)
+        if self._keeps_local:
+            local = keys.as_keys(arrived(gradient.local, central), local)
+        return packed, local
+
+    def commit(self, worker: int, packed: Any) -> jax.Array:
+        gradient, self._moved[worker] = packed
+        self._version += 1
+        report = super().commit(worker, gradient)
+        if self._compression is not None:
+            self._reports[worker] = report
+        return report
+
+    def returned(self) -> Iterable[int]:
+        return self.cluster.restarted(self._run)
+
+    def recover(self, worker: int) -> None:
+        self.cluster.restart(worker, self._wake)
+
+    def abandon(self, worker: int) -> None:
+        self.cluster.kill(worker)
+
+    def close(self) -> None:
+        """Keep no view in Ray's object store, and let the actors read no more data."""
+        self._put = -1, None
+        if self._run:
+            for actor in self.cluster.actors:
+                with contextlib.suppress(Exception):  # It may be lost.
+                    actor.end.remote(self._run)
+
+
+def receive(in_transfer: list, send: Callable) -> Finished:
+    """Send a view and wait for the gradient; raise what :func:`_reply` raises."""
+    reference, sent = send()
+    reply = _reply(reference)
+    ready = time.perf_counter()
+    network = max(0.0, ready - sent - reply.seconds)
+    return Finished(reply, max(sent, ready - (reply.seconds - reply.waited)), network)
+
+
+def _reply(reference: Any) -> Reply:
+    """Wait for the reply of an actor.
+
+    Raises:
+      WorkerLostError: if the actor or its host has ended or cannot be reached.
+      Exception: that of the actor, with its traceback as a note.
+    """
+    ray = imported_ray()
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, NotBegunError):
+            raise WorkerLostError(f"it was restarted: {cause}") from None
+        if not isinstance(cause, Exception):
+            raise
+        cause.add_note(str(error))
+        raise cause from None
+    except ray.exceptions.RayError as error:
+        raise WorkerLostError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+
+
+def pickled(job: Job) -> bytes:
+    """Return a pickled job; functions of the main module travel by value.
+
+    Raises:
+      TypeError: in one line with the object that cannot be pickled.
+    """
+    cloudpickle = imported_ray().cloudpickle
+    try:
+        return cloudpickle.dumps(job)
+    except Exception as error:
+        for name, part in (("loss_fn", job.step.loss_fn), ("batches", job.batches), ("local", job.step.local)):
+            if (culprit := _unpicklable(name, part)) is not None:
+                raise TypeError(
+                    f"{name} cannot be sent to the workers, because {culprit} cannot be pickled; use arrays and plain values, "
+                    "or make it inside of the function"
+                ) from error
+        raise
+
+
+def _unpicklable(name: str, part: Any, depth: int = 4) -> str | None:
+    """Return the innermost object in ``part`` that cannot be pickled, in words."""
+    try:
+        imported_ray().cloudpickle.dumps(part)
+    except Exception:
+        if depth and inspect.isfunction(part):
+            variables = inspect.getclosurevars(part)
+            inner = {**variables.nonlocals, **variables.globals}
+        else:
+            inner = getattr(part, "__dict__", {}) if depth else {}
+        found = (_unpicklable(key, value, depth - 1) for key, value in inner.items())
+        return next(filter(None, found), f"{name} ({type(part).__name__})")
+    return None
+
+
+def by_value(name: str) -> bool:
+    """Let cloudpickle send a module of this process by value from now on; return False if it did so before or cannot."""
+    cloudpickle, module = imported_ray().cloudpickle, sys.modules.get(name)
+    if module is None or name in cloudpickle.list_registry_pickle_by_value():
+        return False
+    cloudpickle.register_pickle_by_value(module)
+    return True

@@ -1,0 +1,154 @@
+"""The cluster engine: the scheduler of the device engine, with actors of Ray as workers."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import optax
+
+from gemjax.batches.local import LocalBatches
+from gemjax.batches.rows import as_batches
+from gemjax.engines.checks import check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.cluster.cluster import Cluster
+from gemjax.engines.cluster.compression import COMPRESSIONS
+from gemjax.engines.cluster.connection import imported_ray
+from gemjax.engines.cluster.programs import ClusterPrograms, receive
+from gemjax.engines.devices.hardware.waiters import Waiters
+from gemjax.engines.devices.members import Members
+from gemjax.engines.devices.policy import Policy
+from gemjax.engines.devices.session import prepare
+from gemjax.engines.result import Callback, Result
+from gemjax.engines.transition import RunState, workers_of
+from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.trace import Trace
+from gemjax.telemetry.eventlog import EventLog
+
+PyTree = Any
+
+
+def run_on_cluster(
+    tx: optax.GradientTransformation,
+    loss_fn: Callable,
+    params: PyTree,
+    batches: Any,
+    num_commits: int,
+    *,
+    num_workers: int | None = None,
+    cluster: Cluster | None = None,
+    model_state: PyTree = (),
+    average_model_state: bool = False,
+    local: LocalSteps | None = None,
+    seed: int = 0,
+    diagnostics: Iterable[str] = (),
+    state: RunState | Result | None = None,
+    recorded: Trace | None = None,
+    policy: Policy | None = None,
+    members: Members | None = None,
+    log: EventLog | None = None,
+    callback: Callback | None = None,
+    callback_every: int = 1024,
+    callback_seconds: float | None = None,
+    gate: Callable[[int, int], Any] | None = None,
+    compression: str | None = None,
+) -> Result:
+    """Train asynchronously on the hosts of a Ray cluster, in the order in which their workers finish.
+
+    The same as :func:`gemjax.run_on_devices`, with a process per worker: policies, members, records, checkpoints and replays
+    are shared. The calling process keeps the central variable and the method's state. It sends each worker a view, and receives
+    a gradient, in one call of an actor. Everything else that a worker needs is sent once per run: the loss function, the
+    batches and their data, the programs' description. A worker selects its own batch and prefetches the next one; a
+    :class:`gemjax.FromSource` is read on the worker's host. Functions of the main script travel by value, as do modules that
+    the workers cannot import.
+
+    **Failures.** If the process or the host of a worker ends, its gradient is lost and the worker leaves. It joins again when
+    Ray has restarted its actor, on any host, and pulls. No commit is made twice. An exception in a worker is a fault, as on
+    devices, with its traceback in the log of the caller. A worker that is silent beyond the ``deadline`` is killed, and counts
+    a fault when it returns. If a worker is lost 20 times without a commit in between, it is retired.
+
+    Args:
+      tx: as for :func:`gemjax.run_on_devices`.
+      loss_fn: as for :func:`gemjax.simulate`. It and what it refers to must be picklable.
+      params: initial central variable, a pytree of float arrays.
+      batches: as for :func:`gemjax.run_on_devices`, and picklable. A shared :class:`gemjax.Stream` of a source is read without
+        prefetching: the next batch depends on the other workers' commits.
+      num_commits: applied commits to reach, those of ``recorded`` included.
+      num_workers: number of workers N. Default: that of ``cluster``, else of ``tx``, else 1 (a plain optax transformation).
+      cluster: the workers, from ``with gemjax.Cluster(...) as cluster``; default a Ray on this host, for this run alone.
+      model_state: initial model state, default none.
+      average_model_state: as for :func:`gemjax.simulate`.
+      local: as for :func:`gemjax.simulate`; the local optimizer's state travels with view and gradient.
+      seed: decides, with (worker, step), the keys that ``loss_fn`` receives.
+      diagnostics: quantities to report per commit besides the loss, as for :func:`gemjax.simulate`.
+      state: as for :func:`gemjax.run_on_devices`; the earlier run may be one of any engine.
+      recorded: the trace of the run so far, with a bare ``state`` only.
+      policy: as for :func:`gemjax.run_on_devices`; a ``deadline`` must be longer than a gradient and its transfers.
+      members: as for :func:`gemjax.run_on_devices`. A lost worker that has left does not return by itself.
+      log: the log to which events are written; its ``start`` names the hosts.
+      callback: as for :func:`gemjax.run_on_devices`.
+      callback_every: commits between two calls, positive.
+      callback_seconds: the most seconds between two calls, positive; default: no limit.
+      gate: as for :func:`gemjax.run_on_devices`; called in the driver when a gradient has arrived there.
+      compression: ``None`` (default) sends gradients as they are; ``"bfloat16"`` rounds them to 2 bytes per number,
+        ``"int8"`` to 1. Each worker adds what it has lost by rounding to its next gradient (error feedback). A replay in the
+        simulator does not round. The log's ``start`` has the bytes of a view and of a gradient.
+
+    Returns:
+      A :class:`gemjax.Result` as of :func:`gemjax.run_on_devices`. ``history["network"]`` has the seconds of each gradient that
+      were spent outside of its actor; ``began`` is the time when its computation began, as if the network time came before.
+
+    Warns:
+      RunWarning: as :func:`gemjax.run_on_devices`; and if Ray has not started all workers after a minute.
+
+    Raises:
+      ImportError: if Ray is not installed.
+      TypeError: if an argument is of the wrong type, or cannot be pickled; the message names the object.
+      ValueError: if the workers cannot import a module, which the message names, or as :func:`gemjax.run_on_devices`.
+      RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``.
+
+    The example is not run as a test, because Ray takes seconds to start:
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
+    >>> batches = lambda worker, step: jnp.array([3.0, -1.0])
+    >>> result = gemjax.run_on_cluster(gemjax.gem(0.05, num_workers=4), loss_fn, jnp.zeros(2), batches,
+    ...                                num_commits=300)            # doctest: +SKIP
+    """
+    check_given(loss_fn, params, model_state)
+    check_tx(tx)
+    check_option("cluster", cluster, Cluster, "with gemjax.Cluster(num_workers) as cluster")
+    imported_ray()
+    if compression not in COMPRESSIONS:
+        raise ValueError(f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, got {compression!r}")
+    if cluster is None:
+        num_workers = workers_of(tx, params) if num_workers is None else num_workers
+    elif not cluster.actors:
+        raise ValueError("the cluster is not running; use it inside of `with gemjax.Cluster(...) as cluster:`")
+    elif num_workers not in (None, cluster.num_workers):
+        raise ValueError(f"num_workers={num_workers}, but the cluster has {cluster.num_workers} workers")
+    else:
+        num_workers = cluster.num_workers
+    workers = cluster or Cluster(num_workers)
+    run = prepare(
+        tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
+        average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
+        members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
+    )  # fmt: skip
+    warn_of_two_rates(tx, params, local)
+    del state  # The run has a copy, so the caller can free this one.
+
+    def programs(begin: RunState) -> ClusterPrograms:
+        plain = as_batches(batches, num_workers)
+        grouped = plain if local is None else LocalBatches(plain, local)
+        return ClusterPrograms(
+            run.transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression
+        )
+
+    def waiters(programs: ClusterPrograms) -> Waiters:
+        if cluster is None:  # Nothing is started before all arguments have been checked.
+            stack.enter_context(workers)
+        made = Waiters(num_workers, gate, receive)
+        programs.connect(workers, made.wake)
+        return made
+
+    with contextlib.ExitStack() as stack:
+        return run.execute(programs, waiters)

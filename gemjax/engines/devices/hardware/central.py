@@ -1,0 +1,169 @@
+"""The central variable with the workers' slots on its devices, and the program that commits and pulls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gemjax.engines.devices.hardware import keys
+from gemjax.engines.devices.hardware.packing import Packed, Packer
+from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
+from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.protocol import slots
+from gemjax.protocol.slots import Slots
+
+PyTree = Any
+SMALL = 2**15  # Bytes of the largest leaf that is packed between commits.
+COMMIT = np.array((0, 0, 1), np.int32)  # The event of worker 0 at its step 0.
+
+
+class Central:
+    """The central variable and one slot per worker, at the place of the central variable.
+
+    A commit receives the shared state and the slot of its worker, and donates both. Every array that goes in or out costs the
+    scheduler's thread some microseconds, so small leaves are packed between commits, and the program unpacks them. A leaf
+    other than PRNG keys stays apart
+
+    - if it is larger than ``SMALL``: copying it into the vector takes longer than passing it (on a CPU 30 leaves of 32 KiB took
+      as long either way; smaller ones were faster in a vector, and larger ones slower);
+    - if it is cut over the devices of the central variable: each part stays where it is;
+    - if a commit returns it with another dtype or shape, or with a weak dtype: a vector would change how it is promoted.
+
+    Args:
+      transition: the run's transition, bound.
+      state: the state to begin with, without the state of local optimizers; copied.
+      place: the devices of the central variable.
+      view: packs what :meth:`commit` returns for the worker.
+      gradient: packs the gradients that are committed.
+      outcome: ``outcome(view, applied)`` returns what the worker receives after a commit: its next view, and a number that is
+        1 if the commit was applied.
+      lend: True if arrays of a view that :meth:`commit` returns may be those of the worker's slot, instead of copies; its next
+        commit overwrites them.
+    """
+
+    def __init__(
+        self, transition: Transition, state: RunState, place: Place, view: Packer, gradient: Packer, outcome: Callable,
+        *, lend: bool = False,
+    ):  # fmt: skip
+        self.place, self.num_workers = place, transition.num_workers
+        self._transition, self._outcome = transition, outcome
+        slot, self._join, shared = slots.split(jax.eval_shape(lambda state: slots.take(state, 0), state))
+        step = jax.jit(self._step, inline=True)  # So that it is traced once.
+        nothing = jax.eval_shape(gradient.zeros)
+        after = jax.eval_shape(step, shared, slot, jax.eval_shape(gradient.unpack, nothing), COMMIT)
+        self._shared, self._slot = self._packer(shared, after[0]), self._packer(slot, after[1])
+
+        def commit(shared, slot, packed, event):
+            shared, slot, sent, report = step(*self._unpack(shared, slot), gradient.unpack(packed), event)
+            slot, sent = self._slot.pack(slot), view.pack(sent)
+            kept = {id(leaf): index for index, leaf in enumerate(slot.apart)} if lend else {}
+            self._lent = [kept.get(id(leaf)) for leaf in sent.apart]  # Set by tracing.
+            own = [leaf for leaf in sent.apart if id(leaf) not in kept]
+            return self._shared.pack(shared), slot, sent._replace(apart=own), report
+
+        def first_view(shared, slot):
+            shared, slot = self._unpack(shared, slot)
+            return view.pack(outcome(view_of(self._join(slot, shared)), jnp.array(False)))
+
+        compiled = lambda packer, like: jax.jit(
+            packer.pack, out_shardings=self._shardings(jax.eval_shape(packer.pack, like))
+        )
+        pack_shared, pack_slot = compiled(self._shared, shared), compiled(self._slot, slot)
+        self.shared = pack_shared(self._copied(slots.split(state)[2]))
+        # One worker at a time, so that no two copies of the slots exist.
+        self.slots = [
+            pack_slot(self._copied(slots.split(slots.take(state, worker))[0])) for worker in range(self.num_workers)
+        ]
+        self._parts = jax.jit(
+            lambda shared, slot: (self._shared.parts(shared), self._slot.parts(slot)), out_shardings=whole(place)
+        )
+        self.no_gradient = jax.jit(gradient.zeros, out_shardings=self._shardings(nothing))
+        self.first_view = jax.jit(first_view)
+        # Lent memory is not read by most methods, but holds the next view.
+        self._commit = jax.jit(commit, donate_argnums=(0, 1), keep_unused=lend)
+        if isinstance(place, tuple):
+            *trees, _ = jax.eval_shape(commit, self.shared, self.slots[0], nothing, COMMIT)
+            outs = (*map(self._shardings, trees), whole(place))
+            self._commit = jax.jit(commit, donate_argnums=(0, 1), out_shardings=outs, keep_unused=lend)
+
+    def _step(self, shared: list, slot: list, gradient: PyTree, event: jax.Array) -> tuple:
+        """Commit and pull, traced, on unpacked trees."""
+        state, (worker, step, commits) = self._join(slot, shared), event
+        state, view, report = self._transition.commit_and_pull(
+            state, view_of(state).params, gradient, worker, step, commits > 0
+        )
+        slot, _, shared = slots.split(state)
+        named = {name: getattr(report, name) for name in ("loss", "staleness", "applied", "dropped")} | report.metrics
+        self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.
+        dtype = jnp.promote_types(report.loss.dtype, jnp.float32)
+        numbers = jnp.stack([value.astype(dtype) for value in named.values()])
+        return shared, slot, self._outcome(view, report.applied), numbers
+
+    def _packer(self, tree: PyTree, after: PyTree) -> Packer:
+        """Return the packer of ``tree``; a commit returns a tree like ``after``."""
+
+        def is_apart(leaf, after):
+            if keys.is_key(leaf):
+                return False
+            is_large = leaf.size * leaf.dtype.itemsize > SMALL
+            is_kept = (leaf.shape, leaf.dtype) == (after.shape, after.dtype) and not after.weak_type
+            return is_large or is_cut(self.place, leaf.shape) or not is_kept
+
+        return Packer(
+            tree, [is_apart(*pair) for pair in zip(jax.tree.leaves(tree), jax.tree.leaves(after), strict=True)]
+        )
+
+    def _unpack(self, shared: Packed, slot: Packed) -> tuple[list, list]:
+        return self._shared.unpack(shared), self._slot.unpack(slot)
+
+    def _shardings(self, tree: PyTree) -> PyTree:
+        """Return the sharding of each array of ``tree``; vectors are whole on each device."""
+        if isinstance(tree, Packed):
+            return Packed(dict.fromkeys(tree.vectors, whole(self.place)), shardings(self.place, tree.apart))
+        return shardings(self.place, tree)
+
+    def _copied(self, tree: PyTree) -> PyTree:
+        """Return a copy of ``tree`` on the devices: commits donate their input, and device_put may alias."""
+        return self.bring(jax.tree.map(_copy, tree))
+
+    def bring(self, tree: PyTree) -> PyTree:
+        """Send arrays to the devices of the central variable."""
+        return jax.device_put(tree, self._shardings(tree))
+
+    def commit(self, worker: int, packed: Packed, event: np.ndarray) -> tuple[Packed, jax.Array]:
+        """Dispatch a commit and the pull that follows.
+
+        Args:
+          worker: the worker that commits.
+          packed: its gradient, on the devices of the central variable.
+          event: int32 [3]: worker, step, and 1 for a commit or 0 for a pull alone.
+
+        Returns:
+          The worker's next view, packed; and the numbers of the report, in the order of ``reported``.
+        """
+        self.shared, slot, view, report = self._commit(self.shared, self.slots[worker], packed, event)
+        self.slots[worker], own = slot, iter(view.apart)
+        return view._replace(apart=[next(own) if at is None else slot.apart[at] for at in self._lent]), report
+
+    def warm_up(self, packed: Packed) -> None:
+        """Compile the commit by a call on a copy of the state."""
+        scratch = jax.tree.map(jnp.copy, (self.shared, self.slots[0]))
+        jax.block_until_ready(self._commit(*scratch, packed, COMMIT))
+
+    def state(self, worker: int = 0) -> RunState:
+        """Return the state with the slot of ``worker`` checked out; valid until the next commit."""
+        shared, slot = self.shared, self.slots[worker]
+        parts = self._parts(shared.vectors, slot.vectors)
+        return self._join(self._slot.merge(parts[1], slot.apart), self._shared.merge(parts[0], shared.apart))
+
+    def gather(self) -> RunState:
+        """Return the state with the slots of all workers stacked; valid until the next commit."""
+        split = [slots.split(self.state(worker)) for worker in range(self.num_workers)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(slot for slot, _, _ in split))
+        return self._join([Slots(slot.value, self.num_workers) for slot in stacked], split[0][2])
+
+
+def _copy(array: jax.Array) -> jax.Array:
+    return jnp.array(array, copy=True)

@@ -1,0 +1,166 @@
+"""The history of a run on devices: rows, trace and event log."""
+
+import array
+import collections
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemjax.engines.devices.hardware.waiters import Arrival
+from gemjax.engines.result import History, check_rejections, concatenate
+from gemjax.protocol.trace import COLUMNS, Trace
+from gemjax.telemetry.eventlog import EventLog
+
+# Facts about a commit that the host knows; a row of the history has these columns and the numbers of its report.
+KNOWN = ("worker", "step", "draw", "time", "dispatched", "began", "ready", "pulled_at")
+COUNTS = ("worker", "step", "draw", "pulled_at")
+
+
+class Pending(NamedTuple):
+    """A dispatched commit whose report has not been read."""
+
+    arrival: Arrival
+    time: float
+    draw: int
+    report: Any
+
+
+class RunHistory:
+    """Rows of the history, events of the log, and the reports of pending commits, for which ``read`` waits.
+
+    If the run continues another one, ``recorded``, ``rejected``, ``dropped`` and ``earlier`` are the trace, counts and history
+    of that one.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Any], list[float]],
+        num_workers: int,
+        recorded: Trace | None,
+        log: EventLog | None,
+        rejected: int = 0,
+        dropped: int = 0,
+        earlier: History | None = None,
+    ):
+        self.num_workers, self.recorded, self.log = num_workers, recorded, log
+        self.commits = 0 if recorded is None else len(recorded)  # Applied, according to the reports read so far.
+        self.rejected, self.dropped = rejected, dropped
+        self.pending: collections.deque[Pending] = collections.deque()
+        # Called with the number of commits before a refused one.
+        self.on_refusal: Callable[[int], None] = lambda commits: None
+        self._read = read
+        self._rejected_in_a_row = 0
+        self._earlier = earlier or {}
+        self._columns: list[array.array] = []  # 8 bytes per number; `history` converts them.
+        self._reported: Mapping[str, np.dtype] = {}
+        self._measured: Sequence[str] = ()
+        self._known: tuple[str, ...] = KNOWN
+        self._returned = 0  # Rows that `history(new=True)` has returned.
+        self._epoch = 0.0
+
+    def begin(self, reported: Mapping[str, np.dtype], measured: Sequence[str] = (), **fields: Any) -> None:
+        """Start the clock, in a continued run at the time of its last commit.
+
+        ``reported`` maps the names of a report's numbers to their types in the history; ``measured`` are fields of an arrival
+        to note beside them.
+        """
+        self._reported, self._measured, self._known = reported, measured, (*KNOWN, *measured)
+        self._columns = [array.array("d") for _ in (*self._known, *reported)]
+        at = {name: index for index, name in enumerate(reported)}
+        self._applied, self._dropped, self._staleness = at["applied"], at["dropped"], at["staleness"]
+        before = 0.0 if self.recorded is None else float(self.recorded.time[-1:].sum())
+        self._epoch = time.perf_counter() - before
+        self.event("start", before, num_workers=self.num_workers, commits=self.commits, **fields)
+
+    def now(self) -> float:
+        """Return the seconds since the run began, in the log's resolution, so that the log contains the exact trace."""
+        return round(time.perf_counter() - self._epoch, 6)
+
+    def event(self, event: str, now: float, **fields: Any) -> None:
+        """Write an event to the log, if there is one."""
+        if self.log is not None:
+            self.log.write(event, now, **fields)
+
+    def flush(self) -> None:
+        """Write the log's buffered events."""
+        if self.log is not None:
+            self.log.flush()
+
+    def read_all(self) -> None:
+        """Read all pending reports, then raise the first error."""
+        failure: Exception | None = None
+        while self.pending:
+            try:
+                self.read_next()
+            except Exception as error:  # The commits behind it have been made.
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def read_next(self) -> None:
+        """Wait for the report of the oldest pending commit and record it."""
+        arrival, now, draw, pending = self.pending.popleft()
+        report = self._read(pending)
+        applied, dropped = report[self._applied] > 0, report[self._dropped] > 0
+        began = arrival.dispatched if arrival.began is None else arrival.began - self._epoch
+        ready = arrival.ready - self._epoch
+        pulled_at = self.commits - int(report[self._staleness])
+        measured = {name: getattr(arrival, name) for name in self._measured}
+        known = (
+            arrival.worker,
+            arrival.step,
+            draw,
+            now,
+            arrival.dispatched,
+            began,
+            ready,
+            pulled_at,
+            *measured.values(),
+        )
+        for column, value in zip(self._columns, (*known, *report), strict=True):
+            column.append(value)
+        self.commits += applied
+        self.dropped += dropped
+        rejected = not applied and not dropped
+        self.rejected += rejected
+        self._rejected_in_a_row = 0 if applied else self._rejected_in_a_row + rejected
+        if not applied:
+            self.on_refusal(self.commits)
+        if self.log is not None:
+            self.log.write("ready", ready, worker=arrival.worker, step=arrival.step, began=round(began, 6))
+            fields = dict(zip(("worker", "step", "draw"), known[:3], strict=True))
+            fields |= {
+                name: int(value) if dtype.kind in "iu" else value
+                for (name, dtype), value in zip(self._reported.items(), report, strict=True)
+                if name not in ("applied", "dropped")
+            }
+            kind = "commit" if applied else "drop" if dropped else "reject"
+            measured = {name: round(value, 6) for name, value in measured.items()}
+            self.log.write(kind, now, **fields, **measured, pulled_at=pulled_at)
+        if rejected:
+            check_rejections(self._rejected_in_a_row, self.num_workers, self.history)
+
+    def history(self, *, new: bool = False) -> History:
+        """Return all rows as columns, including those of the earlier run, or with ``new`` the rows since the last such call."""
+        first, earlier = (self._returned, {}) if new else (0, self._earlier)
+        if new:
+            self._returned = len(self._columns[0]) if self._columns else 0
+        if not self._columns or len(self._columns[0]) == first:
+            return dict(earlier)
+        return concatenate([earlier, {name: self._column(name, first) for name in (*self._known, *self._reported)}])
+
+    def _column(self, name: str, first: int = 0) -> np.ndarray:
+        numbers = np.array(self._columns[(*self._known, *self._reported).index(name)][first:])
+        return numbers.astype(self._reported.get(name, np.int64 if name in COUNTS else np.float64))
+
+    def trace(self) -> Trace:
+        """Return the applied commits, including those before this run."""
+        history = {name: self._column(name) for name in (*COLUMNS, "applied")} if self._columns else {}
+        columns: dict[str, Any] = {}
+        for name in COLUMNS:
+            dtype = np.float64 if name == "time" else np.int32
+            column = history[name][history["applied"]].astype(dtype) if history else np.empty(0, dtype)
+            columns[name] = column if self.recorded is None else np.concatenate([getattr(self.recorded, name), column])
+        return Trace(**columns, num_workers=self.num_workers)

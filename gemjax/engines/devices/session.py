@@ -1,0 +1,172 @@
+"""A run with real workers, on any transport: checks of its arguments, its state, its scheduler and its result."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import optax
+
+from gemjax.batches.checks import checked_key_seed, whole
+from gemjax.engines.checks import (
+    RunWarning,
+    check_callback,
+    check_given,
+    check_log,
+    check_option,
+    check_tx,
+)
+from gemjax.engines.devices.hardware.programs import CentralPrograms
+from gemjax.engines.devices.hardware.waiters import Waiters
+from gemjax.engines.devices.history import RunHistory
+from gemjax.engines.devices.members import Members
+from gemjax.engines.devices.policy import Policy
+from gemjax.engines.devices.scheduler import Scheduler
+from gemjax.engines.result import (
+    Callback,
+    History,
+    Result,
+    begin_from,
+    checked_state,
+    continued,
+    leave_result,
+    warn_if_diverged,
+)
+from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.diagnostics import names
+from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.trace import Trace
+from gemjax.telemetry.eventlog import EventLog
+
+PyTree = Any
+
+
+@dataclasses.dataclass
+class Run:
+    """A run whose arguments have been checked."""
+
+    transition: Transition
+    num_commits: int
+    params: PyTree
+    model_state: PyTree
+    policy: Policy
+    members: Members
+    state: RunState | None  # To continue from.
+    recorded: Trace | None
+    earlier: History
+    log: EventLog | None
+    callback: tuple[Callback | None, int, float | None]  # With the commits and the seconds between two calls.
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers N."""
+        return self.transition.num_workers
+
+    def execute(
+        self,
+        make_programs: Callable[[RunState], CentralPrograms],
+        make_waiters: Callable[[Any], Waiters],
+    ) -> Result:
+        """Run, with the transport's programs for the state to begin with, and its waiters for these programs.
+
+        The state is made in the host's memory, because stacked for all workers it may be too large for a device.
+        """
+        host = jax.local_devices(backend="cpu")[0]
+        on_host = lambda leaf: jax.device_put(leaf, host) if isinstance(leaf, jax.Array) else leaf
+        with jax.default_device(host):
+            params, model_state = jax.tree.map(on_host, (self.params, self.model_state))
+            self.transition = self.transition.bind(params, model_state)
+            if self.state is None or self.recorded is None:
+                begin = self.transition.init(params, model_state)
+            else:
+                begin = checked_state(self.state, jax.eval_shape(self.transition.init, params, model_state))
+                begin = continued(begin, self.recorded)
+            rejected, dropped = int(begin.rejected), int(begin.dropped)
+            self.state = self.params = self.model_state = None  # So that the caller can free them.
+            programs = make_programs(begin)
+            del begin, params, model_state
+        history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
+        with make_waiters(programs) as waiters, contextlib.closing(programs):
+            scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members)
+            try:
+                stopped = scheduler.run(*self.callback)
+            except BaseException as error:
+                leave_result(error, lambda: _reached(programs, history))
+                raise
+        result = Result(programs.gather(), history.history(), history.trace(), stopped)
+        warn_if_diverged(result, stacklevel=3)
+        return result
+
+
+def prepare(
+    tx: optax.GradientTransformation,
+    loss_fn: Callable,
+    params: PyTree,
+    num_commits: int,
+    num_workers: int,
+    *,
+    model_state: PyTree,
+    average_model_state: bool,
+    local: LocalSteps | None,
+    seed: int,
+    diagnostics: Iterable[str],
+    state: RunState | Result | None,
+    recorded: Trace | None,
+    policy: Policy | None,
+    members: Members | None,
+    log: EventLog | None,
+    callback: Callback | None,
+    callback_every: int,
+    callback_seconds: float | None,
+) -> Run:
+    """Check the arguments of an engine and return the run. Warnings name the line that called the engine."""
+    check_given(loss_fn, params, model_state)
+    check_tx(tx)
+    check_option("policy", policy, Policy, "gemjax.Policy(deadline=60.0)")
+    check_option("members", members, Members, "gemjax.Members(num_workers)")
+    check_callback(callback)
+    check_log(log)
+    num_commits, seed = whole("num_commits", num_commits), checked_key_seed(seed)
+    state, recorded, earlier = begin_from(state, recorded)
+    if (state is None) != (recorded is None):
+        raise ValueError("to continue give state=result, or give both state= and recorded=, the trace of its commits")
+    if num_commits < 0:
+        raise ValueError(f"num_commits must not be negative, got {num_commits}")
+    if recorded is not None and 0 < num_commits < len(recorded):  # No warning if equal: a finished run is resumed.
+        warnings.warn(
+            f"the run has made {len(recorded)} commits already, so num_commits={num_commits}, which counts these, asks for no "
+            f"more; give num_commits={len(recorded) + num_commits} for {num_commits} more",
+            RunWarning, stacklevel=3,
+        )  # fmt: skip
+    if callback_every < 1:
+        raise ValueError(f"callback_every must be positive, got {callback_every}")
+    if callback_seconds is not None and not callback_seconds > 0:
+        raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")
+    transition = Transition(
+        tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
+        average_model_state=average_model_state, local=local,
+    )  # fmt: skip
+    policy, members = policy or Policy(), members or Members(num_workers)
+    policy.check(num_workers)
+    if members.num_workers != num_workers:
+        raise ValueError(f"members are for {members.num_workers} workers, but the run has {num_workers}")
+    return Run(
+        transition, num_commits, params, model_state, policy, members, state, recorded, earlier, log,
+        (callback, callback_every, callback_seconds),
+    )  # fmt: skip
+
+
+def _reached(programs: CentralPrograms, history: RunHistory) -> Result:
+    """Return the result of a run that failed.
+
+    Raises:
+      ValueError: if the central variable does not belong to the trace.
+    """
+    with contextlib.suppress(Exception):  # Only the first exception matters.
+        history.read_all()
+    result = Result(jax.block_until_ready(programs.gather()), history.history(), history.trace(), stopped=True)
+    if int(result.state.commits) != len(result.trace):
+        raise ValueError("it does not belong to the known commits")
+    return result

@@ -1,0 +1,63 @@
+"""A clock for deadlines that runs only while the scheduler is polling."""
+
+LONGEST_BEAT = 1.0  # Seconds.
+
+
+class Watchdog:
+    """A clock that runs only while the scheduler is polling; deadlines are times of this clock.
+
+    A worker is silent only if the scheduler could have received its gradient. A callback, or a suspended process or machine,
+    stops the scheduler and usually the workers; a healthy worker must not be retired for that. The scheduler therefore never
+    waits longer than one *beat*: a quarter of the deadline, at most one second. If more than two beats have passed since the
+    last look, the scheduler was not polling: the clock advances by one beat only, and no worker is retired during the next one.
+
+    The caller reads the time and passes it as ``at``.
+
+    Args:
+      seconds: longest time from the dispatch of a gradient to its arrival; ``None`` for no limit.
+      at: the time now.
+
+    >>> watchdog = Watchdog(None)
+    >>> watchdog.deadline(), watchdog.look(at=60.0)
+    (inf, False)
+    """
+
+    def __init__(self, seconds: float | None, at: float = 0.0):
+        self.seconds = seconds
+        self.beat = float("inf") if seconds is None else min(LONGEST_BEAT, seconds / 4)
+        self.now = 0.0  # Seconds of polling.
+        self._looked_at = at
+        self._spares_until = 0.0
+        self._spares = False  # Since the last interruption; further interruptions do not extend the period.
+
+    def deadline(self) -> float:
+        """Return the deadline for a gradient dispatched now."""
+        return float("inf") if self.seconds is None else self.now + self.seconds
+
+    def look(self, at: float) -> bool:
+        """Advance the clock, once per round of the scheduler; return True if overdue workers may be retired."""
+        if self.seconds is None:
+            return False
+        passed, self._looked_at = at - self._looked_at, at
+        polled = passed <= 2 * self.beat
+        if not polled:
+            passed = self.beat
+            self._spare(2 * self.beat)
+        self.now += passed
+        if self.now < self._spares_until:
+            return False
+        self._spares = self._spares and not polled
+        return True
+
+    def resume(self, at: float) -> None:
+        """Do not count the time since the last look, in which the scheduler was not polling."""
+        self._looked_at = at
+        self._spare(self.beat)
+
+    def wait(self, expires: float) -> float:
+        """Return the seconds to poll before the next look if the first deadline is ``expires``."""
+        return min(self.beat, max(0.0, max(expires, self._spares_until) - self.now))
+
+    def _spare(self, seconds: float) -> None:
+        if not self._spares:
+            self._spares, self._spares_until = True, self.now + seconds

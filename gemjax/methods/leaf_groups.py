@@ -1,0 +1,102 @@
+"""Groups of the leaves of a tree: by number, by prefixes of their paths, or by a function."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from gemjax.protocol.checks import check_positive_int, integer, shown
+
+PyTree = Any
+Groups = int | Sequence[str | Sequence[str]] | Callable[[str, jax.Array], int]
+
+
+def checked_groups(name: str, groups: Any) -> Any:
+    """Return ``groups`` in a form that has a hash.
+
+    Raises:
+      ValueError: if they are no groups of leaves; ``name`` is that of the argument.
+    """
+    if callable(groups):
+        return groups
+    if isinstance(groups, Sequence) and not isinstance(groups, str) and len(groups):
+        several = tuple((one,) if isinstance(one, str) else tuple(one) for one in groups)
+        if all(isinstance(one, str) for group in several for one in group):
+            return several
+    elif not isinstance(groups, (str, Sequence)):
+        check_positive_int(name, groups)
+        return int(groups)
+    raise ValueError(f"{name} must be an int, prefixes of paths or a function, got {shown(groups)}")
+
+
+def number_leaves(groups: Any, params: PyTree, *, all_used: bool = True) -> tuple[PyTree, int]:
+    """Return a tree like ``params`` with the number of each leaf's group, and the number of groups.
+
+    Args:
+      groups: an int: at most that many groups of consecutive leaves, the largest as small as possible; a sequence of tuples of
+        prefixes of paths, one per group, of which the first that fits counts; or a function from the path and the leaf to the
+        number of the group.
+      params: the tree, or one of shapes.
+      all_used: True (default) if each number up to the largest must have a leaf.
+
+    Raises:
+      ValueError: if a leaf belongs to no group, or a group has no leaf.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"a": jnp.zeros(3), "b": jnp.zeros(2), "c": jnp.zeros(1)}
+    >>> number_leaves(2, params), number_leaves((("c",), ("",)), params)
+    (({'a': 0, 'b': 1, 'c': 1}, 2), ({'a': 1, 'b': 1, 'c': 0}, 2))
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    if not leaves:
+        return params, 1
+    paths = ["/".join(str(_name(key)) for key in path) for path, _ in leaves]
+    if isinstance(groups, int):
+        found = _even_groups(tuple(max(1, leaf.size) for _, leaf in leaves), groups)
+    elif callable(groups):
+        chosen = [groups(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)]
+        found = [integer(f"the group of {path!r}", one, 0) for path, one in zip(paths, chosen, strict=True)]
+    else:
+        found = [_first_that_fits(path, groups) for path in paths]
+    last = max(found)
+    if all_used and (missing := {*range(last + 1)} - {*found}):
+        raise ValueError(
+            f"group {min(missing)} of {last + 1} has no leaf; the leaves are {', '.join(map(repr, paths))}"
+        )
+    return jax.tree.unflatten(structure, found), last + 1
+
+
+def _name(key: Any) -> Any:
+    """Return the name of a step of a path: that of the attribute, the key or the index."""
+    return next(getattr(key, part) for part in ("name", "key", "idx") if hasattr(key, part))
+
+
+def _first_that_fits(path: str, groups: Sequence[Sequence[str]]) -> int:
+    for number, prefixes in enumerate(groups):
+        if any(not one or path == one or path.startswith(one + "/") for one in prefixes):
+            return number
+    raise ValueError(f"no prefix fits the leaf {path!r}; the prefix '' fits all leaves that are left")
+
+
+@functools.lru_cache(maxsize=64)
+def _even_groups(sizes: tuple[int, ...], count: int) -> list[int]:
+    """Return the group of each of consecutive leaves, at most ``count`` of them; the largest is as small as possible."""
+    count = min(count, len(sizes))
+
+    def fill(limit):
+        groups: list[int] = []
+        total = 0
+        for place, size in enumerate(sizes):
+            current = groups[-1] if groups else -1
+            # Every further group needs a leaf.
+            begins = current < 0 or total + size > limit or len(sizes) - place <= count - 1 - current
+            groups.append(current + begins)
+            total = size if begins else total + size
+        return groups
+
+    low, high = max(sizes, default=1), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fill(middle)[-1] < count else (middle + 1, high)
+    return fill(high)

@@ -1,0 +1,266 @@
+"""Asynchronous pipeline parallelism: the staleness differs among the leaves of one commit (Ajanthan et al., 2025)."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.methods.dc_asgd import compensate_delay
+from gemjax.methods.leaf_groups import Groups, checked_groups, number_leaves
+from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol.checks import check_at_least, check_learning_rate, check_method, check_momentum, check_positive_int
+from gemjax.protocol.hooks import ReadsStaleParams, where_present
+from gemjax.protocol.nodes import nodes
+from gemjax.protocol.staleness import asynchronous
+
+PyTree = Any
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["last_update", "horizon"], meta_fields=["num_stages", "stages"]
+)
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The view of a leaf is as many last updates ahead as the leaf is delayed."""
+
+    last_update: PyTree  # Like params.
+    horizon: jax.Array  # float [].
+    num_stages: int
+    stages: Any
+
+    def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
+        """Add the updates that will be made until the gradient acts, if all are like the last one."""
+        delays = delays_of(self.num_stages, self.stages, self.last_update)
+        steps = jax.tree.map(lambda delay, u: (self.horizon * delay).astype(u.dtype) * u, delays, self.last_update)
+        return self, where_present(lambda step, x: x + step, steps, view), ()
+
+
+class DelayStagesState(NamedTuple):
+    """State of :func:`delay_stages`."""
+
+    grads: tuple  # The last P - 1 gradients, the newest first.
+    params: tuple  # The points of these gradients; () if no member compares with them.
+    ahead: Prediction | None
+    inner: optax.OptState
+
+
+def delay_stages(
+    inner: optax.GradientTransformation, num_stages: int, stages: Groups | None = None, *, horizon: float = 0.0
+) -> optax.GradientTransformationExtraArgs:
+    r"""Delay the gradient of each leaf as the stages of an asynchronous pipeline do.
+
+    While a mini-batch runs through :math:`P` stages and back, stage :math:`k` makes :math:`\tau_k = P - 1 - k` updates. For its
+    leaves ``inner`` receives the gradients of commit :math:`t - \tau_k`, zero before there is one, and, if a member asks for
+    ``stale_params``, these leaves as they were then: :func:`gemjax.compensate_delay` works inside, leaf by leaf. The delay adds
+    to the staleness of several workers and is not part of the ``staleness`` that members receive.
+
+    Reductions: with one stage it is ``inner``; if all leaves are in the first stage and there is one worker, it is ``inner``
+    with :math:`P` workers in turn, :math:`P - 1` commits later.
+
+    Args:
+      inner: an optimizer with its learning rate, such as ``optax.adamw(1e-3)``.
+      num_stages: :math:`P`, a positive int.
+      stages: the stage of each leaf: ``None`` (default): consecutive leaves in groups of equal size, as far as possible;
+        prefixes of paths, one or a tuple per stage; or a function from path and leaf to the stage, as the fragments of
+        :func:`gemjax.by_fragment`.
+      horizon: weight prediction: the view of a leaf is ``horizon`` times :math:`\tau_k` last updates ahead; default 0. With 1
+        the gradient is computed where the leaf will be, if updates do not change.
+
+    Returns:
+      A transformation that keeps :math:`P - 1` copies of the parameters centrally, twice as many for members that compare with
+      stale parameters, and one more for weight prediction.
+
+    Raises:
+      ValueError: if ``num_stages`` is not positive, ``horizon`` negative, or a stage is not below ``num_stages``.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> tx = gemjax.delay_stages(optax.sgd(1.0), num_stages=3, stages=["in", "mid", "out"])
+    >>> params = {"in": jnp.zeros([]), "mid": jnp.zeros([]), "out": jnp.zeros([])}
+    >>> state = tx.init(params)
+    >>> for t in (1.0, 2.0, 3.0):  # Each gradient is the number of its commit.
+    ...     updates, state = tx.update({name: jnp.array(t) for name in params}, state, params)
+    >>> [float(updates[name]) for name in params]
+    [-1.0, -2.0, -3.0]
+    """
+    check_method("inner", inner)
+    check_positive_int("num_stages", num_stages)
+    check_at_least("horizon", horizon, 0.0)
+    stages = num_stages if stages is None else checked_groups("stages", stages)
+    inner = optax.with_extra_args_support(inner)
+
+    def init_fn(params) -> Any:
+        delays_of(num_stages, stages, params)
+        state, zeros = inner.init(params), optax.tree.zeros_like(params)
+        ahead = (
+            Prediction(zeros, jnp.asarray(horizon, jnp.result_type(float)), num_stages, stages)
+            if _may_act(horizon)
+            else None
+        )
+        copies = lambda tree: tuple(
+            jax.tree.map(jnp.copy, tree) for _ in range(num_stages - 1)
+        )  # So that jit can donate.
+        kept = copies(params) if nodes(state, ReadsStaleParams) else ()
+        return DelayStagesState(copies(zeros), kept, ahead, state)
+
+    def update_fn(updates, state, params=None, **extra_args) -> Any:
+        delays = delays_of(num_stages, stages, updates)
+
+        def at_delay(newest, older):
+            return jax.tree.map(lambda delay, *each: each[delay], delays, newest, *older), (newest, *older)[:-1]
+
+        stale, grads = at_delay(updates, state.grads)
+        kept = state.params
+        if kept:
+            view = extra_args.get("stale_params")
+            extra_args["stale_params"], kept = at_delay(params if view is None else view, kept)
+        updates, after = inner.update(stale, state.inner, params, **extra_args)
+        ahead = (
+            None
+            if state.ahead is None
+            else Prediction(updates, jnp.asarray(horizon, jnp.result_type(float)), num_stages, stages)
+        )
+        return updates, DelayStagesState(grads, kept, ahead, after)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def delays_of(num_stages: int, stages: Any, params: PyTree) -> PyTree:
+    """Return a tree like ``params`` with the delay of each leaf, P - 1 - k at stage k."""
+    numbers, count = number_leaves(stages, params, all_used=False)
+    if count > num_stages:
+        raise ValueError(f"a leaf is in stage {count - 1}, but there are only {num_stages} stages, from 0 on")
+    return jax.tree.map(lambda number: num_stages - 1 - number, numbers)
+
+
+def stage_momentum(
+    momentum: float, num_stages: int, stages: Groups | None = None, *, highest: float = 0.99
+) -> optax.GradientTransformationExtraArgs:
+    r"""Discounted Nesterov momentum that rises with the delay of a stage.
+
+    The momentum of stage :math:`k` is :math:`\beta_k = \beta + \tau_k (\beta_{\max} - \beta) / P`. The atom of
+    :func:`gemjax.async_pipeline`, whose docstring explains the mathematics. It goes before the learning rate in a chain, inside
+    :func:`gemjax.delay_stages`.
+
+    Args:
+      momentum: :math:`\beta` in [0, 1), that of the last stage.
+      num_stages: as in :func:`gemjax.delay_stages`.
+      stages: as in :func:`gemjax.delay_stages`.
+      highest: :math:`\beta_{\max}` in [0, 1), default 0.99; ``momentum`` for the same momentum at all stages.
+
+    Returns:
+      A transformation that keeps one copy of the parameters centrally (:math:`m`).
+
+    Raises:
+      ValueError: if ``momentum`` or ``highest`` is outside [0, 1) or ``num_stages`` not positive.
+    """
+    check_momentum("momentum", momentum)
+    check_momentum("highest", highest)
+    check_positive_int("num_stages", num_stages)
+    stages = num_stages if stages is None else checked_groups("stages", stages)
+
+    def update_fn(updates, state, params=None, **extra_args) -> Any:
+        del params, extra_args
+        delays = delays_of(num_stages, stages, updates)
+        betas = jax.tree.map(lambda delay: momentum + delay * (highest - momentum) / num_stages, delays)
+
+        def mix(beta, old, g):
+            beta = jnp.asarray(beta, g.dtype)
+            return beta * old + (1 - beta) * g
+
+        mean = jax.tree.map(mix, betas, state, updates)
+        return jax.tree.map(mix, betas, mean, updates), mean
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.tree.zeros_like(params), update_fn)
+
+
+def async_pipeline(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float = 0.9,
+    num_workers: int = 1,
+    *,
+    num_stages: int = 4,
+    stages: Groups | None = None,
+    highest: float = 0.99,
+    horizon: float = 0.0,
+    strength: float = 0.0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Asynchronous pipeline parallelism: Nesterov momentum whose strength rises with the delay of a stage.
+
+    A pipeline without bubbles updates a stage with gradients that are as old as the stages behind it are many. Nesterov's
+    look-ahead compensates a delay if the momentum is large, so the momentum of a stage grows with its delay.
+
+    .. math::
+
+      \tau_k &= P - 1 - k, \quad \beta_k = \beta + \tau_k (\beta_{\max} - \beta) / P \\
+      \tilde g &= g_{t - \tau_k} + \lambda \, g_{t - \tau_k}^2 \, (\theta_t - \theta_{t - \tau_k}) \\
+      m &\leftarrow \beta_k m + (1 - \beta_k) \tilde g \\
+      \theta &\leftarrow \theta - \eta_t \left(\beta_k m + (1 - \beta_k) \tilde g\right)
+
+    for the leaves of stage :math:`k = 0, \dots, P - 1`, with :math:`m = 0` at the start, :math:`g_j` the gradient of commit
+    :math:`j`, zero before the first one, and :math:`\lambda` the strength of DC-ASGD's delay compensation. With weight
+    prediction gradients are computed at :math:`\theta_t + h \tau_k u_t`, for :math:`u_t` the last update.
+
+    Reductions: with one stage it is discounted Nesterov momentum; with ``momentum=highest=0`` and one stage,
+    :func:`gemjax.asgd`.
+
+    For another optimizer delay that one: ``gemjax.asynchronous(gemjax.delay_stages(optax.nadamw(1e-3), num_stages=8))``.
+
+    Args:
+      learning_rate: :math:`\eta`, a non-negative float or a schedule over commits of the central variable.
+      momentum: :math:`\beta` in [0, 1), that of the last stage, default 0.9. The mean does not carry the learning rate.
+      num_workers: number of workers N, default 1: one pipeline. The staleness of several adds to the delays.
+      num_stages: :math:`P`, a positive int, default 4.
+      stages: the stage of each leaf, as in :func:`gemjax.delay_stages`; ``None`` (default): groups of equal size.
+      highest: :math:`\beta_{\max}` in [0, 1), default 0.99.
+      horizon: :math:`h \ge 0` of weight prediction, default 0.
+      strength: :math:`\lambda \ge 0`, default 0.
+
+    Returns:
+      A transformation to be committed with ``update(grads, state, params, worker=w)``; with ``horizon`` :func:`gemjax.pull`
+      returns the prediction. It keeps :math:`P` copies of the parameters centrally (:math:`P - 1` gradients, :math:`m`), with
+      ``strength`` another :math:`P - 1` and one copy per worker, and with ``horizon`` one more.
+
+    Raises:
+      ValueError: if ``learning_rate``, ``horizon`` or ``strength`` is negative, ``momentum`` or ``highest`` outside [0, 1), or
+        ``num_stages`` or ``num_workers`` not positive.
+
+    >>> import gemjax, jax.numpy as jnp
+    >>> tx = gemjax.async_pipeline(1.0, momentum=0.0, num_stages=2, stages=["in", "out"], highest=0.5)
+    >>> params = {"in": jnp.zeros([]), "out": jnp.zeros([])}
+    >>> state = tx.init(params)
+    >>> for t in (1.0, 2.0):
+    ...     updates, state = tx.update({"in": jnp.array(t), "out": jnp.array(t)}, state, params)
+    >>> updates["out"], updates["in"]  # 0.25 m + 0.75 g with m = 0.75 g, for g = 1 of the commit before.
+    (Array(-2., dtype=float32), Array(-0.9375, dtype=float32))
+
+    References:
+      - Ajanthan et al., `Nesterov Method for Asynchronous Pipeline Parallel Optimization
+        <https://arxiv.org/abs/2505.01099>`_, 2025
+      - Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019 (the delays)
+
+    Readings: the text of the papers was not available in full. Delays and momentum are those of `the first authors' program
+    <https://github.com/PluralisResearch/AsyncPP>`_, where they are given by the number of stashed weights; the queue and its
+    corrections are those of `Marin <https://github.com/marin-community/marin>`_.
+
+    Deviations from the program:
+      1. The authors' optimizer is NAdam with weight decay; this alias has its momentum without the second moment.
+      2. The whole gradient is computed at the parameters of one commit and delayed. In a pipeline with stashed weights its
+         parts are also computed at weights of different ages.
+      3. The momentum is not corrected for its bias at the start.
+    """
+    check_learning_rate(learning_rate)
+    check_at_least("strength", strength, 0.0)
+    rule = optax.chain(
+        compensate_delay(strength) if _may_act(strength) else optax.identity(),
+        stage_momentum(momentum, num_stages, stages, highest=highest),
+        scale_by_learning_rate(learning_rate),
+    )
+    return asynchronous(delay_stages(rule, num_stages, stages, horizon=horizon), num_workers)
+
+
+def _may_act(value: Any) -> bool:
+    """Return True unless ``value`` is 0; an array, as under ``optax.inject_hyperparams``, may be any number."""
+    return isinstance(value, jax.Array) or bool(value)

@@ -1,0 +1,146 @@
+"""The state of :func:`gemjax.asynchronous`, and the search for nodes inside any optimizer state."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gemjax.protocol.hooks import Refusals, can_refuse, has_on_pull
+from gemjax.protocol.slots import Slots, is_rows
+
+PyTree = Any
+
+
+class StalenessState(NamedTuple):
+    """State of :func:`asynchronous`.
+
+    ``state.pulled_at[3]`` and ``state.stale_params[3]`` are those of worker 3.
+    """
+
+    clock: jax.Array  # int32 []; commits applied so far.
+    pulled_at: Slots  # int32 [] per worker; the clock when it pulled.
+    stale_params: Slots | None  # Like params, per worker; the view it pulled. None where no member reads it.
+    inner_state: optax.OptState  # State of the members; their Slots hold one worker's, the rest is shared.
+
+
+def is_wrapper(node: PyTree) -> bool:
+    """Return True if ``node`` is the state of :func:`gemjax.asynchronous`."""
+    return isinstance(node, StalenessState)
+
+
+def is_wrapper_or(is_hook: Callable) -> Callable:
+    """Return a predicate for the states of wrappers and the nodes for which ``is_hook`` is true."""
+    return lambda node: is_wrapper(node) or is_hook(node)
+
+
+def nodes(state: PyTree, kind: type) -> list:
+    """Return the nodes of ``state`` that are of class ``kind``, in order."""
+    return [leaf for leaf in jax.tree.leaves(state, is_leaf=lambda n: isinstance(n, kind)) if isinstance(leaf, kind)]
+
+
+def map_nodes(fn: Callable, is_node: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
+    """Map ``fn`` over nodes of ``tree``, in order; everything else is kept."""
+    apply = lambda node, *others: fn(node, *others) if is_node(node) else node
+    return jax.tree.map(apply, tree, *rest, is_leaf=is_node)
+
+
+def ask(mine: StalenessState, staleness: jax.Array) -> tuple[jax.Array | None, StalenessState]:
+    """Ask every rule in ``mine`` if it refuses a commit of this staleness.
+
+    Returns:
+      ``(refused, unchanged)``: True if any rule refuses, ``None`` if no rule ever does; and the state after a refused commit,
+      ``mine`` with the refusals counted.
+    """
+    answers = []
+
+    def ask_one(node):
+        if is_wrapper(node):  # It has a clock of its own.
+            answer, node = ask(node, node.clock - node.pulled_at.value)
+        elif not nodes(node, Refusals):
+            raise TypeError(
+                f"{type(node).__name__} refuses commits but has no count of them; give it a field with Refusals"
+            )
+        else:
+            answer = _one_bool(node, node.refuses(staleness))
+            node = map_nodes(lambda refusals: _plus(refusals, answer), _is_refusals, node)
+        answers.extend([] if answer is None else [answer])
+        return node
+
+    inner_state = map_nodes(ask_one, is_wrapper_or(can_refuse), mine.inner_state)
+    return functools.reduce(jnp.logical_or, answers) if answers else None, mine._replace(inner_state=inner_state)
+
+
+def check_protocol(state: PyTree) -> None:
+    """Raise ``TypeError`` for a node of a rule that was written for the earlier protocol of pulls."""
+    names = ("shift_view", "pulled", "anchors")
+    former = lambda node: not has_on_pull(node) and any(callable(getattr(type(node), name, None)) for name in names)
+    for node in filter(former, jax.tree.leaves(state, is_leaf=former)):
+        name = next(name for name in names if hasattr(type(node), name))
+        raise TypeError(
+            f"{type(node).__name__} has {name}(), which is no longer called; define on_pull(params, view, moved), as "
+            "gemjax.protocol.hooks.PullHook describes it"
+        )
+
+
+def counts_itself(state: PyTree) -> bool:
+    """Return True if a rule in ``state`` refuses commits by raising its count in ``update``."""
+    leaves = jax.tree.leaves(state, is_leaf=_is_refusals_or_asked)
+    return any(map(_is_own_count, leaves))
+
+
+def add_own_counts(mine: StalenessState, after: PyTree) -> tuple[jax.Array, StalenessState]:
+    """Return True if a rule raised its count in ``after``, the inner state after a commit; and ``mine`` with these counts."""
+    raised = []
+
+    def take_over(old, new):
+        if not _is_own_count(old):
+            return old
+        raised.append(new.count != old.count)
+        return new
+
+    is_leaf = lambda node: _is_refusals_or_asked(node) or is_rows(node)
+    inner_state = jax.tree.map(take_over, mine.inner_state, after, is_leaf=is_leaf)
+    return functools.reduce(jnp.logical_or, raised), mine._replace(inner_state=inner_state)
+
+
+def refused(before: PyTree, after: PyTree) -> jax.Array:
+    """Return True if a rule refused the commit between two optimizer states, a bool scalar."""
+    counts = zip(nodes(before, Refusals), nodes(after, Refusals), strict=True)
+    return functools.reduce(jnp.logical_or, [new.count != old.count for old, new in counts], jnp.array(False))
+
+
+def counting_refusals(old: PyTree, new: PyTree, dropped: jax.typing.ArrayLike = True) -> PyTree:
+    """Return ``old`` with the count of refusals of ``new`` where ``dropped``: the state after a refused commit."""
+
+    def count(o, n):
+        return _plus(o, jnp.where(dropped, n.count - o.count, 0)) if _is_refusals(o) else o
+
+    return jax.tree.map(count, old, new, is_leaf=lambda node: _is_refusals(node) or is_rows(node))
+
+
+def _one_bool(node: Any, answer: Any) -> jax.Array:
+    if jnp.shape(answer):
+        raise TypeError(
+            f"{type(node).__name__}.refuses must return one bool, got an array of shape {list(jnp.shape(answer))}"
+        )
+    return jnp.asarray(answer, bool)
+
+
+def _plus(refusals: Refusals, more: jax.Array) -> Refusals:
+    return dataclasses.replace(refusals, count=refusals.count + more)
+
+
+def _is_refusals(node: PyTree) -> bool:
+    return isinstance(node, Refusals)
+
+
+def _is_own_count(node: PyTree) -> bool:
+    return _is_refusals(node) and not can_refuse(node)
+
+
+def _is_refusals_or_asked(node: PyTree) -> bool:
+    return _is_refusals(node) or can_refuse(node)
