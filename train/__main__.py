@@ -1,4 +1,4 @@
-"""`python -m train`."""
+"""Entry point of `python -m train`."""
 
 import sys
 
@@ -9,7 +9,11 @@ if __name__ == "__main__":
     try:
         from train.cli import main
     except ModuleNotFoundError as error:
-        sys.exit(f"train: {error}; install what training needs with: pip install -e '.[train]'")
+        sys.exit(f"train: {error}; install the dependencies of training with: pip install -e '.[train]'")
 
-    # All is written by now; the interpreter's own end would wait for workers that compute still.
-    interrupts.leave(main())
+    try:
+        status = main()
+    except SystemExit as stop:  # After the text of `--help`.
+        status = stop.code if isinstance(stop.code, int) else 0
+    # All files are written. A normal exit would wait for workers that still compute, and complain about a broken pipe.
+    interrupts.leave(status)

@@ -1,4 +1,4 @@
-"""`python -m train bench arrivals`: how fast traces are made."""
+"""`python -m train bench arrivals`: the speed of making traces."""
 
 import time
 
@@ -12,7 +12,7 @@ NUM_WORKERS = 1000
 
 
 def rates(rounds: int, num_commits: int, console: Console) -> dict[str, float]:
-    """Commits a second of each arrival model, the best of several rounds, with 1,000 workers."""
+    """Measure the commits per second of each arrival model with 1,000 workers, the best of several rounds."""
     gamma = arrivals.Gamma(NUM_WORKERS)
     models = {
         "round-robin": arrivals.RoundRobin(NUM_WORKERS),
@@ -25,7 +25,7 @@ def rates(rounds: int, num_commits: int, console: Console) -> dict[str, float]:
         "gamma, delayed": arrivals.Delayed(gamma, up=0.1, down=0.1),
         "gamma, with incidents": arrivals.Incidents(gamma, [arrivals.Slows(1, 5.0, 3.0), arrivals.Leaves(2, 9.0)]),
         "gamma, barrier": arrivals.Barrier(gamma),
-        "gamma, queue at the centre": arrivals.Queue(gamma, service=0.5 / NUM_WORKERS),
+        "gamma, queue": arrivals.Queue(gamma, service=0.5 / NUM_WORKERS),
     }
     table = Table(title=f"Traces of {num_commits:,} commits, {NUM_WORKERS:,} workers")
     table.add_column("arrivals")

@@ -1,8 +1,6 @@
-"""`python -m train bench`: what the engines cost, as ratios to something timed beside them in the same run."""
+"""`python -m train bench`: costs of the engines, relative to references timed in the same run."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -18,6 +16,12 @@ from train.bench import (
     arrivals as bench_arrivals,
 )
 from train.bench import (
+    check as bench_check,
+)
+from train.bench import (
+    cluster as bench_cluster,
+)
+from train.bench import (
     devices as bench_devices,
 )
 from train.bench import (
@@ -27,58 +31,66 @@ from train.bench import (
     network as bench_network,
 )
 from train.bench import (
+    scale as bench_scale,
+)
+from train.bench import (
     simulate as bench_simulate,
 )
-from train.common.errors import UsageError
 from train.common.files import check_out
-from train.config.config import Method
-from train.config.parsing import one_line
-from train.task.methods import METHODS
+from train.config.methods import METHODS, Method
+from train.config.parsing import parse_flags
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measures the simulator against a plain sequential loop, the device scheduler's overhead, what methods cost, and
-    networks against PyTorch's, if that is installed, and how fast traces are made."""
+    """Measure what the engines cost.
 
-    what: tyro.conf.Positional[tuple[Literal["simulate", "devices", "methods", "network", "arrivals"], ...]] = (
+    The simulator is compared with a plain sequential loop, the device scheduler with a bare loop, the cluster with plain
+    programs on Ray, methods with ASGD, networks with PyTorch, if that is installed, and commits with those that are not tested
+    (`check`). The speed of making traces is measured, too.
+    """
+
+    what: tyro.conf.Positional[
+        tuple[Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check"], ...]
+    ] = (
         "simulate",
         "devices",
     )
     """What to measure."""
 
     rounds: int = 7
-    """Rounds; in each, everything is timed once, one after the other. Medians over rounds are printed."""
+    """Number of rounds. Each round times everything once; medians over rounds are printed."""
     steps: int = 100
-    """Commits timed at a stretch (`simulate`, `methods`, `network`)."""
+    """Commits per measurement (`simulate`, `methods`, `network`, `check`)."""
     workers: tuple[int, ...] = (1, 8, 64, 512)
     """Numbers of simulated workers (`simulate`)."""
     methods: tuple[Method, ...] = ("gem",)
     """Methods simulated (`simulate`)."""
     networks: tuple[Literal["cnn", "mlp", "cnn7", "resnet20"], ...] = ("cnn",)
-    """What they train (`simulate`, `network`): GEM's MNIST network, one of three dense layers, or those for CIFAR."""
+    """Networks to train (`simulate`, `network`, `check`): GEM's for MNIST, one of three dense layers, or those for CIFAR."""
     batch_sizes: tuple[int, ...] = (bench_simulate.BATCH_SIZE,)
-    """Images a gradient (`simulate`, `network`)."""
+    """Images per gradient (`simulate`, `network`)."""
     parameters: tuple[int, ...] = (160_000, 1_000_000, 10_000_000)
-    """Sizes of the central variable in the device scheduler (`devices`)."""
+    """Sizes of the central variable (`devices`, `cluster`, `scale`, `check`)."""
     commits: int = 2000
-    """Commits of the device scheduler that are timed (`devices`); fewer of large ones."""
+    """Timed commits of the scheduler (`devices`, `cluster`); fewer at large sizes."""
+    hosts: tuple[int, ...] = (64, 1024)
+    """Numbers of simulated hosts of a cluster (`scale`)."""
+    gigabits: float = 10.0
+    """Bandwidth of such a host in each direction, in Gbit/s (`scale`)."""
+    gradient_seconds: float = 0.2
+    """Mean time of a gradient on such a host (`scale`)."""
+    measured: str | None = None
+    """File of `bench cluster --out` with the driver's time per commit (`scale`); default: an assumption."""
     out: str | None = None
-    """Where to write the figures as JSON; nowhere if not given."""
+    """File for the figures as JSON; default: none is written."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the benchmarks that the command line asks for."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            bench = tyro.cli(Bench, args=list(argv), prog="python -m train bench")
-    except SystemExit as stop:
-        if stop.code == 0:  # --help.
-            raise
-        raise UsageError(f"{one_line(said.getvalue())} (python -m train bench --help)") from None
+    """Run the benchmarks that the command line names."""
+    bench = parse_flags(Bench, argv, "python -m train bench")
     if bench.out:
         check_out(Path(bench.out).parent)
     gemjax.cpu_devices(9)
@@ -90,7 +102,12 @@ def main(argv: Sequence[str]) -> int:
         ),
         "network": lambda: bench_network.compare(bench.networks, bench.batch_sizes, bench.rounds, bench.steps, console),
         "devices": lambda: bench_devices.measure(bench.parameters, bench.rounds, bench.commits, console),
+        "cluster": lambda: bench_cluster.measure(bench.parameters, bench.rounds, bench.commits, console),
         "arrivals": lambda: bench_arrivals.rates(bench.rounds, 1_000_000, console),
+        "scale": lambda: bench_scale.table(
+            bench.parameters, bench.hosts, bench.gigabits, bench.gradient_seconds, bench.measured, console
+        ),
+        "check": lambda: bench_check.measure(bench.parameters, bench.networks, bench.rounds, bench.steps, console),
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
     }
     figures = {name: measure() for name, measure in measures.items() if name in bench.what}

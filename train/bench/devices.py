@@ -1,4 +1,4 @@
-"""`python -m train bench devices`: what the scheduler adds to a commit, and how busy it keeps workers."""
+"""Measurements of `python -m train bench devices`: overhead of the scheduler per commit, and utilisation of workers."""
 
 import functools
 import queue
@@ -19,65 +19,153 @@ from gemjax.engines.transition import Transition
 from gemjax.testing import Faults
 
 PyTree = Any
-GRADIENT = 0.02  # Seconds; of the fastest worker, where utilisation is measured.
+GRADIENT = 0.02  # Seconds of the fastest worker's gradient in the measurement of utilisation.
 SLOWDOWNS = (1, 2, 4)
+LEAVES, LEAVES_SIZE = (3, 30, 120), 24_000  # Compared numbers of leaves, and the total number of parameters.
 
 
 def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -> dict[str, Any]:
-    """The scheduler's overhead at each size of the central variable, and the utilisation of unequal workers."""
+    """Measure the overhead at each size of the central variable, the cost of leaves, and the utilisation of unequal workers."""
     overheads = {
         f"{size:,}": overhead(size, rounds, max(200, min(commits, commits * 10**6 // size)), console) for size in sizes
     }
-    return {"overhead": overheads, "utilisation": utilisation(console)}
+    return {"overhead": overheads, "leaves": many_leaves(rounds, commits, console), "utilisation": utilisation(console)}
 
 
-def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str, float]:
-    """Where the time of a commit goes; the gradient is trivial.
+def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str, dict[str, float]]:
+    """Measure the parts of a commit with a trivial gradient.
 
-    The overhead is the time of a commit in the engine with one worker (so that nothing overlaps) less that of a bare loop
-    that calls the same programs and transfers, in the same run: queue, threads, bookkeeping and reading reports.
+    The overhead (queue, threads, bookkeeping and reading reports) is the time per commit of the engine with one worker, where
+    nothing overlaps, less that of a bare loop over the same programs and transfers in the same run.
+
+    Returns:
+      For each part, ``median`` and ``mean`` in microseconds, and ``per second``, the throughput by the mean.
     """
     params = {"a": jnp.zeros((size // 2,)), "b": jnp.zeros((size - size // 2 - 10,)), "c": jnp.zeros(10)}
 
-    def loss_fn(params, batch):
-        return 1e-6 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params))
-
-    def batches(worker, step):
-        return step
-
-    def engine(num_workers: int) -> float:
-        """Seconds a commit of the device engine, without set-up and compilation."""
+    def engine(num_workers: int) -> np.ndarray:
+        """Return the seconds of each commit of the device engine, without set-up and compilation."""
         result = gemjax.run_on_devices(
-            gemjax.gem(1e-3, 0.9, num_workers), loss_fn, params, batches, commits,
+            gemjax.gem(1e-3, 0.9, num_workers), trivial_loss, params, no_batches, commits,
             placement=gemjax.place(num_workers, "dedicated"),
         )  # fmt: skip
-        return float(np.median(np.diff(result.history["time"])))
+        return np.diff(result.history["time"])
 
-    transition, state = Transition(gemjax.gem(1e-3, 0.9, 1), loss_fn, 1).init(params)
-    programs = Programs(transition, gemjax.Computed(batches), gemjax.place(1, "dedicated"), state)
-    programs.warm_up()
-    measured = [(_bare(programs, commits), engine(1)) for _ in range(max(1, rounds))]
-    added = [engine_time - bare for bare, engine_time in measured]
-    figures = _pieces(programs, commits) | {
-        "there and back between two threads": _handover(commits),
-        "bare loop of these, a commit": float(np.median([bare for bare, _ in measured])),
-        "engine with 1 worker, a commit": float(np.median([engine_time for _, engine_time in measured])),
-        "overhead of the scheduler, a commit": float(np.median(added)),
-        "engine with 4 workers, a commit": engine(4),
+    programs = _programs(params)
+    measured = [(_bare(programs, commits)[0], engine(1)) for _ in range(max(1, rounds))]
+    bare, alone = (np.concatenate(times) for times in zip(*measured, strict=True))
+    figures = {
+        name: {"median": 1e6 * np.median(times), "mean": 1e6 * np.mean(times), "per second": 1 / np.mean(times)}
+        for name, times in (
+            _pieces(programs, commits)
+            | {
+                "there and back between two threads": _handover(commits),
+                "bare loop of these, per commit": bare,
+                "engine with 1 worker, per commit": alone,
+                "engine with 4 workers, per commit": engine(4),
+            }
+        ).items()
     }
-    table = Table(title=f"Device scheduler: trivial gradient, {size:,} parameters")
-    table.add_column("piece (medians)")
-    table.add_column("µs", justify="right")
-    for name, seconds in figures.items():
-        table.add_row(name, f"{1e6 * seconds:.0f}")
+    added = [
+        {
+            "median": 1e6 * (np.median(with_engine) - np.median(without)),
+            "mean": 1e6 * (with_engine.mean() - without.mean()),
+        }
+        for without, with_engine in measured
+    ]
+    figures["overhead of the scheduler, per commit"] = {
+        kind: np.median([one[kind] for one in added]) for kind in ("median", "mean")
+    }
+    plain = {name: {kind: float(number) for kind, number in of.items()} for name, of in figures.items()}
+    _print(f"Device scheduler: trivial gradient, {size:,} parameters", plain, console)
+    return plain
+
+
+def many_leaves(rounds: int, commits: int, console: Console) -> dict[str, dict[str, float]]:
+    """Measure the bare loop with the same parameters in few and in many leaves, in turns.
+
+    The thread that commits waits for a gradient first. The longer a CPU computes the gradient, the less of the thread's code
+    and data stays in the caches, and the longer the same calls take. Commits are therefore compared after the gradient of the
+    most leaves, and for information after their own.
+
+    Returns:
+      Of each number of leaves, in microseconds per commit: ``median`` and ``mean`` of the time, and ``per second``, the
+      throughput by the mean; ``scheduler's thread``, the median processor time after the gradient of the most leaves, and
+      ``ratio``, to that of the fewest; ``after own gradient`` and ``own ratio``, the same after the gradient of these leaves.
+    """
+    programs = {
+        leaves: _programs({str(leaf): jnp.zeros(LEAVES_SIZE // leaves) for leaf in range(leaves)}) for leaves in LEAVES
+    }
+    most = programs[max(LEAVES)]
+    longest = lambda: jax.block_until_ready(most.compute(0, most.select(0)))
+    spent: dict[int, list] = {leaves: [] for leaves in LEAVES}
+    for _ in range(max(1, rounds)):
+        for leaves in LEAVES:
+            own, same = _bare(programs[leaves], commits), _bare(programs[leaves], commits, before=longest)
+            spent[leaves].append((*own, same[1]))
+    figures = {}
+    for leaves in LEAVES:
+        wall, own, same = np.concatenate(spent[leaves], axis=1)
+        figures[f"{leaves} leaves"] = {
+            "median": 1e6 * float(np.median(wall)),
+            "mean": 1e6 * float(np.mean(wall)),
+            "per second": 1 / float(np.mean(wall)),
+            "scheduler's thread": 1e6 * float(np.median(same)),
+            "after own gradient": 1e6 * float(np.median(own)),
+        }
+    fewest = next(iter(figures.values()))
+    for of in figures.values():
+        of["ratio"] = of["scheduler's thread"] / fewest["scheduler's thread"]
+        of["own ratio"] = of["after own gradient"] / fewest["after own gradient"]
+    _print(f"A commit of {LEAVES_SIZE:,} parameters in few and in many leaves", figures, console)
+    return figures
+
+
+COLUMNS = {
+    "median": ("µs (median)", ".0f"),
+    "mean": ("µs (mean)", ".0f"),
+    "per second": ("per second (mean)", ",.0f"),
+    "scheduler's thread": ("µs of the thread", ".0f"),
+    "ratio": ("ratio", ".2f"),
+    "after own gradient": ("after its own gradient", ".0f"),
+    "own ratio": ("its ratio", ".2f"),
+}
+
+
+def _print(title: str, figures: dict[str, dict[str, float]], console: Console) -> None:
+    """Print one row per figure, and one column per kind of number that any of them has."""
+    kinds = [kind for kind in COLUMNS if any(kind in of for of in figures.values())]
+    table = Table(title=title)
+    table.add_column("")
+    for kind in kinds:
+        table.add_column(COLUMNS[kind][0], justify="right")
+    for name, of in figures.items():
+        table.add_row(name, *(f"{of[kind]:{COLUMNS[kind][1]}}" if kind in of else "" for kind in kinds))
     console.print(table)
-    return {name: 1e6 * seconds for name, seconds in figures.items()}
+
+
+def trivial_loss(params: PyTree, batch: Any) -> jax.Array:
+    """Return a loss with a constant gradient."""
+    return 1e-6 * sum((jnp.sum(leaf) for leaf in jax.tree.leaves(params)), jnp.zeros([]))
+
+
+def no_batches(worker: Any, step: Any) -> Any:
+    """Return the step as the batch."""
+    return step
+
+
+def _programs(params: PyTree) -> Programs:
+    """Return the programs of GEM with one worker, compiled."""
+    transition = Transition(tx=gemjax.gem(1e-3, 0.9, 1), loss_fn=trivial_loss, num_workers=1).bind(params)
+    programs = Programs(transition, gemjax.Computed(no_batches), gemjax.place(1, "dedicated"), transition.init(params))
+    programs.warm_up()
+    return programs
 
 
 def utilisation(console: Console) -> dict[str, float]:
-    """Shares of the time in which workers compute, whose gradients take 20, 40 and 80 ms.
+    """Measure the shares of time in which workers compute if their gradients take 20, 40 and 80 ms.
 
-    The gradients are waiting and no work: on a host with fewer cores than workers it is the scheduler that is measured.
+    The gradients only wait, so that the scheduler can be measured on a host with fewer cores than workers.
     """
     workers = len(SLOWDOWNS)
     loss_fn, params, batches = gemjax.testing.quadratic()
@@ -89,7 +177,7 @@ def utilisation(console: Console) -> dict[str, float]:
         )
     busy = gemjax.summarise(result.history).utilisation
     table = Table(title="Utilisation of workers whose gradients take unequal times")
-    table.add_column("a gradient")
+    table.add_column("per gradient")
     table.add_column("utilisation", justify="right")
     figures = {
         f"{1e3 * GRADIENT * slowdown:.0f} ms": float(share) for slowdown, share in zip(SLOWDOWNS, busy, strict=True)
@@ -100,20 +188,30 @@ def utilisation(console: Console) -> dict[str, float]:
     return figures
 
 
-def _bare(programs: Programs, count: int) -> float:
-    """Seconds a commit of a plain loop over the same programs and transfers; the median, as for the engine."""
-    at, report = [time.perf_counter()], None
+def _bare(programs: Programs, count: int, before: Callable[[], Any] = lambda: None) -> np.ndarray:
+    """Return the seconds of each commit of a plain loop over the same programs and transfers.
+
+    ``before`` is called between each gradient and its commit.
+
+    Returns:
+      Two rows in seconds: the time, and the processor time of this thread for the commit and the transfers, which the
+      scheduler's thread also spends.
+    """
+    times, report = [], None
     for _ in range(count):
+        began = time.perf_counter()
         gradient = jax.block_until_ready(programs.compute(0, programs.select(0)))
+        before()
+        thread = time.thread_time()
         report = programs.commit(0, programs.bring(gradient))
         programs.deliver(0)
-        at.append(time.perf_counter())
+        times.append((time.perf_counter() - began, time.thread_time() - thread))
     jax.block_until_ready(report)
-    return float(np.median(np.diff(at)))
+    return np.array(times).T
 
 
-def _handover(count: int) -> float:
-    """Seconds for an object to go to a thread that waits for it, and back: what any waiting in threads costs here."""
+def _handover(count: int) -> list[float]:
+    """Return the seconds of round trips of an object to a waiting thread, the cost of any waiting in threads."""
     there, back, spent = queue.SimpleQueue(), queue.SimpleQueue(), []
 
     def echo() -> None:
@@ -129,11 +227,11 @@ def _handover(count: int) -> float:
         spent.append(time.perf_counter() - began)
     there.put(None)
     thread.join()
-    return float(np.median(spent))
+    return spent
 
 
-def _pieces(programs: Programs, count: int) -> dict[str, float]:
-    """Medians of the steps of a commit, each waited for by itself."""
+def _pieces(programs: Programs, count: int) -> dict[str, list[float]]:
+    """Return the seconds of the parts of a commit, each of which is waited for."""
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, call: Callable, *, wait: bool = True) -> Any:
@@ -152,4 +250,4 @@ def _pieces(programs: Programs, count: int) -> dict[str, float]:
         view, report = timed("commit + pull program", functools.partial(programs.run_commit, 0, packed))
         timed("transfer of the view", functools.partial(programs.send, 0, view))
         timed("reading the report", functools.partial(programs.read, report), wait=False)
-    return {name: float(np.median(seconds)) for name, seconds in spent.items()}
+    return spent

@@ -1,4 +1,4 @@
-"""`python -m train bench methods`: what a commit of each method costs beside one of plain ASGD."""
+"""`python -m train bench methods`: the cost of a commit of each method, relative to plain ASGD."""
 
 import dataclasses
 import time
@@ -13,30 +13,29 @@ from rich.table import Table
 
 from gemjax.engines.transition import Gradient, RunState, Transition, view_of
 from gemjax.protocol import slots
-from gemjax.protocol.board import Board
 from train.config.config import Config
-from train.task.methods import METHODS, local_steps
+from train.task.methods import local_steps, make_method
 
 PyTree = Any
 WORKERS = 16
-SIZES = (784, 800, 500, 10)  # Of a network's layers: 1,034,310 parameters.
+SIZES = (784, 800, 500, 10)  # Units per layer of a network with 1,034,310 parameters.
 
 
 @dataclasses.dataclass
 class Measured:
-    """One method's commits, compiled, with the state that they work on."""
+    """Compiled commit of one method, with the state of the run."""
 
     name: str
     commit: Callable  # (shared, mine, gradient, worker) -> (shared, mine); donates both.
     shared: list
-    mine: list[list]  # A worker's slots each.
+    mine: list[list]  # Slots of each worker.
     gradient: Gradient
-    traffic: int  # Bytes that a commit must read and write: what it is given and uses, and what it returns.
-    compiled: float  # Bytes that the loops of the compiled program read and write, by XLA's own account.
-    kept: int  # Bytes of the whole run's state.
+    traffic: int  # Bytes that a commit must read and write: the arguments that it uses, and its results.
+    compiled: float  # Bytes that the loops of the compiled program read and write, as estimated by XLA.
+    kept: int  # Bytes of the state of the whole run.
 
     def seconds(self, commits: int) -> float:
-        """Mean time of a commit and the pull after it, the workers in turn."""
+        """Mean seconds per commit and pull, with the workers in turn."""
         began = time.perf_counter()
         for t in range(commits):
             worker = t % WORKERS
@@ -48,12 +47,13 @@ class Measured:
 
 
 def measure(name: Any) -> Measured:
-    """Compiles the commit of a method as the device engine makes it: slots unstacked, all state donated."""
+    """Compile the commit of a method as the device engine does: slots unstacked, all state donated."""
     config = Config(method=name, workers=WORKERS, learning_rate=1e-3)
     params = _params()
     local = local_steps(config)
-    transition, state = Transition(METHODS[name](config), _loss, WORKERS, local=local).init(params)
-    # What local optimizers keep stays with the workers and is no matter of a commit.
+    transition = Transition(tx=make_method(config), loss_fn=_loss, num_workers=WORKERS, local=local).bind(params)
+    state = transition.init(params)
+    # The state of local optimizers stays with the workers; commits do not touch it.
     state = state._replace(view=slots.Slots(state.view.value._replace(local=()), WORKERS))
     gradient = _gradient(params, steps=local is not None)
     taken = [jax.tree.map(jnp.copy, slots.take(state, worker)) for worker in range(WORKERS)]
@@ -67,24 +67,20 @@ def measure(name: Any) -> Measured:
         return shared, mine
 
     compiled = jax.jit(commit, donate_argnums=(0, 1)).lower(shared, mine[0], gradient, np.int32(0)).compile()
-    memory: Any = compiled.memory_analysis()  # Arguments that are not used are not in the program any more.
+    memory: Any = compiled.memory_analysis()  # Of the program, from which unused arguments are removed.
     traffic = memory.argument_size_in_bytes + memory.output_size_in_bytes - _untouched(state)
     cost: Any = compiled.cost_analysis()
     return Measured(name, compiled, shared, mine, gradient, traffic, cost["bytes accessed"], _bytes(state))
 
 
 def _untouched(state: RunState) -> int:
-    """Of a board a commit writes one row and reads two (its own again, and a leader's); the others pass through."""
-    boards = [node for node in jax.tree.leaves(state, is_leaf=_is_board) if _is_board(node)]
-    return sum(_bytes(board) * (2 * WORKERS - 3) // WORKERS for board in boards)
-
-
-def _is_board(node: Any) -> bool:
-    return isinstance(node, Board)
+    """Bytes of shared rows that pass through a commit: it writes one row and reads two (its own and a leader's)."""
+    nodes = [node for node in jax.tree.leaves(state, is_leaf=slots.is_rows) if slots.is_rows(node)]
+    return sum(_bytes(node) * (2 * WORKERS - 3) // WORKERS for node in nodes)
 
 
 def compare(names: Sequence[str], rounds: int, commits: int, console: Console) -> dict[str, Any]:
-    """Times each method beside ASGD, round by round, and prints the table."""
+    """Time each method against ASGD, round by round, and print the table."""
     base = measure("asgd")
     size = _bytes(_params())
     figures: dict[str, Any] = {"parameters": size // 4, "workers": WORKERS, "methods": {}}
@@ -113,9 +109,9 @@ def compare(names: Sequence[str], rounds: int, commits: int, console: Console) -
 def _table(figures: dict[str, Any]) -> Table:
     table = Table(
         title=f"A commit and its pull, {figures['workers']} workers, {figures['parameters']:,} parameters; ratios to asgd",
-        caption="Traffic needed: what a commit is given, uses and returns, once. Compiled: what XLA's loops read and write; on "
-        "CPUs each output is a loop of its own that reads its inputs anew. State in copies of the parameters, and as a ratio. "
-        "Each method is timed between two stretches of asgd; one round is noise.",
+        caption="needed: traffic if each argument that a commit uses and each result is moved once. compiled: traffic of XLA's "
+        "loops; on CPUs each output has its own loop, which reads its inputs again. copies: state in copies of the parameters. "
+        "Each method is timed between two measurements of asgd; a single round is noisy.",
     )
     table.add_column("method", no_wrap=True)
     for column in (
@@ -146,7 +142,7 @@ def _params() -> PyTree:
 
 
 def _loss(params: PyTree, batch: Any) -> jax.Array:
-    """Never computed: commits are timed on a gradient that is there."""
+    """Stand-in that is never called: commits are timed with a given gradient."""
     raise AssertionError
 
 

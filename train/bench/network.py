@@ -1,4 +1,4 @@
-"""`python -m train bench network`: a network's own step beside PyTorch's, and beside what the machine can do at most."""
+"""`python -m train bench network`: the step of a network, relative to PyTorch's and to the peak of the machine."""
 
 import functools
 import itertools
@@ -15,16 +15,16 @@ from rich.table import Table
 from train.bench.simulate import Problem, make_problem
 
 PyTree = Any
-PEAK_SIZE = 2048  # Of the square matrices whose product shows the machine's peak.
+PEAK_SIZE = 2048  # Rows of the square matrices whose product measures the peak of the machine.
 
 
 def compare(
     networks: Sequence[str], batch_sizes: Sequence[int], rounds: int, steps: int, console: Console
 ) -> dict[str, Any]:
-    """Forward and backward of each network here and in PyTorch, if that is installed; the optimizer is left out."""
+    """Time forward and backward of each network here and in PyTorch, if that is installed, without an optimizer."""
     torch = _torch()
     peak = _peak(rounds)
-    title = f"Forward + backward, float32; the machine multiplies matrices at {peak / 1e9:.0f} GFLOP/s"
+    title = f"Forward + backward, float32; matrix products reach {peak / 1e9:.0f} GFLOP/s on this machine"
     table = Table(title=title)
     for column in ("network, batch", "ms", "GFLOP/s", "of peak", "PyTorch ms", "ratio (range)"):
         table.add_column(column, justify="left" if column.startswith("network") else "right", no_wrap=True)
@@ -54,7 +54,7 @@ def compare(
 
 
 def _ours(problem: Problem, steps: int) -> Callable[[], float]:
-    """Seconds a step of a compiled loop over batches."""
+    """Make a function that measures the seconds per step of a compiled loop over batches."""
     batches = problem.batches
 
     @jax.jit
@@ -83,7 +83,7 @@ def _value_and_grad(problem: Problem, params: PyTree, batch: PyTree, key: jax.Ar
 
 
 def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[[], float]:
-    """The same of PyTorch, on as many threads as there are cores."""
+    """Make a function that measures the seconds per step of PyTorch, with as many threads as cores."""
     nn = torch.nn
     relu = lambda *layers: [part for layer in layers for part in (layer, nn.ReLU())]
     model = {
@@ -102,7 +102,7 @@ def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[
     }[network]()  # fmt: skip
     ours = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
     assert sum(p.numel() for p in model.parameters()) == ours, "the two networks differ"
-    # Laid out as PyTorch is fastest with it: channels last, but for MNIST's single channel that is the same.
+    # The fastest layout of PyTorch; for MNIST's single channel it is the same as channels first.
     model = model.to(memory_format=torch.channels_last)
     images = torch.from_numpy(problem.batches.data["image"]).permute(0, 3, 1, 2)
     labels = torch.from_numpy(problem.batches.data["label"].astype(np.int64))
@@ -121,7 +121,7 @@ def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[
 
 
 def _resnet20(torch: Any) -> Any:
-    """The residual network with shortcuts that have no parameters."""
+    """Make the residual network with shortcuts that have no parameters."""
     nn, pad = torch.nn, torch.nn.functional.pad
 
     class Block(nn.Module):
@@ -146,7 +146,7 @@ def _resnet20(torch: Any) -> Any:
 
 
 def _flops(problem: Problem) -> float:
-    """Of one step, as XLA counts them."""
+    """FLOPs of one step, as counted by XLA."""
     batch = jax.tree.map(lambda leaf: leaf[: problem.batches.batch_size], problem.batches.data)
     step = jax.jit(functools.partial(_value_and_grad, problem)).lower(problem.params, batch, jax.random.key(0))
     cost = step.compile().cost_analysis()
@@ -155,7 +155,7 @@ def _flops(problem: Problem) -> float:
 
 
 def _peak(rounds: int) -> float:
-    """FLOP/s of a large matrix product, the best of several."""
+    """FLOP/s of a large matrix product, the best of several measurements."""
     matrix = jnp.ones((PEAK_SIZE, PEAK_SIZE))
     product = jax.jit(jnp.matmul)
     jax.block_until_ready(product(matrix, matrix))

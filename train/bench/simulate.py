@@ -1,4 +1,4 @@
-"""`python -m train bench simulate`: a simulated commit beside a plain sequential step."""
+"""`python -m train bench simulate`: the cost of a simulated commit, relative to a plain sequential step."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ import gemjax
 from gemjax import arrivals
 from train.config.config import Config
 from train.task import losses, models
-from train.task.methods import METHODS, local_steps
+from train.task.methods import local_steps, make_method
 
 PyTree = Any
 BATCH_SIZE = 64  # GEM's.
 
 
 class MLP(nn.Module):
-    """Three dense layers: what is left when there is nothing but matrix products."""
+    """Three dense layers, a network of matrix products alone."""
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -38,7 +38,7 @@ class MLP(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A network on noise: what is timed does not depend on what the images show."""
+    """A network on noise; the timings do not depend on the content of the images."""
 
     params: PyTree
     model_state: PyTree
@@ -53,11 +53,11 @@ MODELS: dict[str, Callable[[str | None], nn.Module]] = {
     "mlp": lambda implementation: MLP(),
 }
 
-SHAPES = {"cnn7": (28, 28, 3), "resnet20": (32, 32, 3)}  # Of the images, where they are not MNIST's.
+SHAPES = {"cnn7": (28, 28, 3), "resnet20": (32, 32, 3)}  # Of the images, if they are not MNIST's.
 
 
 def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str | None = None) -> Problem:
-    """A network of `MODELS`; `implementation` is that of its convolutions."""
+    """Make a problem for a network of `MODELS`; `implementation` is that of its convolutions."""
     rng, shape = np.random.default_rng(0), SHAPES.get(network, (28, 28, 1))
     data = {
         "image": rng.integers(0, 256, (60_000, *shape), dtype=np.uint8),
@@ -73,7 +73,7 @@ def ratios(
     networks: Sequence[str], batch_sizes: Sequence[int], methods: Sequence[str], workers: Sequence[int],
     rounds: int, steps: int, console: Console,
 ) -> dict[str, Any]:  # fmt: skip
-    """Simulated commits of each method and number of workers beside as many steps of sequential momentum SGD."""
+    """Time simulated commits per method and number of workers against as many steps of sequential momentum SGD."""
     return {
         f"{network}, {size}": _ratios(network, size, methods, workers, rounds, steps, console)
         for network in networks
@@ -91,7 +91,7 @@ def _ratios(
     table = Table(
         title=f"Simulator: {network}, {size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
     )
-    for column in ("method", "workers", "ms a commit (median)", "ratio (median)", "ratio (range)"):
+    for column in ("method", "workers", "ms per commit (median)", "ratio (median)", "ratio (range)"):
         table.add_column(column, justify="left" if column == "method" else "right")
     figures: dict[str, Any] = {"sequential_ms": [], "ratio": {}}
     for method in methods:
@@ -101,7 +101,7 @@ def _ratios(
         base, times = [], {n: [] for n in simulated}
         for _ in range(rounds):
             for n, run in simulated.items():
-                # Right before and after, so that a machine whose speed drifts does not decide the ratio.
+                # Timed right before and after, so that the ratio does not depend on a drift of the machine's speed.
                 before, seconds, after = sequential(), run(), sequential()
                 base.append((before + after) / 2)
                 times[n].append((seconds, seconds / base[-1]))
@@ -121,7 +121,7 @@ def _ratios(
 
 
 def _sequential(problem: Problem, steps: int) -> Callable[[], float]:
-    """A plain compiled loop of momentum SGD; the returned function gives seconds a step."""
+    """Make a function that measures the seconds per step of a plain compiled loop of momentum SGD."""
     tx = optax.sgd(0.001, momentum=0.9)
     batches = problem.batches
 
@@ -153,18 +153,18 @@ def _sequential(problem: Problem, steps: int) -> Callable[[], float]:
 
 
 def _simulated(problem: Problem, method: Any, num_workers: int, steps: int) -> Callable[[], float]:
-    """`gemjax.simulate` as a user calls it; timed from chunk to chunk, so without set-up and compilation."""
+    """Make a function that measures the seconds per commit of `gemjax.simulate`, without set-up and compilation."""
     config = Config(method=method, workers=num_workers, learning_rate=0.001)
-    tx, local = METHODS[method](config), local_steps(config)
+    tx, local = make_method(config), local_steps(config)
     trace = arrivals.Gamma(num_workers).trace(2 * steps)
 
     def run() -> float:
-        at: list[float] = []
+        times: list[float] = []
         gemjax.simulate(
             tx, problem.loss_fn, problem.params, problem.batches, trace,
             model_state=problem.model_state, local=local, chunk_size=steps,
-            callback=lambda progress: at.append(time.perf_counter()),
+            callback=lambda progress: times.append(time.perf_counter()),
         )  # fmt: skip
-        return (at[1] - at[0]) / steps
+        return (times[1] - times[0]) / steps
 
     return run

@@ -1,10 +1,13 @@
-"""What a claim is: the runs that decide it, the published numbers, a judgement and a picture."""
+"""The definition of a claim: its runs, the published numbers, a judgement and a picture."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from train.claims.runs import REQUIRED, Run, Scale
 
@@ -13,52 +16,158 @@ if TYPE_CHECKING:  # Claims are listed and planned without drawing.
 
     from train.claims.results import Measured
 
-Verdict = Literal["held", "held in part", "did not hold"]
+Verdict = Literal["reproduced", "reproduced in direction", "differs", "not decidable here"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Part = Literal["paper's setting", "reduced setting", "own investigation"]
+MOST = 2.0  # Agreement to a larger factor says nothing about a number.
 
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """One sentence of a claim, and whether the runs bear it out.
+    """One quantity of a claim: a row of the table of results.
 
     Args:
-      text: the sentence.
-      held: whether it holds for what was measured.
+      text: the quantity, or the sentence that is judged.
+      verdict: the judgement. True stands for a direction that is reproduced, False for "differs". Empty in an investigation of
+        our own, which has findings but no verdict.
       measured: our numbers, in words.
-      paper: the published ones, in words; empty if there are none.
+      paper: the published numbers, in words; empty if there are none.
+      compared: ratio to the paper or difference from it, in words.
+      why: the reason for "not decidable here", and only for that.
     """
 
     text: str
-    held: bool
+    verdict: Verdict | Literal[""] | bool
     measured: str
     paper: str = ""
+    compared: str = ""
+    why: str = ""
 
     def __post_init__(self):
-        object.__setattr__(self, "held", bool(self.held))  # JSON has no numpy.bool.
+        if not isinstance(self.verdict, str):  # Also numpy.bool.
+            object.__setattr__(self, "verdict", VERDICTS[1] if self.verdict else VERDICTS[2])
+        if self.verdict not in (*VERDICTS, ""):
+            raise ValueError(f"a verdict is one of {', '.join(VERDICTS)}; got {self.verdict!r}")
+        if bool(self.why) != (self.verdict == VERDICTS[3]):
+            raise ValueError(f"`why` is the reason for {VERDICTS[3]!r}, and only for that; got {self}")
+
+    @property
+    def held(self) -> bool:
+        """True if the statement is reproduced, in numbers or in direction."""
+        return self.verdict in VERDICTS[:2]
+
+
+class Scatter(NamedTuple):
+    """Standard deviation of the logarithm of a quantity over seeds, and its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+    @classmethod
+    def of(cls, points: Iterable[Sequence[float]]) -> Scatter:
+        """Return the scatter over the seeds of each point, pooled over points.
+
+        >>> Scatter.of([[1.0, 1.1, 1.2], [10.0, 11.0, 12.0], [5.0]]).freedom
+        4
+        """
+        logs = [[math.log(value) for value in values if 0 < value < math.inf] for values in points]
+        freedom = sum(len(values) - 1 for values in logs if values)
+        squares = sum((value - statistics.fmean(values)) ** 2 for values in logs if values for value in values)
+        return cls(math.sqrt(squares / freedom) if freedom else math.nan, freedom)
+
+    def factor(self, seeds: int, runs: int, points: int = 1) -> float:
+        """Return the factor by which two means may differ by chance, at 95 % for all points together; infinite if unknown.
+
+        Args:
+          seeds: number of our seeds per point.
+          runs: number of the paper's runs per point.
+          points: number of points that are compared.
+        """
+        from scipy import stats  # Here, so that claims are listed without it.
+
+        if not self.freedom:
+            return math.inf
+        quantile = float(stats.t.ppf(1 - 0.025 / points, self.freedom))
+        return math.exp(quantile * self.deviation * math.sqrt(1 / seeds + 1 / runs))
+
+
+def compare(
+    text: str,
+    ours: Sequence[Sequence[float]],
+    paper: Sequence[float],
+    *,
+    direction: bool,
+    scatter: Scatter | None = None,
+    runs: int = 3,
+    form: str = ".3g",
+) -> Statement:
+    """Compare means over seeds with positive published numbers, to the factor that the scatter over seeds allows.
+
+    "Reproduced" if every ratio is within that factor of 1 and the factor is at most 2; else "reproduced in direction" if
+    `direction` is true; else "not decidable here" if seeds scatter too much, or there is only one; else "differs".
+
+    Args:
+      text: the quantity.
+      ours: per point, a value per seed.
+      paper: the published numbers.
+      direction: true if our numbers bear out the paper's conclusion without its numbers.
+      scatter: the scatter over seeds; default: that of `ours`.
+      runs: number of the paper's runs behind each number.
+      form: format of the numbers.
+    """
+    means = [statistics.fmean(values) for values in ours]
+    factor = (scatter or Scatter.of(ours)).factor(min(map(len, ours)), runs, len(paper))
+    ratios = [mean / published for mean, published in zip(means, paper, strict=True)]
+    near = all(1 / factor <= ratio <= factor for ratio in ratios)
+    verdict: Verdict = "differs"
+    why = ""
+    if near and factor <= MOST:
+        verdict = "reproduced"
+    elif direction:
+        verdict = "reproduced in direction"
+    elif all(map(math.isfinite, means)) and (near or factor == math.inf):
+        verdict = "not decidable here"
+        why = "one seed" if factor == math.inf else f"seeds scatter by a factor of {factor:.2g}"
+    chance = f"; chance: up to {factor:.2f}" if factor < math.inf else ""
+    return Statement(
+        text, verdict, numbers(means, form), numbers(paper, form), f"ratio {numbers(ratios, '.2f')}{chance}", why
+    )
+
+
+def numbers(values: Iterable[float], form: str = ".3g") -> str:
+    """Return numbers in one line, formatted as in papers.
+
+    >>> numbers([0.5, float("inf")])
+    '0.5 / failed'
+    """
+    return " / ".join(f"{value:{form}}" if math.isfinite(value) else "failed" for value in values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A published claim and how it is checked; `CLAIM` of a module in `train.claims.papers`.
+    """A published claim and its check; `CLAIM` of a module in `train.claims.papers`.
 
     Args:
       name: the module's name.
-      title: one line, what is claimed.
+      title: the claim in one line.
       source: the paper and figure.
-      runs: for each scale, what is run: `"full"` is the paper's setting, `"small"` takes minutes on two cores and needs no
-        files from elsewhere; `"cpu"`, where the paper's setting would take days there, about an hour.
+      runs: the runs of each scale. `"full"` is the paper's setting; `"small"` takes minutes on two cores and needs no files;
+        `"cpu"` takes about an hour where the paper's setting would take days.
       paper: published numbers by quantity, series and point (`{"train_loss": {"GEM": {5: 0.075}}}`).
-      read_off: whether those were read off a figure, so are approximate.
-      judge: a pure function of what was measured; the statements, each held or not. It can ask for `measured.scale`.
-      draw: draws what was measured, beside the published numbers at full scale, into an empty figure.
-      minutes: for each scale, what all of its runs took on two CPU cores, those shared with other claims too, or would take
-        by the speed of their first commits.
-      setting: for each scale whose setting is not the paper's, what it is, in a few words; stands in tables and pictures.
-      paper_note: where the published numbers are from and how sure they are, if that is not simply the paper.
-      then: further runs that depend on what was measured so far (rates chosen on one seed, reported on others); asked again
-        with these, until it names no new ones.
-      tuning: seeds that serve this choice alone, and are not reported.
-      together: whether runs that differ in learning rate and seed alone are made as one program, for networks so small
-        that compiling takes longer than running; their numbers are the same up to rounding.
+      read_off: true if the published numbers were read off a figure, and so are approximate.
+      judge: a pure function of the measurements that returns the statements, at most three. It may depend on `measured.scale`.
+      draw: draws the measurements into an empty figure, at full scale beside the published numbers.
+      minutes: for each scale, the time of all its runs on two CPU cores, including runs shared with other claims, measured or
+        estimated from the speed of the first commits.
+      setting: for each scale whose setting is not the paper's, a short description for tables and pictures.
+      paper_note: origin and accuracy of the published numbers, if they are not simply from the paper.
+      then: further runs that depend on the measurements so far (rates chosen on one seed, reported on others). It is called
+        again with their results, until it names no new runs.
+      height: of the picture, in inches.
+      own: true for an investigation of our own, whose statements have no verdict.
+      tuning: seeds that serve this choice only and are not reported.
+      together: true if runs that differ only in learning rate and seed are made as one program, for networks so small that
+        compiling takes longer than running. Their numbers are the same up to rounding.
     """
 
     name: str
@@ -74,6 +183,8 @@ class Claim:
     paper_note: str = ""
     then: Callable[[Measured], Sequence[Run]] | None = None
     tuning: Sequence[int] = ()
+    own: bool = False
+    height: float = 2.8
     together: bool = False
 
     def __post_init__(self):
@@ -91,15 +202,23 @@ class Claim:
 
 
 def file_name(claim: str, scale: Scale) -> str:
-    """What the files of a claim's result are called, without their ending."""
+    """Return the name of the files of a claim's result, without their ending."""
     return claim if scale == "full" else f"{claim}-{scale}"
 
 
-def verdict(statements: Iterable[Statement]) -> Verdict:
-    """What became of a claim, in words.
+def part(claim: Claim, scale: Scale) -> Part:
+    """Return the part of the page of results to which a claim belongs."""
+    return "own investigation" if claim.own else "paper's setting" if scale == "full" else "reduced setting"
 
-    >>> verdict([Statement("a", True, ""), Statement("b", False, "")])
-    'held in part'
+
+def tally(statements: Iterable[Statement]) -> str:
+    """Return the verdicts of a claim in words.
+
+    >>> one, other = Statement("a", "reproduced", ""), Statement("b", "differs", "")
+    >>> tally([one, other, one]), tally([one, one])
+    ('2 reproduced, 1 differs', 'reproduced')
     """
-    held = [statement.held for statement in statements]
-    return "held" if all(held) else "held in part" if any(held) else "did not hold"
+    counts = Counter(str(statement.verdict) for statement in statements)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{counts[word]} {word}" for word in VERDICTS if word in counts)

@@ -1,4 +1,4 @@
-"""What comes of a claim: its file, its picture, and whether it held, in words."""
+"""The result of a claim: its file, its picture and its verdict in words."""
 
 import dataclasses
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from train.claims.claim import Claim, Statement, verdict
+from train.claims.claim import Claim, Statement, part, tally
 from train.claims.results import Measured
 from train.claims.runs import Scale
 from train.common.console import say
@@ -17,8 +17,9 @@ from train.common.files import write_picture
 
 
 def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -> dict[str, Any]:
-    """What is committed of a claim: verdict, numbers, published numbers, and how they came about."""
+    """Return the committed result of a claim: verdict, measured and published numbers, cost and origin."""
     records = [record for _, record in measured.records]
+    missing = len(claim.runs[measured.scale]) - len(records)
     tuned = measured.where(lambda run: run.config.seed in claim.tuning).rows()
     return {
         "claim": claim.name,
@@ -26,7 +27,8 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
         "source": claim.source,
         "scale": measured.scale,
         "setting": claim.setting.get(measured.scale, ""),
-        "verdict": verdict(statements),
+        "part": part(claim, measured.scale),
+        "verdict": tally(statements),
         "statements": [dataclasses.asdict(statement) for statement in statements],
         "results": measured.where(lambda run: run.config.seed not in claim.tuning).rows(),
         **({"tuning": tuned} if tuned else {}),
@@ -38,6 +40,7 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
         "paper_note": claim.paper_note,
         "cost": {
             "runs": len(records),
+            **({"missing": missing} if missing > 0 else {}),
             "commits": sum(record["commits"] for record in records),
             "run_minutes": round(sum(record["seconds"] for record in records) / 60, 1),
             "processes": max(record["processes"] for record in records),
@@ -50,35 +53,39 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
 
 
 def draw(claim: Claim, measured: Measured, path: Path) -> None:
-    """Draws a claim into `path` (.png)."""
-    from matplotlib.figure import Figure
+    """Draw a claim to `path` (.png): its title, its verdict, the setting, and the picture."""
+    from gemjax.telemetry.style import heading, picture, style
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    claim.draw(figure, measured)
     counts = Counter(
         (run.series, run.point) for run, _ in measured.records if run.config.seed not in claim.tuning
     ).values()
-    seeds = f"{max(counts)} seeds" if len(set(counts)) == 1 else f"up to {max(counts)} seeds"
-    means = f"mean and 95 % interval of {seeds}" if max(counts) > 1 else "one seed"
-    note = ", dashed: the paper, read off a figure" if claim.paper and claim.read_off and measured.full else ""
-    datasets = ", ".join(dict.fromkeys(run.config.dataset for run, _ in measured.records))
-    small = "" if measured.full else f"{measured.scale.upper()} SCALE, not the paper's setting; "
-    own = claim.setting.get(measured.scale, "")
-    figure.suptitle(f"{claim.title}\n{small}{own or datasets}, {means}{note}", fontsize="medium")
-    write_picture(path, figure)
+    least, most = min(counts), max(counts)
+    means = "one seed" if most == 1 else f"mean and range of {most if least == most else f'{least} to {most}'} seeds"
+    datasets = ", ".join(dict.fromkeys(run.config.dataset.replace("mnist", "MNIST") for run, _ in measured.records))
+    setting = claim.setting.get(
+        measured.scale, datasets if measured.full else f"{datasets} in place of the paper's setting"
+    )
+    verdict = tally(claim.judge(measured))
+    with style():
+        figure = picture(columns=2, height=claim.height)
+        grey = "grey: the paper" if claim.paper and measured.full else ""
+        subtitle = ". ".join(filter(None, (verdict.capitalize(), ", ".join(filter(None, (setting, means, grey))))))
+        heading(figure, claim.title, subtitle)
+        claim.draw(figure, measured)
+        write_picture(path, figure, dpi=200)
 
 
 def tell(claim: Claim, scale: Scale, statements: Sequence[Statement], console: Console) -> None:
-    """Says in words whether a claim held."""
+    """Print the statements of a claim and its verdict."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "statement", "measured", "paper"):
+    for column in ("quantity", "paper", "ours", "ratio or difference", "verdict"):
         table.add_column(column, overflow="fold")
-    for statement in statements:
-        table.add_row("held" if statement.held else "NOT HELD", statement.text, statement.measured, statement.paper)
+    for one in statements:
+        verdict = f"{one.verdict} ({one.why})" if one.why else str(one.verdict)
+        table.add_row(one.text, one.paper, one.measured, one.compared, verdict)
     console.print(table)
-    count = sum(statement.held for statement in statements)
-    at = "" if scale == "full" else f", at {scale} scale, which is not the full setting"
-    say(console, f"the claim {verdict(statements)}: {count} of {len(statements)} statements{at}")
+    at = "" if scale == "full" else f", at {scale} scale, which is not the paper's setting"
+    say(console, f"{tally(statements) or 'no verdict: an investigation'}{at}")
 
 
 def _distinct(values: Any) -> list:

@@ -1,15 +1,19 @@
-"""Pieces of a claim's picture: lines with intervals, published numbers beside them, curves along a run."""
+"""Parts of a claim's picture: lines with intervals, published numbers, curves along a run. Colours are those of the methods."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from gemjax.telemetry.style import look, ticks_at
 from train.claims.results import Measured
 from train.task import cluster as pace
 
+PAPER: dict[str, Any] = {"color": "0.8", "lw": 2.8, "zorder": 1.5, "solid_capstyle": "round"}  # Published curves.
+HOLLOW = PAPER | {"marker": "o", "ms": 8, "mec": "0.8"}  # Published points.
 MARKERS = "osD^vP*X"
 WORDS = {
     "train_loss": "training loss at the end",
@@ -29,9 +33,23 @@ AXES = {
 }
 
 
-def look(index: int) -> dict[str, Any]:
-    """Colour and marker of the series at `index`."""
-    return {"color": f"C{index % 10}", "marker": MARKERS[index % len(MARKERS)]}
+def shades(color: Any, count: int) -> list[tuple[float, ...]]:
+    """Return `count` shades of a colour, from the colour itself to a light one; greys stay darker than published curves."""
+    base = np.array(to_rgb(color))
+    white = 0.55 if np.ptp(base) > 0.1 else 0.3
+    return [tuple(base + (1 - base) * white * index / max(1, count - 1)) for index in range(count)]
+
+
+def looks(measured: Measured) -> dict[str, dict[str, Any]]:
+    """Return colour, marker and line of each series: those of its method, in shades where several series share one."""
+    methods = {run.series: run.config.method for run, _ in reversed(measured.records)}
+    found = {}
+    for method in dict.fromkeys(methods.values()):
+        alike = [series for series in measured.series if methods[series] == method]
+        own = look(method)
+        for index, (series, color) in enumerate(zip(alike, shades(own["color"], len(alike)), strict=True)):
+            found[series] = own | {"color": color} | ({"marker": MARKERS[index % len(MARKERS)]} if index else {})
+    return found
 
 
 def lines(
@@ -40,76 +58,59 @@ def lines(
     what: str = "train_loss",
     paper: Mapping[str, Mapping[Any, float]] | None = None,
     series: Sequence[str] | None = None,
+    label: str = "",
 ) -> None:
-    """A line for each series over its points, with 95 % intervals over seeds.
+    """Draw a line per series over its points, with the range over seeds.
 
-    Published numbers are hollow and dashed in the same colour. A point with seeds that are not finite, or with a loss of more
-    than ten times that of initial parameters, is a cross at the edge, the lower one of accuracies.
+    Published numbers are grey. A point with seeds that are not finite, or with more than ten times the loss of initial
+    parameters, is a cross at the upper edge (the lower edge for accuracies). `label` replaces the names of the series.
     """
     edge = 0.03 if what == "test_accuracy" else 0.97
     factor = 100.0 if what in ("test_accuracy", "test_error") else 1.0
-    for index, name in enumerate(measured.series):
+    for name, style in looks(measured).items():
         if series is not None and name not in series:
             continue
         points = measured.points(name)
-        spreads = [_spread(measured, what, name, point) for point in points]
-        means = np.array([spread[0] for spread in spreads]) * factor
-        halves = np.array([spread[1] for spread in spreads]) * factor
+        if paper and name in paper and measured.full:
+            at = sorted(paper[name])
+            axes.plot(at, [factor * paper[name][x] for x in at], **HOLLOW | {"marker": style["marker"]})
+        values = [factor * np.array(_values(measured, what, name, point)) for point in points]
+        means = np.array([np.mean(one) for one in values])
         good = np.isfinite(means)
         if what == "train_loss":
             good &= ~(means > [10 * measured.chance(name, point) for point in points])
-        style = look(index)
-        bars = halves[good] if np.isfinite(halves[good]).any() else None
-        axes.errorbar(np.array(points)[good], means[good], bars, label=name, ms=5, lw=1.5, capsize=3, **style)
-        _seeds(axes, measured, what, name, points, factor, style["color"])
+        spreads = [(mean - min(one), max(one) - mean) for mean, one, ok in zip(means, values, good, strict=True) if ok]
+        bars = np.array(spreads).T if max(map(len, values)) > 1 and spreads else None
+        axes.errorbar(np.array(points)[good], means[good], bars, label=label or name, capsize=2, **style)
         if (~good).any():
             axes.plot(
                 np.array(points)[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
-                transform=axes.get_xaxis_transform(), label=f"{name}: diverged",
-            )  # fmt: skip
-        if paper and name in paper and measured.full:
-            at = sorted(paper[name])
-            axes.plot(
-                at, [factor * paper[name][x] for x in at], ls="--", lw=1, ms=6, mfc="white", alpha=0.8,
-                label=f"{name}, paper", **style,
+                transform=axes.get_xaxis_transform(),
             )  # fmt: skip
     axes.set_ylabel(WORDS.get(what, what))
 
 
-def _seeds(axes: Axes, measured: Measured, what: str, name: str, points, factor: float, color: str) -> None:
-    """Every seed as a dot, where there are several."""
-    for point in points:
-        values = np.array(measured.spread("test_accuracy" if what == "test_error" else what, name, point).values)
-        values = 1 - values if what == "test_error" else values
-        if len(values) > 1:
-            shown = factor * values[np.isfinite(values)]
-            axes.plot([point] * len(shown), shown, ".", ms=3, color=color, alpha=0.6)
-
-
-def _spread(measured: Measured, what: str, name: str, point: float) -> tuple[float, float]:
+def _values(measured: Measured, what: str, name: str, point: float) -> tuple[float, ...]:
     if what == "test_error":
-        mean, half, values = measured.spread("test_accuracy", name, point)
-        mean = 1 - mean
-    else:
-        mean, half, values = measured.spread(what, name, point)
-    return mean, half if len(values) > 2 else np.nan  # Of two seeds it would be 13 standard errors wide.
+        return tuple(1 - value for value in measured.spread("test_accuracy", name, point).values)
+    return measured.spread(what, name, point).values
 
 
 def points_axis(axes: Axes, points: Sequence[float], label: str, *, log: bool = True) -> None:
-    """The points themselves as ticks of the horizontal axis."""
-    if log:
-        axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator([float(point) for point in sorted(points)]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    """Put the ticks of the horizontal axis at the points."""
+    ticks_at(axes, [float(point) for point in points], log=log)
     axes.set_xlabel(label)
 
 
 def log_axis(axes: Axes) -> None:
-    """A logarithmic vertical axis labelled with plain numbers: at 1, 2 and 5, more where those are less than four."""
+    """Make the vertical axis logarithmic with plain numbers at 1, 2 and 5, or more if those are fewer than four."""
+    shared = [line for one in axes.get_shared_y_axes().get_siblings(axes) for line in one.lines]
+    drawn = [np.asarray(line.get_ydata(), float) for line in shared if line.get_transform() == line.axes.transData]
+    if not any((values > 0).any() for values in drawn):  # Every run failed.
+        return
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if low <= 0 or high / low > 2_000:  # Nothing finite was drawn; or decades are ticks enough.
+    if low <= 0 or high / low > 2_000:  # Nothing finite is drawn, or decades are enough ticks.
         return
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     at = lambda *digits: [x for decade in decades for digit in digits if low <= (x := digit * 10.0**decade) <= high]
@@ -124,16 +125,16 @@ def curve(
     axes: Axes, measured: Measured, series: str, point: float, what: str = "train_loss", *,
     per: str = "worker", kind: str = "curve", label: str | None = None, **style,
 ) -> None:  # fmt: skip
-    """A curve along the run, mean over seeds.
+    """Draw a curve along the run, the mean over seeds.
 
-    `per` is what the horizontal axis counts: commits of each `worker`, data `epoch`s of all, or each one's `own epoch`s.
+    `per` is the unit of the horizontal axis: commits per `worker`, data `epoch`s of all workers, or each worker's `own epoch`s.
     """
     commits, values = measured.curve(what, series, point, kind)
     config = next(run.config for run, _ in measured.records if (run.series, run.point) == (series, point))
-    an_epoch = measured.steps_per_epoch(series, point) / pace.mean_period(config)  # In commits.
+    an_epoch = measured.steps_per_epoch(series, point) / pace.mean_period(config)  # Commits per epoch.
     over = {"worker": config.workers, "epoch": an_epoch, "own epoch": config.workers * an_epoch}[per]
     factor = 100.0 if what == "test_accuracy" else 1.0
-    axes.plot(commits / over, factor * values, label=label or series, lw=1.3, **style)
+    axes.plot(commits / over, factor * values, label=label or series, **style)
     axes.set(
         xlabel=AXES[per],
         ylabel={"train_loss": "training loss"}.get(what, WORDS.get(what, what)),

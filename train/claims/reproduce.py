@@ -1,13 +1,12 @@
-"""`python -m train reproduce`: runs what decides a published claim, draws it, and says in words whether it held."""
+"""`python -m train reproduce`: run, judge and draw a published claim."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
+import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,68 +20,73 @@ from train.claims.execution import costs
 from train.claims.execution.cache import POOL, PUBLISHED, Pool
 from train.claims.execution.processes import Processes
 from train.claims.results import Measured
-from train.claims.runs import Record, Run, Scale, groups
+from train.claims.runs import Record, Run, Scale, first_seeds, groups
 from train.claims.summary_table import RESULTS
 from train.common import interrupts
-from train.common.console import say
+from train.common.console import RunConsole, say
 from train.common.errors import UsageError
 from train.common.files import check_out, write_whole
-from train.config.parsing import in_flags, one_line
-from train.run.progress import RunsProgress
+from train.config.parsing import in_flags, parse_flags
+from train.run.groups.progress import GroupProgress
+from train.run.groups.store import until_interrupted
 from train.task import cluster as pace
 
-DESCRIPTION = """Checks published claims with runs in gemjax's simulator.
+DESCRIPTION = """Check published claims with runs in gemjax's simulator.
 
-`small` takes minutes on two CPU cores and needs no files; it judges directions only. `full` is the paper's setting. Most
-claims whose setting takes days on CPUs have `cpu` in between, a smaller network that takes about an hour. Every
-finished run is kept at once, and claims share runs: a command that was interrupted goes on when it is given again."""
-PUBLISHED_RUNS = 400  # Of a claim with more, the table alone is committed.
+Scale `small` takes minutes on two CPU cores, needs no files and judges directions only. `full` is the paper's setting. Most
+claims whose setting takes days on CPUs also have `cpu`, with a smaller network that takes about an hour. Each finished run
+is kept, and claims share runs: repeat an interrupted command to resume it."""
+PUBLISHED_RUNS = 400  # Runs up to which they are committed; of larger claims only the table is.
 
 
 @dataclasses.dataclass(frozen=True)
 class Reproduce:
-    """What `python -m train reproduce` is asked."""
+    """The flags of `python -m train reproduce`."""
 
     claims: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CLAIM")] = ()
-    """Claims to check, by name; `all` for every one."""
+    """Names of the claims to check; `all` for every claim."""
     scale: Scale = "small"
-    """`small`: minutes, directions alone; `full`: the paper's setting; `cpu`, which some claims have: about an hour."""
+    """`small`: minutes, directions only; `full`: the paper's setting; `cpu` (some claims only): about an hour."""
     processes: int | None = None
-    """Runs side by side, a process each; one for each core if not given, a single one on an accelerator."""
+    """Number of processes, with one run each. Default: one per core, or a single one on an accelerator."""
     data_dir: str | None = None
-    """Folder of prepared data sets; TFDS's own default if not given."""
+    """Folder of prepared data sets; default: that of TFDS."""
     manual_dir: str | None = None
-    """Folder with the original files of data sets that cannot be made here."""
+    """Folder with the original files of data sets that cannot be created here."""
     work: str = str(POOL)
-    """Folder of finished runs, from which an interrupted claim goes on."""
+    """Folder of finished runs, from which an interrupted claim resumes."""
     out: str | None = None
-    """Folder for CLAIM.json and CLAIM.png; `train/results` if not given, at small scale the work folder."""
+    """Folder of CLAIM.json and CLAIM.png; default: `train/results`, or the work folder at small scale."""
+    seeds: int | None = None
+    """Judge only the first so many seeds of each point: the result of an unfinished claim."""
     anew: bool = False
-    """Make runs that are published in `train/results/runs` anew, too; those in the work folder stay."""
+    """Repeat runs that are published in `train/results/runs`; runs in the work folder are still used."""
     list: bool = False
-    """List the claims with what they cost, and end."""
+    """List the claims with their costs, and exit."""
     dry_run: bool = False
-    """Say which runs there are, how many commits are to be made and about how long they take, and end."""
+    """Print the runs, the number of commits left and an estimate of their time, and exit."""
 
     def __post_init__(self):
         if self.processes is not None and self.processes < 1:
             raise ValueError(f"--processes must be at least 1; got {self.processes}")
+        if self.seeds is not None and self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1; got {self.seeds}")
 
     @property
     def pool(self) -> Pool:
-        """Finished runs."""
+        """The store of finished runs."""
         return Pool(self.work, None if self.anew else PUBLISHED)
 
     @property
     def folder(self) -> Path:
-        """Where results go."""
+        """The folder of results."""
         return Path(self.out or (Path(self.work) / "small" if self.scale == "small" else RESULTS))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Checks the claims that the command line names; returns the exit status."""
+    """Check the claims that the command line names and return the exit status."""
     asked, claims = parse(argv)
-    console = Console()
+    console = RunConsole()
     if asked.list:
         console.print(costs.listed(RESULTS))
         return 0
@@ -92,37 +96,23 @@ def main(argv: Sequence[str]) -> int:
         return 0
     check_out(asked.folder)
     check_out(asked.work, "--work")
-    interrupts.raise_again()  # Finished runs are kept, and nothing is compiled in this process.
-    try:
+    interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
+
+    def work() -> None:
         for claim in claims:
             reproduce(claim, asked, console)
-    except KeyboardInterrupt as stop:
-        words = " ".join(argv)
-        number = interrupts.number_of(stop)
-        say(
-            console,
-            f"stopped by {interrupts.name_of(number)}; finished runs are kept. Go on with: python -m train reproduce {words}",
-        )
-        return interrupts.status_of(number)
-    return 0
+
+    resume = f"; finished runs are kept. Resume with: python -m train reproduce {shlex.join(argv)}"
+    return until_interrupted(work, console, lambda: resume)
 
 
 def parse(argv: Sequence[str]) -> tuple[Reproduce, list[Claim]]:
-    """What `argv` asks for, and the claims it names.
+    """Return the flags in `argv` and the claims that it names.
 
     Raises:
       UsageError: if it is wrong.
     """
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            asked = tyro.cli(Reproduce, args=list(argv), prog="python -m train reproduce", description=DESCRIPTION)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    except SystemExit as stop:
-        if stop.code == 0:  # --help.
-            raise
-        raise UsageError(f"{one_line(said.getvalue())} (python -m train reproduce --help)") from None
+    asked = parse_flags(Reproduce, argv, "python -m train reproduce", description=DESCRIPTION)
     names = configs.CLAIMS if asked.claims == ("all",) else asked.claims
     if not names and not asked.list:
         raise UsageError(f"name a claim: {', '.join(configs.CLAIMS)}, or all (python -m train reproduce --list)")
@@ -138,13 +128,13 @@ def parse(argv: Sequence[str]) -> tuple[Reproduce, list[Claim]]:
 
 
 def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any]:
-    """Makes the runs of `claim` that are missing, judges and draws all; returns what its JSON file holds.
+    """Make the missing runs of `claim`, judge and draw it, and return the content of its JSON file.
 
     Raises:
       UsageError: if a run cannot be made.
     """
-    pool, runs = asked.pool, claim.runs[asked.scale]
-    known = _known(pool, runs)
+    pool, runs = asked.pool, first_seeds(claim.runs[asked.scale], asked.seeds)
+    known = pool.known(runs)
     say(console, f"{claim.name} ({asked.scale}): {claim.title} [{claim.source}]")
     say(
         console,
@@ -152,10 +142,12 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     )
     _make_missing(claim, runs, known, pool, asked, console)
     measured = Measured(asked.scale, [(run, known[run]) for run in runs])
-    while claim.then is not None and (more := [run for run in claim.then(measured) if run not in known]):
+    while claim.then is not None and (
+        more := [run for run in first_seeds(claim.then(measured), asked.seeds) if run not in known]
+    ):
         runs = [*runs, *more]
-        known |= _known(pool, runs)
-        say(console, f"{len(runs)} runs with those that follow from what was measured")
+        known |= pool.known(runs)
+        say(console, f"{len(runs)} runs, including those that follow from the measurements")
         _make_missing(claim, runs, known, pool, asked, console)
         measured = Measured(asked.scale, [(run, known[run]) for run in runs])
     statements = list(claim.judge(measured))
@@ -173,9 +165,9 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
 
 
 def _published(pool: Pool, known: dict[Run, Record]) -> str:
-    """In words, how many of the finished runs were not made here."""
+    """Return a remark on the number of finished runs that come from the published folder; empty if there are none."""
     count = sum(not pool.file(run).exists() for run in known)
-    return f" ({count} of them published in {os.path.relpath(PUBLISHED)}; --anew makes them here)" if count else ""
+    return f" ({count} of them published in {os.path.relpath(PUBLISHED)}; --anew repeats them here)" if count else ""
 
 
 def _make_missing(
@@ -188,53 +180,45 @@ def _make_missing(
 
 
 def _lacking(runs: Sequence[Run], asked: Reproduce) -> str:
-    """What the data of `runs` lack, in a line."""
-    from train.task.data import load as data  # Not sooner: it imports TFDS, which a look at what is done does not need.
+    """Return a line on missing data of `runs`; empty if there are none."""
+    from train.task.data import (
+        load as data,
+    )  # Imported late: it imports TFDS, which a lookup of finished runs does not need.
 
     names = dict.fromkeys(run.config.dataset for run in runs)
     said = (data.missing(name, data_dir=asked.data_dir, manual_dir=asked.manual_dir) for name in names)
     return in_flags(" ".join(filter(None, said)))
 
 
-def _known(pool: Pool, runs: Sequence[Run]) -> dict[Run, Record]:
-    """The runs that are done.
-
-    Raises:
-      UsageError: if the record of one is damaged.
-    """
-    try:
-        return {run: found for run in runs if (found := pool.load(run)) is not None}
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def _make(grouped: list[list[Run]], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console) -> None:
-    """Makes runs, the longest first, and keeps each as it ends.
+    """Make runs, the longest first, and keep each record as it arrives.
 
     Raises:
-      UsageError: if one cannot be made; those that are under way are given up.
+      UsageError: if a run cannot be made. Runs in flight are abandoned.
     """
-    machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
     runs = [run for group in grouped for run in group]
     total = sum(map(costs.gradients, runs))
     periods = {run.name: pace.mean_period(run.config) for run in runs}
-    with Processes(asked.processes) as processes, RunsProgress(console, total, len(runs)) as progress:
+    with Processes(asked.processes) as processes, GroupProgress(console, "run", len(runs), total) as progress:
         say(console, f"{processes.count} at a time on {processes.hardware['device']}, {total:,} gradients to make")
-        commit = _git_commit()
-        tell = lambda name, commits: progress.update(name, round(commits * periods[name]))
-        for run, record, error in processes.make(grouped, machine, tell):
-            if record is None:
-                raise UsageError(f"{run.name}: {error}") from error
-            own = {"hardware": processes.hardware, "processes": processes.count, "git_commit": commit}
-            known[run] = record | own | {"date": time.strftime("%Y-%m-%d")}
-            pool.save(run, known[run])
+        own = {"hardware": processes.hardware, "processes": processes.count, "git_commit": _git_commit()}
+
+        def records() -> Iterator[tuple[Run, Record]]:
+            machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
+            tell = lambda name, commits: progress.update(name, round(commits * periods[name]))
+            for run, record, error in processes.make(grouped, machine, tell):
+                if record is None:
+                    raise UsageError(f"{run.name}: {error}") from error
+                yield run, record | own | {"date": time.strftime("%Y-%m-%d")}
+
+        for run, record in pool.keep(records(), known):
             progress.end(run.name, costs.gradients(run), f"training loss {_plain(record['train_loss'])}")
 
 
 def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
-    """Says what would be run."""
-    runs, pool = claim.runs[asked.scale], asked.pool
-    known = _known(pool, runs)
+    """Print the runs of `claim`, the number of commits left and an estimate of their time."""
+    runs, pool = first_seeds(claim.runs[asked.scale], asked.seeds), asked.pool
+    known = pool.known(runs)
     missing = [run for run in runs if run not in known]
     total, left = sum(map(costs.commits, runs)), sum(map(costs.commits, missing))
     processes = asked.processes or Processes.usual()
@@ -244,10 +228,8 @@ def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     done = f"{len(known)} done{_published(pool, known)}"
     say(console, f"{claim.name} ({asked.scale}): {len(runs)} runs of {total:,} commits in all, {done}")
     more = ""
-    if claim.then is not None:  # What its author measured is the time of all.
-        more = (
-            "; then more runs, by what these measure" if known else ", with those that follow from what these measure"
-        )
+    if claim.then is not None:  # The time that its author measured covers all runs.
+        more = "; then more runs, which depend on these" if known else ", including runs that depend on these"
     say(console, f"left: {left:,} commits, about {seconds / 60:.0f} min with {processes} processes{more}")
     for place in dict.fromkeys((run.series, run.point) for run in missing):
         here = [run for run in missing if (run.series, run.point) == place]
@@ -261,7 +243,7 @@ def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
 
 
 def _git_commit() -> str:
-    """The commit of the checkout, marked where files differ from it; empty outside of git."""
+    """Return the commit of the checkout, with a `+` if files differ from it; empty outside of git."""
     run = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True, cwd=RESULTS.parent).stdout
     try:
         commit, changed = run("rev-parse", "--short=10", "HEAD").strip(), run("status", "--porcelain", "-uno").strip()

@@ -1,4 +1,4 @@
-"""What the runs of a claim measured: means and intervals over seeds, by series and point."""
+"""Measurements of the runs of a claim: means and intervals over seeds, by series and point."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ SCALARS = ("train_loss", "test_loss", "test_accuracy", "time", "staleness_p50", 
 
 
 class Spread(NamedTuple):
-    """A mean over seeds and half the width of its 95 % confidence interval (Student's t; NaN of one seed)."""
+    """A mean over seeds and half the width of its 95 % confidence interval (Student's t; NaN for one seed)."""
 
     mean: float
     half: float
@@ -21,7 +21,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of one value a seed; infinite as soon as one is.
+        """Return the spread of one value per seed. The mean is infinite if a value is.
 
         >>> Spread.of([1.0, 2.0, 3.0]).mean, round(Spread.of([1.0, 2.0, 3.0]).half, 2)
         (2.0, 2.48)
@@ -33,7 +33,7 @@ class Spread(NamedTuple):
         return cls(mean, half, tuple(float(value) for value in values))
 
     def text(self, form: str = ".3g", factor: float = 1.0) -> str:
-        """The mean, and the interval where there is one.
+        """Return the mean and, if known, the interval.
 
         >>> Spread.of([0.5, 0.7]).text(".1f", 100)
         '60.0 ± 127.1'
@@ -48,8 +48,8 @@ class Measured:
     """The records of a claim's runs. Series and points keep the order in which the claim names them.
 
     Args:
-      scale: at which the claim was run.
-      records: the run and what it recorded, pair by pair.
+      scale: the scale of the claim.
+      records: pairs of a run and its record.
     """
 
     def __init__(self, scale: Scale, records: Sequence[tuple[Run, Record]]):
@@ -58,11 +58,11 @@ class Measured:
 
     @property
     def full(self) -> bool:
-        """Whether this is the paper's setting, so that its numbers can be compared."""
+        """True if this is the paper's setting, so that its numbers can be compared."""
         return self.scale == "full"
 
     def where(self, keep: Callable[[Run], bool]) -> "Measured":
-        """The same of those runs alone that `keep` says."""
+        """Return the measurements of the runs for which `keep` is true."""
         return Measured(self.scale, [(run, record) for run, record in self.records if keep(run)])
 
     @property
@@ -70,11 +70,11 @@ class Measured:
         return list(dict.fromkeys(run.series for run, _ in self.records))
 
     def points(self, series: str) -> list[float]:
-        """Where `series` was measured."""
+        """Return the points of `series`."""
         return list(dict.fromkeys(run.point for run, _ in self.records if run.series == series))
 
     def of(self, series: str, point: float) -> list[Record]:
-        """The records of one point, one a seed.
+        """Return the records of one point, one per seed.
 
         Raises:
           KeyError: if there is none.
@@ -85,28 +85,42 @@ class Measured:
         return found
 
     def spread(self, what: str, series: str, point: float) -> Spread:
-        """Mean and interval over seeds of a scalar of the record, or of the median of a diagnostic (`pi_median`).
+        """Return mean and interval over seeds of a scalar of the record, or of the median of a diagnostic (`pi_median`).
 
-        What was not finite is infinite (a loss) or NaN (an accuracy, in [0, 1]), so that no comparison with it holds.
+        A value that is not finite becomes infinite (a loss) or NaN (an accuracy), so that no comparison with it holds.
         """
         return Spread.of([_value(record, what) for record in self.of(series, point)])
 
+    def values(self, what: str, series: str, points: Sequence[float] | None = None) -> list[tuple[float, ...]]:
+        """Return per point (default: all of `series`) a value per seed; see :meth:`spread`."""
+        return [self.spread(what, series, point).values for point in points or self.points(series)]
+
     def mean(self, what: str, series: str, point: float) -> float:
-        """The mean over seeds; see :meth:`spread`."""
+        """Return the mean over seeds; see :meth:`spread`."""
         return self.spread(what, series, point).mean
 
+    def exceeds(self, what: str, one: tuple[str, float], other: tuple[str, float]) -> bool:
+        """Return True if a scalar is larger at `one`, a series and its point, than at `other`, beyond the scatter over seeds.
+
+        Seeds are compared in pairs: the mean of their differences is above half of its 95 % interval. With one seed a larger
+        number is enough.
+        """
+        pairs = zip(self.spread(what, *one).values, self.spread(what, *other).values, strict=True)
+        mean, half, _ = Spread.of([a - b for a, b in pairs])
+        return mean > (0 if math.isnan(half) else half)
+
     def diverged(self, series: str, point: float) -> int:
-        """How many seeds ended with a larger training loss than they began with."""
+        """Return the number of seeds that ended with a larger training loss than they began with."""
         return sum(record["diverged"] for record in self.of(series, point))
 
     def chance(self, series: str, point: float) -> float:
-        """The mean training loss of initial parameters."""
+        """Return the mean training loss of initial parameters."""
         return float(np.mean([record["initial_train_loss"] for record in self.of(series, point)]))
 
     def curve(self, what: str, series: str, point: float, kind: str = "curve") -> tuple[np.ndarray, np.ndarray]:
-        """Commits and the mean over seeds of a curve (`train_loss`), or with `kind="evaluations"` of `test_loss`, ….
+        """Return commits and mean over seeds of a curve (`train_loss`), or with `kind="evaluations"` of `test_loss`, ….
 
-        Values that were not finite are NaN; seeds that ended early count as far as they came.
+        Values that are not finite are NaN. Seeds that ended early count up to their end.
         """
         curves = [record[kind] for record in self.of(series, point)]
         longest = max(curves, key=lambda curve: len(curve["commits"]))["commits"]
@@ -119,22 +133,22 @@ class Measured:
         return np.array(longest, float), np.where(known.any(0), sums / np.maximum(1, known.sum(0)), np.nan)
 
     def times(self, series: str, point: float) -> np.ndarray:
-        """Virtual times of the points of :meth:`curve`, of the seed that came farthest."""
+        """Return virtual times of the points of :meth:`curve`, from the seed with the longest run."""
         curves = [record["curve"] for record in self.of(series, point)]
         return np.array(max(curves, key=lambda curve: len(curve["commits"]))["time"], float)
 
     def diagnostic(self, what: str, series: str, point: float, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """A diagnostic along the run of seed `index`: parts of its virtual time, in (0, 1], and the median of each moment."""
+        """Return fractions of the virtual time, in (0, 1], and a diagnostic there (medians), of the run of seed `index`."""
         found = self.of(series, point)[index]["diagnostics"][what]
         times = np.array(found["time"], float)
         return times / times[-1:], np.array(found["curve"], float)
 
     def steps_per_epoch(self, series: str, point: float) -> int:
-        """Commits of one worker that are one epoch of data."""
+        """Return the number of gradients of one worker per epoch of data."""
         return self.of(series, point)[0]["steps_per_epoch"]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a series and point: all scalars and diagnostics with mean, interval and values over seeds; for JSON."""
+        """Return a row per series and point, for JSON: mean, interval and values over seeds of scalars and diagnostics."""
         rows = []
         for series in self.series:
             for point in self.points(series):

@@ -6,30 +6,17 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from train.config.config import Config
+from train.config.config import BOOKKEEPING, Config
 from train.task import cluster as pace
 
-Record = dict[str, Any]  # What is kept of a run.
+Record = dict[str, Any]  # The measurements of a run.
 Scale = Literal["small", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("small", "cpu", "full")
 REQUIRED: tuple[Scale, ...] = ("small", "full")
-
-# Fields of a configuration that change no number of a simulated run.
-FREE = (
-    "data_dir",
-    "manual_dir",
-    "out",
-    "tensorboard",
-    "dry_run",
-    "resume",
-    "eval_every",
-    "eval_seconds",
-    "checkpoint_every",
-    "checkpoint_seconds",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +24,13 @@ class Run:
     """One training run of a claim, in the simulator.
 
     Args:
-      series: the line of the picture, or the row of the table, that it belongs to.
-      point: where on that line it stands: a number of workers, a κ, ….
-      config: what is trained; runs of one series and point differ by its seed.
+      series: its line of the picture, or row of the table.
+      point: its place on that line: a number of workers, a κ, ….
+      config: the configuration. Runs of one series and point differ in its seed.
       diagnostics: quantities of the method to record at moments spread over the run (`pi_median`, `gap`, …).
-      evaluations: how often the test set is looked at, evenly over the run; always at its end.
+      evaluations: number of evaluations on the test set, evenly spaced, with one at the end.
+      pretraining: epochs in which one worker trains the initial parameters, with the local optimizer and its rate and with
+        seed 0 whatever the run's: runs that differ in method, workers and seed begin alike.
     """
 
     series: str
@@ -49,6 +38,7 @@ class Run:
     config: Config
     diagnostics: tuple[str, ...] = ()
     evaluations: int = 1
+    pretraining: float = 0.0
 
     def __post_init__(self):
         if self.config.engine != "simulate":
@@ -58,25 +48,28 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run in words, for progress and messages."""
+        """The name of the run in progress lines and messages."""
         return f"{self.series} at {self.point:g}, seed {self.config.seed}"
 
     def described(self) -> dict[str, Any]:
-        """All that decides the run's numbers: what its configuration sets apart from defaults, and what is recorded.
+        """Return everything that decides the run's numbers: fields that differ from their defaults, and recorded quantities.
 
         >>> Run("GEM", 5, Config(engine="simulate", workers=5, seed=1, data_dir="anywhere")).described()["config"]
         {'engine': 'simulate', 'seed': 1, 'workers': 5}
         """
         fields = {field.name: (field.default, getattr(self.config, field.name)) for field in dataclasses.fields(Config)}
-        changed = {name: value for name, (default, value) in fields.items() if value != default and name not in FREE}
+        changed = {
+            name: value for name, (default, value) in fields.items() if value != default and name not in BOOKKEEPING
+        }
         return {
             "config": dict(sorted(changed.items())),
             "diagnostics": sorted(self.diagnostics),
             "evaluations": self.evaluations,
+            **({"pretraining": self.pretraining} if self.pretraining else {}),
         }
 
     def key(self, version: str) -> str:
-        """A file name that is another one as soon as anything differs that decides the run's numbers."""
+        """Return a file name that changes with everything that decides the run's numbers."""
         text = json.dumps(self.described() | {"version": version}, sort_keys=True)
         short = hashlib.sha256(text.encode()).hexdigest()[:12]
         config = self.config
@@ -84,7 +77,7 @@ class Run:
 
 
 def num_commits(config: Config, rows: int) -> int:
-    """Commits of all workers together, on a data set of so many training rows.
+    """Return the number of commits of all workers on a data set with `rows` training rows.
 
     >>> num_commits(Config(dataset="mnist", workers=5, epochs=1.0, batch_size=64), 60_000)
     4685
@@ -101,20 +94,40 @@ def over_seeds(
     seeds: Iterable[int] = (0, 1, 2),
     diagnostics: tuple[str, ...] = (),
     evaluations: int = 1,
+    pretraining: float = 0.0,
 ) -> list[Run]:
-    """A run for each seed at one point, which is the number of workers if none is given.
+    """Return a run per seed at one point, by default the number of workers.
 
     >>> [run.config.seed for run in over_seeds("GEM", Config(engine="simulate", workers=5))]
     [0, 1, 2]
     """
     point = config.workers if point is None else point
-    return [Run(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations) for seed in seeds]
+    return [
+        Run(series, point, dataclasses.replace(config, seed=seed), diagnostics, evaluations, pretraining)
+        for seed in seeds
+    ]
+
+
+def first_seeds(runs: Sequence[Run], count: int | None) -> list[Run]:
+    """Return the runs with the first `count` seeds of each series and point; all of them if `count` is None.
+
+    >>> runs = over_seeds("GEM", Config(engine="simulate", workers=5), seeds=(3, 1, 2))
+    >>> [run.config.seed for run in first_seeds(runs, 2)]
+    [3, 1]
+    """
+    made: Counter[tuple[str, float]] = Counter()
+    found = []
+    for run in runs:
+        made[run.series, run.point] += 1
+        if count is None or made[run.series, run.point] <= count:
+            found.append(run)
+    return found
 
 
 def groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """`runs` in groups of which each can be one program: every learning rate of a group with every seed of it.
+    """Return `runs` in groups that can be one program each: every learning rate of a group with every seed of it.
 
-    Runs with diagnostics, or with more than one look at the test set, are groups of their own.
+    Runs with diagnostics, with several evaluations or with pre-training are groups of one.
 
     >>> slow, fast = (Config(engine="simulate", learning_rate=rate) for rate in (0.01, 0.1))
     >>> together = groups([*over_seeds("slow", slow, seeds=(0, 1)), *over_seeds("fast", fast, seeds=(0, 1, 2))])
@@ -124,7 +137,7 @@ def groups(runs: Sequence[Run]) -> list[list[Run]]:
     by_rate: dict[Any, list[Run]] = {}  # By all but the seed.
     for index, run in enumerate(runs):
         config = dataclasses.replace(run.config, seed=0)
-        alone = bool(run.diagnostics) or run.evaluations > 1
+        alone = bool(run.diagnostics or run.pretraining) or run.evaluations > 1
         by_rate.setdefault((config, index if alone else None), []).append(run)
     found: dict[Any, list[Run]] = {}
     for (config, alone), group in by_rate.items():

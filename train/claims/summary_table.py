@@ -1,6 +1,6 @@
-"""`python -m train results`: writes the page of all checked claims from the files that `reproduce` wrote."""
+"""`python -m train results`: write the page of all checked claims from the files of `reproduce`."""
 
-import argparse
+import dataclasses
 import inspect
 import json
 import re
@@ -10,69 +10,159 @@ from typing import Any
 
 from train.claims import gain
 from train.claims.claim import file_name
+from train.common.errors import RecordError
 from train.common.files import write_whole
+from train.config.parsing import parse_flags
 
 RESULTS = Path(__file__).parents[1] / "results"
 PAGE = "README.md"  # In the folder of results.
-HEADER = ("claim", "verdict", "statements held", "runs", "cost")
-STATEMENTS = ("", "statement", "measured", "paper")
-MADE = ("claims", "machine", "commits", "dates")
+HEADER = ("figure", "quantity", "paper", "ours", "ratio or difference", "verdict")
+FINDINGS = ("question", "quantity", "paper", "ours")
+MADE = ("claims", "setting and numbers", "runs", "cost", "machine", "commits", "dates")
 INTRODUCTION = """# Published claims, checked
 
 This page is written by `python -m train results` from the JSON files beside it. `python -m train reproduce CLAIM` makes such
 a file; [train/README.md](../README.md#check-published-claims) describes that command.
 
-A claim is a list of statements that runs decide. A claim **held** if all of its statements held. The costs are those of all
-runs of a claim together."""
-# Commits that results name and the history lacks, by the commit that holds their work.
+A number is **reproduced** if its ratio to the published one is within the factor by which two means over seeds differ by
+chance (95 % for all points of a row together, at most 2). **Reproduced in direction** means that the paper's conclusion follows
+from our numbers too, which differ from the paper's. In the pictures the paper's curves are grey and ours in colour.
+[Runs, costs and machines](#runs-costs-and-machines) are at the end."""
+PARTS = {  # Heading and introduction of each part of the page.
+    "paper's setting": (
+        "The papers' settings",
+        "GEM: Hermans & Louppe, [Gradient Energy Matching](https://arxiv.org/abs/1805.08469), 2018, on MNIST. Its published\n"
+        "curves were read from the figures' vector graphics ([gem_curves.json](../claims/papers/gem_curves.json)).",
+    ),
+    "reduced setting": (
+        "Reduced settings",
+        "Smaller networks and data, because the papers' settings take days on CPUs. The papers' ratios are kept.",
+    ),
+    "own investigation": ("Own investigations", "Questions that the papers leave open; they have no verdict."),
+}
+LEAST = 500  # Commits per worker below which a result decides nothing.
+# Commits that results name but the history lacks, by the commit that contains their work.
 LANDED = {"023ae49": ("f83d059e41", "1e41995b2e", "734a8eac92", "bd1d874bf1", "e7777d116c", "4c43f49230")}
 
 
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Write the page of all checked claims from the files of `reproduce`."""
+
+    results: str = str(RESULTS)
+    """Folder of the CLAIM.json files."""
+
+
 def main(argv: Sequence[str]) -> int:
-    """Writes the page and README's picture of the gain into the folder of results; returns the exit status."""
+    """Write the page and README's picture of the gain to the folder of results and return the exit status."""
     folder = parse(argv)
-    results = load(folder)
-    write_whole(folder / PAGE, page(results))
-    print(f"wrote {folder / PAGE} (claims: {len(results)})")
+    results, path = load(folder), folder / PAGE
+    if path.exists() and not path.read_bytes().startswith(INTRODUCTION.partition("\n")[0].encode()):
+        raise RecordError(f"{path} is another page, which this command would replace; name another folder")
+    write_whole(path, page(results))
+    print(f"wrote {path} (claims: {len(results)})")
     if any(result["claim"] == gain.CLAIM for result in results):
         print(f"wrote {gain.draw_gain(folder)}")
     return 0
 
 
 def parse(argv: Sequence[str]) -> Path:
-    """The folder of results that `argv` names."""
-    parser = argparse.ArgumentParser(prog="python -m train results", description=__doc__)
-    parser.add_argument("--results", metavar="FOLDER", default=str(RESULTS), help="folder of the CLAIM.json files")
-    return Path(parser.parse_args(argv).results)
+    """Return the folder of results that `argv` names."""
+    return Path(parse_flags(Results, argv, "python -m train results").results)
 
 
 def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The results of all claims in `folder`, by name."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return [result for result in found if "claim" in result]
+    """Return the results of all claims in `folder`, sorted by name.
+
+    Raises:
+      RecordError: if a file is damaged.
+    """
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(result, dict) and "claim" in result:
+                page([result])
+                found.append(result)
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise RecordError(
+                f"{path} is not the result of a claim ({type(error).__name__}: {ascii(str(error))[:60]})"
+            ) from error
+    return found
 
 
 def page(results: Sequence[dict[str, Any]]) -> str:
-    """The page: a table of all claims, how they were made, and a section per claim."""
+    """Return the page: per part a table of all quantities and the pictures, and at the end the origin of the runs."""
     if not results:
         return f"{INTRODUCTION}\n\nNo claim has been run yet.\n"
-    lines = [INTRODUCTION, "", *_table(HEADER, map(_row, results)), "", *_made(results)]
-    for result in results:
-        path = file_name(result["claim"], result["scale"])
-        rows = [
-            ("held" if one["held"] else "**not held**", one["text"], one["measured"], one["paper"])
-            for one in result["statements"]
+    lines = [INTRODUCTION]
+    for name, (heading, introduction) in PARTS.items():
+        if own := [result for result in results if _part(result) == name]:
+            header = FINDINGS if name == "own investigation" else HEADER
+            rows = [row[: len(header)] for result in own for row in _rows(result)]
+            lines += ["", f"## {heading}", *(["", introduction] if introduction else []), "", *_table(header, rows)]
+            lines += [line for result in own for line in _section(result)]
+    if missing := _missing(results):
+        lines += ["", f"No result yet: {missing}. `python -m train reproduce --list` says what they cost."]
+    lines += ["", "## Runs, costs and machines", "", "<details>", "<summary>All runs</summary>", ""]
+    return "\n".join([*lines, *_made(results), "", "</details>"]) + "\n"
+
+
+def _missing(results: Sequence[dict[str, Any]]) -> str:
+    """Return the names of the claims without any result."""
+    from train.claims import papers as configs
+
+    done = {result["claim"] for result in results}
+    return ", ".join(f"[`{name}`](../claims/papers/{name}.py)" for name in configs.CLAIMS if name not in done)
+
+
+def _part(result: dict[str, Any]) -> str:
+    return result.get("part") or ("paper's setting" if result["scale"] == "full" else "reduced setting")
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the rows of a claim, of which only the first one names its figure; one row for a result that is out of date."""
+    name = file_name(result["claim"], result["scale"])
+    figure = f"[{result['source']}](#{name})"
+    if _outdated(result):
+        commits = min(
+            (row["commits"] / row["config"].get("workers", 8) for row in result.get("results", ())), default=LEAST
+        )
+        short = f" ({commits:.0f} commits per worker)" if commits < LEAST else ""
+        return [
+            (
+                figure,
+                "no result yet; the last one is of an earlier setting",
+                "",
+                "",
+                "",
+                f"**not decidable here**{short}",
+            )
         ]
-        lines += [
-            *("", f"## {path}", ""),
-            f"{result['title']} ({result['source']}){_setting(result)}: **{result['verdict']}**.",
-            *("", *_table(STATEMENTS, rows), ""),
-            *_found(result),
-            f"{_cost(result)}; {_runs(result)}. Setting and deviations:",
-            f"[{result['claim']}.py](../claims/papers/{result['claim']}.py); all numbers: [{path}.json]({path}.json).",
-            *("", f"![{result['title']}]({path}.png)"),
-        ]
-    return "\n".join(lines) + "\n"
+    rows: list[tuple[str, ...]] = []
+    for one in result["statements"]:
+        verdict = f"**{one['verdict']}**" + (f" ({one['why']})" if one["why"] else "")
+        rows.append(("" if rows else figure, one["text"], one["paper"], one["measured"], one["compared"], verdict))
+    return rows
+
+
+def _outdated(result: dict[str, Any]) -> bool:
+    """Return True if the result is from before verdicts were words, or of another setting than its claim has now."""
+    from train.claims import papers as configs
+
+    now = configs.claim(result["claim"]).setting if result["claim"] in configs.CLAIMS else {}
+    setting = result.get("setting", "")
+    return any("verdict" not in one for one in result["statements"]) or now.get(result["scale"], setting) != setting
+
+
+def _section(result: dict[str, Any]) -> list[str]:
+    """Return the picture of a claim and its findings; of a result that is out of date only its setting."""
+    path = file_name(result["claim"], result["scale"])
+    title = f"{result['title']} ({result['source']}){_setting(result)}."
+    if _outdated(result):
+        return ["", f"### {path}", "", f"{title} This result is out of date."]
+    found = _found(result)
+    return ["", f"### {path}", "", title, "", f"![{result['title']}]({path}.png)", *(["", *found] if found else [])]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -80,58 +170,47 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 
 
-def _row(result: dict[str, Any]) -> tuple[str, ...]:
-    held, name = sum(one["held"] for one in result["statements"]), file_name(result["claim"], result["scale"])
-    return (
-        f"[{result['title']}](#{name}) ({result['source']}; `{result['claim']}`){_setting(result)}",
-        f"**{result['verdict']}**",
-        f"{held} of {len(result['statements'])}",
-        _runs(result),
-        _cost(result),
-    )
-
-
 def _setting(result: dict[str, Any]) -> str:
-    """What was run, if that is not the published setting."""
-    full = result["scale"] == "full"
-    words = result.get("setting") or ("" if full else "a smaller setting")
-    return f". **{'' if full else 'Not the full setting: '}{words}**" if words else ""
+    """Return the setting if it is not the published one."""
+    words = result.get("setting") or ("" if result["scale"] == "full" else "a smaller setting")
+    return f". Setting: {words}" if words else ""
 
 
 def _found(result: dict[str, Any]) -> list[str]:
-    """What the claim's docstring says was found at this scale."""
+    """Return the findings at this scale from the claim's docstring."""
     from train.claims import papers as configs
 
     if result["claim"] not in configs.CLAIMS:
         return []
     scale = "" if result["scale"] == "full" else rf" \({result['scale']}\)"
     text = inspect.getdoc(configs.module(result["claim"])) or ""
-    found = re.search(rf"^Found{scale}: .+?(?=\n\n|\nFound)", text, re.DOTALL | re.MULTILINE)
-    return [*found[0].splitlines(), ""] if found else []
+    found = re.search(rf"^Found{scale}: (.+?)(?=\n\n|\nFound)", text, re.DOTALL | re.MULTILINE)
+    return [found[1][0].upper() + found[1][1:]] if found else []
 
 
-def _runs(result: dict[str, Any]) -> str:
-    seeds = result["seeds"]
-    return f"{result['cost']['runs']} runs, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
-def _cost(result: dict[str, Any]) -> str:
-    minutes = result["cost"]["run_minutes"] / result["cost"]["processes"]
-    return f"{result['cost']['commits']:,} commits, {minutes:.0f} min"
+def _runs(cost: dict[str, Any]) -> str:
+    """Return the number of runs; of a result with unfinished runs also of all."""
+    return f"{cost['runs']} of {cost['runs'] + cost['missing']}" if "missing" in cost else str(cost["runs"])
 
 
 def _made(results: Sequence[dict[str, Any]]) -> list[str]:
-    """A table of machines, commits and dates; claims that share them share a row."""
-    rows: dict[tuple[str, ...], list[str]] = {}
+    """Return a table of settings, costs, machines, commits and dates, with a row per claim."""
+    rows = []
     for result in results:
+        path, seeds, cost = file_name(result["claim"], result["scale"]), result["seeds"], result["cost"]
         machines = [
-            f"{one['device']} ({one['cores']} cores, jax {one['jax']}, {result['cost']['processes']} runs at a time)"
+            f"{one['device']} ({one['cores']} cores, jax {one['jax']}, {cost['processes']} runs at a time)"
             for one in result["hardware"]
         ]
         commits = ", ".join(f"`{commit}`" for commit in result["git_commits"] if commit) or "not known"
-        made = ("; ".join(machines), commits, ", ".join(result["dates"]))
-        rows.setdefault(made, []).append(f"`{result['claim']}`")
-    lines = _table(MADE, [(", ".join(names), *made) for made, names in rows.items()])
+        rows.append((
+            f"`{path}`",
+            f"[setting](../claims/papers/{result['claim']}.py), [numbers]({path}.json)",
+            f"{_runs(cost)}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+            f"{cost['commits']:,} commits, {cost['run_minutes'] / cost['processes']:.0f} min",
+            "; ".join(machines), commits, ", ".join(result["dates"]),
+        ))  # fmt: skip
+    lines = _table(MADE, rows)
     named = {commit for result in results for commit in result["git_commits"]}
     for landed, states in LANDED.items():
         if missing := [f"`{commit}`" for commit in states if commit in named]:

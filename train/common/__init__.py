@@ -1,1 +1,1 @@
-"""What all commands share and what knows nothing of training: errors, files, signals, this machine."""
+"""The parts of all commands that are independent of training: errors, files, signals, this machine."""

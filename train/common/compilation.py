@@ -1,4 +1,4 @@
-"""The persistent compilation cache: a program that was compiled once starts at once the next time."""
+"""The persistent compilation cache: compiled programs are kept for the next start."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 FLAG = "--compilation-cache"
 OFF = "off"
-MAX_BYTES = 2**30  # Beyond it the entries that were written first are removed at the start.
+MAX_BYTES = 2**30  # The oldest entries beyond it are removed at the start.
 SETTINGS = {
     "jax_compilation_cache_dir": "",  # The folder.
     "jax_persistent_cache_min_compile_time_secs": "0.2",
@@ -18,7 +18,7 @@ SETTINGS = {
 
 
 def default_folder() -> Path:
-    """Folder of the cache: `gemjax/compilation` in the user's cache folder.
+    """Return the default folder of the cache: `gemjax/compilation` in the user's cache folder.
 
     >>> default_folder().parts[-2:]
     ('gemjax', 'compilation')
@@ -30,7 +30,7 @@ def default_folder() -> Path:
 
 
 def take_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """Takes `--compilation-cache FOLDER` out of the command line; `None` if it is not there.
+    """Take `--compilation-cache FOLDER` out of a command line; `None` if it is not given.
 
     >>> take_flag(["mnist", "--compilation-cache", "off", "--seed", "1"])
     (['mnist', '--seed', '1'], 'off')
@@ -50,24 +50,24 @@ def take_flag(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def use(folder: str | os.PathLike | None = None) -> Path | None:
-    """Makes JAX keep compiled programs in `folder`, in this process and in those that it starts.
+    """Let JAX keep compiled programs in `folder`, in this process and in the processes that it starts.
 
     Args:
-      folder: where; `"off"` for nowhere; `None` for JAX's own setting (`JAX_COMPILATION_CACHE_DIR`) if there is one, else
+      folder: the folder; `"off"` for no cache; `None` for JAX's own setting (`JAX_COMPILATION_CACHE_DIR`) if there is one, else
         :func:`default_folder`.
 
     Returns:
-      The folder, or `None` if nothing is kept: it was switched off, or the folder cannot be written, which must not hold
-      a run up.
+      The folder, or `None` without a cache: it was switched off, or the folder cannot be written, which must not stop a
+      run.
     """
     if folder == OFF:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         _configure({"jax_enable_compilation_cache": False})
         return None
-    # A program that cannot be read or written, as one that a killed process left unfinished, is compiled as without a cache.
+    # An entry that cannot be read or written, such as an unfinished one of a killed process, is compiled again.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     if folder is None and "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        given = os.environ["JAX_COMPILATION_CACHE_DIR"]  # JAX's own setting; empty for none.
+        given = os.environ["JAX_COMPILATION_CACHE_DIR"]  # Empty for no cache.
         return Path(given) if given else None
     try:
         path = Path(folder or default_folder()).expanduser().absolute()
@@ -84,7 +84,7 @@ def use(folder: str | os.PathLike | None = None) -> Path | None:
 
 
 def _configure(settings: dict[str, object]) -> None:
-    """Tells a JAX that has been imported already, which has read its environment by then."""
+    """Pass settings to JAX if it has been imported, and so has read its environment already."""
     if "jax" in sys.modules:
         import jax
 
@@ -93,7 +93,7 @@ def _configure(settings: dict[str, object]) -> None:
 
 
 def _prune(path: Path) -> None:
-    """Removes JAX's oldest entries until what remains of them is at most `MAX_BYTES`; other files are left alone."""
+    """Remove JAX's oldest entries until the others take at most `MAX_BYTES`; no other file is touched."""
     with contextlib.suppress(OSError):  # Another process may prune at the same time.
         entries = sorted(
             (stat.st_mtime, stat.st_size, entry) for entry in path.glob("*-cache") if (stat := entry.stat())

@@ -1,20 +1,43 @@
-"""What a run says on the terminal beside its progress."""
+"""Messages on the terminal beside the progress of a run."""
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator
 
 from rich.console import Console
 
+from train.common.interrupts import discard
+
+
+class RunConsole(Console):
+    """Console of a command with records in files, which goes on if the reader of its output ends, as `head` does.
+
+    Ending the command would lose hours of training because a viewer was closed. Ctrl-C still ends it, with a checkpoint.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Discard the output from now on and report that on stderr."""
+        self.quiet = True
+        discard(1)
+        try:
+            print(
+                "train: the reader of the output has ended; the command goes on without output",
+                file=sys.stderr,
+                flush=True,
+            )
+        except OSError:  # Both streams led to that reader.
+            discard(2)
+
 
 def say(console: Console, text: str) -> None:
-    """Prints `text` as it is, in a line however long."""
+    """Print `text` as it is, in one line of any length."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def warnings_on(console: Console) -> Iterator[None]:
-    """What a run warns of, as a line above its progress."""
+    """Print the warnings of a run, each as a line above its progress."""
     import gemjax  # Here: claims are listed and planned without JAX.
 
     with warnings.catch_warnings():

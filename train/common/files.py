@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,20 +6,36 @@ import contextlib
 import errno
 import io
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # Most of what writes files draws nothing.
+try:
+    import fcntl
+except ImportError:  # Not a Unix system.
+    fcntl = None
+
+if TYPE_CHECKING:  # Most commands that write files draw nothing.
     from matplotlib.figure import Figure
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # There is no room for what was to be written.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a full disk.
+
+
+def in_shell(path: str | os.PathLike) -> str:
+    """Return a path as one word of a command line that is no flag.
+
+    >>> in_shell("my runs"), in_shell("-a")
+    ("'my runs'", './-a')
+    """
+    word = os.fspath(path)
+    return shlex.quote(f"./{word}" if word.startswith("-") else word)
 
 
 def in_words(error: OSError) -> str:
-    """One line that says what went wrong: the file, the cause and, if that is a full disk, the space that is free.
+    """Return an error in one line: the file, the cause and, if the disk is full, the free space.
 
     >>> in_words(FileNotFoundError(errno.ENOENT, "No such file or directory", "originals.zip"))
     'originals.zip: No such file or directory'
@@ -29,14 +45,14 @@ def in_words(error: OSError) -> str:
     path = Path(os.fsdecode(error.filename))
     if error.errno not in FULL:
         return f"{path}: {error.strerror}"
-    from gemjax.engines.memory import readable  # Where something was written, JAX is imported already.
+    from gemjax.engines.memory import readable  # A command that has written a file has imported JAX already.
 
     return f"{path} could not be written: {error.strerror} ({readable(shutil.disk_usage(path.parent).free)} are free)"
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Gives an `OSError` the name of the file; what is raised while an open file is written has none."""
+    """Add the name of the file to an `OSError`; errors of writing to an open file have none."""
     try:
         yield
     except OSError as error:
@@ -46,23 +62,52 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
-    """Raises unless a folder can be made at `path`, or written to if it is there; makes nothing.
+    """Check that a folder can be made at `path`, or written to if it exists; nothing is made.
 
     Raises:
-      OSError: with `flag`, the path, and what stands in the way.
+      OSError: if not, with `flag`, the path and the obstacle.
     """
     path = Path(path)
-    there = path.absolute()
-    while not os.path.lexists(there):
-        there = there.parent
-    if not there.is_dir():
-        raise NotADirectoryError(f"{flag} {path} cannot be made: {there} is not a folder; choose another one")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"{flag} {path} cannot be written: no permission to write in {there}; choose another one")
+    existing = path.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{flag} {path} cannot be made: {existing} is not a folder; choose another one")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"{flag} {path} cannot be written: no permission to write in {existing}; choose another one"
+        )
+
+
+@contextlib.contextmanager
+def alone(folder: str | os.PathLike) -> Iterator[None]:
+    """Lock a folder against other processes that do the same, where the file system has locks.
+
+    The lock is no file, and ends with the process at the latest.
+
+    Raises:
+      BlockingIOError: if another process has locked the folder.
+    """
+    if fcntl is None:
+        yield
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"
+            ) from None
+        except OSError:  # Such as some network file systems.
+            pass
+        yield
+    finally:
+        os.close(opened)
 
 
 def append_whole(path: str | os.PathLike, line: str) -> None:
-    """Appends a line, or nothing if there is no room for all of it."""
+    """Append a line, or nothing if the disk has no room for all of it."""
     with naming(path), open(path, "ab", buffering=0) as file:
         size, content = file.seek(0, os.SEEK_END), line.encode()
         try:
@@ -74,25 +119,27 @@ def append_whole(path: str | os.PathLike, line: str) -> None:
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -> None:
-    """Writes `content`, all at once or part by part; whoever reads `path`, after a crash too, finds all of it or what was
-    there before. A link in its place is replaced, not followed."""
+    """Write `content`, all at once or part by part.
+
+    A reader of `path` finds all of it or the previous content, after a crash too. A link at `path` is replaced, not followed.
+    """
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.unlink(missing_ok=True)  # What a crash has left, or a link to somewhere else.
+    unfinished.unlink(missing_ok=True)  # Left by a crash, or a link to another file.
     try:
         with naming(path), open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             for part in [content] if isinstance(content, (str, bytes)) else content:
                 file.write(part if isinstance(part, bytes) else part.encode())
             file.flush()
-            os.fsync(file.fileno())  # Or a file might have its name and, after a power cut, no content.
+            os.fsync(file.fileno())  # Otherwise a power cut could leave the name without the content.
     except OSError:
-        unfinished.unlink(missing_ok=True)  # On a full disk it is in the way of what comes next.
+        unfinished.unlink(missing_ok=True)  # On a full disk it would take the room of the next file.
         raise
     os.replace(unfinished, path)
 
 
 def write_picture(path: str | os.PathLike, figure: Figure, dpi: int = 110) -> None:
-    """Writes `figure` as PNG, as :func:`write_whole` does."""
+    """Write `figure` as PNG with :func:`write_whole`."""
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=dpi)
     write_whole(path, png.getvalue())

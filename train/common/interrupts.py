@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: they end the process where there is nothing to save, and ask a run to end where there is."""
+"""Ctrl-C, SIGTERM and SIGHUP: they end the process if nothing is unsaved, and otherwise ask the run to end."""
 
 import contextlib
 import os
@@ -13,15 +13,14 @@ from typing import Any, Self
 # A terminal sends SIGINT for Ctrl-C and SIGHUP when it is closed; schedulers of clusters and containers send SIGTERM.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
-ECHO = (
-    1.0  # Seconds. `timeout`, shells and systemd send SIGTERM or SIGHUP twice, or one after the other, for one request.
-)
+# Seconds between signals of one request: `timeout`, shells and systemd send SIGTERM or SIGHUP twice, or one after the other.
+ECHO = 1.0
 
-_last = -ECHO  # When the last signal came.
+_last = -ECHO  # Time of the last signal.
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised where a signal interrupts work that is kept step by step.
+    """A signal that interrupted work of which every finished step is kept.
 
     Args:
       number: the signal.
@@ -33,7 +32,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def name_of(number: int) -> str:
-    """Name of a signal, as people know it.
+    """Return the familiar name of a signal.
 
     >>> name_of(signal.SIGTERM), name_of(signal.SIGINT)
     ('SIGTERM', 'Ctrl-C')
@@ -42,7 +41,7 @@ def name_of(number: int) -> str:
 
 
 def status_of(number: int) -> int:
-    """Exit status of a process that a signal ends.
+    """Return the exit status of a process that a signal ends.
 
     >>> status_of(signal.SIGTERM)
     143
@@ -51,15 +50,14 @@ def status_of(number: int) -> int:
 
 
 def number_of(stop: KeyboardInterrupt) -> int:
-    """The signal that raised `stop`; Python's own exception is of Ctrl-C."""
+    """Return the signal that raised `stop`: Ctrl-C for Python's own exception."""
     return getattr(stop, "number", signal.SIGINT)
 
 
 def end_at_once() -> None:
-    """Ends the process with one line at the next signal. A signal that is ignored, as SIGHUP under `nohup`, stays ignored.
+    """Let the next signal end the process with one line. An ignored signal, such as SIGHUP under `nohup`, stays ignored.
 
-    An exception would not do: raised in a callback of JAX's it is lost, and while JAX compiles it may crash the
-    interpreter at its end.
+    An exception would not do: in a callback of JAX it is lost, and during a compilation it may crash the interpreter's exit.
     """
     for number in SIGNALS:
         if signal.getsignal(number) in DEFAULT:
@@ -67,55 +65,60 @@ def end_at_once() -> None:
 
 
 def raise_again() -> None:
-    """Raises :class:`Interrupted` at the next signal, instead of ending the process."""
+    """Let the next signal raise :class:`Interrupted` instead of ending the process."""
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
             signal.signal(number, _raise)
 
 
+def discard(stream: int) -> None:
+    """Discard all output to a file descriptor from now on."""
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream)
+
+
 def leave(status: int) -> None:
-    """Ends the process, without what else the interpreter does at its end."""
+    """End the process at once, without the normal exit of the interpreter."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(RuntimeError, OSError):  # It was being written to, or its reader is gone.
+        with contextlib.suppress(RuntimeError, OSError):  # The stream is in use, or its reader is gone.
             stream.flush()
     os._exit(status)
 
 
 def _end(number: int, *_: object) -> None:
-    _tell(f"train: interrupted by {name_of(number)}\n")
+    _write(f"train: interrupted by {name_of(number)}\n")
     leave(status_of(number))
 
 
 def _raise(number: int, *_: object) -> None:
     if not _is_echo(number):
-        _tell("")
+        _write("")
         raise Interrupted(number)
 
 
 def _is_echo(number: int) -> bool:
-    """Whether a signal belongs to the same request as the one before it. Two Ctrl-C are two requests."""
+    """Return True if a signal belongs to the same request as the previous one. Two Ctrl-C are two requests."""
     global _last
     before, _last = _last, time.monotonic()
     return number != signal.SIGINT and _last - before < ECHO
 
 
-def _tell(text: str) -> None:
-    """Writes to stderr, past what a signal may have interrupted there; nothing is written to a closed terminal any more."""
+def _write(text: str) -> None:
+    """Write to stderr, unbuffered; the streams of a closed terminal lead nowhere from then on."""
     for stream in (1, 2):
         with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):  # Closed; /dev/null, at most.
-                with open(os.devnull, "wb") as nothing:
-                    os.dup2(nothing.fileno(), stream)
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):  # A closed terminal, or /dev/null.
+                discard(stream)
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
 class Interrupt(threading.Event):
-    """Asks a run to end: set by the first Ctrl-C, SIGTERM or SIGHUP. The second signal ends the process.
+    """A request to end a run: set by the first Ctrl-C, SIGTERM or SIGHUP. The second signal ends the process.
 
     Attributes:
-      unsaved: whether the run has commits that no checkpoint holds. Without any, the first signal ends the process, too.
-      number: the signal that set the event.
+      unsaved: True if the run has commits that no checkpoint holds. Without any, the first signal ends the process, too.
+      number: signal that set the event.
       wake: called by the first signal, in its handler.
     """
 
@@ -127,7 +130,7 @@ class Interrupt(threading.Event):
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # Neither what is ignored, nor what is not Python's.
+                # Neither an ignored handler nor one outside Python.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._on_signal)
         return self
@@ -145,7 +148,7 @@ class Interrupt(threading.Event):
             return
         self.number = number
         self.set()
-        _tell(
+        _write(
             f"\n{name_of(number)}: stopping after the commits in flight, with a checkpoint; a second signal stops at once, "
             "without one\n"
         )

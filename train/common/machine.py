@@ -1,20 +1,50 @@
-"""This machine: cores, device and versions."""
+"""The machine of this process: cores, device, precision and versions."""
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable)
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@contextlib.contextmanager
+def precision(x64: bool) -> Iterator[None]:
+    """Let all threads compute in double precision if `x64` is set, and restore the former precision at the end."""
+    import jax
+
+    if not x64 or jax.config.read("jax_enable_x64"):
+        yield
+        return
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+def in_its_precision(function: Function) -> Function:
+    """Make a function compute in the precision of its first argument, a configuration."""
+
+    @functools.wraps(function)
+    def wrapped(config: Any, *args: Any, **options: Any) -> Any:
+        with precision(config.x64):
+            return function(config, *args, **options)
+
+    return wrapped  # pyrefly: ignore
+
+
 def describe() -> dict[str, Any]:
-    """What this process computes on, and with which versions."""
+    """Return the device of this process, its cores and the versions of the libraries."""
     import jax
 
     device = jax.devices()[0]

@@ -1,47 +1,23 @@
-"""The networks by the names that the command line knows, and which data each of them fits."""
+"""The networks of the command line: facts about each, and the data that they fit."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from train.common.errors import DataError
-
-ModelName = Literal[
-    "auto",
-    "digits_cnn",
-    "gem_cnn",
-    "cnn7",
-    "resnet20",
-    "vgg16",
-    "wrn_16_4",
-    "alexnet",
-    "resnet50",
-    "transformer",
-]
-
-SHAPES: dict[str, tuple[int, ...]] = {
-    "digits": (8, 8, 1),
-    "mnist": (28, 28, 1),
-    "fashion_mnist": (28, 28, 1),
-    "cifar10": (32, 32, 3),
-    "cifar10_jpeg": (32, 32, 3),
-    "cifar100": (32, 32, 3),
-    "tiny_shakespeare": (128,),
-}
-"""Shapes of the rows of the known data sets, [H, W, C] of images and [L] of tokens; others are known once they are read."""
+from train.common.errors import DataError, either
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
-    """What the command line needs to know of a network.
+class NetworkFacts:
+    """Facts about a network.
 
     Args:
-      module: the name of its class in `train.task.models`.
-      side: pixels a side of the smallest images that it can take; 0 for one that takes tokens.
+      module: name of its class in `train.task.models`.
+      side: least height and width of its images, in pixels; 0 if it takes tokens.
       flags: of `dropout`, `width` and `depth`, those that it has.
-      layers: where it has a depth: of layers, `layers[0]` a step and `layers[1]` besides.
+      layers: if it has a depth, the possible ones are `layers[0]` n + `layers[1]` for n of at least 1.
     """
 
     module: str
@@ -51,20 +27,45 @@ class Network:
 
 
 NETWORKS = {
-    "digits_cnn": Network("DigitsCNN", 4, frozenset()),
-    "gem_cnn": Network("GemCNN", 16, frozenset({"dropout"})),
-    "cnn7": Network("CNN7", 28, frozenset({"dropout", "width"})),
-    "resnet20": Network("CifarResNet", 4, frozenset({"width", "depth"}), (6, 2)),
-    "vgg16": Network("VGG16", 32),
-    "wrn_16_4": Network("WideResNet", 4, frozenset({"width", "depth"}), (6, 4)),
-    "alexnet": Network("AlexNet", 64, frozenset({"dropout", "width"})),
-    "resnet50": Network("ResNet50", 32),
-    "transformer": Network("Transformer", 0, frozenset({"width", "depth"})),
+    "digits_cnn": NetworkFacts("DigitsCNN", 4, frozenset()),
+    "gem_cnn": NetworkFacts("GemCNN", 16, frozenset({"dropout"})),
+    "pooled_cnn": NetworkFacts("PooledCNN", 10),
+    "batchnorm_cnn": NetworkFacts("BatchNormCNN", 4),
+    "cnn7": NetworkFacts("CNN7", 28, frozenset({"dropout", "width"})),
+    "resnet20": NetworkFacts("CifarResNet", 4, frozenset({"width", "depth"}), (6, 2)),
+    "vgg16": NetworkFacts("VGG16", 32),
+    "wrn_16_4": NetworkFacts("WideResNet", 4, frozenset({"width", "depth"}), (6, 4)),
+    "alexnet": NetworkFacts("AlexNet", 64, frozenset({"dropout", "width"})),
+    "resnet50": NetworkFacts("ResNet50", 32),
+    "transformer": NetworkFacts("Transformer", 0, frozenset({"width", "depth"})),
 }
+if TYPE_CHECKING:
+    ModelName = str
+else:
+    ModelName = Literal[("auto", *NETWORKS)]
+
+
+def pooled(shape: tuple[int, ...], pool: int) -> tuple[int, ...]:
+    """Return the shape of images of `shape` after squares of `pool` pixels a side have been averaged.
+
+    Raises:
+      DataError: if the images cannot be divided into such squares, or if it is a text (a ValueError).
+
+    >>> pooled((32, 32, 3), 2)
+    (16, 16, 3)
+    """
+    if pool == 1:
+        return shape
+    if len(shape) == 1:
+        raise DataError(f"--pool is for images, and the data set is text; got {pool}")
+    height, width, channels = shape
+    if height % pool or width % pool:
+        raise DataError(f"--pool must divide the sides of images of {height}x{width} pixels; got {pool}")
+    return height // pool, width // pool, channels
 
 
 def own(shape: tuple[int, ...]) -> str:
-    """The network that `auto` means for rows of `shape`.
+    """Return the network that `auto` means for rows of `shape`.
 
     >>> own((8, 8, 1)), own((28, 28, 1)), own((32, 32, 3)), own((224, 224, 3)), own((128,))
     ('digits_cnn', 'gem_cnn', 'resnet20', 'resnet50', 'transformer')
@@ -80,32 +81,28 @@ def own(shape: tuple[int, ...]) -> str:
 
 
 def fitting(shape: tuple[int, ...]) -> list[str]:
-    """The networks that take rows of `shape`.
+    """Return the networks that take rows of `shape`.
 
     >>> fitting((8, 8, 1))
-    ['digits_cnn', 'resnet20', 'wrn_16_4']
+    ['digits_cnn', 'batchnorm_cnn', 'resnet20', 'wrn_16_4']
     """
     if len(shape) == 1:
         return [name for name, network in NETWORKS.items() if not network.side]
     return [name for name, network in NETWORKS.items() if 0 < network.side <= min(shape[:2])]
 
 
-def check(
-    model: str, dataset: str, shape: tuple[int, ...] | None, changed: Collection[str], depth: int | None, augment: bool
-) -> None:
-    """Judges a choice of network; where `shape` is not known yet and the network is `auto`, there is nothing to judge.
+def check(config: Any, shape: tuple[int, ...] | None, changed: Collection[str] = ()) -> None:
+    """Check that the network of a configuration fits the data and has the flags that are given.
 
     Args:
-      model: `--model`.
-      dataset: `--dataset`.
-      shape: of its rows.
-      changed: of `dropout` and `width`, those that are not as they are by default.
-      depth: `--depth`.
-      augment: `--augment`.
+      config: the configuration.
+      shape: shape of a row; None if it is not known yet, when the network `auto` cannot be checked.
+      changed: of `dropout` and `width`, those that do not have their defaults.
 
     Raises:
-      DataError: with the flag, what was found and what fits (a ValueError).
+      DataError: if not, with the flag and the networks that fit (a ValueError).
     """
+    model, depth = config.model, config.depth
     if model == "auto" and shape is None:
         return
     name = own(shape) if model == "auto" and shape else model
@@ -113,18 +110,16 @@ def check(
     if shape is not None and name not in fitting(shape):
         wanted = f"images of at least {network.side}x{network.side} pixels" if network.side else "text"
         has = "text" if len(shape) == 1 else "images of " + "x".join(map(str, shape[:2]))
-        raise DataError(f"--model {name} takes {wanted}; {dataset} has {has}, which {_words(fitting(shape))} takes")
-    if augment and not network.side:
-        raise DataError(f"--augment is for images; --dataset {dataset} is text")
+        raise DataError(
+            f"--model {name} takes {wanted}; {config.dataset} has {has}, which {either(fitting(shape))} takes"
+        )
+    if config.augment and not network.side:
+        raise DataError(f"--augment is for images; --dataset {config.dataset} is text")
     for one in [*changed, *(["depth"] if depth is not None else [])]:
         if one not in network.flags:
             having = [other for other, its in NETWORKS.items() if one in its.flags]
-            raise DataError(f"--{one} acts only with --model {_words(having)}; the model is {name}")
+            raise DataError(f"--{one} acts only with --model {either(having)}; the model is {name}")
     step, besides = network.layers
     if depth is not None and (depth < step + besides or (depth - besides) % step):
         formula = f"{step} n + {besides} with n of at least 1" if besides else "at least 1"
         raise DataError(f"--depth of {name} must be {formula}; got {depth}")
-
-
-def _words(names: list[str]) -> str:
-    return " or ".join(names)

@@ -1,17 +1,28 @@
-"""What all command lines share: the configuration in front, `--resume`, and errors of tyro in one line."""
+"""The common part of all command lines: the configuration in front, `--resume`, and one line per error."""
 
+import contextlib
+import dataclasses
 import difflib
+import io
+import itertools
 import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
 
 from train.common.errors import UsageError
 from train.config import presets
-from train.config.config import DATASETS, Config
+from train.config.config import Config
+from train.config.datasets import DATASETS
+from train.config.validation import flag, one_of
 
-TITLES = ("Value error", "Parsing error", "Unrecognized options", "Invalid choice", "Missing argument")
+COMMANDS = ("sweep", "reproduce", "results", "report", "replay", "bench")
 
 
 def in_flags(text: str) -> str:
-    """`text` with arguments that functions name called as the command line calls them.
+    """Return `text` with the arguments of functions under their names on the command line.
 
     >>> in_flags("name that folder as manual_dir")
     'name that folder as --manual-dir'
@@ -20,9 +31,11 @@ def in_flags(text: str) -> str:
 
 
 def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Config]:
-    """Takes the configuration out of the command line, which may name one first; the default is `digits`.
+    """Take the configuration, `digits` by default, off the front of a command line.
 
-    `swept` asks for what a sweep starts from.
+    Args:
+      argv: words of the command line.
+      swept: True for the configuration that a sweep starts from.
 
     Raises:
       UsageError: if there is none of that name.
@@ -33,13 +46,12 @@ def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Conf
     except ValueError:
         meant = f"did you mean --dataset {name}? Else choose" if name in DATASETS else "choose"
         raise UsageError(
-            f"there is no configuration {name!r}; {meant} one of {', '.join(presets.NAMES)}, "
-            "sweep, reproduce, results, report or bench"
+            f"there is no configuration or command {name!r}; {meant} {one_of(name, (*presets.NAMES, *COMMANDS))}"
         ) from None
 
 
 def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
-    """Takes `--resume [RUN]` out of the command line; alone it means the newest run."""
+    """Take `--resume [RUN]` out of a command line; alone it means the newest run."""
     for index, word in enumerate(argv):
         if word.startswith("--resume="):
             return argv[:index] + argv[index + 1 :], word.removeprefix("--resume=")
@@ -51,27 +63,68 @@ def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
     return argv, None
 
 
-def one_line(box: str) -> str:
-    """What a box of tyro's says, in one line: the message, and the flag it takes for meant."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
-    parts = [""]  # What stands between horizontal rules; the title comes first, sometimes with a rule of its own.
-    for line in filter(None, lines):
-        if set(line) <= {"─", "-"} or line.startswith("─ "):
-            parts.append("")
+def parse_flags(options: type, argv: Sequence[str], usage: str, default: Any = None, description: str = "") -> Any:
+    """Return the options that a command line asks for.
+
+    Args:
+      options: a dataclass, whose fields are the flags.
+      argv: words of the command line.
+      usage: the command.
+      default: an instance of `options`, whose values are the defaults; by default those of the class.
+      description: description of the command in tyro's help.
+
+    Raises:
+      UsageError: if the command line is wrong, in one line with the nearest name.
+    """
+    box, more = io.StringIO(), {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(box):
+            asked, unknown = tyro.cli(
+                options, args=argv, prog=usage, description=description or None, return_unknown_args=True, **more
+            )
+    except SystemExit as stop:
+        if stop.code == 0:  # Help, and tyro's own flags, such as that for completion in a shell.
+            raise
+        # tyro exits while it handles an error of the dataclass; others are in its box alone.
+        message = str(stop.__context__) if isinstance(stop.__context__, ValueError) else _in_one_line(box.getvalue())
+        raise UsageError(f"{message} ({usage} --help)") from None
+    if unknown:
+        message = f"Unrecognized options: {', '.join(unknown)}"
+        near = difflib.get_close_matches(unknown[0], [flag(field.name) for field in dataclasses.fields(options)], n=1)
+        message += f"; did you mean {near[0]}?" if near else ""
+        if late := set(presets.NAMES) & set(unknown):
+            message += f"; a configuration comes first: {min(late)} and then flags"
+        raise UsageError(f"{message} ({usage} --help)")
+    return asked
+
+
+def command_of(config: Config) -> str:
+    """Return the command line that asks for a configuration.
+
+    >>> command_of(Config(workers=3, batch_size=256, epochs=2.0, decay_epochs=(1.0, 1.5), augment=True, out="my run"))
+    "python -m train --augment --decay-epochs 1.0 1.5 --epochs 2.0 --out 'my run'"
+    """
+    words, usual = ["python", "-m", "train"], presets.load("digits")
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value == getattr(usual, field.name):
+            continue
+        if isinstance(value, bool):
+            words.append(flag(field.name) if value else flag(f"no_{field.name}"))
         else:
-            parts[-1] += f" {line}"
-    message = next(part for part in parts if part and part.strip() not in TITLES)
-    message = message.strip().removeprefix("Error parsing Config: ").removeprefix("Error parsing Grid: ")
-    message = message.removeprefix("Error parsing Bench: ")
-    meant = (
-        [line.split()[0] for line in lines if line.startswith("--") and set(line) != {"-"}]
-        if "Perhaps you meant:" in lines
-        else []
-    )
-    if meant and (typed := re.search(r"--[\w-]+", message)):
-        meant = difflib.get_close_matches(typed[0], meant, n=1, cutoff=0.0)
-    if wrong := re.search(r"invalid choice '(.*?)' .*Expected one of (\(.*?\))", message):
-        meant = difflib.get_close_matches(wrong[1], re.findall(r"'(.*?)'", wrong[2]), n=1)
-    if message.startswith("Unrecognized options:") and (late := set(presets.NAMES) & set(message.split())):
-        message += f"; a configuration comes first: {min(late)} and then flags"
-    return f"{message.removesuffix('.')}; did you mean {meant[0]}?" if meant else message
+            values = list(map(str, value if isinstance(value, tuple) else [value]))
+            is_flag = values[:1] != [] and values[0].startswith("-")
+            words += [f"{flag(field.name)}={values[0]}"] if is_flag else [flag(field.name), *values]
+    return shlex.join(words)
+
+
+def _in_one_line(box: str) -> str:
+    """Return the message in a box of tyro's, the first part behind its title, with the choices in few words."""
+    lines = [line.strip("│| ") for line in box.splitlines()[1:]]
+    parts = itertools.groupby(lines, key=lambda line: bool(line.strip("─-╰╯")))
+    message = " ".join(next(part for is_text, part in parts if is_text))
+    if wrong := re.search(r"invalid choice '(.*?)' for argument '(.*?)'. Expected one of (\(.*?\))", message):
+        value, name, choices = wrong.groups()
+        known = re.findall("'(.*?)'", choices)
+        return f"{name} must be {one_of(value, known)}; got {value!r}"
+    return message

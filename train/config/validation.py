@@ -1,165 +1,205 @@
-"""Which values of a configuration are possible, and which flags act with which."""
+"""Values that a configuration may have, and the flags that act with some others only."""
 
+import dataclasses
 import difflib
+import functools
 import math
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from train.common.errors import either
 from train.config import networks
+from train.config.datasets import DATASETS
+from train.config.methods import LOCAL_FLAGS, METHODS, methods_with
 
-# Methods whose workers take steps of their own between two commits.
-LOCAL = (
-    "downpour",
-    "agn",
-    "easgd",
-    "lsgd",
-    "outer_nesterov",
-    "delayed_nesterov",
-    "diloco",
-    "momentum_lookahead",
-    "heloco",
-)
-# Methods with a number of their own that says how strongly they act.
-STRONG = ("dc_asgd", "dc_momentum_asgd", "dana_dc", "easgd", "eamsgd", "lsgd", "one_step_delay")
-PULLS = ("easgd", "eamsgd", "lsgd")  # Of these, those that pull towards a point: beyond it with more than 1.
-# What else a flag needs to act.
-NEEDS = {
-    "kappa": ("method", ("gem",)),
-    "reading": ("method", ("gem",)),
-    "variant": ("method", ("dc_asgd",)),
-    "cluster": ("engine", ("simulate",)),
-    "dynamic_periods": ("cluster", ("tiered", "tiered_barrier")),
-    **dict.fromkeys(
-        ("central", "central_devices", "worker_devices", "max_staleness", "quorum", "grace", "deadline", "retries"),
-        ("engine", ("devices",)),
+MOST_LISTED = 20  # Choices in a message; more are in the help.
+MOST_WORKERS = 1 << 20  # That of event logs.
+MOST_DEVICES = 1 << 12
+MOST_LAYERS = 2000
+MOST_WIDTH = 1000.0
+LARGEST = 3.4e38
+RESOURCES = ("worker_cpus", "worker_gpus", "worker_tpus")  # Of a Ray cluster, per worker.
+ADDRESS = re.compile(r"auto|(?:\[[\da-fA-F:.]+\]|\w[\w.-]*):(\d{1,5})", re.ASCII)
+# Fields with what their values must be; None is always possible.
+RANGES = (
+    (
+        ("workers", "batch_size", "period", "pool", "central_devices", "worker_devices", "quorum"),
+        lambda value: value >= 1,
+        "must be at least 1",
     ),
-}
+    (
+        ("eval_every", "checkpoint_every", "checkpoint_seconds", "seed", "kappa", "learning_rate", "grace", "retries",
+         "max_staleness", "keep_checkpoints"),
+        lambda value: value >= 0,
+        "must not be negative",
+    ),
+    (("learning_rate", "kappa", "epochs", "checkpoint_seconds", "grace"), math.isfinite, "must be finite"),
+    (("epochs",), lambda value: value > 0, "must be positive"),
+    (("workers",), lambda value: value <= MOST_WORKERS, f"must be at most {MOST_WORKERS}"),
+    (("central_devices", "worker_devices"), lambda value: value <= MOST_DEVICES, f"must be at most {MOST_DEVICES}"),
+    (
+        ("batch_size", "period", "eval_every", "checkpoint_every", "keep_checkpoints", "retries", "max_staleness"),
+        lambda value: value < 2**31,
+        "must be below 2**31",
+    ),
+    (("depth",), lambda value: value <= MOST_LAYERS, f"must be at most {MOST_LAYERS}, because each layer is compiled"),
+    (("width",), lambda value: value <= MOST_WIDTH, f"must be at most {MOST_WIDTH:.0f}"),
+    (("seed",), lambda value: value < 2**32, "must be below 2**32"),
+    (("momentum", "local_momentum", "dropout"), lambda value: 0 <= value < 1, "must be in [0, 1)"),
+    (RESOURCES, lambda value: 0 <= value <= MOST_DEVICES, f"must be in [0, {MOST_DEVICES}]"),
+    (
+        ("worker_gpus", "worker_tpus"),
+        lambda value: value <= 1 or value % 1 == 0,
+        "must be a whole number, or a fraction below 1",
+    ),
+    (
+        ("address",),
+        lambda value: (found := ADDRESS.fullmatch(value)) and int(found[1] or 1) < 1 << 16,
+        "must be auto or HOST:PORT",
+    ),
+    (("decay_factor",), lambda value: 0 < value <= 1, "must be in (0, 1]"),
+    (("width", "eval_seconds", "variation"), lambda value: 0 < value < math.inf, "must be positive and finite"),
+    (("deadline",), lambda value: 0 < value < math.inf, "must be a positive number of seconds"),
+    (
+        ("outer_learning_rate", "strength", "weight_decay", "warmup_epochs"),
+        lambda value: 0 <= value < math.inf,
+        "must be finite and not negative",
+    ),
+    (
+        ("learning_rate", "outer_learning_rate", "kappa", "strength", "weight_decay"),
+        lambda value: value <= LARGEST,
+        f"must be at most {LARGEST:.2g}, the largest number of float32",
+    ),
+)  # fmt: skip
+# Flags that act with some values of another flag only.
+NEEDS = [
+    ("cluster", "engine", ["simulate"]),
+    ("variation", "engine", ["simulate"]),
+    ("dynamic_periods", "cluster", ["tiered", "tiered_barrier"]),
+    ("local_momentum", "local_optimizer", ["sgd"]),
+    ("worker_devices", "engine", ["devices"]),
+    *((name, "engine", ["cluster"]) for name in ("address", "compression", *RESOURCES)),
+    *((name, "engine", ["devices", "cluster"]) for name in (
+        "central", "central_devices", "max_staleness", "quorum", "grace", "deadline", "retries",
+    )),
+    *((name, "method", methods_with(name)) for name in ("kappa", "reading", "variant", "strength", *LOCAL_FLAGS)),
+]  # fmt: skip
+
+
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text without control characters"}
 
 
 def one_of(name: str, choices: Iterable[str]) -> str:
-    """The `choices` in words, and which of them somebody who wrote `name` may have meant.
+    """Return the `choices` in words, and the one that was probably meant by `name`.
 
     >>> one_of("gemm", ["asgd", "gem"])
     'one of asgd, gem (did you mean gem?)'
+    >>> one_of("gemm", METHODS)
+    'gem or another name that --help lists'
     """
     choices = list(choices)
     near = difflib.get_close_matches(str(name), choices, n=1)
+    if len(choices) > MOST_LISTED:
+        return f"{near[0]} or another name that --help lists" if near else "a name that --help lists"
     return f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field."""
+    """Return the command-line flag of a field."""
     return "--" + name.replace("_", "-")
 
 
+def changed(options: Any) -> set[str]:
+    """Return the names of the fields that do not have their defaults."""
+    return {field.name for field in dataclasses.fields(options) if getattr(options, field.name) != field.default}
+
+
+@functools.cache
+def _hints(options: type) -> dict[str, Any]:
+    return get_type_hints(options)
+
+
+def check_types(options: Any) -> None:
+    """Check that every value is of the type of its field; a number without fraction may be an int.
+
+    Raises:
+      ValueError: if not; with the flag and its value.
+    """
+    for name, hint in _hints(type(options)).items():
+        value = getattr(options, name)
+        if wrong := _misfit(hint, value):
+            raise ValueError(f"{flag(name)} must be {wrong}; got {ascii(value)[:60]}")
+
+
+def _misfit(hint: Any, value: Any) -> str | None:
+    """Return what a value must be, if it is not of a type."""
+    members = get_args(hint)
+    if get_origin(hint) is Literal:
+        return None if isinstance(value, str) and value in members else one_of(str(value)[:60], members)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, (list, tuple)):
+            return f"a list, each value {_misfit(members[0], None)}"
+        return next((f"a list, each value {wrong}" for one in value if (wrong := _misfit(members[0], one))), None)
+    if members:  # A type or None.
+        return None if value is None else _misfit(members[0], value)
+    if hint is str:
+        fits = isinstance(value, str) and min(value, default=" ") >= " " and "\x7f" not in value
+    elif hint is bool:
+        fits = isinstance(value, bool)
+    else:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = whole if hint is int else isinstance(value, float) or (whole and abs(value) <= 2**53)
+    return None if fits else KINDS[hint]
+
+
 def check(config: Any) -> None:
-    """Raises `ValueError` with the flag, what it was and what it must be, if a value is impossible or cannot act."""
-    for name in ("workers", "batch_size", "period", "central_devices", "worker_devices", "quorum"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{flag(name)} must be at least 1; got {getattr(config, name)}")
-    for name in (
-        "eval_every",
-        "checkpoint_every",
-        "checkpoint_seconds",
-        "seed",
-        "kappa",
-        "learning_rate",
-        "grace",
-        "retries",
-    ):
-        if not getattr(config, name) >= 0:
-            raise ValueError(f"{flag(name)} must not be negative; got {getattr(config, name)}")
-    for name in ("learning_rate", "kappa", "epochs", "checkpoint_seconds", "grace"):
-        if not math.isfinite(getattr(config, name)):
-            raise ValueError(f"{flag(name)} must be finite; got {getattr(config, name)}")
-    if config.seed >= 2**32:
-        raise ValueError(f"--seed must be below 2**32; got {config.seed}")
-    for name in ("momentum", "local_momentum", "dropout"):
-        if not 0 <= getattr(config, name) < 1:
-            raise ValueError(f"{flag(name)} must be in [0, 1); got {getattr(config, name)}")
-    if config.outer_learning_rate is not None and not 0 <= config.outer_learning_rate < math.inf:
-        raise ValueError(f"--outer-learning-rate must be finite and not negative; got {config.outer_learning_rate}")
-    for name, (other, values) in NEEDS.items():
-        if (
-            getattr(config, other) not in values
-            and getattr(config, name) != type(config).__dataclass_fields__[name].default
-        ):
+    """Check that every value is possible and can act.
+
+    Raises:
+      ValueError: if not; with the flag, its value and the values that it may have.
+    """
+    for names, possible, words in RANGES:
+        for name in names:
+            if (value := getattr(config, name)) is not None and not possible(value):
+                raise ValueError(f"{flag(name)} {words}; got {value}")
+    given = changed(config)
+    for name, other, values in NEEDS:
+        if name in given and getattr(config, other) not in values:
             raise ValueError(
-                f"{flag(name)} acts only with {flag(other)} {' or '.join(values)}; {flag(other)} is {getattr(config, other)}"
+                f"{flag(name)} acts only with {flag(other)} {either(values)}; {flag(other)} is {getattr(config, other)}"
             )
-    if config.method not in LOCAL:
-        for name in ("period", "dynamic_periods", "local_momentum", "outer_learning_rate"):
-            if getattr(config, name) != type(config).__dataclass_fields__[name].default:
-                raise ValueError(
-                    f"{flag(name)} is for methods with local steps ({', '.join(LOCAL)}); --method is {config.method}"
-                )
-    _check_network(config)
-    _check_schedule(config)
+    facts = DATASETS.get(config.dataset)
+    networks.check(config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"})
+    _check_schedule(config, given)
     _check_policy(config)
-    _check_strength(config)
-    if config.eval_seconds is not None:
-        _check_eval_seconds(config, config.eval_seconds)
-    if not config.epochs > 0:
-        raise ValueError(f"--epochs must be positive; got {config.epochs}")
+    if config.engine == "cluster" and config.central == "colocated":
+        raise ValueError("--central must be auto, host or dedicated with --engine cluster; got colocated")
+    most = METHODS[config.method].most_strength
+    if config.strength is not None and most is not None and config.strength > most:
+        raise ValueError(f"--strength must be in [0, {most:g}] with {config.method}; got {config.strength}")
+    if config.eval_seconds is not None and config.engine != "simulate":
+        raise ValueError(
+            "--eval-seconds counts virtual time, which only --engine simulate has; otherwise use --eval-every"
+        )
+    if config.eval_seconds is not None and config.eval_every:
+        raise ValueError(f"give --eval-seconds or --eval-every, not both; --eval-every is {config.eval_every}")
 
 
 def _check_policy(config: Any) -> None:
     if config.quorum > config.workers:
         raise ValueError(f"--quorum must be at most --workers, {config.workers}; got {config.quorum}")
-    if config.max_staleness is not None and (config.max_staleness < 0 or config.quorum > 1):
-        raise ValueError(f"--max-staleness must not be negative, nor stand beside --quorum; got {config.max_staleness}")
-    if config.deadline is not None and not 0 < config.deadline < math.inf:
-        raise ValueError(f"--deadline must be a positive number of seconds; got {config.deadline}")
+    if config.max_staleness is not None and config.quorum > 1:
+        raise ValueError(f"give --max-staleness or --quorum, not both; --max-staleness is {config.max_staleness}")
     if config.grace and config.quorum == 1:
         raise ValueError(f"--grace is the time after a quorum and acts only with --quorum; got {config.grace}")
 
 
-def _check_strength(config: Any) -> None:
-    if config.strength is None:
-        return
-    if config.method not in STRONG:
-        raise ValueError(f"--strength is for {', '.join(STRONG)}; --method is {config.method}")
-    if not 0 <= config.strength < math.inf:
-        raise ValueError(f"--strength must be finite and not negative; got {config.strength}")
-    if config.method in PULLS and config.strength > 1:
-        raise ValueError(f"--strength must be in [0, 1] with {config.method}; got {config.strength}")
-
-
-def _check_network(config: Any) -> None:
-    if not 0 < config.width < math.inf:
-        raise ValueError(f"--width must be positive and finite; got {config.width}")
-    if not 0 <= config.weight_decay < math.inf:
-        raise ValueError(f"--weight-decay must be finite and not negative; got {config.weight_decay}")
-    changed = {
-        name
-        for name in ("dropout", "width")
-        if getattr(config, name) != type(config).__dataclass_fields__[name].default
-    }
-    networks.check(
-        config.model, config.dataset, networks.SHAPES.get(config.dataset), changed, config.depth, config.augment
-    )
-
-
-def _check_schedule(config: Any) -> None:
-    if not 0 <= config.warmup_epochs < math.inf:
-        raise ValueError(f"--warmup-epochs must be finite and not negative; got {config.warmup_epochs}")
+def _check_schedule(config: Any, given: set[str]) -> None:
     epochs = config.decay_epochs
     if any(not 0 < epoch < math.inf for epoch in epochs) or sorted(set(epochs)) != list(epochs):
         raise ValueError(f"--decay-epochs must be positive and rise; got {' '.join(map(str, epochs))}")
     if config.schedule == "cosine" and epochs:
         raise ValueError(f"give --schedule cosine or --decay-epochs, not both; got {' '.join(map(str, epochs))}")
-    if not 0 < config.decay_factor <= 1:
-        raise ValueError(f"--decay-factor must be in (0, 1]; got {config.decay_factor}")
-    if not epochs and config.decay_factor != type(config).__dataclass_fields__["decay_factor"].default:
+    if not epochs and "decay_factor" in given:
         raise ValueError("--decay-factor acts only with --decay-epochs, which are not given")
-
-
-def _check_eval_seconds(config: Any, seconds: float) -> None:
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"--eval-seconds must be positive and finite; got {seconds}")
-    if config.engine != "simulate":
-        raise ValueError(
-            "--eval-seconds counts virtual time, which only --engine simulate has; on devices use --eval-every"
-        )
-    if config.eval_every:
-        raise ValueError(f"give --eval-seconds or --eval-every, not both; --eval-every is {config.eval_every}")

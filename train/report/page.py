@@ -1,4 +1,4 @@
-"""The report as one HTML page that loads nothing, runs nothing, and shows everything as text."""
+"""The report as one HTML page that loads nothing, runs no script, and shows all records as text."""
 
 import base64
 import dataclasses
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-# No script, no font, no address: pictures are within the page, and a browser is told to fetch nothing else.
+# No script, font or link: pictures are data within the page, and the policy forbids the browser to fetch anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 STYLE = """
@@ -47,10 +47,10 @@ class Picture:
     """A figure of the page.
 
     Attributes:
-      name: of its file.
-      caption: what it shows.
-      svg: the drawing.
-      wide: whether it takes the whole width.
+      name: name of its file.
+      caption: description of its content.
+      svg: drawing as SVG.
+      wide: True if it takes the whole width of the page.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Picture:
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """A whole page; sections are HTML, the title is text."""
+    """Assemble a page; sections are HTML, the title is text."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -76,21 +76,21 @@ def heading(title: str, below: str) -> str:
 
 
 def verdict_box(tone: str, headline: str, findings: Sequence[tuple[bool, str]], advice: Sequence[str]) -> str:
-    """The verdict, what it rests on, and what to change."""
+    """Box with the verdict, its findings and its advice."""
     rows = "".join(
         f'<li class="{"passed" if passed else "failed"}"><span class="mark">{"✓" if passed else "✗"}</span>{escape(text)}</li>'
         for passed, text in findings
     )
-    todo = "".join(f'<li><span class="mark">→</span>{escape(text)}</li>' for text in advice)
+    steps = "".join(f'<li><span class="mark">→</span>{escape(text)}</li>' for text in advice)
     return (
         f'<section class="verdict {escape(tone)}"><h2>{escape(headline)}</h2><ul>{rows}</ul>'
-        + (f"<p><strong>What to change</strong></p><ul>{todo}</ul>" if todo else "")
+        + (f"<p><strong>What to change</strong></p><ul>{steps}</ul>" if steps else "")
         + "</section>"
     )
 
 
 def numbers(pairs: Sequence[tuple[str, str, str]]) -> str:
-    """Key numbers: what it is, the number, and a remark."""
+    """Key numbers, given as name, value and remark."""
     cells = (
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)} <small>{escape(remark)}</small></dd></div>"
         for name, value, remark in pairs
@@ -99,7 +99,7 @@ def numbers(pairs: Sequence[tuple[str, str, str]]) -> str:
 
 
 def figures(pictures: Iterable[Picture]) -> str:
-    """Drawings within the page, as data."""
+    """Pictures, embedded in the page as data."""
     parts = []
     for picture in pictures:
         data = base64.b64encode(picture.svg).decode()
@@ -112,7 +112,7 @@ def figures(pictures: Iterable[Picture]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], words: Sequence[int] = ()) -> str:
-    """A table; columns in `words` are text, set to the left."""
+    """Table whose columns in `words` are text, aligned to the left."""
     classes = [' class="word"' if column in words else "" for column in range(len(header))]
     head = "".join(f"<th{c}>{escape(name)}</th>" for name, c in zip(header, classes, strict=True))
     body = "".join(
@@ -128,6 +128,10 @@ def section(title: str, *parts: str) -> str:
 
 def paragraph(text: str) -> str:
     return f'<p class="soft">{escape(text)}</p>'
+
+
+def code(text: str) -> str:
+    return f'<div class="scroll"><pre>{escape(text)}</pre></div>'
 
 
 def folded(title: str, content: str) -> str:

@@ -1,7 +1,8 @@
-"""`python -m train report [RUN]`: what happened in a run, as one page, pictures, and a timeline for Perfetto."""
+"""`python -m train report [RUN]`: the report of a run as one page, pictures, and a timeline for Perfetto."""
 
 import dataclasses
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,51 +16,75 @@ from rich.console import Console
 
 import gemjax
 from gemjax import Summary, Timeline, Verdict
-from gemjax.telemetry import eventlog
+from gemjax.telemetry import eventlog, style
 from gemjax.telemetry.perfetto import chrome_trace_text
 from gemjax.telemetry.verdict import duration
-from train.common.errors import RecordError
+from train.common.errors import RecordError, printable
 from train.common.files import write_picture, write_whole
 from train.config.config import Config, flag
-from train.report import page
+from train.config.parsing import parse_flags
+from train.report import hosts, page
 from train.run import figures
 from train.run.folder import RunFolder
+from train.run.progress import commits_per_second
+from train.task.methods import make_method
 
-SIZE = (6.6, 4.0)
+SIZE = (5.6, 3.4)  # Inches.
 WORKERS_LISTED, INCIDENTS_LISTED = 128, 50
-CYCLES_TRACED = 200_000  # In timeline.json: the newest.
+CYCLES_TRACED = 200_000  # The newest ones, in timeline.json.
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Writes `report.html` (one page with everything), `figures/*.png` and `timeline.json` (for ui.perfetto.dev) into a run
-    folder, and says whether the run was truly asynchronous. A run that is still going on can be looked at, too."""
+    """Report whether a run was truly asynchronous.
+
+    Writes `report.html` (one page with everything), `figures/*.png` and `timeline.json` (for ui.perfetto.dev) into the run
+    folder. It also works while the run goes on.
+    """
 
     run: tyro.conf.Positional[str] = "latest"
     """Folder of the run; the newest under `runs/` if not given."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reports on the run that the command line names."""
-    options = tyro.cli(Report, args=list(argv), prog="python -m train report")
+    """Write the report of the run that the command line names."""
+    options = parse_flags(Report, argv, "python -m train report")
     try:
         folder = RunFolder.find(options.run)
-        verdict = write_report(folder)
-    except ValueError as error:  # A record that is damaged, or not one.
-        print(f"train: {error}", file=sys.stderr)
+        summary, verdict = write_report(folder)
+    except ValueError as error:  # A damaged or foreign record.
+        print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
     console = Console()
-    for text in (verdict.headline, *_sentences(verdict), f"report: {folder.report}"):
+    for text in (verdict.headline, *_sentences(verdict), facts(folder, summary), f"report: {folder.report}"):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def write_report(folder: RunFolder) -> Verdict:
-    """Writes the report of a run into its folder.
+def facts(folder: RunFolder, summary: Summary) -> str:
+    """Return the key figures of a run in one line."""
+    staleness = f"staleness p50 {summary.staleness_median:.0f} p95 {summary.staleness_p95:.0f}"
+    utilisation = f"utilisation {100 * np.mean(summary.utilisation):.0f} %" if summary.measured else ""
+    return ", ".join(filter(None, (f"{summary.commits:,} commits", speed(folder, summary), staleness, utilisation)))
+
+
+def speed(folder: RunFolder, summary: Summary) -> str:
+    """Return the commits per second of a run in words; empty if not known.
+
+    The event log of a run on devices has them. That of a simulated run has virtual times, so its summary must have them.
+    """
+    rate = summary.rate if summary.measured else None
+    if not summary.measured and folder.summary.exists():
+        rate = json.loads(folder.summary.read_bytes()).get("commits_per_second")
+    return commits_per_second(rate) if isinstance(rate, float) else ""
+
+
+def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
+    """Write the report of a run into its folder.
 
     Raises:
-      ValueError: if the configuration, the event log or the metrics are damaged or not of a run, with the file's name; or if
-        there is no commit yet.
+      ValueError: if the configuration, the event log or the metrics are damaged or not of a run, with the name of the file; or
+        if there is no commit yet.
     """
     config = Config.load(folder.config)
     try:
@@ -73,11 +98,11 @@ def write_report(folder: RunFolder) -> Verdict:
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))
     write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, pictures))
-    return verdict
+    return summary, verdict
 
 
 def _newest(run: Timeline) -> Timeline:
-    """As much of the end of a run as a viewer takes in."""
+    """Return the last cycles of a run, as many as a viewer can load."""
     if len(run.cycles["time"]) <= CYCLES_TRACED:
         return run
     cycles = {name: column[-CYCLES_TRACED:] for name, column in run.cycles.items()}
@@ -86,10 +111,10 @@ def _newest(run: Timeline) -> Timeline:
 
 
 def draw(run: Timeline, summary: Summary, metrics: figures.Metrics, pngs: Path) -> list[page.Picture]:
-    """All figures that the records have data for, each also as a PNG in `pngs`."""
+    """Draw all figures for which the records have data, each also as a PNG in `pngs`."""
     if pngs.is_symlink():
         raise RecordError(
-            f"{pngs} is a link to somewhere else; a report writes into its run's folder only: remove the link"
+            f"{pngs} is a symbolic link; a report writes only into the folder of its run: remove the link"
         )
     pngs.mkdir(exist_ok=True)
     return [_render(*drawing, pngs) for drawing in _drawings(run, summary, metrics)]
@@ -98,45 +123,49 @@ def draw(run: Timeline, summary: Summary, metrics: figures.Metrics, pngs: Path) 
 def _drawings(
     run: Timeline, summary: Summary, metrics: figures.Metrics
 ) -> Iterator[tuple[str, str, Callable[[Axes], None]]]:
-    """Of each figure its name, its caption, and what draws it."""
+    """Yield the name, the caption and the drawing function of each figure."""
     commits, expected = run.only("commit"), summary.num_workers - 1
-    caption = "Training loss against commits, and the loss on the test set." if metrics else "Training loss."
+    caption = f"Training loss{' and test loss' if metrics else ''} against commits."
     yield "loss", caption, lambda axes: figures.draw_loss(axes, run, metrics=metrics)
-    yield "loss-time", "The same against time.", lambda axes: figures.draw_loss(axes, run, by="time", metrics=metrics)
+    yield (
+        "loss-time",
+        caption.replace("commits", "time"),
+        lambda axes: figures.draw_loss(axes, run, by="time", metrics=metrics),
+    )
     if metrics:
         yield "accuracy", "Accuracy on the test set.", lambda axes: figures.draw_accuracy(axes, metrics)
     if np.isfinite(commits["staleness"]).any():
         caption = (
-            "Staleness: commits of others between a worker's pull and its commit; "
-            f"N − 1 = {expected} if all are equally fast."
+            "Staleness: commits by other workers between a worker's pull and its commit; "
+            f"N − 1 = {expected} if all workers are equally fast."
         )
         yield "staleness", caption, lambda axes: figures.draw_staleness(axes, run, expected=expected)
     if "gap" in commits and np.isfinite(commits["gap"]).any():
-        caption = "Gap: what staleness did to the parameters that a gradient was computed on."
+        caption = "Gap: RMS distance between the central variable and the view that a gradient was computed at."
         yield "gap", caption, lambda axes: figures.draw_gap(axes, run)
     if run.measured:
-        caption = "What each worker did from its first dispatch to the end."
+        caption = "Time of each worker from its first dispatch to the end: computing, waiting or idle."
         yield "utilisation", caption, lambda axes: figures.draw_account(axes, run, summary)
         caption = (
-            "Commit wait: a finished gradient waits to be committed. View wait: a worker waits for its next view. Both are "
-            "short beside the gradient in a run that is truly asynchronous."
+            "Commit wait: a finished gradient waits to be committed. View wait: a worker waits for its next view. In a truly "
+            "asynchronous run both are short compared with the gradient."
         )
         yield "waits", caption, lambda axes: figures.draw_waits(axes, run)
     yield "shares", "Share of the commits that each worker made.", lambda axes: figures.draw_shares(axes, run, summary)
     if summary.dropped or summary.rejected or summary.faults:
-        caption = "What was dropped, rejected or failed, by worker and time."
+        caption = "Dropped and rejected commits, faults and retired workers, by worker and time."
         yield "incidents", caption, lambda axes: figures.draw_incidents(axes, run)
-    caption = "Who computed when, and who waited; timeline.json has the rest."
+    caption = "Timeline of the workers, computing and waiting; timeline.json has the rest of the run."
     yield "timeline", caption, lambda axes: figures.draw_timeline(axes, run)
 
 
 def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path) -> page.Picture:
     wide = name == "timeline"
-    figure = Figure(figsize=(2 * SIZE[0], SIZE[1]) if wide else SIZE, layout="constrained")
-    drawing(figure.add_subplot())
     svg = io.BytesIO()
-    write_picture(pngs / f"{name}.png", figure, dpi=130)
-    with matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
+    with style.style(), matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
+        figure = Figure(figsize=(2 * SIZE[0], SIZE[1]) if wide else SIZE, layout="constrained")
+        drawing(figure.add_subplot())
+        write_picture(pngs / f"{name}.png", figure, dpi=200)
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return page.Picture(name, caption, svg.getvalue(), wide)
 
@@ -145,23 +174,27 @@ def compose(
     folder: RunFolder, config: Config, run: Timeline, summary: Summary, verdict: Verdict, metrics: figures.Metrics,
     pictures: list[page.Picture],
 ) -> str:  # fmt: skip
-    """The page."""
+    """Compose the page."""
     title = f"{config.dataset}: {config.method}, {config.workers} workers"
-    engine = "on devices" if run.measured else "simulated: times are virtual, one gradient takes about 1"
+    place = "on a Ray cluster" if config.engine == "cluster" else "on devices"
+    engine = place if run.measured else "simulated: times are virtual, one gradient takes about 1"
     findings = [(finding.passed, finding.text) for finding in verdict.findings]
     sections = [
         page.heading(title, f"Run {folder.path.name}, {engine}."),
         page.verdict_box(verdict.asynchronous, verdict.headline, findings, _sentences(verdict)),
-        page.numbers(_numbers(run, summary, metrics)),
+        page.numbers(_numbers(folder, run, summary, metrics)),
         page.section("Figures", page.figures(pictures)),
         page.section("Faults and losses", *_incidents(run, summary)),
+        *([page.section("Hosts", listed)] if (listed := hosts.table(run)) else []),
         page.section("Workers", _workers(run, summary)),
         page.section("Configuration", page.folded(
             "all flags", page.table(("flag", "value"), [(flag(n), v) for n, v in dataclasses.asdict(config).items()], (0, 1))
         )),
+        page.section("Cite", page.folded("BibTeX of the method", page.code(gemjax.citation(make_method(config))))),
         page.footer(
             "Utilisation: time computing from the first dispatch to the end. Commit wait: from a finished gradient to its "
-            "commit. View wait: from the commit to the arrival of the next view. Made by python -m train report from "
+            "commit. View wait: from the commit to the arrival of the next view. Network, a part of the view wait: the "
+            "time that a view and its gradient travel between driver and worker. Made by python -m train report from "
             "config.json, events.jsonl and metrics.jsonl; timeline.json opens at ui.perfetto.dev."
         ),
     ]  # fmt: skip
@@ -172,39 +205,59 @@ def _sentences(verdict: Verdict) -> list[str]:
     return [advice[:1].upper() + advice[1:] for advice in verdict.advice]
 
 
-def _numbers(run: Timeline, summary: Summary, metrics: figures.Metrics) -> list[tuple[str, str, str]]:
+def _replay(folder: RunFolder) -> str | None:
+    """Return the verdict of the last replay, if there was one."""
+    try:
+        return str(json.loads(folder.replay.read_bytes())["verdict"])[:40]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RecordError(f"{folder.replay} is not the result of a replay ({error!r}); delete it") from error
+
+
+def _numbers(
+    folder: RunFolder, run: Timeline, summary: Summary, metrics: figures.Metrics
+) -> list[tuple[str, str, str]]:
     loss = run.only("commit")["loss"]
     window = max(1, len(loss) // 50)
     span = duration(summary.span) if run.measured else f"{summary.span:.4g}"
-    unit = "second" if run.measured else "unit of time"
     found = [
-        ("commits", f"{summary.commits:,}", f"{summary.commits / max(summary.span, 1e-12):.4g} a {unit}"),
+        ("commits", f"{summary.commits:,}", speed(folder, summary)),
         ("time", span, f"{duration(summary.paused)} of it in evaluations" if summary.paused else ""),
         ("training loss", f"{loss[-window:].mean():.4g}", f"mean of the last {window}"),
     ]
+    if not run.measured:
+        found[1] = ("virtual time", span, f"{summary.rate:.4g} commits per unit of it")
     if metrics:
         found.append(("test accuracy", f"{100 * metrics['test_accuracy'][-1]:.2f} %", "at the last evaluation"))
     found.append(("staleness", f"{summary.staleness_median:.0f}", f"median; 95 % ≤ {summary.staleness_p95:.0f}"))
     if run.measured:
         low, mean, high = (100 * f(summary.utilisation) for f in (np.min, np.mean, np.max))
         found += [
-            ("utilisation", f"{mean:.0f} %", f"{low:.0f} to {high:.0f} % a worker"),
+            ("utilisation", f"{mean:.0f} %", f"{low:.0f} to {high:.0f} % per worker"),
             ("gradient", duration(summary.gradient_time), "median"),
             ("commit and view wait", duration(summary.wait_median), f"median; 95 % ≤ {duration(summary.wait_p95)}"),
         ]
+    if len(times := figures.network_times(run)):
+        p50, p95 = np.percentile(times, [50, 95])
+        found.append(("network", duration(p50), f"per gradient, median; 95 % ≤ {duration(p95)}"))
+    if (replay := _replay(folder)) is not None:
+        found.append(("replay", replay, "by python -m train replay"))
     found.append(("dropped, rejected", f"{summary.dropped}, {summary.rejected}", f"faults: {summary.faults}"))
     return found
 
 
 def _incidents(run: Timeline, summary: Summary) -> list[str]:
-    told = [incident for incident in run.incidents if incident["event"] != "pause"]
+    listed = [incident for incident in run.incidents if incident["event"] != "pause"]
     counts = (
         f"Faults: {summary.faults}; workers retired: {summary.retired}; commits dropped: {summary.dropped}, "
         f"rejected: {summary.rejected}."
     )
-    if not told:
+    if not listed:
         return [page.paragraph(counts)]
-    rows = [(i["event"], i.get("worker", ""), i.get("step", ""), f"{i['time']:.3f}", i.get("error", "")) for i in told]
+    rows = [
+        (i["event"], i.get("worker", ""), i.get("step", ""), f"{i['time']:.3f}", i.get("error", "")) for i in listed
+    ]
     more = f" The first {INCIDENTS_LISTED} of {len(rows)}:" if len(rows) > INCIDENTS_LISTED else ""
     header = ("event", "worker", "step", "time", "error")
     return [page.paragraph(counts + more), page.table(header, rows[:INCIDENTS_LISTED], (0, 4))]

@@ -1,4 +1,4 @@
-"""What happens between the commits of a run: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
+"""Work between the commits of a run: progress, evaluation, checkpoints, and the response to Ctrl-C."""
 
 import contextlib
 import time
@@ -8,20 +8,49 @@ from typing import Any
 import numpy as np
 
 import gemjax
-from gemjax.checkpoints import CheckpointWriteError
+from gemjax.checkpoints import CheckpointError, CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train.common.console import say
-from train.common.files import in_words
-from train.run.evaluations import evaluations
+from train.common.files import in_shell, in_words
+from train.config.config import Config
 from train.run.progress import ProgressLine, mean_loss
 from train.run.tensorboard import Scalars
 
-TRIES = 6  # To write the last checkpoint, on a terminal, so many seconds apart.
-TRY_SECONDS = 30.0
+EVALUATIONS = 20  # Per run, unless the configuration says otherwise.
+ATTEMPTS = 6  # At writing the last checkpoint, on a terminal.
+ATTEMPT_SECONDS = 30.0  # Between two attempts.
 
 
-class Watcher:
-    """What happens between commits: progress, evaluation, checkpoints, and the answer to Ctrl-C."""
+def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = None) -> np.ndarray:
+    """Return the numbers of commits after which a run is evaluated, in increasing order; the last is the end of the run.
+
+    Args:
+      config: sets the commits, or the virtual seconds, between two evaluations.
+      num_commits: commits of the whole run, positive.
+      trace: trace of a simulated run, with virtual times.
+
+    Returns:
+      With `--eval-every`, its multiples. With `--eval-seconds`, the last commit that is not later than each of its multiples,
+      once: if no worker commits between two multiples, there is nothing new to evaluate.
+
+    >>> trace = gemjax.Trace([0, 0, 0, 0, 0], time=[0.5, 1.0, 1.5, 4.0, 4.5])
+    >>> evaluations(Config(engine="simulate", eval_seconds=1.0), 5, trace).tolist()
+    [2, 3, 4, 5]
+    """
+    if config.eval_seconds is not None and trace is not None:
+        seconds = config.eval_seconds
+        interval = np.ceil(trace.time / seconds)  # Number of the multiple that ends the interval.
+        interval += trace.time > interval * seconds  # Corrects a quotient that was rounded to a whole number.
+        interval -= trace.time <= (interval - 1) * seconds
+        found = np.flatnonzero(interval[1:] > interval[:-1]) + 1
+    else:
+        every = config.eval_every or max(1, num_commits // EVALUATIONS)
+        found = np.arange(every, num_commits, every)
+    return np.append(found, num_commits)
+
+
+class RunCallback:
+    """Callback of all engines: shows progress, evaluates, saves checkpoints, and ends the run after Ctrl-C."""
 
     def __init__(self, config, task, folder, checkpoints, log, interrupt, console, trace, done: int):
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
@@ -31,20 +60,20 @@ class Watcher:
         self.evaluations = evaluations(config, task.num_commits, trace)
         self._evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
-        self._kept = False
+        self._saved_after_error = False
 
     def __call__(self, progress: gemjax.Progress) -> bool:
         try:
             if self.config.engine == "simulate":
                 _log_commits(self.log, progress.history)
-            self.look(progress)
+            self.poll(progress)
         except Exception:
-            self.keep(progress)
+            self.save_after_error(progress)
             raise
         return self.interrupt.is_set()
 
-    def look(self, progress: gemjax.Progress) -> None:
-        """Evaluates, shows and saves what is due."""
+    def poll(self, progress: gemjax.Progress) -> None:
+        """Evaluate, show and save whatever is due."""
         done = progress.commits
         if (due := self._due(done)) > self._evaluated:
             self._evaluated = due
@@ -52,10 +81,10 @@ class Watcher:
         self.line.update(done, progress.rejected, progress.history)
         if progress.history:
             self.scalars.progress(done, progress.history, self.line.rate)
-        with self._going_on():
+        with self._warning_of_failure():
             self.checkpoints.wait(timeout=0)
         if done > self._saved and self._is_time_to_save(done):
-            with self._going_on():
+            with self._warning_of_failure():
                 self.save(progress.state(), progress.trace())
             self._saved, self._saved_at = done, time.perf_counter()
 
@@ -66,50 +95,60 @@ class Watcher:
         )
 
     @contextlib.contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """Says that a checkpoint could not be written; the run goes on, and the next checkpoint comes when it is due."""
+    def _warning_of_failure(self) -> Iterator[None]:
+        """Turn the failure of a checkpoint into a warning; the run continues until the next checkpoint is due."""
         try:
             yield
         except CheckpointWriteError as error:
             say(self.console, f"warning: {error}; the run goes on and tries again when the next checkpoint is due")
+        except CheckpointError as error:
+            say(self.console, f"warning: {error}")
 
     def save(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Writes a checkpoint, but none of the same commits again.
+        """Write a checkpoint, unless the newest one has the same number of commits.
 
         Raises:
-          CheckpointWriteError: (an OSError) if it cannot be written; in the background, that is told later.
+          CheckpointWriteError: (an OSError) if it cannot be written; an error in the background is raised later.
         """
-        with self._going_on():
+        with self._warning_of_failure():
             self.checkpoints.wait()
         if len(trace) != self.checkpoints.latest:
             self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
 
-    def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Writes the last checkpoint. On a terminal it is tried again a few times, while somebody may make room for it.
+    def save_first(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
+        """Write the checkpoint before the first commit; return when it is on disk.
 
         Raises:
           CheckpointWriteError: (an OSError) if it cannot be written.
         """
-        for left in reversed(range(TRIES if self.console.is_terminal else 1)):
+        self.folder.save_checkpoint(self.checkpoints, state, trace, self.log, wait=True)
+
+    def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
+        """Write the last checkpoint; on a terminal, try several times, so that the user can free disk space.
+
+        Raises:
+          CheckpointWriteError: (an OSError) if it cannot be written.
+        """
+        for remaining in reversed(range(ATTEMPTS if self.console.is_terminal else 1)):
             try:
                 self.save(state, trace)
                 self.checkpoints.wait()
                 return
             except CheckpointWriteError as error:
-                if not left or self.interrupt.is_set():
+                if not remaining or self.interrupt.is_set():
                     raise
                 say(
                     self.console,
-                    f"warning: {error}; trying again {left} times, every {TRY_SECONDS:.0f} s, or until Ctrl-C",
+                    f"warning: {error}; trying again {remaining} times, every {ATTEMPT_SECONDS:.0f} s, or until Ctrl-C",
                 )
-            again = time.perf_counter() + TRY_SECONDS
-            # Not by `interrupt.wait`: a signal in it could find the lock taken that its handler needs.
+            again = time.perf_counter() + ATTEMPT_SECONDS
+            # No `interrupt.wait`: a signal during it could deadlock, because its handler needs the same lock.
             while time.perf_counter() < again and not self.interrupt.is_set():
                 time.sleep(0.1)
 
-    def keep(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
-        """Writes a checkpoint of what a run reached before an exception, and says so. An error here never masks that one."""
-        if reached is None or self._kept:  # When the callback raised.
+    def save_after_error(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
+        """Save what the run reached before an exception, and report it; an error here never masks the exception."""
+        if reached is None or self._saved_after_error:  # Saved already if this callback raised.
             return
         try:
             state, trace = (
@@ -124,28 +163,29 @@ class Watcher:
             self.checkpoints.wait()
         except Exception as error:
             with contextlib.suppress(Exception):
-                why = in_words(error) if isinstance(error, OSError) else str(error)
+                reason = in_words(error) if isinstance(error, OSError) else str(error)
                 if not isinstance(error, CheckpointWriteError):
                     newest = self.checkpoints.latest
-                    why += (
+                    reason += (
                         "; there is no checkpoint"
                         if newest is None
                         else f"; the newest checkpoint is of {newest} commits"
                     )
-                say(self.console, f"what was reached could not be kept: {why}")
+                say(self.console, f"the commits before the error could not be saved: {reason}")
         else:
-            self._kept = True
+            self._saved_after_error = True
             say(
                 self.console,
-                f"what was reached, {len(trace)} commits, is kept; go on with: python -m train --resume {self.folder.path}",
+                f"the {len(trace)} commits before the error are saved; go on with: python -m train --resume "
+                f"{in_shell(self.folder.path)}",
             )
 
     def _due(self, done: int) -> int:
-        """How many evaluations there should have been after so many commits."""
+        """Return the number of evaluations that are due after so many commits."""
         return int(np.searchsorted(self.evaluations, done, side="right"))
 
     def evaluate(self, progress: gemjax.Progress) -> None:
-        """Looks at the test set, and notes what it tells."""
+        """Evaluate on the test set and record the metrics."""
         loss, accuracy = self.task.evaluate(progress.params, progress.model_state)
         self.line.accuracy = accuracy
         self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
@@ -163,7 +203,7 @@ class Watcher:
 
 
 def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
-    """Writes simulated commits to the event log, as a run on devices does."""
+    """Write simulated commits to the event log, as the other engines do."""
     names = [name for name in history if name not in ("time", "applied", "dropped")]
     for row in range(len(history["worker"])):
         event = "commit" if history["applied"][row] else "drop" if history["dropped"][row] else "reject"
@@ -171,5 +211,5 @@ def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:
 
 
 def finite(value: Any) -> float | None:
-    """The number, or nothing if it is none: JSON has no other word for that."""
+    """Return the number, or ``None`` if it is not finite, because JSON has neither NaN nor infinity."""
     return float(value) if np.isfinite(value) else None

@@ -1,17 +1,17 @@
-"""The live table of workers, fed with what a callback knows."""
+"""The live table of workers, computed from the history that a callback gets."""
 
 import numpy as np
 from rich.table import Table
 
-MOST_WORKERS = 32  # More rows than that say less than the summary line.
-SILENT = 10.0  # Times a worker's own mean cycle, after which it counts as silent.
+MOST_WORKERS = 32  # A longer table is less useful than the summary line.
+SILENT = 10.0  # Mean cycles of a worker after which it counts as silent.
 
 
 class Workers:
-    """What each worker did so far: its commits, its last staleness, how busy it is.
+    """State of each worker so far: its commits, its last staleness, its utilisation.
 
     Args:
-      num_workers: number of workers N.
+      num_workers: number of workers.
     """
 
     def __init__(self, num_workers: int):
@@ -26,7 +26,7 @@ class Workers:
         self.measured = False
 
     def update(self, history: dict[str, np.ndarray]) -> None:
-        """Takes in the commits since the last call."""
+        """Add the commits since the last call."""
         workers, applied, dropped = history["worker"], history["applied"], history["dropped"]
         self.measured = "ready" in history
         self.now = float(history["time"][-1])
@@ -43,12 +43,12 @@ class Workers:
             self.computing += np.bincount(workers, history["ready"] - history["began"], self.num_workers)
 
     def wait(self, seconds: float) -> None:
-        """Takes in that so much time has passed without a commit, in a run whose time is measured."""
+        """Advance the time by so many seconds without a commit; virtual time does not advance."""
         if self.measured:
             self.now += seconds
 
     def state(self, worker: int) -> str:
-        """In a word: computing, or what became of its last commit, or how long it has been silent."""
+        """Describe the worker: computing, the outcome of its last commit, or the time for which it has been silent."""
         if not self.arrivals[worker]:
             return "starting"
         silent = self.now - self.last[worker]
@@ -57,11 +57,11 @@ class Workers:
         return self.outcome[worker] or "computing"
 
     def utilisation(self, worker: int) -> float:
-        """Share of its time that the worker computed; not a number if that is not measured."""
+        """Share of its time that the worker spent computing; NaN if that is not measured."""
         return self.computing[worker] / max(self.now - self.first[worker], 1e-9) if self.measured else float("nan")
 
     def table(self) -> Table:
-        """A row a worker."""
+        """Make the table, with one row per worker."""
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("worker", "state", "commits", "share", "staleness", "utilisation"):
             table.add_column(

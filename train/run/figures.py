@@ -1,4 +1,4 @@
-"""The figures of a run, each drawn on axes of its own."""
+"""The figures of a run, each drawn on its own axes."""
 
 from typing import Any
 
@@ -7,29 +7,36 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gemjax import Summary, Timeline
+from gemjax.telemetry.verdict import duration
 
 Metrics = dict[str, np.ndarray]
 
-COMPUTING, VIEW_WAIT, COMMIT_WAIT, IDLE = "tab:blue", "tab:olive", "tab:red", "lightgray"
-KINDS = {"drop": ("dropped", "tab:gray", "x"), "reject": ("rejected", "tab:orange", "^"), "fault": ("fault", "tab:red", "o"),
+COMPUTING, VIEW_WAIT, COMMIT_WAIT, IDLE = "#254bd2", "#e4b309", "#b3260f", "0.85"
+NETWORK, DROPPED, TEST = "#8b7962", "#655d5f", "#e07e06"
+KINDS = {"drop": ("dropped", DROPPED, "x"), "reject": ("rejected", TEST, "^"), "fault": ("fault", COMMIT_WAIT, "o"),
          "retire": ("retired", "black", "s")}  # fmt: skip
 WORKERS_SHOWN = 16  # In the timeline.
-ROUNDS_SHOWN = 6  # The same, from the middle of the run: gradients of an average worker.
-POINTS = 2000  # Of a curve; more are drawn as the range of each bin.
+ROUNDS_SHOWN = 6  # In the timeline: gradients of an average worker, from the middle of the run.
+FINEST = 1e-6  # Seconds, the resolution of the event log.
+POINTS = 2000  # Per curve; longer curves are drawn as the range of each bin.
 
 
 def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metrics | None = None) -> None:
-    """Training loss of every commit, and its running mean, against commits or time; the test loss where given."""
-    # As the metrics count: a simulated run by its trace, one on devices by what was applied.
+    """Draw the loss of each commit and its running mean against commits or time, and the test loss if given."""
+    # Counted as in the metrics: applied commits on devices, applied and dropped ones in a simulation.
     arrivals = run.only("commit") if run.measured else run.only("commit", "drop")
     loss, dropped = arrivals["loss"], int((arrivals["event"] == "drop").sum())
     at = np.arange(1, len(loss) + 1) if by == "commits" else arrivals["time"]
-    axes.plot(*_thinned(at, loss), color="tab:blue", alpha=0.35, lw=0.7, label="each commit")
-    window = max(1, len(loss) // 50)
-    mean = np.convolve(loss, np.ones(window) / window, "valid")
-    axes.plot(*_thinned(at[window - 1 :], mean), color="tab:blue", lw=1.8, label=f"mean of {window}")
+    window = max(2, len(loss) // 50)
+    axes.plot(*_thinned(at, loss), color=COMPUTING, alpha=0.35, lw=0.7, label="each commit")
+    if len(loss) >= window:
+        mean = np.convolve(loss, np.ones(window) / window, "valid")
+        axes.plot(*_thinned(at[window - 1 :], mean), color=COMPUTING, label=f"mean of {window} commits")
     if metrics and np.isfinite(metrics["test_loss"]).any():
-        axes.plot(metrics[by], metrics["test_loss"], "o-", ms=3, lw=1, color="tab:green", label="test")
+        axes.plot(
+            metrics[by], metrics["test_loss"], "o-", ms=6, mec="white", mew=0.8, lw=1, color=TEST, zorder=3,
+            label="test loss",
+        )  # fmt: skip
     title = f"Loss against {by}"
     title += f"; {dropped} of {len(loss)} commits dropped" if dropped else ""
     axes.set(xlabel=by if by == "commits" else _time(run), ylabel="loss", title=title)
@@ -39,88 +46,101 @@ def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metric
 
 
 def draw_accuracy(axes: Axes, metrics: Metrics) -> None:
-    """Test accuracy against commits."""
+    """Draw the test accuracy against commits."""
     accuracy = 100 * metrics["test_accuracy"]
-    axes.plot(metrics["commits"], accuracy, marker="o", ms=3.5, color="tab:green")
+    axes.plot(metrics["commits"], accuracy, marker="o", ms=3.5, color="#1f7a43")
     axes.set(xlabel="commits", ylabel="test accuracy (%)", title=f"Test accuracy: {accuracy[-1]:.2f} % at the end")
-    axes.grid(alpha=0.3)
 
 
 def draw_staleness(axes: Axes, run: Timeline, *, expected: int | None = None) -> None:
-    """The distribution of staleness, beside what workers of equal speed would have."""
+    """Draw the distribution of staleness, and the staleness expected of equally fast workers."""
     staleness = run.only("commit")["staleness"]
     staleness = staleness[np.isfinite(staleness)].astype(int)
     edges = np.arange(staleness.min(), staleness.max() + 2) - 0.5
     axes.set_xlim(edges[0] - 0.5, edges[-1] + 0.5)
     bins = edges.tolist() if len(edges) <= 80 else 80
-    axes.hist(staleness, bins=bins, color="tab:orange", edgecolor="white", lw=0.5)
+    axes.hist(staleness, bins=bins, color="#b35c00", edgecolor="white", lw=0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if expected is not None:
         axes.axvline(expected, color="black", ls="--", lw=1, label=f"N − 1 = {expected}")
         axes.legend()
     p50, p95 = np.percentile(staleness, [50, 95])
-    axes.set(xlabel="staleness of applied commits (commits since the pull)", ylabel="commits",
-             title=f"Staleness: median {p50:.0f}, 95 % at most {p95:.0f}")  # fmt: skip
+    axes.set(xlabel="staleness (commits since the pull)", ylabel="commits",
+             title=f"Staleness: median {p50:.0f}, 95 % at most {p95:.0f}, largest {staleness.max()}")  # fmt: skip
 
 
 def draw_gap(axes: Axes, run: Timeline) -> None:
-    """The distribution of the gap, where it is not zero."""
+    """Draw the distribution of the gap without zeros."""
     gap = run.only("commit")["gap"]
     seen = gap[np.isfinite(gap) & (gap > 0)]
     if len(seen):
         edges = np.geomspace(seen.min(), max(seen.max(), seen.min() * 1.01), 41)
-        axes.hist(seen, bins=edges.tolist(), color="tab:purple", edgecolor="white", lw=0.3)
+        axes.hist(seen, bins=edges.tolist(), color="#8567fb", edgecolor="white", lw=0.3)
         axes.set_xscale("log")
-    axes.set(xlabel="gap: how far the parameters moved since the pull (RMS)", ylabel="commits",
+    axes.set(xlabel="gap: RMS distance between central variable and pulled view", ylabel="commits",
              title=f"Gap: median {np.nanmedian(gap):.2g}")  # fmt: skip
 
 
 def draw_account(axes: Axes, run: Timeline, summary: Summary) -> None:
-    """What each worker did with its time."""
+    """Draw the share of its time that each worker spent computing, waiting and idle."""
     bottom = np.zeros(run.num_workers)
-    parts = [(summary.utilisation, COMPUTING, "computing"), (summary.view_wait, VIEW_WAIT, "waiting for its view"),
-             (summary.commit_wait, COMMIT_WAIT, "waiting for its commit")]  # fmt: skip
+    parts = [(summary.utilisation, COMPUTING, "computing"), (summary.view_wait, VIEW_WAIT, "view wait"),
+             (summary.commit_wait, COMMIT_WAIT, "commit wait")]  # fmt: skip
     parts.append((np.maximum(1 - sum(part for part, *_ in parts), 0), IDLE, "idle"))
     for part, color, label in parts:
         axes.bar(np.arange(run.num_workers), 100 * part, bottom=bottom, color=color, width=_width(run), label=label)
         bottom = bottom + 100 * part
     low, mean, high = (100 * f(summary.utilisation) for f in (np.min, np.mean, np.max))
-    axes.set(xlabel="worker", ylabel="share of its time (%)", ylim=(0, 100),
-             title=f"Utilisation: {mean:.0f} % in the mean, {low:.0f} to {high:.0f} %")  # fmt: skip
+    axes.set(xlabel="worker", ylabel="share of time (%)", ylim=(0, 100),
+             title=f"Utilisation: mean {mean:.0f} %, range {low:.0f} to {high:.0f} %")  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, fontsize=8, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4)
 
 
 def draw_waits(axes: Axes, run: Timeline) -> None:
-    """How long gradients take, and how long workers wait for view and commit."""
+    """Draw the distributions of gradient time, commit wait and view wait."""
     cycles = run.only("commit", "drop", "reject")
     spans = [("gradient", COMPUTING, cycles["ready"] - cycles["began"]),
              ("commit wait", COMMIT_WAIT, cycles["time"] - cycles["ready"]),
              ("view wait", VIEW_WAIT, cycles["began"] - cycles["dispatch"])]  # fmt: skip
-    finest = 1e-6  # The log's resolution.
-    longest = max(float(span.max()) for *_, span in spans)
-    edges = np.geomspace(finest, max(longest, 10 * finest), 61)
-    for label, color, span in spans:
-        axes.hist(np.maximum(span, finest), bins=edges.tolist(), histtype="stepfilled", alpha=0.35, color=color)
-        axes.hist(np.maximum(span, finest), bins=edges.tolist(), histtype="step", color=color, label=label)
-        axes.axvline(max(float(np.median(span)), finest), color=color, ls="--", lw=1)
-    axes.set(xscale="log", yscale="log", xlabel="seconds; dashed: medians", ylabel="cycles",
-             title="Gradient time, commit wait and view wait")  # fmt: skip
-    axes.legend()
+    if len(network := network_times(run)):
+        spans.append(("network", NETWORK, network))
+    every = np.concatenate([span[span >= FINEST] for *_, span in spans])
+    low, high = (every.min(), every.max()) if len(every) else (FINEST, FINEST)
+    edges = np.geomspace(low, max(high, 10 * low), 61)
+    for name, color, span in spans:
+        seen, median = span[span >= FINEST], float(np.median(span))
+        label = f"{name}: median {duration(median)}"
+        if len(seen) < len(span):
+            label += f"\nnone in {len(span) - len(seen)} cycles"
+        axes.hist(seen, bins=edges.tolist(), histtype="stepfilled", alpha=0.35, color=color)
+        axes.hist(seen, bins=edges.tolist(), histtype="step", color=color, label=label)
+        if median >= FINEST:
+            axes.axvline(median, color=color, ls="--", lw=1)
+    scale = "log" if len(every) else "linear"
+    axes.set(xscale=scale, yscale=scale, xlabel="seconds; dashed: medians", ylabel=f"cycles, of {len(cycles['time'])}",
+             title="Gradient time, commit wait and view wait" + ", and network" * len(spans[3:]))  # fmt: skip
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.0, handlelength=1.2)
+
+
+def network_times(run: Timeline) -> np.ndarray:
+    """Return the seconds on the network, of the view and the gradient together, per cycle; empty for a run on one host."""
+    times = run.only("commit", "drop", "reject").get("network", np.empty(0))
+    return times[np.isfinite(times)]
 
 
 def draw_shares(axes: Axes, run: Timeline, summary: Summary) -> None:
-    """Who made the commits."""
-    axes.bar(np.arange(run.num_workers), 100 * summary.share, color="tab:cyan", width=_width(run))
+    """Draw the share of the commits of each worker."""
+    axes.bar(np.arange(run.num_workers), 100 * summary.share, color="#00bced", width=_width(run))
     axes.axhline(100 / run.num_workers, color="black", ls="--", lw=1, label="equal shares")
     low, high = 100 * summary.share.min(), 100 * summary.share.max()
-    axes.set(xlabel="worker", ylabel="share of the commits (%)", title=f"Commits: {low:.1f} to {high:.1f} % a worker")
+    axes.set(xlabel="worker", ylabel="share of the commits (%)", title=f"Commits: {low:.1f} to {high:.1f} % per worker")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
 
 
 def draw_incidents(axes: Axes, run: Timeline) -> None:
-    """What was dropped, rejected or failed, when and at whom."""
+    """Draw dropped and rejected commits, faults and retired workers against time."""
     marks: dict[str, list[tuple[float, float]]] = {}
     for kind in ("drop", "reject", "fault"):
         rows = run.only(kind)
@@ -133,23 +153,23 @@ def draw_incidents(axes: Axes, run: Timeline) -> None:
     if any(marks.values()):
         axes.legend()
     axes.set(
-        xlabel=_time(run), ylabel="worker", title="Dropped, rejected and failed", ylim=(run.num_workers - 0.5, -0.5)
+        xlabel=_time(run), ylabel="worker", title="Drops, rejections and faults", ylim=(run.num_workers - 0.5, -0.5)
     )
     axes.set_xlim(0, float(run.cycles["time"].max()))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_timeline(axes: Axes, run: Timeline) -> None:
-    """Some rounds in the middle of the run, worker by worker: computing, then waiting to be committed."""
+    """Draw some rounds in the middle of the run: per worker, bars of computing and of waiting."""
     arrivals, count = run.only("commit", "drop"), run.num_workers
     first = max(0, (len(arrivals["worker"]) - ROUNDS_SHOWN * count) // 2)
     shown = {name: column[first : first + ROUNDS_SHOWN * count] for name, column in arrivals.items()}
     workers, dropped = shown["worker"], shown["event"] == "drop"
     kinds = [(~dropped, ("began", "ready"), COMPUTING, "computing"),
-             (dropped, ("began", "ready"), "tab:gray", "computing what is dropped")]  # fmt: skip
-    if run.measured:  # In virtual time nobody waits.
-        kinds.append((~dropped, ("dispatch", "began"), VIEW_WAIT, "waiting for its view"))
-        kinds.append((~dropped, ("ready", "time"), COMMIT_WAIT, "ready, waiting for its commit"))
+             (dropped, ("began", "ready"), DROPPED, "dropped gradient")]  # fmt: skip
+    if run.measured:  # In virtual time no worker waits.
+        kinds.append((~dropped, ("dispatch", "began"), VIEW_WAIT, "view wait"))
+        kinds.append((~dropped, ("ready", "time"), COMMIT_WAIT, "commit wait"))
     low = float(shown["time"].min())
     for which, (begin, end), color, label in kinds:
         rows = np.flatnonzero(which & (workers < WORKERS_SHOWN))
@@ -157,12 +177,14 @@ def draw_timeline(axes: Axes, run: Timeline) -> None:
             left = np.maximum(shown[begin][rows], low)
             axes.barh(workers[rows], (shown[end][rows] - left).clip(min=0), left=left, height=0.7, color=color,
                       edgecolor="white", lw=0.6 if color == COMPUTING else 0.0, label=label)  # fmt: skip
-    few = f" (workers 0 to {WORKERS_SHOWN - 1} of {count})" if count > WORKERS_SHOWN else ""
-    axes.set(xlabel=_time(run), ylabel="worker", title=f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run{few}")
+    part = f" (workers 0 to {WORKERS_SHOWN - 1} of {count})" if count > WORKERS_SHOWN else ""
+    axes.set(
+        xlabel=_time(run), ylabel="worker", title=f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run{part}"
+    )
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.set_ylim(min(count, WORKERS_SHOWN) - 0.5, -0.5)
     if run.measured or dropped.any():
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=8, frameon=False)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.0, handlelength=1.2)
 
 
 def _time(run: Timeline) -> str:
@@ -174,13 +196,13 @@ def _width(run: Timeline) -> float:
 
 
 def _thinned(x: Any, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A curve in few points: of each bin the lowest and the highest."""
+    """Reduce a curve to the lowest and the highest point of each bin."""
     x = np.asarray(x)
     size = len(y) // (POINTS // 2)
     if size < 2:
         return x, y
-    whole = len(y) // size * size
-    bins = np.where(np.isfinite(y[:whole]), y[:whole], np.nan).reshape(-1, size)
+    end = len(y) // size * size
+    bins = np.where(np.isfinite(y[:end]), y[:end], np.nan).reshape(-1, size)
     lowest, highest = np.where(np.isnan(bins), np.inf, bins).min(1), np.where(np.isnan(bins), -np.inf, bins).max(1)
     ends = np.where(np.isinf(lowest), np.nan, np.stack([lowest, highest])).T.ravel()
-    return np.append(np.repeat(x[:whole:size], 2), x[-1]), np.append(ends, y[-1])
+    return np.append(np.repeat(x[:end:size], 2), x[-1]), np.append(ends, y[-1])

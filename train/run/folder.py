@@ -1,10 +1,13 @@
 """The run folder: configuration, event log, metrics, checkpoints and the picture of one run."""
 
+import contextlib
+import dataclasses
+import itertools
 import json
-import math
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +16,24 @@ import numpy as np
 import gemjax
 from gemjax import Checkpoints, RunState, Trace
 from gemjax.telemetry import eventlog
+from train.common import files
 from train.common.errors import RecordError
-from train.common.files import append_whole, check_out, naming
+from train.common.files import append_whole, check_out
 from train.config.config import Config
+from train.config.parsing import command_of
+from train.run.records import Record, read_metrics, settings_of, sizes_of
 
 RUNS = Path("runs")
-BEGUN = {"checkpoints", "config.json.unfinished"}  # What a run that is killed as it begins may leave.
-METRICS = ("commits", "time", "test_loss", "test_accuracy")  # What a line of metrics has at least.
-
-
-class RunLog(gemjax.EventLog):
-    """The event log of a run: an error names the file, and the first commit is told.
-
-    Args:
-      path: the file.
-      on_commit: called with each commit.
-    """
-
-    def __init__(self, path: str | os.PathLike, on_commit: Callable[[], None]):
-        super().__init__(path)
-        self._path, self._on_commit = path, on_commit
-
-    def write(self, event: str, time: float, **fields: Any) -> None:
-        try:  # A context manager is too slow for each event.
-            super().write(event, time, **fields)
-        except OSError as error:
-            error.filename = os.fspath(self._path)
-            raise
-        if event == "commit":
-            self._on_commit()
-
-    def flush(self) -> None:
-        with naming(self._path):
-            super().flush()
-
-    def sync(self) -> None:
-        with naming(self._path):
-            super().sync()
-
-    def close(self) -> None:
-        with naming(self._path):
-            super().close()
+LEFTOVERS = {"checkpoints", "config.json.unfinished"}  # Files that a run may leave if it is killed at its start.
+SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
+CHECKPOINT = re.compile(r"(\.replaced-)?\d+")  # Folder of a checkpoint, also of one whose replacement is not complete.
 
 
 class RunFolder:
-    """Where a run keeps what it knows.
+    """Files of a run.
 
-    `config.json`, `events.jsonl` (one line an event), `metrics.jsonl` (one line an evaluation), `checkpoints/`,
-    `summary.json` and `run.png`; of a report `report.html`, `figures/` and `timeline.json`.
+    The run writes `config.json`, `events.jsonl` (one line per event), `metrics.jsonl` (one line per evaluation),
+    `checkpoints/`, `summary.json` and `run.png`. A report adds `report.html`, `figures/` and `timeline.json`.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -74,36 +47,63 @@ class RunFolder:
         self.timeline = self.path / "timeline.json"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints_path = self.path / "checkpoints"
+        self.replay = self.path / "replay.json"
+        self.settings: list[tuple[int, dict[str, Any]]] = []  # By :meth:`note_settings`.
+        self.records = {"events": Record(self.events), "metrics": Record(self.metrics)}
+        self._alone = False
 
     @classmethod
     def fresh(cls, config: Config) -> "RunFolder":
-        """The folder of a new run, not made yet.
+        """Choose the folder of a new run without creating it.
 
         Raises:
-          FileExistsError: if `--out` names a folder that a run has written to, or one with other files.
-          OSError: if the folder cannot be made or written to.
+          FileExistsError: if `--out` names the folder of a run, or one with other files.
+          OSError: if the folder cannot be created or written to.
         """
         default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
-        if folder.config.exists():
-            raise FileExistsError(
-                f"{folder.path} holds a run already; continue it with --resume {folder.path} or choose another --out"
-            )
+        folder.check_new()
         check_out(folder.path)
-        if folder.path.exists() and (others := sorted(set(os.listdir(folder.path)) - BEGUN)):
+        if folder.path.exists() and (others := sorted(set(os.listdir(folder.path)) - LEFTOVERS)):
             raise FileExistsError(
                 f"--out {folder.path} is not empty: it holds {others[0]}; choose an empty or a new folder"
             )
         return folder
 
+    def check_new(self) -> None:
+        """Raise `FileExistsError` if the folder holds a run."""
+        if self.config.exists():
+            raise FileExistsError(
+                f"{self.path} holds a run already; continue it with --resume {files.in_shell(self.path)}"
+                " or choose another --out"
+            )
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Create the folder and keep other processes from writing this run meanwhile; may be nested.
+
+        Raises:
+          BlockingIOError: if another process writes it.
+        """
+        if self._alone:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with files.alone(self.path):
+            self._alone = True
+            try:
+                yield
+            finally:
+                self._alone = False
+
     def begin(self, config: Config) -> None:
-        """Makes the folder and notes the configuration."""
+        """Save the configuration; from then on the run can be resumed."""
         self.path.mkdir(parents=True, exist_ok=True)
         config.save(self.config)
 
     @classmethod
     def find(cls, name: str) -> "RunFolder":
-        """The folder of an earlier run; `latest` is the newest one under `runs/`.
+        """Find the folder of an earlier run; `latest` is the newest one under `runs/`.
 
         Raises:
           FileNotFoundError: if there is no such run.
@@ -119,125 +119,157 @@ class RunFolder:
         return folder
 
     def finished(self, num_commits: int) -> bool:
-        """Whether the run in this folder has made that many commits already, and has summed up."""
-        return self.summary.exists() and self.summed_up() >= num_commits
+        """Return True if the run has made that many commits and has a summary."""
+        return self.summary.exists() and self.summarised_commits() >= num_commits
 
-    def summed_up(self) -> int:
-        """The commits that the run had made when it was summed up.
+    def summarised_commits(self) -> int:
+        """Return the number of commits in the summary of the run.
 
         Raises:
-          RecordError: if `summary.json` does not say.
+          RecordError: if `summary.json` has no such number.
         """
         try:
             commits = json.loads(self.summary.read_bytes())["commits"]
             if type(commits) is not int:
                 raise TypeError(f"commits is {ascii(commits)[:60]}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RecordError(f"{self.summary} is not the summary of a run ({error!r}); delete it to go on") from error
+            found = f"{type(error).__name__}: {ascii(str(error))[1:81]}".removesuffix("'")
+            raise RecordError(f"{self.summary} is not the summary of a run ({found}); delete it to go on") from error
         return commits
 
     def check_length(self, summary: gemjax.Summary, *, measured: bool) -> None:
-        """Refuses an event log that has fewer commits than the run when it was summed up: nothing else tells its end.
+        """Check that the event log is complete up to the summary of the run; nothing else marks the end of the log.
 
         Raises:
-          RecordError: if it has.
+          RecordError: if the log has fewer commits than the summary.
         """
-        # A simulation counts the commits that it did not apply, too.
+        # A simulation also counts the commits that it did not apply.
         found = summary.commits + (0 if measured else summary.dropped + summary.rejected)
-        if self.summary.exists() and found < (expected := self.summed_up()):
+        if self.summary.exists() and found < (expected := self.summarised_commits()):
             raise RecordError(
-                f"{self.events} has {found} commits, but the run had made {expected} when it was summed up: lines are missing "
-                "at its end"
+                f"{self.events} has {found} commits, but {self.summary.name} counts {expected}: lines are missing at the "
+                "end of the log"
             )
 
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.checkpoints_path)
+    def checkpoints(self, keep: int = 2, *, read_only: bool = False) -> Checkpoints:
+        """Open the checkpoints, of which the newest are kept, or all if `keep` is 0."""
+        return Checkpoints(self.checkpoints_path, keep or None, read_only=read_only)
 
-    def save_checkpoint(self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog) -> None:
-        """Writes a checkpoint that also knows how far the records went, so that a resumed run repeats none.
+    def note_settings(self, config: Config, commits: int, saved: dict[str, Any] | None = None) -> None:
+        """Note from which commit on a run has its learning rate and epochs, which a resumed run may change.
 
-        It is written in the background; closing `checkpoints` waits for the last one.
+        Args:
+          config: configuration of the run.
+          commits: commits that were applied before.
+          saved: metadata of the checkpoint that the run continues from, with earlier settings; checkpoints of earlier
+            versions have none.
         """
-        log.sync()  # Before the checkpoint that names its size; or a power cut might leave the one without the other.
-        _sync(self.metrics)
-        sizes = {"events": self.events.stat().st_size, "metrics": _size(self.metrics)}
-        checkpoints.save(state, trace, sizes, wait=False)
+        now = {name: getattr(config, name) for name in SETTINGS}
+        self.settings = settings_of(saved or {})
+        if not self.settings or self.settings[-1][1] != now:
+            self.settings = [*(past for past in self.settings if past[0] < commits), (commits, now)]
 
-    def rewind(self, sizes: dict[str, int]) -> None:
-        """Cuts the records back to where the checkpoint was written.
+    def save_checkpoint(
+        self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog, *, wait: bool = False
+    ) -> None:
+        """Write a checkpoint with sizes and checksums of the records, so that a resumed run repeats no line.
+
+        It is written in the background unless `wait` is set; closing `checkpoints` waits for the last one.
+        """
+        log.sync()  # Before the checkpoint that holds the log's size, so that a power cut cannot leave a shorter log.
+        self.records["metrics"].sync()
+        sizes = {name: record.size for name, record in self.records.items()}
+        checksums = {name: record.checksum(sizes[name]) for name, record in self.records.items()}
+        checkpoints.save(state, trace, sizes | {"sha256": checksums, "settings": self.settings}, wait=wait)
+
+    def verify(self, num_workers: int, *, read_only: bool = False) -> Trace | None:
+        """Check the records up to the newest checkpoint, before a run continues from it.
+
+        Returns:
+          The commits of the event log up to there; `None` if there is no checkpoint.
 
         Raises:
-          RecordError: if they are not as long as that any more, or the checkpoint does not say how long they were.
+          RecordError: if a record is damaged, or does not match the checkpoint; the message names the file, and the line if
+            that line shows the damage.
+          CheckpointError: if the checkpoint cannot be read.
         """
-        records = {"events": self.events, "metrics": self.metrics}
-        for name, path in records.items():
-            size = sizes.get(name)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-                raise RecordError(
-                    f"{self.checkpoints_path} does not say how long {path.name} was ({name} is {ascii(size)[:60]}), so this "
-                    "run cannot go on; begin anew in another folder"
-                )
-            if _size(path) < size:
-                raise RecordError(
-                    f"{path} has {_size(path)} bytes, but {size} when the checkpoint in {self.checkpoints_path} was written: "
-                    "lines are missing at its end; put the whole file back, or begin anew in another folder"
-                )
-            if not _ends_a_line(path, size):
-                raise RecordError(
-                    f"{path} was changed: no line ends where it ended when the checkpoint in {self.checkpoints_path} was "
-                    "written; put the file back, or begin anew in another folder"
-                )
-        for name, path in records.items():
-            if _size(path) > sizes[name]:
-                os.truncate(path, sizes[name])
+        if self.no_checkpoint():  # Opening them would create the folder.
+            return None
+        with self.checkpoints(read_only=read_only) as checkpoints:
+            found, checkpoint = checkpoints.metadata, f"the checkpoint in {self.checkpoints_path}"
+        if found is None:
+            return None
+        sizes = sizes_of(found, self.records, self.checkpoints_path)
+        logged = Trace(worker=[], num_workers=num_workers)
+        try:
+            if self.events.exists():
+                logged = eventlog.trace_of(self.events, num_workers, sizes["events"])
+            read_metrics(self.metrics, sizes["metrics"])
+        except ValueError as error:
+            raise RecordError(str(error)) from error
+        for name, record in self.records.items():
+            record.check_size(sizes[name], checkpoint)
+        checksums = found.get("sha256")
+        for name, expected in (
+            checksums if isinstance(checksums, dict) else {}
+        ).items():  # Older checkpoints have none.
+            if name in self.records:
+                self.records[name].check_content(sizes[name], expected, checkpoint)
+        return logged
+
+    def check_empty(self, config: Config) -> None:
+        """Check that a run without a checkpoint has no records either, because it would begin again and replace them.
+
+        Raises:
+          RecordError: if it has; with the command that begins the run in another folder.
+        """
+        if found := [record.path.name for record in self.records.values() if record.size]:
+            missing = self.no_checkpoint() or f"{self.checkpoints_path} holds no complete checkpoint"
+            raise RecordError(
+                f"{self.path} cannot be resumed: {missing}, but there are records in {' and '.join(found)}, which a new start "
+                f"would delete; restore the checkpoints, or {self.begin_again(config)}"
+            )
+
+    def begin_again(self, config: Config) -> str:
+        """Return the advice to begin the same run in a folder that does not exist."""
+        path = self.path if self.path.name not in ("", "..") else self.path.resolve()
+        others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+        out = next(other for other in others if not os.path.lexists(other))
+        return f"begin the run again in another folder: {command_of(dataclasses.replace(config, out=str(out)))}"
+
+    def can_be_resumed(self) -> bool:
+        """Return True if the run has a checkpoint, or no records that a new start would delete."""
+        return self.no_checkpoint() is None or not any(record.size for record in self.records.values())
+
+    def no_checkpoint(self) -> str | None:
+        """Return the reason why the folder of the checkpoints can hold none; `None` if it seems to hold some."""
+        path = self.checkpoints_path
+        if not path.is_dir():
+            return f"{path} is {'not a folder' if os.path.lexists(path) else 'missing'}"
+        names = sorted(os.listdir(path))
+        if not names:
+            return f"{path} is empty"
+        if any(CHECKPOINT.fullmatch(name) and (path / name).is_dir() for name in names):
+            return None
+        return f"{path} holds no checkpoint, only {ascii(names[0])[1:60]}".removesuffix("'")
+
+    def rewind(self, sizes: dict[str, Any]) -> None:
+        """Truncate the records to their sizes at the checkpoint.
+
+        Raises:
+          RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint.
+        """
+        sizes = sizes_of(sizes, self.records, self.checkpoints_path)
+        for name, record in self.records.items():
+            record.check_size(sizes[name], f"the checkpoint in {self.checkpoints_path}")
+        for name, record in self.records.items():
+            if record.size > sizes[name]:
+                os.truncate(record.path, sizes[name])
 
     def add_metrics(self, **fields: Any) -> None:
-        """Appends one line to `metrics.jsonl`."""
+        """Append one line to `metrics.jsonl`."""
         append_whole(self.metrics, json.dumps(fields) + "\n")
 
     def read_metrics(self) -> dict[str, np.ndarray]:
-        """`metrics.jsonl` as columns; what was not finite is NaN, and a last line cut short by a crash is left out.
-
-        Raises:
-          ValueError: if a line is not what :meth:`add_metrics` writes; the message names file and line.
-        """
-        if not self.metrics.exists():
-            return {}
-        lines = self.metrics.read_bytes().split(b"\n")[:-1]
-        rows = [_metrics(line, f"{self.metrics}, line {number}") for number, line in enumerate(lines, start=1)]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-
-
-def _metrics(line: bytes, where: str) -> dict[str, float]:
-    try:
-        row = json.loads(line)
-        if not isinstance(row, dict) or any(isinstance(value, (str, list, dict)) for value in row.values()):
-            raise ValueError("expected an object of numbers")
-        if lacking := [name for name in METRICS if name not in row]:
-            raise ValueError(f"it has no {', '.join(lacking)}")
-        values = {name: math.nan if value is None else value for name, value in row.items()}
-        return {
-            name: value if abs(value) < 2**53 else float(value) for name, value in values.items()
-        }  # Counts stay so.
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{where}: not metrics of a run: {error}; the line is {line[:80]!r}") from error
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _ends_a_line(path: Path, size: int) -> bool:
-    if size == 0:
-        return True
-    with open(path, "rb") as file:
-        file.seek(size - 1)
-        return file.read(1) == b"\n"
-
-
-def _sync(path: Path) -> None:
-    """Has what was written to a file on disk; nothing if there is none."""
-    if path.exists():
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
+        """Read `metrics.jsonl` with :func:`train.run.records.read_metrics`."""
+        return read_metrics(self.metrics)

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, written without TensorFlow, if asked for."""
+"""Optional curves for TensorBoard, written without TensorFlow."""
 
 import importlib.util
 import os
@@ -10,22 +10,22 @@ INSTALL = "--tensorboard needs tensorboardX: pip install 'gemjax[tensorboard]'"
 
 
 def available() -> bool:
-    """Whether the extra is installed."""
+    """Return True if the extra is installed."""
     return importlib.util.find_spec("tensorboardX") is not None
 
 
 class Scalars:
-    """Appends curves to a folder that `tensorboard --logdir` shows; writes nothing if `folder` is none.
+    """Writer of curves for `tensorboard --logdir`; writes nothing if `folder` is `None`.
 
-    What a resumed run had written beyond its `done` commits is hidden by what follows.
+    In a resumed run, the new points hide those that were written beyond the `done` commits of its checkpoint.
     """
 
     def __init__(self, folder: str | os.PathLike | None, done: int = 0):
         self._writer = None
         if folder is not None:
-            from tensorboardX import SummaryWriter  # The extra; the command line has looked for it.
+            from tensorboardX import SummaryWriter  # The extra, which the command line has checked.
 
-            # The suffix keeps apart the files of runs that begin within one second.
+            # The suffix separates the files of runs that begin in the same second.
             self._writer = SummaryWriter(os.fspath(folder), purge_step=done or None, filename_suffix=f".{done}")
 
     def __enter__(self) -> Self:
@@ -36,16 +36,18 @@ class Scalars:
             self._writer.close()
 
     def progress(self, commits: int, history: dict[str, Any], rate: float) -> None:
-        """Writes the means of what was committed since the last call, and commits a second."""
+        """Write means over the commits since the last call, and the commits per second."""
         applied = history["applied"]
-        names = {"train/loss": "loss", "train/gap": "gap", "train/staleness": "staleness"}
+        names = {
+            "train/loss": "loss", "train/gap": "gap", "train/staleness": "staleness", "run/network_seconds": "network",
+        }  # fmt: skip
         values = {
             tag: np.mean(history[name][applied]) for tag, name in names.items() if name in history and applied.any()
         }
         self.write(commits, values | {"run/commits_per_second": rate})
 
     def write(self, commits: int, values: dict[str, float]) -> None:
-        """Writes one point of each curve; a value that is not finite leaves a gap."""
+        """Write one point of each curve; a value that is not finite leaves a gap."""
         if self._writer is None:
             return
         for tag, value in values.items():

@@ -1,5 +1,6 @@
-"""The training story: make the task, run the engine, keep records, tell what came of it."""
+"""One training run: make the task, run the engine, keep records, and report the result."""
 
+import contextlib
 import functools
 import json
 import time
@@ -10,139 +11,210 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
+from gemjax.telemetry import eventlog
 from train.common import interrupts
 from train.common.console import say, warnings_on
-from train.common.files import write_whole
+from train.common.files import in_shell, write_whole
 from train.common.interrupts import Interrupt
-from train.common.machine import cores
+from train.common.machine import cores, in_its_precision
 from train.config.config import Config
 from train.run import plots
-from train.run.callback import Watcher, finite
-from train.run.folder import RunFolder, RunLog
-from train.task.cluster import cluster
-from train.task.memory import check_memory, in_words
+from train.run.callback import RunCallback, finite
+from train.run.folder import RunFolder
+from train.run.progress import commits_per_second
+from train.run.records import RunLog, check_trace
+from train.task.cluster import cluster, ray_cluster
+from train.task.memory import check_memory, in_words, may_be_large
 from train.task.methods import local_steps, make_method
-from train.task.task import Task, make_task
+from train.task.task import Task, make_task, parameter_shapes
 
-# Between two looks at the run, at most.
+# Longest intervals between two calls of the callback.
 CALLBACK_EVERY = 100  # Commits.
-LOOK_SECONDS = 1.0  # Though fewer commits were made, on devices.
+CALLBACK_SECONDS = 1.0  # Not in a simulation.
 
 
+@in_its_precision
 def train(config: Config, folder: RunFolder, console: Console, interrupt: Interrupt | None = None) -> dict[str, Any]:
-    """Runs `config` in `folder` to its end, or until `interrupt` is set, from the newest checkpoint if there is one.
+    """Run `config` in `folder` from the newest checkpoint, if any, to its end or until `interrupt` is set.
 
     Returns:
-      What `summary.json` holds.
+      The content of `summary.json`.
 
     Raises:
-      OSError: if the records, or the last checkpoint, cannot be written; the checkpoints before it are as good as they were.
+      OSError: if the records, or the last checkpoint, cannot be written, or another process writes this run; earlier
+        checkpoints remain valid.
     """
-    if config.engine == "devices":
-        # Each compiles its own programs, and more than there are cores would only take turns.
-        places = min(config.workers, cores() + 1) * config.worker_devices
-        apart = config.central in ("auto", "dedicated")
-        gemjax.cpu_devices(places + config.central_devices if apart else max(places, config.central_devices))
+    with folder.alone() if (exists := folder.config.exists()) else contextlib.nullcontext():
+        return _train(config, folder, console, interrupt or Interrupt(), new=not exists)
+
+
+def _train(config: Config, folder: RunFolder, console: Console, interrupt: Interrupt, *, new: bool) -> dict[str, Any]:
+    if config.engine != "simulate":
+        gemjax.cpu_devices(_cpu_devices(config))
+    with warnings_on(console):
+        logged = folder.verify(config.workers)
+    if may_be_large(config):
+        check_memory(config, parameter_shapes(config), 0)
     task = make_task(config)
     if folder.finished(task.num_commits):
-        say(console, f"{folder.path} has made all its {task.num_commits} commits; raise --epochs to go on")
+        made = folder.summarised_commits()
+        done = (
+            f"all {made} commits"
+            if made == task.num_commits
+            else f"{made} commits, and {task.num_commits} are asked for"
+        )
+        say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         return json.loads(folder.summary.read_text())
+    if logged is None:
+        folder.check_empty(config)
     check_memory(config, task.params, task.num_commits)
-    # Before the folder is made: what comes after it can be resumed.
+    # Before the folder is created: from then on the run can be resumed.
     trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
     say(console, f"{in_words(config, task.params, task.num_commits)}; run folder {folder.path}")
     if (rows := task.batches.batch_size) < config.batch_size:
-        say(console, f"--batch-size {config.batch_size} is more than all rows: a batch has {rows}")
-    say(console, "compiling (once a device) …")
-    with folder.checkpoints() as checkpoints, interrupt or Interrupt() as interrupt:
-        restored, recorded = _restore(config, task, folder, checkpoints, console)
-        folder.begin(config)  # After what it continues was found to fit.
+        say(console, f"--batch-size {config.batch_size} is larger than the data: a batch has {rows} rows")
+    with (
+        ray_cluster(config, console) as workers,
+        folder.alone(),
+        folder.checkpoints(config.keep_checkpoints) as checkpoints,
+        interrupt,
+    ):
+        if new:
+            folder.check_new()
+        say(console, f"compiling (once per {'worker' if workers else 'device'}) …")
+        restored, recorded = _restore(config, task, folder, checkpoints, logged, console)
+        folder.begin(config)  # After the checkpoint was found to fit.
         with RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True)) as log:
-            watcher = Watcher(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
-            begin = [restored]  # Taken out by who begins with it: kept here, it would be in memory for the whole run.
+            callback = RunCallback(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
+            if restored is None:  # Now, so that a run that is killed before the next checkpoint can be resumed.
+                callback.save_first(_initial(config, task), recorded)
+            initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
-            with watcher.line, watcher.scalars, warnings_on(console):
+            with callback.line, callback.scalars, warnings_on(console):
                 began = time.perf_counter()
                 try:
-                    result = _run_engine(config, task, begin, recorded, trace, log, watcher)
-                except Exception as error:  # What was reached can be gone on from, once the cause is mended.
-                    watcher.keep(reached(error))
+                    result = _run_engine(config, task, initial, recorded, trace, workers, log, callback)
+                except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
+                    callback.save_after_error(result_of(error))
                     raise
                 seconds = time.perf_counter() - began
-            watcher.finish(result.state, result.trace)
-    return _conclude(config, task, folder, result, watcher, seconds, console)
+            callback.finish(result.state, result.trace)
+    return _conclude(config, task, folder, result, callback, seconds, console)
+
+
+def _cpu_devices(config: Config) -> int:
+    """Return the number of devices that the CPU of this host is split into."""
+    if config.engine != "devices":
+        return config.central_devices
+    # Each device compiles its own programs, and more devices than cores would only take turns.
+    places = min(config.workers, cores() + 1) * config.worker_devices
+    dedicated = config.central in ("auto", "dedicated")
+    return places + config.central_devices if dedicated else max(places, config.central_devices)
 
 
 def _run_engine(
     config: Config,
     task: Task,
-    begin: list[gemjax.RunState | None],
+    initial: list[gemjax.RunState | None],
     recorded: gemjax.Trace,
     trace: gemjax.Trace | None,
+    workers: gemjax.Cluster | None,
     log: gemjax.EventLog,
-    watcher: Watcher,
+    callback: RunCallback,
 ) -> gemjax.Result:
-    """The one place where the two engines differ: a simulation has its `trace` beforehand."""
-    tx, local = _optimizers(config, task)
-    look_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
+    """Run the engine of the configuration; only a simulation has its `trace` beforehand."""
+    tx, local = optimizers(config, task)
+    callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
     if trace is not None:
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
-            model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=begin.pop(),
-            callback=watcher, chunk_size=look_every, stops=watcher.evaluations,
+            model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
+            callback=callback, chunk_size=callback_every, stops=callback.evaluations,
         )  # fmt: skip
-    placement = gemjax.place(
-        config.workers, None if config.central == "auto" else config.central,
-        central_devices=config.central_devices, worker_devices=config.worker_devices,
-    )  # fmt: skip
+    if workers is not None:
+        compression = None if config.compression == "none" else config.compression
+        run = functools.partial(gemjax.run_on_cluster, cluster=workers, compression=compression)
+    else:
+        placement = gemjax.place(
+            config.workers, None if config.central == "auto" else config.central,
+            central_devices=config.central_devices, worker_devices=config.worker_devices,
+        )  # fmt: skip
+        run = functools.partial(gemjax.run_on_devices, placement=placement)
     policy = gemjax.Policy(
         max_staleness=config.max_staleness, quorum=config.quorum, grace=config.grace, deadline=config.deadline,
         retries=config.retries,
     )  # fmt: skip
-    task.evaluate(
-        task.params, task.model_state
-    )  # Compiled before the clock starts: the first one would hold up all workers.
+    # Compiled before the clock starts: the first evaluation would delay all workers.
+    task.evaluate(task.params, task.model_state)
     members = gemjax.Members(config.workers)
-    watcher.interrupt.wake = members.look  # Ctrl-C is answered though nothing arrives.
-    return gemjax.run_on_devices(
+    callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
+    return run(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
-        placement=placement, policy=policy, members=members, model_state=task.model_state, local=local, seed=config.seed,
-        diagnostics=("gap",), recorded=None if begin[0] is None else recorded, state=begin.pop(), log=log,
-        callback=watcher, callback_every=look_every, callback_seconds=LOOK_SECONDS,
+        policy=policy, members=members, model_state=task.model_state, local=local, seed=config.seed,
+        diagnostics=("gap",), recorded=None if initial[0] is None else recorded, state=initial.pop(), log=log,
+        callback=callback, callback_every=callback_every, callback_seconds=CALLBACK_SECONDS,
     )  # fmt: skip
 
 
-def _optimizers(config: Config, task: Task) -> tuple[Any, Any]:
-    """The method and, where it has them, its local steps."""
+def optimizers(config: Config, task: Task) -> tuple[Any, Any]:
+    """Make the method and its local steps, if it has any."""
     steps = task.batches.steps_per_epoch
     return make_method(config, steps), local_steps(config, steps)
 
 
-def _restore(config: Config, task: Task, folder: RunFolder, checkpoints: gemjax.Checkpoints, console: Console):
-    """The state and trace to go on from, or nothing of a new run; records beyond the checkpoint are cut off."""
-    if checkpoints.latest is None:
+def _restore(
+    config: Config,
+    task: Task,
+    folder: RunFolder,
+    checkpoints: gemjax.Checkpoints,
+    logged: gemjax.Trace | None,
+    console: Console,
+) -> tuple[gemjax.RunState | None, gemjax.Trace]:
+    """Return state and trace of the newest checkpoint, if any, and truncate records that go beyond it.
+
+    `logged` is the trace of the event log up to that checkpoint; without one the records are empty.
+    """
+    if logged is None:
         if folder.events.exists():
-            say(console, "there is no checkpoint yet: beginning again")
-        folder.rewind({"events": 0, "metrics": 0})
+            say(console, "there is no checkpoint yet: starting again")
+        folder.note_settings(config, 0)
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
-    tx, local = _optimizers(config, task)
-    like = jax.eval_shape(
-        lambda: gemjax.initial_state(
-            tx, task.params, num_workers=config.workers, model_state=task.model_state, local=local
-        )
-    )
-    # Of a run on devices into the host's memory: whole, it may be more than one of them holds.
-    (place, *_) = jax.local_devices(backend="cpu" if config.engine == "devices" else None)
-    there = jax.sharding.SingleDeviceSharding(place)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), like)
-    state, recorded, sizes = checkpoints.load(like)
+    state, recorded, sizes = checkpoints.load(state_shapes(config, task, _place(config)))
+    folder.note_settings(config, int(state.commits), sizes)
+    check_trace(logged, recorded, folder.events, sizes["events"], int(state.commits))
     folder.rewind(sizes)
-    say(console, f"going on from the checkpoint at {len(recorded)} commits")
+    say(console, f"continuing from the checkpoint at {len(recorded)} commits")
     return state, recorded
 
 
-def reached(error: BaseException | None) -> gemjax.Result | None:
-    """What a run had reached when `error` ended it, if the engine could still tell; also if it was raised from another."""
+def state_shapes(config: Config, task: Task, device: jax.Device) -> gemjax.RunState:
+    """Return the shapes of the state of a run, on a device, to load a checkpoint into."""
+    like = jax.eval_shape(lambda: _initial(config, task))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), like)
+
+
+def _place(config: Config) -> jax.Device:
+    """Return the device of a state that is saved or loaded.
+
+    That of a real run is in host memory: it may be larger than the memory of one device.
+    """
+    return jax.local_devices(backend=None if config.engine == "simulate" else "cpu")[0]
+
+
+def _initial(config: Config, task: Task) -> gemjax.RunState:
+    """Return the state of a run before its first commit."""
+    tx, local = optimizers(config, task)
+
+    def begin(params, model_state):
+        return gemjax.initial_state(tx, params, num_workers=config.workers, model_state=model_state, local=local)
+
+    with jax.default_device(_place(config)):
+        return jax.jit(begin)(task.params, task.model_state)  # Eagerly each operation would be compiled by itself.
+
+
+def result_of(error: BaseException | None) -> gemjax.Result | None:
+    """Return the result that the engine attached to `error` or to one of its causes, if any."""
     while error is not None:
         if isinstance(result := getattr(error, "result", None), gemjax.Result):
             return result
@@ -150,34 +222,36 @@ def reached(error: BaseException | None) -> gemjax.Result | None:
     return None
 
 
-def _conclude(config, task, folder, result, watcher, seconds, console) -> dict[str, Any]:
+def _conclude(config, task, folder, result, callback, seconds, console) -> dict[str, Any]:
     loss, accuracy = task.evaluate(result.params, result.model_state)
-    # Of the whole run, however often it was taken up again.
+    # Over the whole run, including the parts before it was resumed.
     p50, p95 = np.percentile(result.trace.staleness if len(result.trace) else np.zeros(1), [50, 95])
+    run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
     summary = {
-        "commits": watcher.line.done,
+        "commits": line.done,
         "total": task.num_commits,
         "finished": not result.stopped,
         "rejected": int(result.state.rejected),
         "dropped": int(result.state.dropped),
         "test_loss": finite(loss),
         "test_accuracy": accuracy,
-        "commits_per_second": finite(watcher.line.rate),
+        "commits_per_second": finite(gemjax.summarise(run).rate if callback.line.done and run.measured else line.rate),
         "seconds": round(seconds, 1),
         "staleness_p50": float(p50),
         "staleness_p95": float(p95),
     }
-    plots.draw_run(folder, config)
-    # Last: a run that has summed up is not taken up again, whatever else it lacks.
+    plots.draw_run(folder, config, run)
+    # Last, because a run with a summary is not resumed, even if other files are missing.
     write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
     if result.stopped:
-        go_on = f"python -m train --resume {folder.path}"
-        name = interrupts.name_of(watcher.interrupt.number)
+        go_on = f"python -m train --resume {in_shell(folder.path)}"
+        name = interrupts.name_of(callback.interrupt.number)
         say(console, f"stopped by {name} at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")
     say(
         console,
-        f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, {watcher.line.rate_text} commits, "
-        f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}, dropped {summary['dropped']}",
+        f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, "
+        + (f"{commits_per_second(rate)}, " if (rate := summary["commits_per_second"]) else "")
+        + f"staleness p50 {p50:.0f} p95 {p95:.0f}, rejected {summary['rejected']}, dropped {summary['dropped']}",
     )
-    say(console, f"picture: {folder.picture}; was it asynchronous? python -m train report {folder.path}")
+    say(console, f"picture: {folder.picture}; was it asynchronous? python -m train report {in_shell(folder.path)}")
     return summary

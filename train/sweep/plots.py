@@ -1,4 +1,4 @@
-"""The picture of a sweep: the best of each method against the number of workers, and loss against learning rate."""
+"""The picture of a sweep: the best point of each method by number of workers, and loss by learning rate."""
 
 import math
 import os
@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from gemjax.telemetry import style
 from train.common.files import write_picture
 from train.sweep.folder import Row
 from train.sweep.table import Point, best, best_of_cells, points
 
-COLUMNS = 4  # Small multiples beside each other.
-MARKERS = "osD^vP*"
+COLUMNS = 4  # Small multiples per row.
 LOSS = "training loss at the end"
 CROSS = "diverged"
 ERROR = "test error (%)"
@@ -26,52 +24,54 @@ Looks = dict[str, dict[str, Any]]
 
 
 def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
-    """Draws a sweep into `path` (.png)."""
+    """Draw a sweep to `path` (.png)."""
     workers, rates = (sorted({row[name] for row in rows}) for name in ("workers", "learning_rate"))
     methods = dict.fromkeys(row["method"] for row in rows)
-    looks = {
-        method: {"color": f"C{k % 10}", "marker": MARKERS[k % len(MARKERS)], "ls": "-" if k < 10 else "--"}
-        for k, method in enumerate(methods)
-    }
+    looks = {method: style.look(method) for method in methods}
     lines = math.ceil(len(workers) / COLUMNS) if len(rates) > 1 else 0
-    figure = Figure(figsize=(11, 4.3 + 3.2 * lines), layout="constrained")
-    heights = [4.0, 3.2 * lines] if lines else [1.0]
-    upper, *lower = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).ravel()
-    for axes, what in zip(upper.subplots(1, 2), (ERROR, LOSS), strict=True):
-        _draw_best(axes, rows, looks, what)
-        _ticks(axes, workers)
-        _set_crosses_apart([axes], looks)
-    shown = [Line2D([], [], label=method, ms=5, lw=1.5, **look) for method, look in looks.items()]
-    shown.append(Line2D([], [], label="before training", color="0.4", ls=":"))
-    if any(point.idle for point in points(rows)):
-        shown.append(Line2D([], [], ls="", marker="o", ms=5, color="0.2", mfc="white", label="no better than\nthat"))
-    if any(row["diverged"] for row in rows):
-        shown.append(
-            Line2D([], [], ls="", marker="x", color="0.2", mew=1.8, label="seeds diverged;\nlines: the others")
-        )
-    upper.legend(handles=shown, loc="outside right upper", frameon=False)
-    if lines:
-        columns = min(COLUMNS, len(workers))
-        grid = lower[0].subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, count in zip(grid, workers, strict=False):
-            _draw_rates(axes, [row for row in rows if row["workers"] == count], looks)
-            axes.set_title(f"{count} worker{'s' if count > 1 else ''}", fontsize="medium")
-            axes.tick_params(labelbottom=True)
-        _ticks(grid[0], rates)
-        _set_crosses_apart(grid[: len(workers)], looks)
-        for axes in grid[len(workers) :]:
-            axes.set_axis_off()
-        others = [name for name in ("momentum", "strength") if len({row[name] for row in rows} - {None}) > 1]
-        each = f" (each with the best {' and '.join(others)} there)" if others else ""
-        lower[0].supxlabel(f"learning rate{each}", fontsize="medium")
-        lower[0].supylabel(LOSS, fontsize="medium")
+    with style.style():
+        figure = style.picture(columns=2, height=3.2 + 2.1 * lines)
+        heights = [2.6, 2.1 * lines] if lines else [1.0]
+        upper, *lower = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).ravel()
+        best_points = upper.subplots(1, 2)
+        for axes, what in zip(best_points, (ERROR, LOSS), strict=True):
+            _draw_best(axes, rows, looks, what)
+            style.ticks_at(axes, workers)
+            _set_crosses_apart([axes], looks)
+        if lines:
+            columns = min(COLUMNS, len(workers))
+            grid = lower[0].subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+            for axes, count in zip(grid, workers, strict=False):
+                _draw_rates(axes, [row for row in rows if row["workers"] == count], looks)
+                axes.set_title(f"{count} worker{'s' if count > 1 else ''}")
+                axes.tick_params(labelbottom=True)
+            style.ticks_at(grid[0], rates)
+            _set_crosses_apart(grid[: len(workers)], looks)
+            for axes in grid[len(workers) :]:
+                axes.set_axis_off()
+            others = [name for name in ("momentum", "strength") if len({row[name] for row in rows} - {None}) > 1]
+            each = f" (each with the best {' and '.join(others)} there)" if others else ""
+            lower[0].supxlabel(f"learning rate{each}", fontsize="medium")
+            lower[0].supylabel(LOSS, fontsize="medium")
+        style.heading(figure, title, _key(rows))
+        for axes in best_points:
+            style.label_ends(axes)
+        write_picture(path, figure, dpi=160)
+
+
+def _key(rows: Sequence[Row]) -> str:
+    """Return the meaning of bands, marks and the dotted line."""
     seeds = len({row["seed"] for row in rows})
-    figure.suptitle(f"{title}; " + (f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"))
-    write_picture(path, figure)
+    parts = [f"Mean and range of {seeds} seeds" if seeds > 1 else "One seed", "dotted: before training"]
+    if any(point.idle for point in points(rows)):
+        parts.append("hollow: no better than that")
+    if any(row["diverged"] for row in rows):
+        parts.append("crosses: some seeds diverged, lines are the others")
+    return "; ".join(parts) + "."
 
 
 def _draw_best(axes: Axes, rows: Sequence[Row], looks: Looks, what: str) -> None:
-    """Of each method with each number of workers the point of the least training loss."""
+    """Draw the point with the least training loss of each method and number of workers."""
     found = [point for point, _ in best_of_cells(rows)]
     for method in looks:
         mine = sorted((p for p in found if p["method"] == method), key=lambda p: p["workers"])
@@ -85,7 +85,7 @@ def _draw_best(axes: Axes, rows: Sequence[Row], looks: Looks, what: str) -> None
 
 
 def _draw_rates(axes: Axes, rows: Sequence[Row], looks: Looks) -> None:
-    """Of each method at each learning rate the best momentum and strength."""
+    """Draw the best momentum and strength of each method at each learning rate."""
     found = points(rows)
     for method in looks:
         mine = [p for p in found if p["method"] == method]
@@ -98,34 +98,34 @@ def _draw_rates(axes: Axes, rows: Sequence[Row], looks: Looks) -> None:
 
 
 def _draw_beginning(axes: Axes, rows: Sequence[Row]) -> None:
-    """The training loss of initial parameters: a point there has learned nothing."""
+    """Draw the training loss of initial parameters. A point there has learned nothing."""
     axes.axhline(float(np.mean([row["initial_train_loss"] for row in rows])), color="0.4", ls=":", lw=1.2, zorder=1)
 
 
 def _draw_line(axes: Axes, line: Sequence[Point], x: str, what: str, method: str, looks: Looks) -> None:
-    """Mean and range over the seeds that did not diverge; a cross at the upper edge where one did."""
+    """Draw mean and range over the seeds that did not diverge, and a cross at the upper edge where one did."""
     at = np.array([point[x] for point in line], float)
     mean, low, high = np.array([_values(point, what) for point in line]).T
-    axes.plot(at, mean, ms=5, lw=1.5, **looks[method])
+    axes.plot(at, mean, label=method, **looks[method])
     idle = [point.idle for point in line]
-    axes.plot(at[idle], mean[idle], ms=5, **looks[method] | {"ls": "", "mfc": "white", "zorder": 3})
-    axes.fill_between(at, low, high, color=looks[method]["color"], alpha=0.18, lw=0)
+    axes.plot(at[idle], mean[idle], **looks[method] | {"ls": "", "mfc": "white", "zorder": 3})
+    style.band(axes, at, low, high, looks[method]["color"], limits=(0, 100 if what == ERROR else math.inf))
     lost = at[[point.diverged > 0 for point in line]]
-    if len(lost):  # One row a method, so that no cross hides another.
+    if len(lost):  # One row per method, so that no cross hides another.
         height = 1 - _row(looks) * (list(looks).index(method) + 0.7)
-        axes.plot(lost, np.full(len(lost), height), ls="", marker="x", ms=5.5, mew=1.8, color=looks[method]["color"],
+        axes.plot(lost, np.full(len(lost), height), ls="", marker="x", ms=4.5, mew=1.4, color=looks[method]["color"],
                   transform=axes.get_xaxis_transform(), gid=CROSS)  # fmt: skip
 
 
 def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
-    """Scales axes that share theirs, and puts crosses on a grey strip above all lines."""
+    """Scale axes that share their limits, and put crosses on a grey strip above all lines."""
     lines = [line for axes in group for line in axes.lines]
     known = np.concatenate([np.asarray(line.get_ydata(), float) for line in lines if line.get_gid() != CROSS])
     known = known[np.isfinite(known)]
     if len(known) and 0 < known.min() < known.max() / 5:
         group[0].set_yscale("log")
         group[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        few = known.max() < 100 * known.min()  # Decades alone would label one or two ticks.
+        few = known.max() < 100 * known.min()  # Decades alone would label only one or two ticks.
         group[0].yaxis.set_minor_formatter(FuncFormatter(_two_and_five) if few else NullFormatter())
     crosses = [line for line in lines if line.get_gid() == CROSS]
     strip = max((1 - float(np.min(line.get_ydata())) + _row(looks) / 2 for line in crosses), default=0.0)
@@ -134,18 +134,17 @@ def _set_crosses_apart(group: Sequence[Axes], looks: Looks) -> None:
     low, high = scale.inverted().transform(np.array([low, low + (high - low) / (1 - strip)])).tolist()
     group[0].set_ylim(low, high)
     for axes in group:
-        axes.grid(alpha=0.3)
         if strip:
             axes.add_patch(Rectangle((0, 1 - strip), 1, strip, transform=axes.transAxes, color="0.93", zorder=0.5))
 
 
 def _two_and_five(value: float, _: object = None) -> str:
-    """Labels of minor ticks between decades: some, so that none overlap."""
+    """Return the label of a minor tick between decades: only at 2 and 5, so that none overlap."""
     return f"{value:g}" if f"{value:e}"[0] in "25" else ""
 
 
 def _row(looks: Looks) -> float:
-    """Height of the crosses of one method, as a share of the plot's."""
+    """Return the height of the crosses of one method as a fraction of the plot."""
     return min(0.045, 0.3 / len(looks))
 
 
@@ -154,10 +153,3 @@ def _values(point: Point, what: str) -> tuple[float, float, float]:
         return point.spread("train_loss")
     mean, least, most = point.spread("test_accuracy")
     return 100 * (1 - mean), 100 * (1 - most), 100 * (1 - least)
-
-
-def _ticks(axes: Axes, values: Sequence[float]) -> None:
-    """Ticks at what was tried, and nowhere else."""
-    axes.xaxis.set_major_locator(FixedLocator(values))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

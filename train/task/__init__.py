@@ -1,1 +1,1 @@
-"""What a configuration trains: data, network, loss, method and simulated cluster."""
+"""The parts of a training run: data, network, loss, method and simulated cluster."""

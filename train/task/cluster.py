@@ -1,16 +1,23 @@
-"""How fast the workers of a simulated cluster are, and how many local steps each takes between two commits."""
+"""Clusters: the workers of one on Ray; of simulated ones the speeds, and the local steps between two commits."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from train.common.console import say, warnings_on
+from train.common.errors import UsageError
+
 if TYPE_CHECKING:
-    from gemjax import arrivals
+    from rich.console import Console
+
+    from gemjax import Cluster, arrivals
 
 TIERS = (1.0, 0.75, 0.5, 0.25)
-"""Speeds of the workers of a `tiered` cluster, worker by worker."""
+"""Speeds of the workers of a `tiered` cluster, in turn."""
 
 
 def speeds(config: Any) -> tuple[float, ...]:
-    """Steps in a unit of time, one number a worker; all 1 where a cluster does not fix them.
+    """Return the steps per unit of time, per worker; all 1 if the cluster does not fix them.
 
     >>> from train.config.config import Config
     >>> speeds(Config(engine="simulate", workers=5, cluster="tiered"))
@@ -21,7 +28,7 @@ def speeds(config: Any) -> tuple[float, ...]:
 
 
 def periods(config: Any) -> int | tuple[int, ...]:
-    """Local steps a commit: one number for all, or with `--dynamic-periods` one a worker, by its speed.
+    """Return the local steps per commit: one number, or with `--dynamic-periods` one per worker, by its speed.
 
     >>> from train.config.config import Config
     >>> base = {"engine": "simulate", "method": "delayed_nesterov", "workers": 4, "cluster": "tiered", "period": 10}
@@ -30,31 +37,65 @@ def periods(config: Any) -> int | tuple[int, ...]:
     """
     if not config.dynamic_periods:
         return config.period
-    from gemjax import dynamic_periods  # Not sooner: commits are counted without JAX.
+    from gemjax import dynamic_periods  # Here, so that commits are counted without JAX.
 
     return dynamic_periods(config.period, speeds(config))
 
 
 def mean_period(config: Any) -> float:
-    """Local steps a commit, on average over commits: with dynamic periods all workers commit equally often."""
+    """Return the mean local steps per commit; with dynamic periods all workers commit equally often."""
     found = periods(config)
     return float(found) if isinstance(found, int) else sum(found) / len(found)
 
 
 def cluster(config: Any) -> "arrivals.Arrivals":
-    """How long the simulated workers of a run compute."""
+    """Return the arrival model of a simulated run."""
     from gemjax import arrivals  # As above.
 
     if config.cluster == "round_robin":
         return arrivals.RoundRobin(config.workers)
-    # A commit of tau local steps takes tau times as long, and varies by 1/sqrt(tau).
+    # A commit of tau local steps takes tau times as long and varies less, by 1/sqrt(tau).
     model: arrivals.Arrivals = arrivals.Gamma(
-        config.workers, batch_variation=0.1 / config.period**0.5, mean=float(config.period),
-        machine_variation=0.6 if config.cluster == "heterogeneous" else 0.0,
+        config.workers, batch_variation=config.variation / config.period**0.5, mean=float(config.period),
+        machine_variation=0.6 if config.cluster.startswith("heterogeneous") else 0.0,
     )  # fmt: skip
     if config.cluster in ("tiered", "tiered_barrier"):
         steps = periods(config)
         counts = [steps] * config.workers if isinstance(steps, int) else steps
         scales = [speed * config.period / count for speed, count in zip(speeds(config), counts, strict=True)]
         model = arrivals.Scaled(model, scales)
-    return arrivals.Barrier(model) if config.cluster == "tiered_barrier" else model
+    return arrivals.Barrier(model) if config.cluster.endswith("barrier") else model
+
+
+@contextlib.contextmanager
+def ray_cluster(config: Any, console: "Console") -> "Iterator[Cluster | None]":
+    """Start Ray or join a running cluster, with an actor per worker; yield `None` for other engines.
+
+    Raises:
+      UsageError: if the cluster cannot be used.
+      OSError: if no cluster answers.
+    """
+    if config.engine != "cluster":
+        yield None
+        return
+    import jax  # As above.
+    from ray.exceptions import RayError  # The extra, which the command line has checked.
+
+    import gemjax
+
+    say(console, f"joining the Ray cluster at {config.address} …" if config.address else "starting Ray on this host …")
+    count, devices = config.central_devices, jax.local_devices(backend=None if config.central == "dedicated" else "cpu")
+    if len(devices) < count:
+        raise UsageError(f"--central-devices is {count}, but this host has {len(devices)} devices for it")
+    with contextlib.ExitStack() as stack:
+        try:
+            with warnings_on(console):
+                cluster = stack.enter_context(gemjax.Cluster(
+                    config.workers, address=config.address, num_cpus=config.worker_cpus, num_gpus=config.worker_gpus,
+                    resources={"TPU": config.worker_tpus} if config.worker_tpus else None,
+                    central=devices[0] if count == 1 else tuple(devices[:count]),
+                ))  # fmt: skip
+        except (ValueError, RuntimeError, RayError) as error:
+            message = " ".join(str(error).split()).replace("address=", "--address")
+            raise UsageError(f"Ray cannot be used: {message}") from error
+        yield cluster

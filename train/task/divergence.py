@@ -1,3 +1,3 @@
-"""When a run counts as diverged, or as no better than before training."""
+"""The margin by which a run counts as diverged, or as no better than before training."""
 
-MARGIN = 0.05  # By how much of the training loss before training a run must have moved to count as better or worse.
+MARGIN = 0.05  # Share of the initial training loss by which a run must differ from it to count as better or worse.

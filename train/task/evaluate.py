@@ -1,4 +1,4 @@
-"""Evaluation on a whole set, a chunk at a time."""
+"""Evaluation on a whole set, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Evaluate = Callable[[PyTree, PyTree, Batch], tuple[jax.Array, jax.Array]]
 
 
 def make_evaluate(rows: Rows, chunk: int = 1000) -> Evaluate:
-    """A compiled `evaluate(params, model_state, data) -> (mean loss, accuracy)` over all rows of `data`.
+    """Return a compiled `evaluate(params, model_state, data) -> (mean loss, accuracy)` over all rows of `data`.
 
-    They are worked through `chunk` rows at a time, so that memory does not grow with their number; the last chunk is
-    padded and its padding not counted.
+    It takes `chunk` rows at a time, so that memory does not grow with the number of rows. The last chunk is padded, and the
+    padding is not counted.
     """
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""What networks are trained for, row by row: classes of images, and the next token of a text."""
+"""Losses per row: the classes of images, and the next token of a text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Metrics = dict[str, jax.Array]
 Loss = Callable[[PyTree, PyTree, Batch, jax.Array], tuple[jax.Array, tuple[PyTree, Metrics]]]
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 
-# rows(params, model_state, batch, key) -> (losses [B], fraction that is right [B], new model state); evaluates where `key` is
-# None: nothing is dropped out or augmented, running statistics are used and stay.
+# rows(params, model_state, batch, key) -> (losses [B], fraction that is right [B], new model state). If `key` is None it
+# evaluates: without dropout and augmentation, and with running statistics, which stay as they are.
 Rows = Callable[[PyTree, PyTree, Batch, jax.Array | None], tuple[jax.Array, jax.Array, PyTree]]
 
 
@@ -27,13 +27,13 @@ def image_rows(
     scale: float,
     augment: Augment | None = None,
 ) -> Rows:
-    """Cross-entropy and correctness of a network on raw images, {"image": uint8 [B, H, W, C], "label": int [B]}.
+    """Return cross-entropy and correctness of a network on raw images, {"image": uint8 [B, H, W, C], "label": int [B]}.
 
     Args:
       model: the network.
-      mean: of the images over all pixels, in units of `scale`; one number, or one a channel.
-      std: their standard deviation, likewise.
-      scale: the value of white.
+      mean: mean of the images over all pixels, in units of `scale`; one number, or one per channel.
+      std: standard deviation, likewise.
+      scale: value of white.
       augment: `augment(images, key) -> images`, for raw images in training.
     """
 
@@ -50,10 +50,10 @@ def image_rows(
 
 
 def token_rows(model: nn.Module) -> Rows:
-    """Mean cross-entropy (nats a token) and correctness of the next token over rows {"tokens": int [B, L + 1]}.
+    """Return mean cross-entropy (nats per token) and correctness of the next token over rows {"tokens": int [B, L + 1]}.
 
-    A row is L inputs, the first L tokens, and L answers, the last L. Where tokens are bytes the loss is in nats a byte;
-    its exponential is the perplexity, and over ln 2 it is in bits a byte.
+    A row is L inputs, the first L tokens, and L answers, the last L. If tokens are bytes the loss is in nats per byte;
+    its exponential is the perplexity, and divided by ln 2 it is in bits per byte.
     """
 
     def rows(params, model_state, batch, key):
@@ -67,11 +67,11 @@ def token_rows(model: nn.Module) -> Rows:
 
 
 def make_loss(rows: Rows) -> Loss:
-    """The mean loss of a batch as the engines call it.
+    """Return the mean loss of a batch in the form that the engines call.
 
-    The result is `loss_fn(params, model_state, batch, key) -> (loss, (model_state, {"accuracy": …}))`; `key` draws what is
-    random in training, dropout masks and augmentation. Nothing is added for weight decay: that is an optax
-    transformation in front of the method (`train.task.methods.make_method`), so losses are comparable with and without.
+    The result is `loss_fn(params, model_state, batch, key) -> (loss, (model_state, {"accuracy": …}))`; `key` draws dropout
+    masks and augmentation. The loss has no term for weight decay, which is an optax transformation in front of the method
+    (`train.task.methods.make_method`), so losses with and without it are comparable.
     """
 
     def loss_fn(params, model_state, batch, key):
@@ -88,7 +88,7 @@ def normalise(
     scale: float,
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    """Raw images as floating point: (images / scale - mean) / std, with one mean and std for all channels or one each."""
+    """Return raw images as floating point: (images / scale - mean) / std, with one mean and std, or one per channel."""
     shift, factor = (
         value if jnp.ndim(value) == 0 else value.reshape((1,) * (images.ndim - 1) + (-1,))
         for value in (jnp.asarray(mean, dtype) * scale, 1.0 / (jnp.asarray(std, dtype) * scale))
@@ -97,18 +97,18 @@ def normalise(
 
 
 def cross_entropy_each(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The cross-entropy of each row of `logits` [..., classes] against integer `labels` [...]."""
+    """Return the cross-entropy of each row of `logits` [..., classes] against integer `labels` [...]."""
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean cross-entropy of `logits` [B, classes] against integer `labels` [B]."""
+    """Return the mean cross-entropy of `logits` [B, classes] against integer `labels` [B]."""
     return cross_entropy_each(logits, labels).mean()
 
 
 def _apply(model, params, model_state, inputs, key) -> tuple[Any, PyTree]:
-    """Logits and the new model state; `key` is None outside training."""
+    """Return logits and the new model state; `key` is None outside training."""
     train, rngs = key is not None, None if key is None else {"dropout": key}
     if "batch_stats" not in model_state:
         return model.apply({"params": params}, inputs, train=train, rngs=rngs), model_state
@@ -120,5 +120,5 @@ def _apply(model, params, model_state, inputs, key) -> tuple[Any, PyTree]:
 
 
 def _dtype_of(params: PyTree) -> Any:
-    """The type that the parameters share, so that float64 parameters see float64 images."""
+    """Return the common type of the parameters, so that float64 parameters see float64 images."""
     return jnp.result_type(*jax.tree.leaves(params))

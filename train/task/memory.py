@@ -1,4 +1,4 @@
-"""What memory a run keeps, known before it begins."""
+"""The memory that a run keeps, computed before it begins."""
 
 import jax
 from rich.console import Console
@@ -6,24 +6,26 @@ from rich.console import Console
 import gemjax
 from gemjax.engines.memory import check_fits, readable
 from train.common.console import say
-from train.config.config import Config
+from train.common.machine import in_its_precision
+from train.config.config import Common, Config
 from train.config.parsing import in_flags
 from train.task.methods import local_steps, make_method
 from train.task.task import PyTree, make_task, parameter_shapes
 
-RECORDS = 160  # Bytes a commit, about: its trace, and a history of twelve columns or so.
+RECORDS = 160  # Bytes per commit, roughly: its trace, and a history of about twelve columns.
 
 
+@in_its_precision
 def dry_run(config: Config, console: Console) -> None:
-    """Says what the run would be and what memory it would keep.
+    """Print what the run would be and the memory that it would keep.
 
     Raises:
-      MemoryError: if that does not fit, after it has been said.
+      MemoryError: if that does not fit, after it has been printed.
     """
     params, lacking = parameter_shapes(config), ""
     try:
         task = make_task(config)
-    except FileNotFoundError as error:  # The originals of the data: what is kept does not depend on them.
+    except FileNotFoundError as error:  # Original files are missing; the kept memory does not depend on them.
         task, lacking = None, str(error)
     data = "not known before they are prepared"
     if task is not None:
@@ -32,16 +34,28 @@ def dry_run(config: Config, console: Console) -> None:
     kept = _kept(config, params)
     say(console, in_words(config, params, commits))
     parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
-    more = "activations" if config.engine == "devices" else "gradients and activations"
+    more = "gradients and activations" if config.engine == "simulate" else "activations"
     say(console, f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {more} come on top")
     if lacking:
         say(console, f"but {in_flags(lacking)}")
     check_memory(config, params, commits or 0)
 
 
+def may_be_large(options: Common) -> bool:
+    """Return True if the size of the network is chosen, so that its memory must be checked before its parameters are made.
+
+    For others the check would only take time: it traces the network once more.
+    """
+    return options.width > 1 or options.depth is not None
+
+
 def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
-    """Raises `MemoryError` if what a run keeps cannot fit; says nothing of devices that share it among them."""
-    cpu = jax.devices("cpu")[0]  # Of it, all devices that are CPUs have their memory.
+    """Check that the kept memory of a run fits; accelerators that share it are not checked.
+
+    Raises:
+      MemoryError: if it does not fit.
+    """
+    cpu = jax.devices("cpu")[0]  # All CPU devices share its memory.
     if config.engine == "simulate" or jax.default_backend() == "cpu":
         check_fits(_kept(config, params), jax.devices()[0] if config.engine == "simulate" else cpu)
     check_fits({"trace and history": RECORDS * num_commits}, cpu, "fewer workers, fewer epochs or larger batches")
@@ -49,16 +63,15 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
 
 def _kept(config: Config, params: PyTree) -> dict[str, int]:
     kept = gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
-    if (
-        config.engine == "devices"
-    ):  # Workers hold what they compute on and what they compute, whatever the method keeps.
+    # Workers hold their views and gradients with every method, but not in the memory of this host if they are on others.
+    if config.engine != "simulate" and config.address is None:
         copies = config.workers * kept["central variable"]
         kept |= {"views": max(copies, kept["views"]), "gradients": copies}
     return kept
 
 
 def in_words(config: Config, params: PyTree, commits: int | None) -> str:
-    """What the run is, in a line."""
+    """Return a description of the run in one line."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return (
         f"{config.method} with {config.workers} workers on {config.dataset}, {count:,} parameters, "

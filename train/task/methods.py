@@ -1,122 +1,92 @@
-"""The methods by the names that the command line knows."""
+"""Methods and local steps, made from a configuration."""
 
 import dataclasses
 import types
-from collections.abc import Callable
 from typing import Any
 
 import optax
 
 import gemjax
-from train.config.config import Config, Method
-from train.config.validation import LOCAL
-from train.task import cluster as pace
+from train.config.config import Config
+from train.config.methods import METHODS
 from train.task import schedules
-
-METHODS: dict[str, Callable[[Config], optax.GradientTransformation]] = {
-    "gem": lambda c: gemjax.gem(c.learning_rate, c.momentum, c.workers, kappa=c.kappa, reading=c.reading),
-    "asgd": lambda c: gemjax.asgd(c.learning_rate, c.workers),
-    "multi_asgd": lambda c: gemjax.multi_asgd(c.learning_rate, c.momentum, c.workers),
-    "staleness_aware": lambda c: gemjax.staleness_aware(c.learning_rate, c.workers),
-    "dynsgd": lambda c: gemjax.dynsgd(c.learning_rate, c.workers),
-    "momentum_asgd": lambda c: gemjax.momentum_asgd(c.learning_rate, c.momentum, c.workers),
-    "nag_asgd": lambda c: gemjax.nag_asgd(c.learning_rate, c.momentum, c.workers),
-    "delay_adaptive": lambda c: gemjax.delay_adaptive(c.learning_rate, c.workers),
-    "dana_slim": lambda c: gemjax.dana_slim(c.learning_rate, c.momentum, c.workers),
-    "dana_zero": lambda c: gemjax.dana_zero(c.learning_rate, c.momentum, c.workers),
-    "dana_dc": lambda c: gemjax.dana_dc(c.learning_rate, c.momentum, c.workers, **_strength(c)),
-    "dc_asgd": lambda c: gemjax.dc_asgd(c.learning_rate, c.workers, variant=c.variant, **_strength(c)),
-    "dc_momentum_asgd": lambda c: _dc_momentum(c),
-    "gap_aware": lambda c: gemjax.gap_aware(c.learning_rate, c.momentum, c.workers),
-    "gap_aware_adam": lambda c: gemjax.gap_aware_adam(c.learning_rate, c.workers),
-    "dana_ga": lambda c: gemjax.dana_ga(c.learning_rate, c.momentum, c.workers),
-    "lwp": lambda c: gemjax.lwp(c.learning_rate, c.momentum, c.workers),
-    "one_step_delay": lambda c: gemjax.one_step_delay(c.learning_rate, c.momentum, c.workers, **_strength(c)),
-    "yellowfin": lambda c: gemjax.yellowfin(c.learning_rate, c.workers),
-    "eamsgd": lambda c: gemjax.eamsgd(c.learning_rate, c.momentum, c.workers, **_strength(c)),
-    "ringmaster": lambda c: gemjax.ringmaster(c.learning_rate, c.workers),
-    "rennala": lambda c: gemjax.rennala(c.learning_rate, c.workers),
-    "downpour": lambda c: gemjax.downpour(_outer(c, 1.0), c.workers),
-    "agn": lambda c: gemjax.agn(_outer(c, 1.0), c.workers),
-    "easgd": lambda c: gemjax.easgd(_outer(c, 1.0), c.workers, **_strength(c)),
-    "lsgd": lambda c: gemjax.lsgd(_outer(c, 1.0), c.workers, **_strength(c)),
-    "outer_nesterov": lambda c: gemjax.delayed_nesterov(_outer(c, 0.07), c.momentum, c.workers, buffer_size=1),
-    "delayed_nesterov": lambda c: gemjax.delayed_nesterov(_outer(c, 0.07), c.momentum, c.workers),
-    "diloco": lambda c: gemjax.diloco(_outer(c, 0.7), c.momentum, c.workers),
-    "momentum_lookahead": lambda c: gemjax.momentum_lookahead(_outer(c, 0.7), c.momentum, c.workers),
-    "heloco": lambda c: gemjax.heloco(_outer(c, 0.7), c.momentum, c.workers),
-}
+from train.task.cluster import periods
 
 
-def _strength(config: Config) -> dict[str, Any]:
-    """The strength of a method that has one, if it is given."""
-    return {} if config.strength is None else {"strength": config.strength}
-
-
-def _dc_momentum(config: Config) -> optax.GradientTransformation:
-    """Delay compensation in front of one momentum for all, which DANA's experiments call DC-ASGD."""
-    compensate = gemjax.compensate_delay(2.0 if config.strength is None else config.strength)
-    momentum = optax.sgd(config.learning_rate, config.momentum)
-    return gemjax.asynchronous(optax.chain(compensate, momentum), config.workers)
-
-
-def _outer(config: Config, published: float) -> float:
-    """The rate at the centre of a method whose workers have a rate of their own."""
-    return published if config.outer_learning_rate is None else config.outer_learning_rate
-
-
-def make_method(config: Config, steps_per_epoch: float = 1.0) -> optax.GradientTransformation:
-    """The method of a run, with its schedule and weight decay.
+def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> optax.GradientTransformation:
+    """Return the method of a run, with its schedule and weight decay.
 
     Weight decay is the papers' L2 term: `weight_decay` times the weights is added to a gradient before the method sees it,
-    by `optax.add_decayed_weights`. The weights are the central ones at the time of the commit, as where a parameter
-    server's optimizer has the decay; of methods with local steps they are the worker's own, at each of its steps.
+    by `optax.add_decayed_weights`. The weights are those of the central variable at the commit, as where a parameter
+    server's optimizer has the decay. With a method with local steps they are the worker's own, at each of its steps.
 
     Args:
-      config: what the run is; a namespace with the same fields will do, whose numbers may be traced.
-      steps_per_epoch: gradients that go through the data once.
+      config: the run.
+      steps_per_epoch: gradients per pass through the data.
+      point: numbers in place of those of `config`, which may be traced.
     """
-    fields = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else vars(config)
-    rate = schedules.rate(config, steps_per_epoch)
-    own: Any = types.SimpleNamespace(**fields | {"learning_rate": rate})
-    tx = METHODS[config.method](own)
-    return tx if config.method in LOCAL else _decayed(config, tx)
+    config = _at(config, point)
+    facts, function = METHODS[config.method], maker(config.method)
+    if lacking := [name for name in facts.takes if not hasattr(config, name)]:
+        raise ValueError(
+            f"the row {config.method!r} of METHODS in train/config/methods.py takes {', '.join(lacking)}, which is no field of "
+            "Config in train/config/config.py; add the field there, or leave it out of the row"
+        )
+    given = {name: value for name in facts.takes if (value := getattr(config, name)) is not None}
+    if not facts.local:
+        given["learning_rate"] = schedules.rate(config, steps_per_epoch)
+    elif config.outer_learning_rate is not None:  # Otherwise the published one, the default of the function.
+        given["learning_rate"] = config.outer_learning_rate
+    tx = function(num_workers=config.workers, **given)
+    return tx if facts.local else _decayed(config, tx)
 
 
-def at(config: Config, point: dict[str, Any]) -> Any:
-    """A configuration with numbers that are traced, which a `Config` could not check."""
-    return types.SimpleNamespace(**dataclasses.asdict(config) | point)
+def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> gemjax.LocalSteps | None:
+    """Return the local steps between two commits: `period` steps of SGD or AdamW; None for a method without them.
 
-
-def local_steps(config: Config, steps_per_epoch: float = 1.0) -> gemjax.LocalSteps | None:
-    """What workers do between two commits: `period` steps of SGD, with the methods that are made for that.
-
-    A worker's schedule counts its own steps: an epoch of all workers together is its share of one.
+    A worker's schedule counts its own steps: an epoch of all workers together is its share of one. The arguments are those of
+    :func:`make_method`.
     """
-    if config.method not in LOCAL:
+    if not METHODS[config.method].local:
         return None
+    config = _at(config, point)
     momentum = config.local_momentum or None
     rate = schedules.rate(config, steps_per_epoch / config.workers)
-    tx = _decayed(config, optax.sgd(rate, momentum, nesterov=bool(momentum)))
-    return gemjax.LocalSteps(tx, pace.periods(config))
+    if config.local_optimizer == "adamw":
+        tx: optax.GradientTransformation = optax.adamw(rate, weight_decay=config.weight_decay)
+    else:
+        tx = _decayed(config, optax.sgd(rate, momentum, nesterov=bool(momentum)))
+    return gemjax.LocalSteps(tx, periods(config))
+
+
+def maker(method: str) -> Any:
+    """Return the function that makes a method."""
+    return COMPOSITIONS.get(method) or getattr(gemjax, method)
+
+
+def dc_momentum_asgd(
+    learning_rate: Any, momentum: float = 0.9, num_workers: int = 1, *, strength: float = 2.0
+) -> optax.GradientTransformationExtraArgs:
+    """Return delay compensation before one momentum shared by all workers, which DANA's experiments call DC-ASGD."""
+    tx = optax.chain(gemjax.compensate_delay(strength), optax.sgd(learning_rate, momentum))
+    return gemjax.asynchronous(tx, num_workers)
+
+
+def outer_nesterov(
+    learning_rate: Any = 0.07, momentum: float = 0.9, num_workers: int = 1
+) -> optax.GradientTransformationExtraArgs:
+    """Return Nesterov's momentum at every commit, the baseline of Delayed Nesterov."""
+    return gemjax.delayed_nesterov(learning_rate, momentum, num_workers, buffer_size=1)
+
+
+COMPOSITIONS = {function.__name__: function for function in (dc_momentum_asgd, outer_nesterov)}
+
+
+def _at(config: Config, point: dict[str, Any]) -> Any:
+    """Return `config` with the numbers of `point`; a `Config` could not check traced ones."""
+    return types.SimpleNamespace(**dataclasses.asdict(config) | point) if point else config
 
 
 def _decayed(config: Config, tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`tx` behind weight decay, if there is any."""
+    """Return `tx` behind weight decay, if there is any."""
     return optax.chain(optax.add_decayed_weights(config.weight_decay), tx) if config.weight_decay else tx
-
-
-def knobs(method: Method) -> frozenset[str]:
-    """Which hyper-parameters a method reads: of `learning_rate`, `momentum`, `kappa` and `strength`."""
-    seen = set()
-
-    class Seen:
-        def __getattr__(self, name: str) -> Any:
-            seen.add(name)
-            return getattr(config, name)
-
-    config: Any = Config(method=method)
-    METHODS[method](Seen())  # pyrefly: ignore
-    if method in LOCAL:
-        seen.add("learning_rate")  # Of the local steps.
-    return frozenset(seen & {"learning_rate", "momentum", "kappa", "strength"})

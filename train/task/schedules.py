@@ -8,7 +8,7 @@ import optax
 
 
 def rate(config: Any, steps_per_epoch: float) -> optax.ScalarOrSchedule:
-    """Learning rate of a run: a number, or a schedule with `--warmup-epochs`, `--decay-epochs` or `--schedule cosine`.
+    """Return the learning rate of a run: a number, or a schedule if a flag asks for warm-up, decay or a cosine.
 
     The warm-up rises linearly from 1 / workers of the rate to the whole rate. After it, the rate is multiplied by
     `decay_factor` at each of `decay_epochs` (Hakimi et al. 2019, arXiv:1907.11612), or follows half a cosine down to 0 at the
@@ -41,7 +41,7 @@ def rate(config: Any, steps_per_epoch: float) -> optax.ScalarOrSchedule:
         return lambda count: config.learning_rate * shape(count)
     warm = optax.linear_schedule(begin, 1.0, max(1, rises))
     at = [round(epoch * steps_per_epoch) for epoch in config.decay_epochs]
-    # Shares of an epoch can fall on the same step.
+    # Several drops within one step are all made.
     drops = {step: config.decay_factor ** at.count(step) for step in at}
     decay = optax.piecewise_constant_schedule(1.0, drops)
     return lambda count: config.learning_rate * warm(count) * decay(count)

@@ -1,4 +1,4 @@
-"""What is trained: data, network, loss and evaluation of a configuration."""
+"""The task of a configuration: data, network, loss and evaluation."""
 
 import dataclasses
 import functools
@@ -10,52 +10,58 @@ import jax.numpy as jnp
 import numpy as np
 
 import gemjax
+from train.common.errors import DataError
 from train.config import networks
 from train.config.config import Config
-from train.task import cluster as pace
 from train.task import losses, models
+from train.task.cluster import mean_period
 from train.task.data import load as data
+from train.task.data import on_each_host
 from train.task.data.augment import augment
 from train.task.evaluate import make_evaluate
 
 PyTree = Any
+# Fields that decide a task, besides the seed and the number of its commits.
+DECIDING = ("dataset", "batch_size", "model", "width", "depth", "dropout", "augment", "pool", "x64")
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A learning problem, ready for any engine; another seed has other initial parameters and shuffles."""
+    """A learning problem for any engine. Another seed has other initial parameters and shuffles."""
 
     params: PyTree
-    model_state: PyTree  # Statistics of batch normalisation, the same for each seed; () where there are none.
+    model_state: PyTree  # Statistics of batch normalisation, the same for each seed; () if there are none.
     loss_fn: Callable
     batches: gemjax.Epochs
-    evaluate: Callable[..., tuple[float, float]]  # (params, model_state=()) -> (test loss, test accuracy)
-    train_loss: Callable[..., float]  # (params, model_state=()) -> loss on as many training rows as there are test rows
+    # With `rows`, on the first so many rows of a set only; by default on the test set, or as many training rows.
+    evaluate: Callable[..., tuple[float, float]]  # (params, model_state=(), rows=None) -> (test loss, test accuracy)
+    train_loss: Callable[..., float]  # (params, model_state=(), rows=None) -> loss
     num_commits: int
     params_of: Callable[[int], PyTree]  # seed -> params
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
 
 
 def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
-    """The Flax module that `config` trains on rows of `shape` with so many classes, or different tokens.
+    """Return the Flax module that `config` trains on rows of `shape` with `classes` classes, or different tokens.
 
     Raises:
       DataError: if it does not fit them (a ValueError).
     """
-    networks.check(config.model, config.dataset, shape, (), config.depth, config.augment)
+    networks.check(config, shape)
     return models.build(config.model, shape, classes, width=config.width, depth=config.depth, dropout=config.dropout)
 
 
 def parameter_shapes(config: Config) -> PyTree:
-    """The parameters that `config` trains, as shapes; neither needs data nor compiles."""
-    row = data.spec(config.dataset, data_dir=config.data_dir)
-    model = network(config, row.shape, row.num_classes)
-    return jax.eval_shape(lambda: _init(model, row.shape, config.seed))[0]
+    """Return the shapes of the parameters that `config` trains, without data or compilation."""
+    shape, classes = data.spec(config.dataset, data_dir=config.data_dir)
+    shape = networks.pooled(shape, config.pool)
+    model = network(config, shape, classes)
+    return jax.eval_shape(lambda: _init(config, model, shape, config.seed))[0]
 
 
 def make_task(config: Config) -> Task:
-    """Reads the data and builds the network that `config` asks for."""
-    dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir)
+    """Return the task of a configuration, with its data in memory."""
+    dataset = data.load(config.dataset, data_dir=config.data_dir, manual_dir=config.manual_dir).pooled(config.pool)
     test_rows = len(jax.tree.leaves(dataset.test)[0])
     text = "tokens" in dataset.train
     shape = (dataset.train["tokens"].shape[1] - 1,) if text else dataset.train["image"].shape[1:]
@@ -63,24 +69,27 @@ def make_task(config: Config) -> Task:
     rows = losses.token_rows(model) if text else _image_rows(config, model, dataset)
     evaluate = make_evaluate(rows)
 
-    @functools.cache  # Flax compiles the initialisation anew each time.
+    @functools.cache  # Flax compiles the initialisation at each call.
     def begin(seed: int) -> tuple[PyTree, PyTree]:
-        return _init(model, shape, seed)
+        return _init(config, model, shape, seed)
 
     def batches_of(seed: int) -> gemjax.Epochs:
-        return gemjax.Epochs(dataset.train, min(config.batch_size, len(jax.tree.leaves(dataset.train)[0])), seed)
+        batch_size = min(config.batch_size, len(jax.tree.leaves(dataset.train)[0]))
+        if config.engine == "cluster":
+            return on_each_host.epochs(dataset, batch_size, seed, config.data_dir, config.manual_dir)
+        return gemjax.Epochs(dataset.train, batch_size, seed)
 
     test = jax.device_put(dataset.test)
 
-    def evaluate_now(params: PyTree, model_state: PyTree = ()) -> tuple[float, float]:
-        # Where the test set is; what is trained may be elsewhere, or spread.
-        where = jax.tree.leaves(test)[0].sharding
-        there = jax.device_put((params, model_state), where)
-        loss, accuracy = evaluate(there[0], there[1], test)
+    def evaluate_now(params: PyTree, model_state: PyTree = (), rows: int | None = None) -> tuple[float, float]:
+        # Training may have its parameters on other devices, or sharded.
+        params, model_state = jax.device_put((params, model_state), jax.tree.leaves(test)[0].sharding)
+        loss, accuracy = evaluate(params, model_state, jax.tree.map(lambda column: column[:rows], test))
         return float(loss), float(accuracy)
 
-    def train_loss(params: PyTree, model_state: PyTree = ()) -> float:
-        some = jax.tree.map(lambda column: column[:test_rows], dataset.train)  # The same shapes: nothing is compiled.
+    def train_loss(params: PyTree, model_state: PyTree = (), rows: int | None = None) -> float:
+        count = test_rows if rows is None else min(rows, test_rows)  # The test set's shapes: no compilation.
+        some = jax.tree.map(lambda column: column[:count], dataset.train)
         return float(evaluate(params, model_state, jax.device_put(some))[0])
 
     batches = batches_of(config.seed)
@@ -93,20 +102,28 @@ def make_task(config: Config) -> Task:
         evaluate=evaluate_now,
         train_loss=train_loss,
         num_commits=max(
-            1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / pace.mean_period(config)))
+            1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / mean_period(config)))
         ),
         params_of=lambda seed: begin(seed)[0],
         batches_of=batches_of,
     )
 
 
-def _init(model: Any, shape: tuple[int, ...], seed: int) -> tuple[PyTree, PyTree]:
-    return models.init(model, jax.random.key(seed), shape, jnp.int32 if len(shape) == 1 else jnp.float32)
+def _init(config: Config, model: Any, shape: tuple[int, ...], seed: int) -> tuple[PyTree, PyTree]:
+    """Return parameters and model state; with `--x64` those of single precision, as float64."""
+    begin = models.init(model, jax.random.key(seed), shape, jnp.int32 if len(shape) == 1 else jnp.float32)
+    if not config.x64:
+        return begin
+    if jax.default_backend() == "tpu":
+        raise DataError("--x64 does not work on TPUs, which have no float64; set JAX_PLATFORMS=cpu to use the CPU")
+    return jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, begin
+    )
 
 
 def _image_rows(config: Config, model: Any, dataset: data.Dataset) -> losses.Rows:
     shift = None
     if config.augment:
-        # A shift by 2 pixels and the centre of 28x28 are a random crop of 28x28.
+        # The middle 28x28 pixels after a shift by up to 2 are a random crop of 28x28.
         shift = functools.partial(augment, pad=2 if config.model == "cnn7" else 4)
     return losses.image_rows(model, dataset.mean, dataset.std, dataset.scale, shift)

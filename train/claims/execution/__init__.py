@@ -1,1 +1,1 @@
-"""How the runs of claims are made and kept."""
+"""Making and keeping the runs of claims."""

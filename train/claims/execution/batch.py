@@ -1,6 +1,5 @@
-"""Runs that differ in learning rate and seed alone, as one program: small networks compile longer than they run."""
+"""Runs of a claim that differ only in learning rate and seed, in one program: small networks compile longer than they run."""
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,74 +8,98 @@ import jax
 
 import gemjax
 from gemjax.engines.result import check_rejections
-from train.claims.execution.single import judged, kept, record, task_of
-from train.claims.runs import Run, num_commits
-from train.config.validation import LOCAL
-from train.task.cluster import cluster
-from train.task.methods import at, local_steps, make_method
+from train.claims.execution.single import judged, kept, number, record, task_of
+from train.claims.runs import Record, Run, num_commits
+from train.config.config import Config
+from train.config.methods import METHODS
+from train.run.groups.batch import Finished, run_batch
+
+NUMBERS = ("learning_rate", "momentum", "kappa", "strength", "outer_learning_rate")
+ROWS = 2000  # Rows of the evaluations along a run.
 
 
 def record_together(
-    runs: Sequence[Run], machine: dict[str, Any], tell: Callable[[str, int], None] = lambda name, done: None
-) -> list[dict[str, Any]]:
-    """Makes the runs of one group of `train.claims.runs.groups`; returns what is kept of each, as `single.record` does.
+    runs: Sequence[Run],
+    machine: dict[str, Any],
+    tell: Callable[[str, int], None] = lambda name, done: None,
+    *,
+    alike: bool = False,
+) -> list[Record]:
+    """Make the runs of one group of `train.claims.runs.groups` and return their records, as `single.record` does.
 
-    The cost in seconds is shared evenly. A run that fails goes on beside the others to its end, and what its commits were is
-    kept; made alone it ends there, and nothing is kept of the last of its compiled calls.
+    The cost in seconds is divided evenly. A run that fails continues beside the others to its end, and its record covers all of
+    its commits. Made alone, it ends at the failure, and its record lacks the last compiled call.
 
     Args:
       runs: the group.
-      machine: where this machine has its data: `data_dir` and `manual_dir`.
-      tell: called with each run's name and its commits so far, now and then.
+      machine: the folders of data on this machine: `data_dir` and `manual_dir`.
+      tell: called now and then with the name of each run and its commits so far.
+      alike: the group is every point with every seed, where points differ in any of `NUMBERS`. All of them are arguments of the
+        program, so other points, lengths and seeds need no compilation. Records also have `final_loss`, the loss of the last
+        parameters on training rows, and evaluations but for the last take `ROWS` rows.
     """
-    if len(runs) == 1:
+    if len(runs) == 1 and not alike:
         return [record(runs[0], machine, lambda done: tell(runs[0].name, done))]
     began = time.perf_counter()
     config, task = runs[0].config, task_of(runs[0].config, machine)
-    steps = task.batches.steps_per_epoch
     total = num_commits(config, len(jax.tree.leaves(task.batches.data)[0]))
-    rates, seeds = (
-        list(dict.fromkeys(getattr(run.config, name) for run in runs)) for name in ("learning_rate", "seed")
+    names = numbers(config) if alike else ("learning_rate",)
+    by_point = {(*(getattr(run.config, name) for name in names), run.config.seed): run for run in runs}
+    points, seeds = (
+        list(dict.fromkeys(values)) for values in zip(*((key[:-1], key[-1]) for key in by_point), strict=True)
     )
-    traces = {seed: cluster(config).trace(total, seed) for seed in seeds}
-    local: Any = lambda **point: local_steps(at(config, point), steps)
+    several = runs[0].evaluations
+    stops = [total * (k + 1) // several for k in range(several)] if several > 1 else []
 
-    def callback(done: int, arrivals: int) -> None:
+    def evaluate(state: Any) -> tuple[float, float]:
+        return task.evaluate(judged(runs[0], state.params, lambda: state), state.model_state, ROWS)
+
+    def summarise(finished: Finished) -> tuple[Run, Record]:
+        run = by_point[*(finished.point[name] for name in names), finished.point["seed"]]
+        return run, _record(run, task, total, finished, alike)
+
+    def progress(done: int) -> None:
         for run in runs:
-            tell(run.name, done * total // arrivals)
+            tell(run.name, done // len(runs))
 
-    result = gemjax.sweep(
-        lambda **point: make_method(at(config, point), steps),
-        task.loss_fn,
-        gemjax.PerSeed(task.params_of),
-        gemjax.PerSeed(task.batches_of),
-        gemjax.PerSeed(traces.__getitem__),
-        {"learning_rate": rates},
-        seeds=seeds,
-        model_state=task.model_state,
-        local=local if config.method in LOCAL else None,
-        callback=callback,
+    over = [dict(zip(names, point, strict=True)) for point in points]
+    records = dict(
+        run_batch(config, task, total, over, seeds, summarise, progress=progress, stops=stops, evaluate=evaluate)
     )
-    places = {place: index for index, place in enumerate(itertools.product(rates, seeds))}
-    records = [_record(run, task, total, result, places[run.config.learning_rate, run.config.seed]) for run in runs]
     seconds = round((time.perf_counter() - began) / len(runs), 2)
-    return [one | {"seconds": seconds, "commits_per_second": None} for one in records]
+    return [records[run] | {"seconds": seconds, "commits_per_second": None} for run in runs]
 
 
-def _record(run: Run, task: Any, total: int, result: gemjax.SweepResult, index: int) -> dict[str, Any]:
-    state = jax.tree.map(lambda leaf: leaf[index], result.state)
-    history = {name: column[index] for name, column in result.history.items()}
-    failed = ""
+def numbers(config: Config) -> tuple[str, ...]:
+    """Return the fields of a configuration that can be arguments of its program.
+
+    >>> numbers(Config(engine="simulate", method="gem")), numbers(Config(engine="simulate", method="easgd", strength=0.1))
+    (('learning_rate', 'momentum', 'kappa'), ('learning_rate', 'strength'))
+    """
+    acting = ("learning_rate", *METHODS[config.method].flags)
+    return tuple(name for name in NUMBERS if name in acting and getattr(config, name) is not None)
+
+
+def _record(run: Run, task: Any, total: int, finished: Finished, alike: bool) -> Record:
+    state, history, failed, last = finished.state, finished.history, "", {}
+    params = judged(run, state.params, lambda: state)
+    looked = [(done, *found) for done, found in finished.evaluated if done < total]
     try:
         check_rejections(int(state.rejected_in_a_row), run.config.workers, lambda: history)
-        looked = [(total, *task.evaluate(judged(run, state.params, lambda: state), state.model_state))]
+        rows = ROWS if alike and run.evaluations == 1 else None
+        looked.append((total, *task.evaluate(params, state.model_state, rows)))
+        if alike:
+            last["final_loss"] = number(task.train_loss(params, state.model_state, ROWS))
     except gemjax.RunFailedError as error:
-        failed, looked = str(error), []
-    begin = task.train_loss(task.params_of(run.config.seed), task.model_state)
-    return kept(run, total, history, looked, begin) | {
-        "rejected": int(state.rejected),
-        "dropped": int(state.dropped),
-        "diagnostics": {},
-        "failed": failed,
-        "steps_per_epoch": task.batches.steps_per_epoch,
-    }
+        failed = str(error)
+    return (
+        kept(run, total, history, looked, finished.initial_loss)
+        | last
+        | {
+            "rejected": int(state.rejected),
+            "dropped": int(state.dropped),
+            "diagnostics": {},
+            "failed": failed,
+            "steps_per_epoch": task.batches.steps_per_epoch,
+        }
+    )

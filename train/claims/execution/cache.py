@@ -1,64 +1,41 @@
-"""The finished runs of all claims: one small file a run, so that claims share runs and interrupted ones go on."""
+"""The finished runs of all claims: one small file per run, shared by claims and kept across interruptions."""
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import gemjax
 from train.claims.runs import Record, Run
-from train.common.files import write_whole
 from train.run.folder import RUNS
+from train.run.groups.store import Store
 
 POOL = RUNS / "reproduce"
 PUBLISHED = Path(__file__).parents[2] / "results" / "runs"
 VERSION = gemjax.__version__
 
 
-class Pool:
-    """Finished runs by what decides their numbers: configuration, what is recorded, and the library's version.
+class Pool(Store[Run, Record]):
+    """Finished runs by what decides their numbers: configuration, recorded quantities, and the version of the library.
 
-    Every file is there as a whole or not at all. A run whose configuration changed is another run, and made anew. Code is not
-    looked at: a change that moves numbers, as golden histories tell, needs another version of the library once one is released.
+    A run with a changed configuration is another run. Changes of the code are not detected: a change that moves numbers, as
+    golden histories show, needs another version of the library once one is released.
 
     Args:
-      path: the folder that runs are kept in.
-      published: a folder of runs that others have made, looked into for those that `path` does not have; `None`: nowhere.
+      path: the folder of the runs made here.
+      published: a folder of runs that others have made, read for runs that `path` lacks; `None`: no such folder.
     """
 
     def __init__(self, path: str | os.PathLike = POOL, published: str | os.PathLike | None = PUBLISHED):
-        self.path = Path(path)
-        self.published = None if published is None else Path(published)
+        super().__init__(path, published)
 
-    def file(self, run: Run) -> Path:
-        """Where the record of `run` is, or will be."""
-        return self.path / f"{run.key(VERSION)}.json"
+    def key(self, job: Run) -> str:
+        return job.key(VERSION)
 
-    def load(self, run: Run) -> Record | None:
-        """What `run` recorded; `None` if it has not been made.
+    def encode(self, job: Run, result: Record) -> dict[str, Any]:
+        return {"run": job.described()} | result
 
-        Raises:
-          ValueError: if its file is damaged or of something else.
-        """
-        path = self.file(run)
-        if not path.exists() and self.published is not None:
-            path = self.published / path.name
-        if not path.exists():
-            return None
-        try:
-            record = json.loads(path.read_text())
-            if record["run"] != json.loads(json.dumps(run.described())):
-                raise ValueError("it is of another run")
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}); delete it, and the run is made again") from error
-        return record
-
-    def save(self, run: Run, record: Record) -> None:
-        """Keeps what `run` recorded."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file(run), json.dumps({"run": run.described()} | record, indent=1) + "\n")
-
-    def publish(self, run: Run, record: Record) -> None:
-        """Puts what `run` recorded where other checkouts find it, unless it is there."""
-        if self.published is not None and not (path := self.published / self.file(run).name).exists():
-            self.published.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps({"run": run.described()} | record, separators=(",", ":")) + "\n")
+    def decode(self, job: Run, found: Any) -> Record:
+        if found["run"] != json.loads(json.dumps(job.described())):
+            raise ValueError("it is of another run")
+        return found

@@ -1,4 +1,4 @@
-"""What the runs of claims cost: commits, gradients, and time by what was measured so far."""
+"""The cost of the runs of claims: commits, gradients, and time estimated from finished runs."""
 
 from pathlib import Path
 
@@ -8,36 +8,29 @@ from train.claims import papers as configs
 from train.claims.claim import Claim, file_name
 from train.claims.runs import SCALES, Record, Run, Scale, num_commits
 from train.common.errors import UsageError
+from train.config.datasets import DATASETS
 from train.task import cluster as pace
 
-# Training rows of the data sets of claims, to count commits without their data.
-ROWS = {
-    "digits": 1437,
-    "mnist": 60_000,
-    "fashion_mnist": 60_000,
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "cifar10_jpeg": 50_000,
-    "tiny_shakespeare": 7_842,
-}
-SPEED = 250.0  # Gradients a second, to estimate with where nothing has been measured.
+SPEED = 250.0  # Gradients per second, the estimate where nothing is measured.
 
 
 def commits(run: Run) -> int:
-    """Commits of a run, without its data."""
-    rows = ROWS.get(run.config.dataset)
-    if rows is None:
-        raise UsageError(f"how many training rows {run.config.dataset} has is not known; add it to ROWS")
-    return num_commits(run.config, rows)
+    """Return the commits of a run without loading its data."""
+    facts = DATASETS.get(run.config.dataset)
+    if facts is None:
+        raise UsageError(
+            f"the number of training rows of {run.config.dataset} is not known; add the data set to DATASETS"
+        )
+    return num_commits(run.config, facts.rows)
 
 
 def gradients(run: Run) -> int:
-    """What a run costs: its commits, each of so many local steps."""
+    """Return the gradients of a run: its commits times the local steps per commit."""
     return round(commits(run) * pace.mean_period(run.config))
 
 
 def speed(known: dict[Run, Record], claim: Claim, scale: Scale, total: int, processes: int) -> float:
-    """Gradients a second, by the runs that are done, else by what the claim's author measured on two cores."""
+    """Return gradients per second, from finished runs or else from the claim's minutes on two cores."""
     if known:
         made = sum(map(gradients, known))
         return processes * made / sum(record["seconds"] for record in known.values())
@@ -46,21 +39,21 @@ def speed(known: dict[Run, Record], claim: Claim, scale: Scale, total: int, proc
 
 
 def listed(results: Path) -> Table:
-    """All claims with what each scale takes, and where in `results` there is one."""
+    """Return a table of all claims with the time of each scale and the scales that `results` holds."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("claim", "what", *SCALES, "results"):
-        table.add_column(column, no_wrap=column != "what")
+    for column in ("claim", "title", *SCALES, "results"):
+        table.add_column(column, no_wrap=column != "title")
     for name in configs.CLAIMS:
         claim = configs.claim(name)
         costs = [duration(claim.minutes[scale]) if scale in claim.minutes else "" for scale in SCALES]
         done = [scale for scale in SCALES if (results / f"{file_name(name, scale)}.json").exists()]
         table.add_row(name, f"{claim.title} [dim]({claim.source})[/dim]", *costs, ", ".join(done) or "none")
-    table.caption = "what each scale takes on two CPU cores; scales whose results are in train/results"
+    table.caption = "times on two CPU cores; scales with results in train/results"
     return table
 
 
 def duration(minutes: float) -> str:
-    """Minutes in the unit that people would choose.
+    """Return minutes in a readable unit.
 
     >>> [duration(minutes) for minutes in (25, 1_600, 9_800, 1_500_000)]
     ['25 min', '27 h', '7 days', '2.9 years']

@@ -1,4 +1,4 @@
-"""Independent runs side by side, each in a process with one thread of XLA's: on a CPU faster than one after the other."""
+"""Independent runs in processes with one XLA thread each, which on a CPU is faster than one run at a time."""
 
 import contextlib
 import multiprocessing
@@ -14,22 +14,22 @@ from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.machine import cores, describe
 
-# A process computes with one thread; what XLA_FLAGS holds besides stays.
+# A process computes with one thread. Other flags in XLA_FLAGS are kept.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-_news: Any = None  # In a process of the pool: where its progress goes.
+_news: Any = None  # The queue for progress, in a process of the pool.
 
 Found = tuple[Run, Record | None, BaseException | None]
 
 
 class Processes:
-    """Processes that make runs.
+    """A pool of processes that make runs.
 
     Args:
-      count: how many at a time; `None`: one for each core, or a single one where there is an accelerator.
+      count: number of processes. Default: one per core, or a single one on an accelerator.
 
     Attributes:
-      count: how many there are.
-      hardware: what they compute on, as :func:`describe` says it.
+      count: number of processes.
+      hardware: their hardware, as returned by :func:`describe`.
     """
 
     def __init__(self, count: int | None = None):
@@ -37,44 +37,49 @@ class Processes:
         context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would not copy.
         self._queue = context.Queue()
         with _one_thread():
-            # Processes begin when a run is there for them.
+            # Processes start when there is a run for them.
             self._pool = futures.ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(self._queue,))
             self.hardware: dict[str, Any] = self._pool.submit(describe).result()
         self.count = count or (cores if self.hardware["backend"] == "cpu" else 1)
 
     @staticmethod
     def usual() -> int:
-        """How many there are on a CPU: as many as cores that this process may use."""
+        """Return the default number on a CPU: the cores that this process may use."""
         return cores()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:  # What they are at is lost, and made again next time.
+        if kind is not None:  # Runs in flight are lost and repeated next time.
             for process in list((self._pool._processes or {}).values()):
                 process.kill()  # It ignores SIGTERM.
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._queue.close()
 
     def make(
-        self, groups: Sequence[Sequence[Run]], machine: dict[str, Any], progress: Callable[[str, int], None]
+        self,
+        groups: Sequence[Sequence[Run]],
+        machine: dict[str, Any],
+        progress: Callable[[str, int], None],
+        *,
+        alike: bool = False,
     ) -> Iterator[Found]:
-        """Makes runs, each group as one program, and yields each run with its record, or with what its group raised.
+        """Make runs, each group as one program, and yield each run with its record or with the exception of its group.
 
-        `progress` is called with a run's name and its commits so far.
+        `progress` is called with the name of a run and its commits so far; for `alike` see `record_together`.
         """
         waiting, going = list(groups), {}
         while waiting or going:
-            with _one_thread():  # For processes that begin now.
+            with _one_thread():  # For processes that start now.
                 while waiting and len(going) < self.count:
                     group = waiting.pop(0)
-                    going[self._pool.submit(_make, group, machine)] = group
+                    going[self._pool.submit(_make, group, machine, alike)] = group
             done, _ = futures.wait(going, timeout=0.5, return_when=futures.FIRST_COMPLETED)
             with contextlib.suppress(Empty):
                 while True:
                     progress(*self._queue.get_nowait())
-            # What is there is kept before an error ends all.
+            # Records that have arrived are yielded before an error ends the iteration.
             for future in sorted(done, key=lambda future: future.exception() is not None):
                 group, error = going.pop(future), future.exception()
                 records = [None] * len(group) if error is not None else future.result()
@@ -83,7 +88,7 @@ class Processes:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Processes that begin in here compute with one thread on a CPU."""
+    """Limit processes that start in this context to one thread on a CPU."""
     before = {name: os.environ.get(name) for name in ("XLA_FLAGS", "NPROC")}
     os.environ["XLA_FLAGS"] = f"{before['XLA_FLAGS'] or ''} {ONE_THREAD}".strip()
     os.environ["NPROC"] = "1"  # The size of XLA's pool of threads.
@@ -98,23 +103,23 @@ def _one_thread() -> Iterator[None]:
 
 
 def _begin(queue: Any) -> None:
-    """In a new process of the pool."""
+    """Set up a new process of the pool."""
     global _news
     _news = queue
-    for number in interrupts.SIGNALS:  # They go to all processes; the first one ends the others.
+    for number in interrupts.SIGNALS:  # All processes receive them; the parent ends the others.
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the first one has been killed."""
+    """End this process when its parent has been killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _make(group: Sequence[Run], machine: dict[str, Any]) -> list[Record]:
-    from train.claims.execution.batch import record_together  # Not before the process has been set up: it imports JAX.
+def _make(group: Sequence[Run], machine: dict[str, Any], alike: bool) -> list[Record]:
+    from train.claims.execution.batch import record_together  # Imported after the process is set up: it imports JAX.
 
-    return record_together(group, machine, lambda name, done: _news.put((name, done)))
+    return record_together(group, machine, lambda name, done: _news.put((name, done)), alike=alike)

@@ -1,8 +1,8 @@
-"""One run of a claim: simulated, evaluated, and boiled down to a small record."""
+"""One run of a claim: simulated, evaluated and summarised as a small record."""
 
-import dataclasses
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,36 +11,30 @@ import numpy as np
 
 import gemjax
 from gemjax.engines.result import History
-from train.claims.runs import FREE, Run, num_commits
+from train.claims.runs import Run, num_commits
 from train.config.config import Config
 from train.task.cluster import cluster
 from train.task.divergence import MARGIN
 from train.task.memory import check_memory
 from train.task.methods import local_steps, make_method
-from train.task.task import Task, make_task
+from train.task.task import DECIDING, Task, make_task
 
-LAST = 20  # Commits a worker that the final training loss is the mean of.
-POINTS = 200  # Of a curve, at most.
-MOMENTS = 40  # At which diagnostics are taken, each for one commit a worker.
-CHUNK = 1024  # Arrivals a compiled call.
-# What a task does not depend on: the same data and network serve runs that differ in these only.
-METHODICAL = (
-    "method", "workers", "epochs", "learning_rate", "momentum", "kappa", "strength", "reading", "variant", "period",
-    "dynamic_periods", "local_momentum", "outer_learning_rate", "cluster", "seed", "weight_decay", "schedule",
-    "warmup_epochs", "decay_epochs", "decay_factor",
-)  # fmt: skip
+LAST = 20  # Commits per worker in the mean of the final training loss.
+POINTS = 200  # Largest number of points of a curve.
+MOMENTS = 40  # Moments at which diagnostics are taken, each for one commit per worker.
+CHUNK = 1024  # Arrivals per compiled call.
 
 
 def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """Makes a run; returns what is kept of it, ready for JSON.
+    """Make a run and return its record, ready for JSON.
 
     Args:
-      run: what to run.
-      machine: where this machine has its data: `data_dir` and `manual_dir`.
-      tell: called with the number of commits made, now and then.
+      run: the run.
+      machine: the folders of data on this machine: `data_dir` and `manual_dir`.
+      tell: called now and then with the number of commits so far.
 
     Returns:
-      `train_loss` (mean of the last 20 commits a worker), `test_loss`, `test_accuracy`, `diverged`, `staleness_p50` and
+      `train_loss` (mean of the last 20 commits per worker), `test_loss`, `test_accuracy`, `diverged`, `staleness_p50` and
       `_p95`, `commits`, `rejected`, `dropped`, virtual `time`, mean and curve of each diagnostic, curves, and the cost in
       seconds. Numbers that are not finite are `None`.
     """
@@ -49,23 +43,27 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
     config, batches = run.config, task.batches_of(run.config.seed)
     total = num_commits(config, len(jax.tree.leaves(batches.data)[0]))
     check_memory(config, task.params_of(config.seed), total)
+    params, model_state = _beginning(run, task)
     trace = cluster(config).trace(total, config.seed)
     watcher = _Watcher(run, task, total, tell)
     steps = batches.steps_per_epoch
-    arguments = (make_method(config, steps), task.loss_fn, task.params_of(config.seed), batches, trace)
+    arguments = (make_method(config, steps), task.loss_fn, params, batches, trace)
     state, failed = None, ""
     try:
-        for end, diagnostics in segments(total, config.workers, run.diagnostics):
-            watcher.until = end
-            result = gemjax.simulate(
-                *arguments, model_state=task.model_state, local=local_steps(config, steps), seed=config.seed,
-                diagnostics=diagnostics, state=state,
-                callback=watcher, chunk_size=CHUNK, stops=[*watcher.evaluations, end],
-            )  # fmt: skip
-            state = result.state
+        with warnings.catch_warnings():  # A run that diverges is a result of a claim.
+            warnings.filterwarnings("ignore", "the run has diverged", gemjax.RunWarning)
+            for end, diagnostics in segments(total, config.workers, run.diagnostics):
+                watcher.until = end
+                result = gemjax.simulate(
+                    *arguments, model_state=model_state, local=local_steps(config, steps), seed=config.seed,
+                    diagnostics=diagnostics, state=state,
+                    callback=watcher, chunk_size=CHUNK, stops=[*watcher.evaluations, end],
+                )  # fmt: skip
+                state = result.state
     except gemjax.RunFailedError as error:
         failed = str(error)
-    begin = task.train_loss(task.params_of(config.seed), task.model_state)
+        watcher.evaluated = [row for row in watcher.evaluated if row[0] < total]  # A run that failed has no result.
+    begin = task.train_loss(params, model_state)
     return watcher.conclude(begin) | {
         "failed": failed,
         "steps_per_epoch": batches.steps_per_epoch,
@@ -74,11 +72,11 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
 
 
 def segments(total: int, workers: int, diagnostics: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
-    """Up to which commit the run goes with which diagnostics: they are dear, so they are taken at some moments only.
+    """Return segments of a run as (last commit, diagnostics): diagnostics are costly, so they are taken only at some moments.
 
     >>> segments(10, 2, ())
     [(10, ())]
-    >>> segments(100, 5, ("gap",))[:3]  # So few that all are taken.
+    >>> segments(100, 5, ("gap",))[:3]  # So few commits that all are recorded.
     [(2, ('gap',)), (5, ('gap',)), (7, ('gap',))]
     >>> segments(1000, 5, ("gap",))[:3]
     [(20, ()), (25, ('gap',)), (45, ())]
@@ -92,11 +90,9 @@ def segments(total: int, workers: int, diagnostics: tuple[str, ...]) -> list[tup
 
 
 def task_of(config: Config, machine: dict[str, Any]) -> Task:
-    """The task of a configuration, the same object for all runs that can share it."""
-    left_out = {*METHODICAL, *FREE}
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    fields = {name: value for name, value in fields.items() if name not in left_out}
-    return _task(Config(**fields | {"method": "asgd"} | machine))
+    """Return the task of a configuration, the same object for all runs that can share it."""
+    fields = {name: getattr(config, name) for name in DECIDING}
+    return _task(Config(engine="simulate", method="asgd", **fields, **machine))
 
 
 @functools.lru_cache(maxsize=2)
@@ -104,8 +100,32 @@ def _task(config: Config) -> Task:
     return make_task(config)
 
 
+_trained: dict[tuple[Config, float], tuple[Task, Any]] = {}  # What the last pre-training made, and for which task.
+
+
+def _beginning(run: Run, task: Task) -> tuple[Any, Any]:
+    """Return the initial parameters and model state of a run, after its pre-training if there is one."""
+    if not run.pretraining:
+        return task.params_of(run.config.seed), task.model_state
+    kept = (*DECIDING, "learning_rate", "weight_decay", "local_optimizer", "local_momentum")
+    fields = {name: getattr(run.config, name) for name in kept}
+    config = Config(engine="simulate", method="downpour", workers=1, epochs=run.pretraining, **fields)
+    found = _trained.get((config, run.pretraining))
+    if found is None or found[0] is not task:
+        batches = task.batches_of(0)
+        total = num_commits(config, len(jax.tree.leaves(batches.data)[0]))
+        steps = batches.steps_per_epoch
+        result = gemjax.simulate(
+            make_method(config, steps), task.loss_fn, task.params_of(0), batches, cluster(config).trace(total, 0),
+            model_state=task.model_state, local=local_steps(config, steps), seed=0, chunk_size=CHUNK,
+        )  # fmt: skip
+        _trained.clear()
+        found = _trained[config, run.pretraining] = task, (result.params, result.model_state)
+    return found[1]
+
+
 class _Watcher:
-    """What is noted while a run goes on."""
+    """The callback of a run, which collects its history and evaluations."""
 
     def __init__(self, run: Run, task: Task, total: int, tell: Callable[[int], None]):
         self.run, self.task, self.total, self.tell = run, task, total, tell
@@ -122,7 +142,7 @@ class _Watcher:
         self.rejected, self.dropped = progress.rejected, progress.dropped
         self.tell(progress.commits)
         now = time.perf_counter()
-        if self._began is None:  # What came before was compilation.
+        if self._began is None:  # The time before was compilation.
             self._began = progress.commits, now
         elif now > self._began[1]:
             self._speed = (progress.commits - self._began[0]) / (now - self._began[1])
@@ -137,35 +157,36 @@ class _Watcher:
         return progress.commits >= self.until
 
     def conclude(self, begin: float) -> dict[str, Any]:
-        """What is kept of the run, given its training loss before the first commit."""
+        """Return the record of the run, given its training loss before the first commit."""
         shared = {name: np.concatenate([part[name] for part in self.parts]) for name in _columns(self.parts)}
         return kept(self.run, self.total, shared, self.evaluated, begin) | {
             "rejected": getattr(self, "rejected", 0),
             "dropped": getattr(self, "dropped", 0),
             "diagnostics": {name: self._diagnostic(name) for name in self.run.diagnostics},
-            "commits_per_second": _number(self._speed),
+            "commits_per_second": number(self._speed),
         }
 
     def _diagnostic(self, name: str) -> dict[str, Any]:
-        """Median and mean over the run, and the median of each moment."""
+        """Return median and mean over the run, and both at each moment."""
         taken = [part for part in self.parts if name in part]
         values = [part[name][part["applied"] & np.isfinite(part[name])] for part in taken]
         every = np.concatenate([*values, np.zeros(0)])
         return {
-            "median": _number(np.median(every)) if len(every) else None,
-            "mean": _number(np.mean(every)) if len(every) else None,
-            "time": [_number(part["time"][-1]) for part in taken],
-            "curve": [_number(np.median(part)) if len(part) else None for part in values],
+            "median": number(np.median(every)) if len(every) else None,
+            "mean": number(np.mean(every)) if len(every) else None,
+            "time": [number(part["time"][-1]) for part in taken],
+            "curve": [number(np.median(part)) if len(part) else None for part in values],
+            "mean_curve": [number(np.mean(part)) if len(part) else None for part in values],
         }
 
 
 def judged(run: Run, params: Any, state: Callable[[], Any]) -> Any:
-    """The parameters that are evaluated: the central ones, or as LSGD's authors do the average of its workers'.
+    """Return the parameters to evaluate: the central variable, or for LSGD the average of its workers, as its authors do.
 
     Args:
-      run: whose they are.
+      run: the run.
       params: the central variable.
-      state: gives the whole state of the run.
+      state: returns the whole state of the run.
     """
     return gemjax.average_position(state().opt_state) if run.config.method == "lsgd" else params
 
@@ -173,13 +194,13 @@ def judged(run: Run, params: Any, state: Callable[[], Any]) -> Any:
 def kept(
     run: Run, total: int, history: History, evaluated: list[tuple[int, float, float]], begin: float
 ) -> dict[str, Any]:
-    """What is kept of a run of `total` commits apart from diagnostics, counters and cost.
+    """Return the record of a run without diagnostics, counters and cost.
 
     Args:
-      run: which it was.
-      total: commits that it should have made.
-      history: those that it made.
-      evaluated: commits, test loss and accuracy of each evaluation; the last one counts if it is of the end.
+      run: the run.
+      total: its planned number of commits.
+      history: the commits that it made.
+      evaluated: commits, test loss and accuracy of each evaluation. The last one counts if it is at the end.
       begin: the training loss before the first commit.
     """
     workers, applied = run.config.workers, history.get("applied", np.zeros(0, bool))
@@ -190,41 +211,41 @@ def kept(
     staleness = history["staleness"][applied] if applied.any() else np.full(1, np.nan)
     p50, p95 = np.percentile(staleness, [50, 95])
     return {
-        "train_loss": _number(train_loss),
-        "test_loss": _number(test_loss),
-        "test_accuracy": _number(accuracy),
+        "train_loss": number(train_loss),
+        "test_loss": number(test_loss),
+        "test_accuracy": number(accuracy),
         "diverged": not train_loss <= (1 + MARGIN) * begin,
-        "initial_train_loss": _number(begin),
+        "initial_train_loss": number(begin),
         "commits": total,
-        "time": _number(history["time"][-1]) if len(applied) else None,
-        "staleness_p50": _number(p50),
-        "staleness_p95": _number(p95),
+        "time": number(history["time"][-1]) if len(applied) else None,
+        "staleness_p50": number(p50),
+        "staleness_p95": number(p95),
         "curve": _curve(history, total, workers),
         "evaluations": {
             "commits": [row[0] for row in evaluated],
-            "test_loss": [_number(row[1]) for row in evaluated],
-            "test_accuracy": [_number(row[2]) for row in evaluated],
+            "test_loss": [number(row[1]) for row in evaluated],
+            "test_accuracy": [number(row[2]) for row in evaluated],
         },
     }
 
 
 def _columns(parts: list[History]) -> list[str]:
-    """The columns that every part of a history has."""
+    """Return the columns that all parts of a history have."""
     return [name for name in parts[0] if all(name in part for part in parts)] if parts else []
 
 
 def _curve(history: History, total: int, workers: int) -> dict[str, list]:
-    """Training loss, averaged over blocks of at least one commit a worker."""
+    """Return the training loss, averaged over blocks of at least one commit per worker."""
     size = max(workers, -(-total // POINTS))
     blocks = range(0, len(history.get("loss", ())), size)
     kept = [(slice(begin, begin + size), history["applied"][begin : begin + size]) for begin in blocks]
     return {
         "commits": [min(block.stop, len(history["loss"])) for block, _ in kept],
-        "time": [_number(history["time"][block][-1]) for block, _ in kept],
-        "train_loss": [_number(history["loss"][block][ok].mean()) if ok.any() else None for block, ok in kept],
+        "time": [number(history["time"][block][-1]) for block, _ in kept],
+        "train_loss": [number(history["loss"][block][ok].mean()) if ok.any() else None for block, ok in kept],
     }
 
 
-def _number(value: Any) -> float | None:
-    """A float of six digits, for JSON."""
+def number(value: Any) -> float | None:
+    """Return a float with six digits, for JSON; `None` if it is not finite."""
     return float(f"{float(value):.6g}") if np.isfinite(value) else None

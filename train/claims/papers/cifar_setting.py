@@ -1,6 +1,6 @@
-"""What the claims on CIFAR-10 have in common: ResNet-20 as DANA's paper trains it, less of it for CPUs, digits for tests.
+"""Settings of the claims on CIFAR-10: ResNet-20 as in DANA's paper, smaller networks for CPUs, digits for tests.
 
-Epochs count the data of all workers together, as in the papers: more workers make no more commits, and less each.
+Epochs count the data of all workers together, as in the papers: with more workers each one makes fewer commits.
 """
 
 import dataclasses
@@ -11,21 +11,26 @@ from typing import Any
 from train.config.config import Config, Method
 
 CIFAR10 = Config(dataset="cifar10", engine="simulate", model="resnet20", batch_size=128, augment=True)
-CPU = Config(
-    dataset="cifar10_jpeg", engine="simulate", model="resnet20", depth=8, width=0.5, batch_size=64, augment=True
+SMALL = Config(
+    dataset="cifar10_jpeg", engine="simulate", model="batchnorm_cnn", pool=2, batch_size=32, cluster="homogeneous"
 )
-CPU_NETWORK = "ResNet-8 at half width on CIFAR-10 (JPEG q75), batches of 64"
+SMALL_NETWORK = "three convolutions with batch normalisation on CIFAR-10 (JPEG q75) averaged to 16x16, batches of 32"
+TINY = dataclasses.replace(SMALL, pool=4)
+TINY_NETWORK = "three convolutions with batch normalisation on CIFAR-10 (JPEG q75) averaged to 8x8, batches of 32"
+POOLED = dataclasses.replace(SMALL, model="pooled_cnn")
+POOLED_NETWORK = "two pooled convolutions without normalisation on CIFAR-10 (JPEG q75) averaged to 16x16, batches of 32"
+SMALL_COMMITS = 50_000 // 32  # Commits per epoch of data.
 DIGITS = Config(dataset="digits", engine="simulate", batch_size=32)
-GUESS = 0.1  # The accuracy of guessing among ten classes; what has failed counts as it.
+GUESS = 0.1  # The accuracy of guessing among ten classes, which also counts for a failed run.
 
 
 def shared(base: Config, method: Method, workers: int, epochs: float, **changes: Any) -> Config:
-    """`base` with so many workers, which share `epochs` epochs of data."""
+    """Return `base` with that many workers, which share `epochs` epochs of data."""
     return dataclasses.replace(base, method=method, workers=workers, epochs=epochs / workers, **changes)
 
 
 def percent(values: Sequence[float], form: str = ".2f") -> str:
-    """Fractions as percentages in one line.
+    """Return fractions as percentages in one line.
 
     >>> percent([0.5, 0.25, float("nan")])
     '50.00 / 25.00 / failed %'

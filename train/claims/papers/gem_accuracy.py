@@ -1,21 +1,21 @@
-"""No dropout, a stronger proxy or a lower rate at the end bring GEM with a hundred workers to the published accuracy.
+"""GEM with a hundred workers: dropout, strength of the proxy and final rate as reasons for the published accuracy.
 
-Question: figure 2's text has 99.38 % test accuracy; none of the three readings of the rule comes there. Is it the dropout,
-whose place and rate a reader may get wrong; the strength of the proxy, of which the authors' launch script recommends κ = 2;
-or the noise of a rate that is never lowered?
+Question: figure 2's text has 99.38 % test accuracy; none of the three readings of the rule reaches it. Is the reason the
+dropout, whose place and rate a reader may get wrong; the strength of the proxy, of which the authors' launch script recommends
+κ = 2; or the noise of a rate that is never lowered?
 
-Setting (full): figure 2's, the reading of the equations: as published (shared with it), without dropout, with κ = 2, and with a
-tenth of the rate from epoch 90 of the 100 of all workers together on; one seed.
-Setting (small): digits with 16 workers, two epochs a worker: as published, κ = 2, and a tenth of the rate from epoch 28
-of 32 on.
+Setting (full): figure 2's, the reading of the equations: as published (shared with it), without dropout, with κ = 2, and with
+a tenth of the rate from epoch 90 of the 100 epochs of all workers together; one seed.
+Setting (small): digits with 16 workers, two epochs per worker: as published, κ = 2, and a tenth of the rate from epoch 28 of
+32.
 
 Cost (full): 4 runs, 374,800 commits, a quarter of them shared with figure 2.
 Expected: the lower rate gains most.
-Found: none of them does. The lower rate has 99.26 and 99.30 % in the two looks under it (the mean of five takes in three before
-it), where a steady one ends between 99.17 and 99.25; steady ones of figure 2's other readings have single looks as high (99.28,
-99.34). If it gains, then less than a tenth of a point, which one seed cannot tell. Without dropout the network fits all of its
-data (training loss 0.0001) and ends at 99.2 % as well; κ = 2 costs a third of a point. What is left, a tenth of a point, is ten
-test rows.
+Found: none of them is the reason. The two evaluations at the lower rate have 99.26 and 99.30 % (the mean of the last five
+includes three before it), where a steady rate ends between 99.17 and 99.25; with steady rates figure 2's other readings have
+single evaluations as high (99.28, 99.34). Any gain is below a tenth of a point, which one seed cannot show. Without dropout the
+network fits all of its data (training loss 0.0001) and also ends at 99.2 %; κ = 2 costs a third of a point. The remaining tenth
+of a point is ten test rows.
 
 Deviations:
   1. Those of figure 1.
@@ -23,7 +23,7 @@ Deviations:
 
 from typing import Any
 
-from train.claims.claim import Claim, Statement
+from train.claims.claim import Claim, Statement, numbers
 from train.claims.papers.gem_setting import digits, mnist
 from train.claims.runs import Run, over_seeds
 
@@ -41,55 +41,45 @@ def _runs(make, workers: int, changes: dict[str, dict[str, Any]], **shared: Any)
 
 def judge(measured) -> list[Statement]:
     (workers,) = measured.points(PLAIN)
-    reached = {series: _last(measured, series, workers) for series in measured.series}
-    if measured.full:
-        return [
-            Statement(
-                f"{series}: the test accuracy (mean of the last five looks) reaches the published one to 0.1 points",
-                accuracy >= PUBLISHED - 0.001,
-                f"{100 * accuracy:.2f} %",
-                f"{100 * PUBLISHED:.2f} %",
-            )
-            for series, accuracy in reached.items()
-        ]
     return [
         Statement(
-            f"{series}: the test accuracy (mean of the last five looks) is above that as published, by half a point",
-            accuracy >= reached[PLAIN] + 0.005 > 0.5,
-            f"{100 * accuracy:.2f} %, as published {100 * reached[PLAIN]:.2f} %",
+            f"test accuracy, mean of the last five evaluations, {workers} workers: {', '.join(measured.series)}",
+            "",
+            numbers([100 * _last(measured, series, workers) for series in measured.series], ".2f") + " %",
+            f"{100 * PUBLISHED:.2f} %" if measured.full else "",
         )
-        for series, accuracy in reached.items()
-        if series != PLAIN
     ]
 
 
 def _last(measured, series: str, workers: float) -> float:
-    """The mean of the last five looks, of which one alone moves by more than what is asked; 0 if the run failed."""
+    """Return the mean of the last five evaluations, as a single one varies by more than the difference; 0 if the run failed."""
     _, accuracy = measured.curve("test_accuracy", series, workers, "evaluations")
     return 0.0 if measured.diverged(series, workers) else float(accuracy[-5:].mean())
 
 
 def draw(figure, measured) -> None:
+    from gemjax.telemetry.style import label_ends
     from train.claims import plots as claim_plots
 
     left, right = figure.subplots(1, 2)
     (workers,) = measured.points(PLAIN)
-    for index, series in enumerate(measured.series):
-        style = {"color": f"C{index}", "kind": "evaluations", "marker": "o", "ms": 3}
-        claim_plots.curve(left, measured, series, workers, "test_loss", **style)
-        claim_plots.curve(right, measured, series, workers, "test_accuracy", **style)
+    for series, style in claim_plots.looks(measured).items():
+        claim_plots.curve(left, measured, series, workers, **style | {"marker": ""})
+        claim_plots.curve(right, measured, series, workers, "test_accuracy", kind="evaluations", **style | {"ms": 3.5})
     claim_plots.log_axis(left)
-    left.legend(frameon=False)
     if measured.full:
         right.set_ylim(98.0, 99.6)
-        right.axhline(100 * PUBLISHED, color="0.3", ls="--", lw=1, label="paper, at the end")
-        right.legend(frameon=False, loc="lower right")
+        right.plot([right.get_xlim()[1] / 1.05], [100 * PUBLISHED], label="paper, at the end", **claim_plots.HOLLOW)
+    else:
+        right.set_ylim(top=min(100.0, right.get_ylim()[1]))
+    label_ends(left)
+    label_ends(right)
 
 
 CLAIM = Claim(
     name="gem_accuracy",
-    title="No dropout, a stronger proxy or a lower rate at the end give GEM's published accuracy with a hundred workers",
-    source="Hermans & Louppe, 2018, figure 2",
+    title="Neither dropout, nor the proxy, nor a lower rate at the end explains the published 99.38 %",
+    source="GEM, figure 2",
     runs={
         "full": _runs(
             mnist,
@@ -109,5 +99,6 @@ CLAIM = Claim(
     draw=draw,
     paper={"test_accuracy": {PLAIN: {100: PUBLISHED}}},
     read_off=False,
+    own=True,
     minutes={"full": 40, "small": 1},
 )

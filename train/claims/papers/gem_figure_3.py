@@ -1,81 +1,125 @@
-"""GEM scales commits down by itself where there are more workers: figure 3.
+"""Figure 3: GEM scales commits down by itself with more workers.
 
-Claim: the median of π over all parameters falls as workers are added.
+Claim: the mean over workers of each worker's median of π falls as workers are added.
 
-Setting: the runs of GEM in figure 1, of which this claim asks one number more; nothing is run twice. π is looked at in 40
-moments spread over a run, for one commit a worker; the number is the median over those commits of the medians over
-parameters.
+Setting (full): figure 1's with 5, 10, 20 and 30 workers and the reading `code`, the first 421 commits per worker, three seeds.
+The time of a gradient has a coefficient of variation (CV) of 0.1, as in all other figures, and of 0.4. The scatter of staleness
+decides π, and the paper does not state it: 0.4 is fitted, one number for four points. π is recorded at 40 moments spread over a
+run, for one commit per worker. The number is the mean over the moments from commit 120 to commit 400 per worker.
+Setting (small): digits with 2, 8 and 16 workers, five epochs per worker, one seed.
 
-Cost (full): none beside figure 1's (12 of its runs, 182,715 commits).
-Expected: the published order; single values within a factor of two.
-Found: 0.71 / 0 / 0 / 0. From 10 workers on more than half of the parameters are clamped at 0, as |θ − s| is above |m| there,
-and the losses are the paper's (figure 1) all the same. A stronger proxy, κ = 2 as the authors' launch script has it, does not
-explain it: 0.23 with 10 workers and 0 from 20 on (figure 8). The paper's numbers may be of another statistic, but not of one
-of those tried aside (runs that are not kept; the authors' reading, one seed, 5 and 10 workers; paper 0.85 and 0.5): means over
-parameters 2.0 and 1.6, weighted by |Δθ| 0.93 and 0.76; means over moments of the medians 0.96 and 0.15, of the tensors' medians
-0.53 and 0.12. Medians fall faster than the paper's, means slower. Open.
+Cost (full): 24 runs, 164,454 commits.
+Expected: 0.97 / 0.50 / 0.20 / 0.075 at CV 0.4, one seed of a separate program; less at CV 0.1.
+Found: π falls with the number of workers at both. At CV 0.4 it is 0.99 / 0.44 / 0.18 / 0.09, the paper's 0.83 / 0.43 / 0.15 /
+0.05; with 30 workers the difference is more than chance. At CV 0.1 it is 0.57 / 0.06 and 0 from 20 workers on, as more than
+half of the parameters are clamped there. So staleness scattered more in the paper's cluster than in our other simulations.
 
 Deviations:
-  1. Those of figure 1.
-  2. π is clamped to [0, 5], which moves no median that is not 0 or 5.
+  1. Those of figure 1, except for the reading and the CV.
+  2. π is clamped to [0, 5], as in the authors' code.
 """
 
 import itertools
+import math
 
-from train.claims.claim import Claim, Statement
-from train.claims.papers import gem_figure_1
-from train.claims.papers.gem_setting import words
+import numpy as np
 
-PAPER = {"pi_median": {"GEM": {5: 0.85, 10: 0.5, 20: 0.17, 30: 0.08}}}
+from train.claims.claim import Claim, Statement, compare, numbers
+from train.claims.papers.gem_setting import between, curve, digits, mnist
+from train.claims.runs import Run, over_seeds
+
+VARIATIONS = {"CV 0.1": 0.1, "CV 0.4, fitted": 0.4}
+WORKERS = (5, 10, 20, 30)
+WINDOW = 120, 400  # Commits per worker.
+SMOOTH = 3  # Moments per point of the picture.
+PAPER = {"pi_median": {series: {n: between("3", n, *WINDOW) for n in WORKERS} for series in VARIATIONS}}
+
+
+def _runs(make, workers, seeds, **own) -> list[Run]:
+    return [
+        run
+        for series, variation in VARIATIONS.items()
+        for count in workers
+        for run in over_seeds(
+            series,
+            make("gem", count, reading="code", variation=variation, **own),
+            seeds=seeds,
+            diagnostics=("pi_median",),
+        )
+    ]
+
+
+def means(measured, series: str, workers: float) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return commits per worker, and per seed the mean over workers of each worker's median of π there."""
+    records = measured.of(series, workers)
+    curves = [np.array(one["diagnostics"]["pi_median"]["mean_curve"], float) for one in records]
+    longest = max(map(len, curves))
+    steps = np.arange(1, longest + 1) / max(longest, 1) * records[0]["commits"] / workers
+    return steps, curves
+
+
+def _values(measured, series: str, workers: float) -> list[float]:
+    """Return a value per seed: the mean over the window, or over the second half of a run that is shorter than it."""
+    steps, curves = means(measured, series, workers)
+    begin, end = WINDOW if measured.full else (steps[-1:].sum() / 2, math.inf)
+    inside = (begin <= steps) & (steps <= end)
+    found = [curve[inside[: len(curve)]] for curve in curves]
+    return [float(values.mean()) if len(values) else math.inf for values in found]
 
 
 def judge(measured) -> list[Statement]:
-    points = measured.points("GEM")
-    medians = [measured.mean("pi_median", "GEM", n) for n in points]
-    paper = [*PAPER["pi_median"]["GEM"].values()]
-    statements = [
-        Statement(
-            "the median of π falls with the number of workers",
-            all(after < before for before, after in itertools.pairwise(medians)),
-            words(medians, ".2g"),
-            words(paper) if measured.full else "",
-        )
-    ]
-    if measured.full:
-        ratios = [ours / theirs for ours, theirs in zip(medians, paper, strict=True)]
-        statements.append(
-            Statement(
-                "every median is within a factor of two of the paper's",
-                all(0.5 <= ratio <= 2 for ratio in ratios),
-                "ratios " + words(ratios, ".2f"),
-            )
-        )
+    statements = []
+    for series in measured.series:
+        points = measured.points(series)
+        ours = [_values(measured, series, n) for n in points]
+        falls = all(after < before < math.inf for before, after in itertools.pairwise(map(np.mean, ours)))
+        text = f"mean over workers of the median of π, {numbers(points, 'g')} workers, {series}"
+        if measured.full:
+            statements.append(compare(text, ours, [*PAPER["pi_median"][series].values()], direction=falls, form=".2g"))
+        else:
+            statements.append(Statement(f"{text}: falls", falls, numbers(map(np.mean, ours), ".2g")))
     return statements
 
 
 def draw(figure, measured) -> None:
+    from gemjax.telemetry.style import label_ends
     from train.claims import plots as claim_plots
 
-    left, right = figure.subplots(1, 2)
-    points = measured.points("GEM")
-    claim_plots.lines(left, measured, "pi_median", PAPER["pi_median"])
-    claim_plots.points_axis(left, points, "workers")
-    left.set_ylim(bottom=0)
-    left.legend(frameon=False)
-    for index, workers in enumerate(points):
-        steps, medians = measured.diagnostic("pi_median", "GEM", workers)
-        right.plot(steps, medians, color=f"C{index}", lw=1.3, label=f"{workers:g} workers")
-    right.set(xlabel="part of the run", ylabel="median of π", ylim=(0, None))
-    right.legend(frameon=False)
+    verdicts = [statement.verdict for statement in judge(measured)]
+    columns = figure.subplots(1, len(verdicts), sharey=True)
+    for axes, series, verdict in zip(columns, measured.series, verdicts, strict=True):
+        points = measured.points(series)
+        color = claim_plots.looks(measured)[measured.series[0]]["color"]
+        for workers, shade in zip(points, claim_plots.shades(color, len(points)), strict=True):
+            if measured.full:
+                axes.plot(*curve("3", workers), **claim_plots.PAPER)
+            steps, curves = means(measured, series, workers)
+            longest = [one for one in curves if len(one) == len(steps)]
+            windows = range(len(steps) - SMOOTH + 1)
+            smooth = [np.mean([one[at : at + SMOOTH] for one in longest]) for at in windows]
+            axes.plot([steps[at + SMOOTH // 2] for at in windows], smooth, color=shade, label=f"{workers:g} workers")
+        if measured.full:
+            axes.set_xlim(0, 430)
+        axes.set(xlabel="commits of each worker", title=f"arrivals with {series}\n{verdict}")
+    columns[0].set_ylabel("mean of workers' medians of π")
+    if measured.full:
+        columns[0].set_ylim(0, 1.4)
+    for axes in columns:
+        label_ends(axes)
 
 
 CLAIM = Claim(
     name="gem_figure_3",
     title="GEM scales commits down by itself where there are more workers",
-    source="Hermans & Louppe, 2018, figure 3",
-    runs={scale: [run for run in runs if run.series == "GEM"] for scale, runs in gem_figure_1.CLAIM.runs.items()},
+    source="GEM, figure 3",
+    runs={
+        "full": _runs(mnist, WORKERS, (0, 1, 2), epochs=0.45),
+        "small": _runs(digits, (2, 8, 16), (0,)),
+    },
     judge=judge,
     draw=draw,
     paper=PAPER,
-    minutes={"full": 39, "small": 1},
+    read_off=False,
+    height=3.1,
+    minutes={"full": 30, "small": 1},
 )

@@ -1,31 +1,35 @@
-"""GEM overfits less than the momentum SGD that it follows: figure 5.
+"""Figure 5: GEM's validation loss keeps falling where that of the momentum SGD that it follows rises.
 
-Claim: over 30 epochs of data GEM's validation loss keeps falling, to about 0.025, while that of sequential momentum SGD
-rises again after about ten epochs.
+Claim: over 30 epochs of data GEM's validation loss falls to 0.026; that of sequential momentum SGD falls to 0.052 and rises to
+0.091.
 
 Setting (full): MNIST, GEM's CNN, batches of 64, η = 0.05, μ = 0.9; GEM with 10 workers of three epochs each, against one
-worker with momentum SGD and thirty epochs; the test set is looked at once an epoch of data; one seed.
-Setting (small): digits, 8 workers, η = 0.02, 40 epochs of data in all, one seed; it judges the end only.
+worker with momentum SGD and thirty epochs; the test set is evaluated once per epoch of data; one seed.
+Setting (small): digits, 8 workers, η = 0.02, 40 epochs of data in all, one seed; only the end is judged.
 
 Cost (full): 2 runs, 56,220 commits.
-Expected: GEM's loss falls to about 0.025.
-Found: GEM ends at 0.026, momentum SGD at 0.091 after a least of 0.051 at epoch 4. Its training loss rises as well, from 0.10
-to 0.15: what looks like overfitting is a rate, η / (1 - μ) = 0.5 with dropout, at which one worker wanders off.
+Expected: the paper's losses.
+Found: GEM ends at 0.0257 and momentum SGD at 0.0908 after a least loss of 0.051, the paper's 0.0259 and 0.0910 after 0.052. The
+paper does not claim overfitting, and its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20 there and
+from 0.10 to 0.15 here. The rate, η / (1 - μ) = 0.5 with dropout, is too large for one worker. One seed; the scatter over seeds
+is that of figure 1.
 
 Deviations:
   1. Simulated workers, as in figure 1.
-  2. The paper does not name the number of workers (10 here), nor its validation set (MNIST's test set here).
+  2. The paper does not name the number of workers: its curve of GEM has ten points in thirty epochs, as 10 workers would have.
+     Nor does it name its validation set, which is MNIST's test set here.
 """
 
 import functools
 
 import numpy as np
 
-from train.claims.claim import Claim, Statement
-from train.claims.papers.gem_setting import digits, mnist
+from train.claims.claim import Claim, Statement, compare, numbers
+from train.claims.papers.gem_setting import SCATTER, curve, digits, mnist
 from train.claims.runs import Run, over_seeds
 
 GEM, SGD = "GEM", "momentum SGD, sequential"
+PUBLISHED = {GEM: "GEM", SGD: "momentum SGD"}
 
 
 def _runs(make, workers: int, epochs: float, seeds) -> list[Run]:
@@ -39,100 +43,65 @@ def _runs(make, workers: int, epochs: float, seeds) -> list[Run]:
 
 def judge(measured) -> list[Statement]:
     (epochs,) = measured.points(GEM)
-    gem, sgd = (measured.curve("test_loss", series, epochs, "evaluations")[1] for series in (GEM, SGD))
-    gem, sgd = (np.where(np.isfinite(losses), losses, np.inf) for losses in (gem, sgd))
-    whole = len(gem) == len(sgd) == epochs and not any(measured.diverged(series, epochs) for series in (GEM, SGD))
-    if not whole:
-        return [
-            Statement("both runs reach their end", False, f"{len(gem)} and {len(sgd)} of {epochs:g} looks"),
-        ]
-    last = {series: float(np.mean(curve[-3:])) for series, curve in ((GEM, gem), (SGD, sgd))}
-    said = {
-        series: f"{last[series]:.3g} at the end, least {np.min(curve):.3g} at epoch {1 + int(np.argmin(curve))}"
-        for series, curve in ((GEM, gem), (SGD, sgd))
-    }
-    statements = [
-        Statement(
-            "GEM ends with a lower validation loss than sequential momentum SGD (mean of the last three epochs)",
-            last[GEM] < last[SGD],
-            f"{last[GEM]:.3g} against {last[SGD]:.3g}",
-            "≈ 0.025, lower" if measured.full else "",
-        )
+    last, rise = {}, {}
+    for series in (GEM, SGD):
+        looks = measured.curve("test_loss", series, epochs, "evaluations")[1]
+        whole = len(looks) == epochs and np.isfinite(looks).all() and not measured.diverged(series, epochs)
+        last[series] = float(np.mean(looks[-3:])) if whole else np.inf
+        rise[series] = float(last[series] / np.min(looks)) if whole else np.inf
+    ahead = last[GEM] < last[SGD] < np.inf
+    text = "validation loss after 30 epochs of data, GEM / momentum SGD"
+    if not measured.full:
+        return [Statement(f"{text}: GEM is ahead", ahead, numbers(last.values()))]
+    paper = [curve("5", name)[1] for name in PUBLISHED.values()]
+    rises = rise[GEM] < 1.15 < 1.3 < rise[SGD] < np.inf
+    return [
+        compare(text, [[one] for one in last.values()], [one[-1] for one in paper], direction=ahead, scatter=SCATTER),
+        compare(
+            "last over least validation loss, GEM / momentum SGD",
+            [[one] for one in rise.values()],
+            [one[-1] / one.min() for one in paper],
+            direction=rises,
+            scatter=SCATTER,
+        ),
     ]
-    if measured.full:
-        statements += [
-            Statement(
-                "GEM's validation loss keeps falling: it ends within 15 % of its least",
-                last[GEM] <= 1.15 * np.min(gem) < np.inf,
-                said[GEM],
-                "falls to ≈ 0.025",
-            ),
-            Statement(
-                "it ends within a factor of 1.5 of the published one",
-                0.025 / 1.5 <= last[GEM] <= 0.025 * 1.5,
-                f"{last[GEM]:.3g}",
-                "≈ 0.025",
-            ),
-            Statement(
-                "that of momentum SGD rises again, by more than 15 % from its least",
-                last[SGD] > 1.15 * np.min(sgd),
-                said[SGD],
-                "rises after ≈ 10 epochs",
-            ),
-            _overfits(measured, epochs),
-        ]
-    return statements
-
-
-def _overfits(measured, epochs: float) -> Statement:
-    """Whether momentum SGD fits its data ever better while its validation loss rises."""
-    _, losses = measured.curve("train_loss", SGD, epochs)
-    fifth = max(1, len(losses) // 5)
-    early, last = (float(part.mean()) for part in (losses[fifth : 2 * fifth], losses[-fifth:]))
-    return Statement(
-        "it overfits: its training loss is lower in the last fifth of the run than in the second",
-        last < early,
-        f"{last:.3g} against {early:.3g}",
-    )
 
 
 def draw(figure, measured) -> None:
+    from gemjax.telemetry.style import label_ends
     from train.claims import plots as claim_plots
 
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharey=True)
     (epochs,) = measured.points(GEM)
-    for index, series in enumerate((GEM, SGD)):
+    styles = claim_plots.looks(measured)
+    for series in (GEM, SGD):
+        own = styles[series] | {"ls": "-", "label": series.split(",")[0]}
+        if measured.full:
+            left.plot(*curve("5", PUBLISHED[series]), **claim_plots.PAPER)
+            right.plot(*curve("5", f"{PUBLISHED[series]}, training"), **claim_plots.PAPER)
         claim_plots.curve(
-            left,
-            measured,
-            series,
-            epochs,
-            "test_loss",
-            per="epoch",
-            kind="evaluations",
-            color=f"C{index}",
-            marker="o",
-            ms=3,
+            left, measured, series, epochs, "test_loss", per="epoch", kind="evaluations", **own | {"ms": 3.5}
         )
-        claim_plots.curve(right, measured, series, epochs, per="epoch", color=f"C{index}")
-    left.set_ylabel("validation loss")
-    for axes in (left, right):
-        claim_plots.log_axis(axes)
-        axes.legend(frameon=False)
-    if measured.full:
-        left.axhline(0.025, color="C0", ls="--", lw=1)
+        claim_plots.curve(right, measured, series, epochs, per="epoch", **own | {"marker": ""})
+    words = judge(measured)[0].verdict
+    left.set(ylabel="loss", title=f"validation: {words}", ylim=(0.015, 1.0))
+    right.set(ylabel="", title="training, not judged")
+    claim_plots.log_axis(left)
+    label_ends(left)
+    label_ends(right)
 
 
 CLAIM = Claim(
     name="gem_figure_5",
-    title="GEM's validation loss keeps falling where momentum SGD overfits",
-    source="Hermans & Louppe, 2018, figure 5",
+    title="GEM's validation loss keeps falling where that of momentum SGD rises",
+    source="GEM, figure 5",
     runs={
         "full": _runs(mnist, 10, 30.0, (0,)),
         "small": _runs(functools.partial(digits, learning_rate=0.02), 8, 40.0, (0,)),
     },
     judge=judge,
     draw=draw,
-    paper={"test_loss": {GEM: {30: 0.025}}},
+    paper={"test_loss": {GEM: {30: 0.0259}, SGD: {30: 0.0910}}},
+    read_off=False,
     minutes={"full": 7, "small": 1},
 )

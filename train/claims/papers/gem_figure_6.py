@@ -1,31 +1,40 @@
-"""GEM forgives a learning rate that is twice too large: figure 6.
+"""Figure 6: GEM tolerates a learning rate that is twice too large.
 
-Claim: at η = 0.1 GEM stays near its proxy (final training loss about 0.05 to 0.1) with 5, 10 and 20 workers, while
-DOWNPOUR, plain asynchronous SGD, ends near 0.1 with 5, is slow with 10 and fails with 20.
+Claim: at η = 0.1 GEM trains with 5, 10 and 20 workers, better than its proxy, momentum SGD with one worker, while DOWNPOUR,
+plain asynchronous SGD, does not.
 
 Setting (full): figure 1's at η = 0.1, with 5, 10 and 20 workers; the proxy is sequential momentum SGD at that rate.
 Setting (small): digits at η = 0.05 with 4, 16 and 32 workers, one seed.
 
 Cost (full): 21 runs, 199,581 commits.
-Expected: GEM 0.07 to 0.05; DOWNPOUR 0.14, 0.10, and 2.3 (chance) with 20.
-Found: GEM 0.077 / 0.056 / 0.041, with 20 below the published 0.05 to 0.1. DOWNPOUR 0.14 / 0.28 / 2.3, as published: near
-0.1, slow, failed. But the sequential proxy itself ends at 0.82 with its one epoch, dropout 0.5 and an effective rate of
-η / (1 - μ) = 1: GEM is not near it, but far better, with any number of workers.
+Expected: GEM and the proxy as published; DOWNPOUR 0.14, 0.10, and 2.3 (chance) with 20.
+Found: GEM ends at 0.077 / 0.056 / 0.041, the paper's 0.066 / 0.058 / 0.035, and far below the sequential proxy in both (0.82,
+the paper's 0.57), whose effective rate of η / (1 - μ) = 1 is too large. DOWNPOUR fails earlier in the paper: it ends at 0.87
+with 5 workers, leaves the plot after ten steps with 10, and is at chance with 20. Ours learns with 5 and 10 (0.14 / 0.28) and
+is at chance with 20. The reason is open; arrivals that scatter more are a candidate (figure 3).
 
 Deviations:
   1. Those of figure 1.
 """
 
 import math
+import statistics
 
-from train.claims.claim import Claim, Statement
-from train.claims.papers.gem_setting import digits, mnist, words
+from train.claims.claim import Claim, Statement, compare, numbers
+from train.claims.papers.gem_setting import at_end, curve, digits, mnist
 from train.claims.runs import Run, over_seeds
 
-GEM, PLAIN, PROXY = "GEM", "DOWNPOUR", "proxy: momentum SGD, sequential"
+GEM, PLAIN, PROXY = "GEM", "DOWNPOUR", "momentum SGD, sequential"
 METHODS = {GEM: "gem", PLAIN: "asgd"}
-PAPER = {"train_loss": {PLAIN: {5: 0.1}}}
-BAND = 0.05, 0.1  # GEM's published losses, as read off, with any number of workers.
+FIGURES = {GEM: "6a", PLAIN: "6b"}
+WORKERS = (5, 10, 20)
+PAPER = {
+    "train_loss": {
+        GEM: {n: at_end("6a", n) for n in WORKERS},
+        PROXY: {1: at_end("6a", "proxy")},
+        PLAIN: {5: at_end("6b", 5), 20: at_end("6b", 20)},
+    }
+}
 
 
 def _runs(make, workers, seeds, rate: float) -> list[Run]:
@@ -40,87 +49,72 @@ def _runs(make, workers, seeds, rate: float) -> list[Run]:
 
 def judge(measured) -> list[Statement]:
     points = measured.points(GEM)
-    gem, plain = ([measured.mean("train_loss", series, n) for n in points] for series in METHODS)
-    proxy = measured.mean("train_loss", PROXY, 1)
-    statements = [
+    ours = {series: measured.values("train_loss", series) for series in (GEM, PROXY, PLAIN)}
+    gem, (proxy,), plain = ([statistics.fmean(values) for values in ours[series]] for series in (GEM, PROXY, PLAIN))
+    trains = all(loss < 0.5 * proxy < math.inf for loss in gem)
+    behind = all(a > 1.2 * b for a, b in zip(plain, gem, strict=True)) and plain[-1] >= 10 * gem[-1]
+    texts = (
+        f"GEM's final training loss at twice the rate, {numbers(points, 'g')} workers",
+        "its proxy's, momentum SGD with one worker",
+        f"DOWNPOUR's, {numbers(points, 'g')} workers",
+    )
+    if not measured.full:
+        better = all(loss <= 1.25 * proxy < math.inf for loss in gem)
+        return [
+            Statement(f"{texts[0]}: no worse than its proxy's", better, f"{numbers(gem)}; proxy {numbers([proxy])}"),
+            Statement(f"{texts[2]}: ten times GEM's at the end", plain[-1] >= 10 * gem[-1] < math.inf, numbers(plain)),
+        ]
+    paper = PAPER["train_loss"]
+    return [
+        compare(texts[0], ours[GEM], [*paper[GEM].values()], direction=trains),
+        compare(texts[1], ours[PROXY], [paper[PROXY][1]], direction=trains),
         Statement(
-            "GEM is never worse than its proxy, one worker with momentum SGD, by more than a quarter",
-            all(loss <= 1.25 * proxy < math.inf for loss in gem),
-            f"{words(gem)}; proxy {proxy:.3g}",
-            "≈ 0.05 to 0.1" if measured.full else "",
-        ),
-        Statement(
-            "GEM is near its proxy: within a factor of two",
-            all(proxy / 2 <= loss <= 2 * proxy < math.inf for loss in gem),
-            f"{words(gem)}; proxy {proxy:.3g}",
-            "≈ 0.05 to 0.1, both" if measured.full else "",
-        ),
-        Statement(
-            "DOWNPOUR fails with the most workers: at least ten times GEM's loss",
-            plain[-1] >= 10 * gem[-1] < math.inf,
-            words(plain),
-            "≈ 0.1 at 5, slow at 10, fails at 20" if measured.full else "",
+            texts[2],
+            behind,
+            numbers(plain),
+            f"{paper[PLAIN][5]:.3g} / leaves the plot / {paper[PLAIN][20]:.3g}",
+            f"ratio {plain[0] / paper[PLAIN][5]:.2f} / – / {plain[-1] / paper[PLAIN][20]:.2f}",
         ),
     ]
-    if measured.full:
-        statements.append(
-            Statement(
-                "GEM's final loss is between 0.03 and 0.12 everywhere, near what is read off the figure",
-                all(0.03 <= loss <= 0.12 for loss in gem),
-                words(gem),
-                "≈ 0.05 to 0.1",
-            )
-        )
-        statements.append(
-            Statement(
-                "DOWNPOUR ends within a factor of two of 0.1 with 5 workers, and at least 1.5 times higher with 10",
-                0.05 <= plain[0] <= 0.2 and 1.5 * plain[0] <= plain[1] < math.inf,
-                words(plain[:2]),
-                "≈ 0.1 at 5, slow at 10",
-            )
-        )
-    return statements
 
 
 def draw(figure, measured) -> None:
+    from gemjax.telemetry.style import label_ends
     from train.claims import plots as claim_plots
 
-    left, right = figure.subplots(1, 2)
-    points = measured.points(GEM)
-    claim_plots.lines(left, measured, "train_loss", PAPER["train_loss"], series=(GEM, PLAIN))
-    if measured.full:
-        left.axhspan(*BAND, color="C0", alpha=0.15, lw=0, label="GEM, paper")
-    left.axhline(measured.mean("train_loss", PROXY, 1), color="0.3", ls=":", label=PROXY)
-    claim_plots.points_axis(left, points, "workers")
-    left.margins(y=0.3)  # Room for the legend.
-    claim_plots.log_axis(left)
-    left.legend(frameon=False, fontsize="small", loc="upper left")
-    for column, series in enumerate(METHODS):
-        for index, workers in enumerate(points):
-            claim_plots.curve(
-                right,
-                measured,
-                series,
-                workers,
-                label=f"{series}, {workers:g}",
-                color=f"C{column}",
-                ls=("-", "--", ":")[index % 3],
-            )
-    right.margins(y=0.3)
-    claim_plots.log_axis(right)
-    right.legend(frameon=False, fontsize="small", ncols=2, loc="lower left")
+    words = [statement.verdict for statement in judge(measured)]
+    columns = figure.subplots(1, 3 if measured.full else 2, sharey=True)
+    styles = claim_plots.looks(measured)
+    shown = dict(zip(columns, (GEM, PROXY, PLAIN) if measured.full else (GEM, PLAIN), strict=True))
+    for (axes, series), verdict in zip(shown.items(), words, strict=True):
+        points = measured.points(series)
+        for workers, shade in zip(points, claim_plots.shades(styles[series]["color"], len(points)), strict=True):
+            if measured.full:
+                axes.plot(
+                    *curve(FIGURES.get(series, "6a"), workers if series != PROXY else "proxy"), **claim_plots.PAPER
+                )
+            label = f"{workers:g} worker{'s' * (workers > 1)}"
+            claim_plots.curve(axes, measured, series, workers, label=label, color=shade)
+        axes.set_title(f"{series.split(',')[0]}\n{verdict}")
+    for axes in columns[1:]:
+        axes.set_ylabel("")
+    columns[0].set_ylim(0.025, 10)
+    claim_plots.log_axis(columns[0])
+    for axes in columns:
+        label_ends(axes)
 
 
 CLAIM = Claim(
     name="gem_figure_6",
-    title="GEM forgives a learning rate that is twice too large",
-    source="Hermans & Louppe, 2018, figure 6",
+    title="GEM tolerates a learning rate that is twice too large",
+    source="GEM, figure 6",
     runs={
-        "full": _runs(mnist, (5, 10, 20), (0, 1, 2), 0.1),
+        "full": _runs(mnist, WORKERS, (0, 1, 2), 0.1),
         "small": _runs(digits, (4, 16, 32), (0,), 0.05),
     },
     judge=judge,
     draw=draw,
     paper=PAPER,
+    read_off=False,
     minutes={"full": 20, "small": 2},
 )

@@ -1,25 +1,62 @@
-"""What the claims of GEM's paper have in common: its MNIST experiment, and a stand-in on digits."""
+"""Settings and published curves of the claims of GEM's paper: its MNIST experiment and a small version on digits."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from train.claims.claim import Scatter, numbers
 from train.config.config import Config, Method
 
 MNIST = Config(dataset="mnist", engine="simulate", epochs=1.0, batch_size=64, learning_rate=0.05)
 DIGITS = Config(dataset="digits", engine="simulate", epochs=5.0, batch_size=32, learning_rate=0.1)
+words = numbers
+CURVES = Path(__file__).with_name("gem_curves.json")
+SCATTER = Scatter(0.0945, 8)
+"""Scatter of GEM's final training loss over the three seeds at each of four numbers of workers (figure 1's runs), for claims
+with one seed."""
 
 
 def mnist(method: Method, workers: int, **changes: Any) -> Config:
-    """The paper's MNIST experiment: batches of 64 rows, η = 0.05, μ = 0.9, one epoch of data (937 commits) a worker."""
+    """Return the paper's MNIST experiment: batches of 64 rows, η = 0.05, μ = 0.9, one epoch (937 commits) per worker."""
     return dataclasses.replace(MNIST, method=method, workers=workers, **changes)
 
 
 def digits(method: Method, workers: int, **changes: Any) -> Config:
-    """The small scale: digits, five epochs of 44 batches a worker, at a rate at which staleness hurts."""
+    """Return the small scale: digits, five epochs of 44 batches per worker, at a rate at which staleness hurts."""
     return dataclasses.replace(DIGITS, method=method, workers=workers, **changes)
 
 
-def words(values: Sequence[float], form: str = ".3g") -> str:
-    """Numbers in one line, as tables of papers have them."""
-    return " / ".join(f"{value:{form}}" for value in values)
+def curve(figure: str, name: float | str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a published curve as horizontal and vertical values.
+
+    Args:
+      figure: its number, such as "1a".
+      name: a number of workers, κ, or the name of a method.
+    """
+    found = _curves()[figure][name if isinstance(name, str) else f"{name:g}"]
+    return np.array(found["x"]), np.array(found["y"])
+
+
+def at_end(figure: str, name: float | str, steps: float = 100.0) -> float:
+    """Return the mean of a published curve over its last `steps` worker steps; infinite if the curve ends before them.
+
+    >>> round(at_end("6a", 5), 3)
+    0.066
+    """
+    return between(figure, name, 937.0 - steps, np.inf)
+
+
+def between(figure: str, name: float | str, begin: float, end: float) -> float:
+    """Return the mean of a published curve between two worker steps; infinite if the curve has no point there."""
+    x, y = curve(figure, name)
+    inside = (begin <= x) & (x <= end)
+    return float(y[inside].mean()) if inside.any() else np.inf
+
+
+@functools.cache
+def _curves() -> dict[str, Any]:
+    return json.loads(CURVES.read_text(encoding="utf-8"))["curves"]

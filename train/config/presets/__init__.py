@@ -1,5 +1,4 @@
-"""One configuration a file: a module with a docstring that says what it trains, at what cost, and with `CONFIG`, a run to start
-from (`python -m train NAME`)."""
+"""The configurations that `python -m train NAME` starts from, one per file: a `CONFIG` and a docstring with claim and cost."""
 
 from train.config.config import Config
 from train.config.presets import digits, mnist
@@ -10,10 +9,10 @@ NAMES = tuple(_MODULES)
 
 
 def load(name: str, *, swept: bool = False) -> Config:
-    """The configuration called `name`, or what a sweep of it starts from.
+    """Return the configuration called `name`, or the one that a sweep of it starts from.
 
     Raises:
-      ValueError: if there is none; the message names those there are.
+      ValueError: if there is none, with the possible names.
     """
     if name not in _MODULES:
         raise ValueError(f"there is no configuration {name!r}; choose {one_of(name, NAMES)}")

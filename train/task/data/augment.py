@@ -1,4 +1,4 @@
-"""Random crops and mirror images of a batch: what the papers train with on CIFAR."""
+"""Random crops and mirror images of a batch, as in the papers on CIFAR."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import jax.numpy as jnp
 
 
 def augment(images: jax.Array, key: jax.Array, *, pad: int = 4, flip: bool = True) -> jax.Array:
-    """Every image shifted by up to `pad` pixels each way and, half of them, mirrored left to right.
+    """Return every image shifted by up to `pad` pixels in each direction, and half of them mirrored left to right.
 
     That is a random crop of the image with `pad` zeros around it (He et al., 2015, section 4.2).
-    Zeros are the mean in normalised images, as in that paper, and black in raw ones, as where a
-    program crops before it normalises.
+    Zeros are the mean in normalised images, as in that paper, and black in raw ones, as in programs that crop before they
+    normalise.
 
-    Pixels are chosen by products with matrices that have one 1 a row, one product for the rows and
-    one for the columns: in a compiled loop on a CPU that is as fast as two gathers of rows and columns
-    in single precision, 1.5 times as fast for bytes, and 5 to 15 times as fast as cutting each image
-    out with `lax.dynamic_slice` under `vmap`.
+    Pixels are chosen by products with matrices that have one 1 per row: one product for the rows of images and one for
+    their columns. In a compiled loop on a CPU that is as fast as two gathers in single precision, 1.5 times as fast for
+    bytes, and 5 to 15 times as fast as `lax.dynamic_slice` under `vmap`.
 
     Args:
       images: [B, H, W, C], finite; floating point, or integers below 2**24.
-      key: decides shifts and mirrors; the same key always gives the same ones.
-      pad: the farthest shift, in 0 … min(H, W).
-      flip: whether to mirror half of the images.
+      key: decides shifts and mirrors; the same key gives the same ones.
+      pad: largest shift, in 0 … min(H, W).
+      flip: True to mirror half of the images.
 
     Returns:
-      As `images`.
+      Images of the same shape and type.
 
     Raises:
       ValueError: if `pad` is out of range.
@@ -54,11 +53,10 @@ def augment(images: jax.Array, key: jax.Array, *, pad: int = 4, flip: bool = Tru
 
 
 def _one_hot(chosen: jax.Array, size: int, dtype: jnp.dtype) -> jax.Array:
-    """[B, n, size] with a 1 where `chosen` [B, n] says; a row of zeros where that is outside."""
+    """Return [B, n, size] with a 1 at each index of `chosen` [B, n]; a row of zeros for an index outside."""
     return (chosen[:, :, None] == jnp.arange(size)[None, None]).astype(dtype)
 
 
 def _product(subscripts: str, selection: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.einsum(
-        subscripts, selection, values, precision="highest"
-    )  # Otherwise accelerators would round the pixels.
+    # In lower precision accelerators would round the pixels.
+    return jnp.einsum(subscripts, selection, values, precision="highest")

@@ -1,19 +1,15 @@
 """The names of data sets on the command line."""
 
-from train.common.errors import DataError, UsageError
-from train.config.config import DATASETS
+from train.config.datasets import DATASETS
 
 
 def check_dataset(name: str, data_dir: str | None) -> None:
-    """Raises, with what is possible, unless there is a data set `name`; imports TFDS only for a name that is not built in.
+    """Check that there is a data set `name`; TFDS is imported only for a name outside the project's table.
 
     Raises:
-      UsageError: if there is none.
+      DataError: if not, with the names that there are.
     """
     if name not in DATASETS:
         from train.task.data import load
 
-        try:
-            load.check_name(name, data_dir=data_dir)
-        except DataError as error:
-            raise UsageError(str(error)) from None
+        load.check_name(name, data_dir)

@@ -1,9 +1,9 @@
 """Networks for images and for text.
 
-They are Flax Linen modules: Linen's `init` and `apply` are pure functions over a pytree of parameters, which is what
-the library's engines take. Networks for images expect them floating point and normalised, [B, H, W, C]; that for
-text expects tokens, int [B, L]. The type of their numbers follows that of parameters and images. What a network
-keeps besides parameters (statistics of batch normalisation) is its model state, `()` where there is none.
+They are Flax Linen modules: Linen's `init` and `apply` are pure functions of a pytree of parameters, as the library's engines
+need. Networks for images take normalised floating-point images [B, H, W, C], the network for text takes tokens, int [B, L]. The
+type of their numbers follows that of parameters and images. The model state holds statistics of batch normalisation; it is `()`
+if there are none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from flax import linen as nn
 from train.config.networks import NETWORKS, own
 from train.task.models.alexnet import AlexNet
 from train.task.models.cnn7 import CNN7
-from train.task.models.digits_cnn import DigitsCNN
 from train.task.models.gem_cnn import GemCNN
 from train.task.models.resnet import CifarResNet, ResNet50
+from train.task.models.small_cnns import BatchNormCNN, DigitsCNN, PooledCNN
 from train.task.models.transformer import Transformer
 from train.task.models.vgg import VGG16
 from train.task.models.wide_resnet import WideResNet
@@ -28,9 +28,11 @@ __all__ = [
     "CNN7",
     "VGG16",
     "AlexNet",
+    "BatchNormCNN",
     "CifarResNet",
     "DigitsCNN",
     "GemCNN",
+    "PooledCNN",
     "ResNet50",
     "Transformer",
     "WideResNet",
@@ -43,13 +45,13 @@ PyTree = Any
 
 
 def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> tuple[PyTree, PyTree]:
-    """Initial parameters and initial model state of `model`.
+    """Return the initial parameters and the initial model state of `model`.
 
     Args:
       model: a network.
       key: decides the parameters.
-      shape: of one of its inputs: [H, W, C] for images, [L] for tokens.
-      dtype: of its inputs; an integer type for tokens.
+      shape: shape of one input: [H, W, C] for images, [L] for tokens.
+      dtype: type of its inputs; an integer type for tokens.
 
     >>> params, model_state = init(CifarResNet(depth=8), jax.random.key(0), (8, 8, 3))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params)), list(model_state)
@@ -62,7 +64,7 @@ def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = 
 
 
 def init_params(model: nn.Module, key: jax.Array, shape: tuple[int, ...]) -> PyTree:
-    """Initial parameters of a network for images of shape [H, W, C]."""
+    """Return the initial parameters of a network for images of shape [H, W, C]."""
     return init(model, key, shape)[0]
 
 
@@ -75,7 +77,7 @@ def build(
     depth: int | None = None,
     dropout: float = 0.5,
 ) -> Any:
-    """The Flax module called `model` for rows of `shape`; what it does not have is left out.
+    """Return the Flax module of the network `model` for rows of `shape`; options that it does not have are ignored.
 
     `classes` is the number of classes of images, or of different tokens.
     """

@@ -8,7 +8,7 @@ from flax import linen as nn
 from train.task.models.layers import Conv, dense, widened
 
 SIDE = 28
-"""Pixels a side of the images that the network looks at."""
+"""Height and width of the part of an image that the network takes, in pixels."""
 
 
 class CNN7(nn.Module):
@@ -17,7 +17,7 @@ class CNN7(nn.Module):
     In their notation (3,28) C(64,24) P(64,12) C(128,8) P(128,4) C(64,2) D(256,1) S(10): convolutions 5x5, 5x5 and
     3x3 without padding, two max-poolings 2x2, a dense layer of 256, dropout of rate 0.5 and a softmax. Of images
     larger than 28x28 it sees the middle: behind a random shift by up to 2 pixels (`augment(pad=2)`) that is the
-    paper's random crop out of 32x32, in evaluation its centre crop. A ReLU stands behind the dense layer, too. Needs
+    paper's random crop out of 32x32, in evaluation its centre crop. A ReLU follows the dense layer, too. Needs
     an rng named `"dropout"` where `train` is true.
 
     Args:

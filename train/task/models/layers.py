@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +16,20 @@ from train.task.models.ops.correlation import correlate
 from train.task.models.ops.layout import Layout, per_channel, standardise
 
 DRAWN_AT_ONCE = 2**16
+MOST_CALLS = 2**10  # Of one layer; more would take minutes to trace, even for their shapes.
 
 
 def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """N(0, 2/fan-in), which keeps the variance of activations in front of rectified units (He et al. 2015).
+    """Return draws of N(0, 2/fan-in), which keeps the variance of activations before rectified units (He et al. 2015).
 
     The numbers are drawn by one program for all shapes: XLA:CPU takes more than a second to compile each.
     """
     size, fan_in = math.prod(shape), math.prod(shape[:-1])
-    drawn = jnp.concatenate([_normal(key, part) for part in range(-(-size // DRAWN_AT_ONCE))])
+    parts = -(-size // DRAWN_AT_ONCE)
+    if parts <= MOST_CALLS:
+        drawn = jnp.concatenate([_normal(key, part) for part in range(parts)])
+    else:
+        drawn = jax.lax.map(functools.partial(_normal, key), jnp.arange(parts)).ravel()
     return ((2 / fan_in) ** 0.5 * drawn[:size]).reshape(shape).astype(dtype)
 
 
@@ -33,7 +39,7 @@ def _normal(key: jax.Array, part: int) -> jax.Array:
 
 
 def fan_in_uniform(fan_in: int) -> Callable[..., jax.Array]:
-    """U(-b, b), b = 1/sqrt(fan_in): PyTorch's default for weights and biases alike."""
+    """Return an initialiser U(-b, b), b = 1/sqrt(fan_in), PyTorch's default for weights and biases."""
     bound = fan_in**-0.5
 
     def initialise(key, shape, dtype=jnp.float32):
@@ -43,13 +49,13 @@ def fan_in_uniform(fan_in: int) -> Callable[..., jax.Array]:
 
 
 def dense(inputs: jax.Array, features: int) -> jax.Array:
-    """A dense layer with PyTorch's default initial values, for use inside a compact method."""
+    """Apply a dense layer with PyTorch's default initial values, inside a compact method."""
     initialise = fan_in_uniform(inputs.shape[-1])
     return nn.Dense(features, kernel_init=initialise, bias_init=initialise)(inputs)
 
 
 class Conv(nn.Module):
-    """A valid square convolution of images [B, H, W, C] with bias, max-pooled 2x2 where `pool` is set.
+    """A valid square convolution of images [B, H, W, C] with bias, max-pooled 2x2 if `pool` is set.
 
     For shallow networks: with pooling it is faster than :class:`Convolution`. `implementation` is `"matmul"`, `"lax"`,
     or `None` to choose by platform; the parameters are the same. See `train.task.models.ops.convolution`.
@@ -70,7 +76,7 @@ class Conv(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A square convolution, padded so that it keeps the size of images at stride 1 unless `padding` says otherwise."""
+    """A square convolution, padded so that it keeps the size of images at stride 1 unless `padding` is given."""
 
     features: int
     size: int
@@ -126,5 +132,5 @@ class BatchNorm(nn.Module):
 
 
 def widened(channels: int, width: float) -> int:
-    """So many channels at `width` times the usual ones, at least one."""
+    """Return `width` times a number of channels, at least one."""
     return max(1, round(channels * width))

@@ -11,7 +11,7 @@ from train.task.models.ops.layout import Layout, arrange, max_pool, pixel_means
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions 3x3 around which the images go unchanged, or every second pixel of them with empty channels."""
+    """Two convolutions 3x3, with the images, or every second pixel of them and empty channels, added to the result."""
 
     features: int
     stride: int
@@ -26,7 +26,7 @@ class BasicBlock(nn.Module):
 
 
 def _shortcut(images: jax.Array, features: int, stride: int, layout: Layout) -> jax.Array:
-    """Option A of He et al.: no parameters; new channels are zero, as many before the old ones as behind."""
+    """Return the shortcut of He et al., option A, without parameters: new channels are zero, half of them in front."""
     missing = features - images.shape[layout.value]
     widths = [(0, 0)] * 4
     widths[layout.value] = (missing // 2, missing - missing // 2)

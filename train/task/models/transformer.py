@@ -10,7 +10,7 @@ init = nn.initializers.normal(0.02)
 
 
 def rotate(vectors: jax.Array) -> jax.Array:
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864): [B, L, heads, d], each half pair turned by its position.
+    """Apply rotary positions (Su et al. 2021, arXiv:2104.09864): [B, L, heads, d], each half pair turned by its position.
 
     The scalar product of two rotated vectors depends on how far apart they are, not on where.
     """
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A pre-norm transformer (Vaswani et al. 2017; Radford et al. 2019): 1,246,848 parameters as it stands.
+    """A pre-norm transformer (Vaswani et al. 2017; Radford et al. 2019): 1,246,848 parameters with its defaults.
 
     An embedding, `depth` blocks of attention and a GELU layer of four times the units, a dense layer to the vocabulary;
     12 * depth * units**2 parameters and few more. Layers are normalised at their entrance, which lets the network
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
-        """Logits [B, L, vocabulary] of the token behind each of `tokens`, int [B, L]."""
+        """Return logits [B, L, vocabulary] of the token after each of `tokens`, int [B, L]."""
         del train  # The same network in training and in evaluation.
         heads = max(1, round(128 * self.width / self.units_a_head))
         units = heads * self.units_a_head

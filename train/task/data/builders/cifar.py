@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from train.common.errors import DataError
-from train.task.data.builders import originals
-from train.task.data.builders.images import LabelledImages
+from train.task.data.builders.base import Builder
 
 PIXELS = 3 * 32 * 32
 
 
-class Cifar10(LabelledImages, skip_registration=True):
+class Cifar10(Builder, skip_registration=True):
     """CIFAR-10: 50,000 + 10,000 colour photographs of 32x32 pixels in 10 classes (Krizhevsky, 2009).
 
-    Of the three forms of the original archive this is the binary one: the Python one consists of
-    pickles, which can run code when they are read. Its size and SHA-256 are those that TFDS
-    registers; its files are read in place, nothing of it is unpacked to the disk.
+    This is the binary one of the three forms of the original archive; the Python one consists of pickles, which can run code
+    when they are read. Size and SHA-256 are those that TFDS registers. The files are read from the archive without
+    unpacking it to the disk.
     """
 
     name = "gemjax_cifar10"
     title = "CIFAR-10"
-    shape = (32, 32, 3)
     homepage = "https://www.cs.toronto.edu/~kriz/"
     archive = "cifar-10-binary.tar.gz"
     size = 170_052_171
@@ -38,20 +36,17 @@ class Cifar10(LabelledImages, skip_registration=True):
         "test": ("test_batch.bin",),
     }
     labels = 1
-    num_classes = 10
-    MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the original binary archive into the folder."
 
     @classmethod
-    def check_sources(cls, manual_dir: str | None) -> None:
-        mend = (
+    def originals(cls) -> tuple[Iterable[str], str]:
+        return [cls.archive], (
             f"Download {cls.archive} from {cls.homepage} into a folder, as it is, and name that folder as manual_dir "
             "(the archive with -python in its name will not do: it holds pickles)."
         )
-        folder = originals.find(cls.title, [cls.archive], manual_dir, mend)
-        try:
-            originals.check(cls.title, folder / cls.archive, cls.size, cls.sha256)
-        except ValueError as error:
-            raise DataError(f"{error}. {mend}") from None
+
+    @classmethod
+    def check(cls, folder: Path) -> None:
+        cls.check_file(folder / cls.archive, cls.size, cls.sha256)
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         splits = self.read(Path(dl_manager.manual_dir) / self.archive)
@@ -59,10 +54,10 @@ class Cifar10(LabelledImages, skip_registration=True):
 
     @classmethod
     def read(cls, archive: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Images uint8 [n, 32, 32, 3] and labels uint8 [n] of "train" and "test".
+        """Return images uint8 [n, 32, 32, 3] and labels uint8 [n] of "train" and "test".
 
         Raises:
-          DataError: if `archive` is not whole, lacks a file, or a file of it is not of this form.
+          DataError: if `archive` is incomplete, lacks a file, or has a file of another form.
         """
         try:
             with tarfile.open(archive, "r:gz") as tar:
@@ -89,17 +84,16 @@ class Cifar10(LabelledImages, skip_registration=True):
         if values.size == 0 or values.size % (cls.labels + PIXELS):
             raise ValueError(f"{file} has {values.size} bytes, no multiple of {cls.labels + PIXELS}, one record")
         records = values.reshape(-1, cls.labels + PIXELS)
-        labels = records[:, cls.labels - 1]  # The last one is the finest.
-        if labels.max() >= cls.num_classes:
-            raise ValueError(f"{file} has a label {labels.max()}, but there are {cls.num_classes} classes")
+        labels = records[:, cls.labels - 1]  # The last label is the finest.
+        if labels.max() >= cls.facts().classes:
+            raise ValueError(f"{file} has a label {labels.max()}, but there are {cls.facts().classes} classes")
         return records[:, cls.labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
 class Cifar100(Cifar10, skip_registration=True):
     """CIFAR-100: 50,000 + 10,000 colour photographs of 32x32 pixels in 100 classes (Krizhevsky, 2009).
 
-    The labels are the fine ones; the 20 coarse classes are left out. From the binary archive, as
-    CIFAR-10.
+    The labels are the fine ones, without the 20 coarse classes. From the binary archive, as CIFAR-10.
     """
 
     name = "gemjax_cifar100"
@@ -110,4 +104,3 @@ class Cifar100(Cifar10, skip_registration=True):
     folder = "cifar-100-binary"
     files: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train.bin",), "test": ("test.bin",)}
     labels = 2
-    num_classes = 100

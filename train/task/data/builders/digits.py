@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from train.task.data.builders.images import LabelledImages
+from train.task.data.builders.base import Builder
 
 TEST_EVERY = 5
 """Every fifth image of a class is a test image."""
 
 
-class Digits(LabelledImages, skip_registration=True):
+class Digits(Builder, skip_registration=True):
     """1,797 real handwritten digits of 8x8 pixels, values 0 to 16; 1,437 train, 360 test.
 
     The images come with scikit-learn (`sklearn.datasets.load_digits`). They are the test part of
@@ -26,12 +26,7 @@ class Digits(LabelledImages, skip_registration=True):
 
     name = "gemjax_digits"
     title = "Digits"
-    shape = (8, 8, 1)
     homepage = "https://archive.ics.uci.edu/dataset/80"
-
-    @classmethod
-    def check_sources(cls, manual_dir: str | None) -> None:
-        """Nothing to check: the images are installed with scikit-learn."""
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         images, labels = read_digits()
@@ -43,15 +38,15 @@ class Digits(LabelledImages, skip_registration=True):
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's digits in its order: images uint8 [1797, 8, 8, 1], labels int64 [1797]."""
-    from sklearn.datasets import load_digits  # here: a prepared copy is read without scikit-learn
+    """Return scikit-learn's digits in its order: images uint8 [1797, 8, 8, 1], labels int64 [1797]."""
+    from sklearn.datasets import load_digits  # Needed for preparing only.
 
     bunch: Any = load_digits()
     return bunch.images.astype(np.uint8)[..., None], bunch.target.astype(np.int64)
 
 
 def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The indices of the training and of the test images, each in a fixed random order."""
+    """Return the indices of the training and of the test images, each in a fixed random order."""
     shuffled = np.random.RandomState(0).permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     is_test = np.zeros(len(labels), bool)

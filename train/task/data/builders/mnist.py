@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from train.common.errors import DataError
-from train.task.data.builders import originals
-from train.task.data.builders.images import LabelledImages
+from train.task.data.builders.base import Builder
 
 IMAGES_MAGIC = 2051
 LABELS_MAGIC = 2049
 
 
-class Mnist(LabelledImages, skip_registration=True):
+class Mnist(Builder, skip_registration=True):
     """MNIST: 60,000 + 10,000 handwritten digits, 28x28 pixels (LeCun, Cortes, Burges).
 
-    TFDS's own builder needs TensorFlow and downloads the files; this one reads the same four files
-    from a folder that the user names (`manual_dir`), and takes only the files whose SHA-256 TFDS
-    registers.
+    TFDS's own builder needs TensorFlow and downloads the files. This one reads the same four files from a folder that the user
+    names (`manual_dir`), if they have the SHA-256 that TFDS registers.
     """
 
     name = "gemjax_mnist"
     title = "MNIST"
-    shape = (28, 28, 1)
     homepage = "https://storage.googleapis.com/cvdf-datasets/mnist/"
     sha256: ClassVar[dict[str, str]] = {
         "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -36,21 +32,18 @@ class Mnist(LabelledImages, skip_registration=True):
         "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
         "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }
-    MANUAL_DOWNLOAD_INSTRUCTIONS = "Put the four original .gz files into one folder."
 
     @classmethod
-    def check_sources(cls, manual_dir: str | None) -> None:
-        mend = (
-            f"Download {', '.join(cls.sha256)} from {cls.homepage} into one folder and name that folder as manual_dir."
-        )
-        folder = originals.find(cls.title, cls.sha256, manual_dir, mend)
-        try:
-            for part in ("train", "t10k"):
-                read_part(folder, part)
-            for file, digest in cls.sha256.items():
-                originals.check(cls.title, folder / file, None, digest)
-        except ValueError as error:
-            raise DataError(f"{error}. {mend}") from None
+    def originals(cls) -> tuple[Iterable[str], str]:
+        files = ", ".join(cls.sha256)
+        return cls.sha256, f"Download {files} from {cls.homepage} into one folder and name that folder as manual_dir."
+
+    @classmethod
+    def check(cls, folder: Path) -> None:
+        for part in ("train", "t10k"):
+            read_part(folder, part)
+        for file, digest in cls.sha256.items():
+            cls.check_file(folder / file, None, digest)
 
     def _split_generators(self, dl_manager) -> dict[str, Iterator]:
         folder = Path(dl_manager.manual_dir)
@@ -75,7 +68,7 @@ class FashionMnist(Mnist, skip_registration=True):
 
 
 def read_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 28, 28, 1] and labels uint8 [n] of one part, `"train"` or `"t10k"`."""
+    """Return images uint8 [n, 28, 28, 1] and labels uint8 [n] of one part, `"train"` or `"t10k"`."""
     images_file = folder / f"{part}-images-idx3-ubyte.gz"
     labels_file = folder / f"{part}-labels-idx1-ubyte.gz"
     images, labels = read_idx(images_file, IMAGES_MAGIC), read_idx(labels_file, LABELS_MAGIC)
@@ -89,7 +82,7 @@ def read_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_idx(file: Path, magic: int) -> np.ndarray:
-    """The array of unsigned bytes in a gzipped idx file.
+    """Return the array of unsigned bytes in a gzipped idx file.
 
     The format: a big-endian magic number (2049 for one axis, 2051 for three), the length of each
     axis, the bytes.

@@ -1,4 +1,4 @@
-"""A valid convolution, with or without 2x2 max-pooling behind it, in three implementations.
+"""A valid convolution, with or without 2x2 max-pooling after it, in three implementations.
 
 `"lax"` is `jax.lax.conv_general_dilated`, which accelerators run best. `"matmul"` is for CPUs,
 where XLA's own convolution is many times slower inside `lax.scan` and `lax.fori_loop`. `"patches"` is
@@ -36,7 +36,7 @@ IMPLEMENTATIONS = ("matmul", "patches", "lax")
 
 
 def default_implementation() -> str:
-    """`"matmul"` where JAX's default backend is the CPU, `"lax"` elsewhere."""
+    """Return `"matmul"` if JAX's default backend is the CPU, otherwise `"lax"`."""
     return "matmul" if jax.default_backend() == "cpu" else "lax"
 
 
@@ -48,7 +48,7 @@ def convolve(
     pool: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Convolve `images` [B, H, W, C] with `kernel` [k, k, C, O], max-pool 2x2 where asked.
+    """Convolve `images` [B, H, W, C] with `kernel` [k, k, C, O], and max-pool 2x2 if `pool` is set.
 
     `bias` [O] is added. Nothing is padded; pooling drops an odd last row or column.
     `implementation` is one of `IMPLEMENTATIONS`, or `None` for `default_implementation()`; `"matmul"`
@@ -102,7 +102,7 @@ def _convolve_matmul(images, kernel, bias, pool):
 
 
 def _slices(window, stride, height, width):
-    """The index of each shifted slice of an array [C, H, W, B], row by row of a kernel."""
+    """Yield the index of each shifted slice of an array [C, H, W, B], row by row of a kernel."""
     for row in range(window):
         for column in range(window):
             yield (
@@ -114,7 +114,7 @@ def _slices(window, stride, height, width):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _patches(images, window, stride, height, width):
-    """The values under a window at each place, [window * window * C, height * width * B]."""
+    """Return the values under a window at each place, [window * window * C, height * width * B]."""
     parts = [images[index] for index in _slices(window, stride, height, width)]
     return jnp.concatenate(parts).reshape(window * window * images.shape[0], -1)
 
@@ -136,7 +136,7 @@ _patches.defvjp(_patches_forward, _patches_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def largest(values: jax.Array, count: int) -> jax.Array:
-    """The maximum over the leading axis, of `count` entries; its gradient goes to the first largest one."""
+    """Return the maximum over the leading axis, of `count` entries; its gradient goes to the first largest one."""
     del count
     return values.max(0)
 

@@ -22,11 +22,11 @@ from jax import lax
 from train.task.models.ops.layout import Layout
 
 CACHE = 2**21
-"""Bytes that the values under the windows of some rows should take at most."""
+"""Most bytes of the values under the windows of the rows in one product."""
 
 
 def correlate(images: jax.Array, kernel: jax.Array, layout: Layout, stride: int = 1, padding: int = 0) -> jax.Array:
-    """The convolution of `images` in `layout` with `kernel` [k, k, C, O].
+    """Return the convolution of `images` in `layout` with `kernel` [k, k, C, O].
 
     `padding` pixels of zeros are put on every side first, as PyTorch counts them: k // 2 keeps the size
     at stride 1. Batch last, it can be differentiated in reverse mode only.
@@ -57,13 +57,13 @@ def _pad(images, padding):
 
 
 def _rows_of(kernel):
-    """A kernel [k, k, C, O] as a matrix [O, k * k * C]; laid out like that, XLA:CPU multiplies by it faster."""
+    """Return a kernel [k, k, C, O] as a matrix [O, k * k * C]; XLA:CPU multiplies faster by this layout."""
     return kernel.transpose(3, 0, 1, 2).reshape(kernel.shape[3], -1)
 
 
 @jax.custom_vjp
 def _correlate_same(images, kernel):
-    """A convolution, batch last, of an odd kernel that keeps the size of `images`."""
+    """Return the convolution, batch last, with an odd kernel that keeps the size of `images`."""
     rows = _rows_at_once(images, kernel.shape[0])
     columns, weights = _columns(images, kernel.shape[0], rows), _rows_of(kernel)
     out = jnp.zeros((kernel.shape[3], *images.shape[1:]), images.dtype)
@@ -97,14 +97,14 @@ _correlate_same.defvjp(_correlate_same_forward, _correlate_same_backward)
 
 
 def _rows_at_once(images, size):
-    """So many rows of `images` [C, H, W, B] that what lies under their windows fits into the cache, at least one."""
+    """Return the number of rows of `images` [C, H, W, B], at least one, whose values under windows fit into the cache."""
     channels, height, width, batch = images.shape
     fitting = CACHE // (size * size * channels * width * batch * images.dtype.itemsize)
     return max(rows for rows in range(1, height + 1) if height % rows == 0 and rows <= max(1, fitting))
 
 
 def _columns(images, size, rows):
-    """A function of i: the values under the windows of the i-th block of rows, [size * size * C, rows * W * B]."""
+    """Return a function of i: the values under the windows of the i-th block of rows, [size * size * C, rows * W * B]."""
     padded, width = _pad(images, size // 2), images.shape[2]
 
     def columns(i):
@@ -116,5 +116,5 @@ def _columns(images, size, rows):
 
 
 def _put(images, block, i, rows):
-    """`images` with the i-th block of rows replaced."""
+    """Return `images` with the i-th block of rows replaced."""
     return lax.dynamic_update_slice_in_dim(images, block.reshape(images.shape[0], rows, *images.shape[2:]), i * rows, 1)

@@ -1,8 +1,8 @@
-"""How images lie in memory inside deep networks, and what depends on it.
+"""The memory layout of images inside deep networks, and the operations that depend on it.
 
 Accelerators run convolutions best on images [B, H, W, C]; CPUs are fastest on [C, H, W, B], where the values
-under a window are a stack of contiguous slices (see `train.task.models.ops.convolution`). A deep network takes its images into
-one layout at its entrance and stays there, so that nothing is transposed between its layers. Rows and columns
+under a window are a stack of contiguous slices (see `train.task.models.ops.convolution`). A deep network converts
+its images once, at its input, so that nothing is transposed between its layers. Rows and columns
 are axes 1 and 2 in both. All functions here give the same values and gradients in both up to rounding.
 """
 
@@ -26,36 +26,36 @@ class Layout(enum.Enum):
 
     @classmethod
     def of(cls, implementation: str | None = None) -> Layout:
-        """The layout of `"lax"` or `"matmul"`; of `None` that of JAX's default backend."""
+        """Return the layout for `"lax"` or `"matmul"`; for `None` that of JAX's default backend."""
         if (implementation or default_implementation()) == "lax":
             return cls.CHANNELS_LAST
         return cls.BATCH_LAST
 
 
 def arrange(images: jax.Array, layout: Layout) -> jax.Array:
-    """Images [B, H, W, C] in `layout`."""
+    """Return images [B, H, W, C] in `layout`."""
     return images if layout is Layout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
 
 
 def flatten(images: jax.Array, layout: Layout) -> jax.Array:
-    """Images in `layout` as vectors [B, H * W * C], the channels of a pixel side by side."""
+    """Return images in `layout` as vectors [B, H * W * C], the channels of a pixel side by side."""
     images = images if layout is Layout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
     return images.reshape(images.shape[0], -1)
 
 
 def per_channel(vector: jax.Array, layout: Layout) -> jax.Array:
-    """A vector [C] that broadcasts against images in `layout`."""
+    """Return a vector [C] in a shape that broadcasts against images in `layout`."""
     return vector.reshape((1, 1, 1, -1) if layout is Layout.CHANNELS_LAST else (-1, 1, 1, 1))
 
 
 def pixel_means(images: jax.Array, layout: Layout) -> jax.Array:
-    """The mean of each channel of each image, [B, C]."""
+    """Return the mean of each channel of each image, [B, C]."""
     means = images.mean((1, 2))
     return means if layout is Layout.CHANNELS_LAST else means.T
 
 
 def channel_means(images: jax.Array, layout: Layout) -> jax.Array:
-    """The mean of each channel over all images, [C]."""
+    """Return the mean of each channel over all images, [C]."""
     if layout is Layout.CHANNELS_LAST:
         return images.mean((0, 1, 2))
     rows = images.reshape(images.shape[0], -1)
@@ -63,7 +63,7 @@ def channel_means(images: jax.Array, layout: Layout) -> jax.Array:
 
 
 def max_pool(images: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
-    """The largest value under each window, in either layout; its gradient goes to the first that is largest."""
+    """Return the largest value under each window, in either layout; its gradient goes to the first largest one."""
     if padding:
         low = jnp.finfo(images.dtype).min
         images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)), constant_values=low)
@@ -80,7 +80,7 @@ def max_pool(images: jax.Array, size: int, stride: int, padding: int = 0) -> jax
 def standardise(
     images: jax.Array, scale: jax.Array, bias: jax.Array, layout: Layout, epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`images` with mean `bias` [C] and deviation `scale` [C], and what their means and variances [C] were.
+    """Return `images` with mean `bias` [C] and deviation `scale` [C], and their former means and variances [C].
 
     No gradient flows through the means and variances that are returned.
     """

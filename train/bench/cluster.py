@@ -1,0 +1,195 @@
+"""Measurements of `python -m train bench cluster`: commits on Ray, relative to plain programs on Ray in the same run."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.console import Console
+from rich.table import Table
+
+import gemjax
+from gemjax.engines.cluster.programs import ClusterPrograms
+from gemjax.engines.transition import Transition
+from train.bench import on_ray
+from train.bench.devices import no_batches, trivial_loss
+from train.common.errors import UsageError
+
+PyTree = Any
+WORKERS = 4
+BATCH_SIZE = 16  # Small, so that the gradient does not hide the transport.
+INPUTS, CLASSES = 784, 10
+ROUNDS = 3  # At most: each run on the cluster also compiles in every worker.
+ALONE, TOGETHER = "1 worker", f"{WORKERS} workers"
+
+
+def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -> dict[str, Any]:
+    """Measure, at each size of the central variable, commits against Ray's bare round trip and against a parameter server.
+
+    Raises:
+      UsageError: if Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("bench cluster needs Ray; pip install 'gemjax[cluster]'") from None
+    rounds = max(1, min(rounds, ROUNDS))
+    figures: dict[str, Any] = {"ray": ray.__version__, "workers": WORKERS, "batch size": BATCH_SIZE}
+    with gemjax.Cluster(WORKERS) as cluster:
+        echoes: list[Any] = [ray.remote(on_ray.Echo).remote() for _ in range(WORKERS)]
+        ray.get([echo.ready.remote() for echo in echoes])
+        for size in sizes:
+            count = max(40, min(commits, commits * 30_000 // size))
+            figures[f"{size:,}"] = _against_round_trip(ray, cluster, echoes, size, rounds, count, console)
+            figures[f"{size:,}"] |= _against_server(ray, cluster, size, rounds, count, console)
+    return figures
+
+
+def _against_round_trip(
+    ray: Any, cluster: gemjax.Cluster, echoes: Sequence[Any], size: int, rounds: int, count: int, console: Console
+) -> dict[str, Any]:
+    """Measure the time per commit with a trivial gradient, and that of bare round trips of as many numbers.
+
+    Returns:
+      ``times``: for each of them and for each part of a commit, ``median`` and ``mean`` in milliseconds; ``ratio``, of the
+      medians, per number of workers, the median over rounds.
+    """
+    params = {"a": jnp.zeros((size // 2,)), "b": jnp.zeros((size - size // 2 - 10,)), "c": jnp.zeros(10)}
+    view = np.zeros(size, np.float32)
+
+    def engine(num_workers: int) -> np.ndarray:
+        members = gemjax.Members(WORKERS, absent=range(num_workers, WORKERS))
+        tx = gemjax.asgd(1e-3, num_workers=WORKERS)
+        return _intervals(cluster, tx, trivial_loss, params, no_batches, count, members)
+
+    times: dict[str, list] = {}
+    ratios: dict[str, list] = {ALONE: [], TOGETHER: []}
+    for _ in range(rounds):
+        for name, num_workers in ((ALONE, 1), (TOGETHER, WORKERS)):
+            bare = on_ray.round_trips(ray, echoes[:num_workers], view, count)
+            ours = engine(num_workers)
+            times.setdefault(f"Ray's bare round trip, {name}", []).extend(bare)
+            times.setdefault(f"commit, {name}", []).extend(ours)
+            ratios[name].append(np.median(ours) / np.median(bare))
+    times |= _pieces(ray, cluster, params, count)
+    plain = {
+        name: {"median": 1e3 * float(np.median(of)), "mean": 1e3 * float(np.mean(of))} for name, of in times.items()
+    }
+    ratio = {name: float(np.median(of)) for name, of in ratios.items()}
+    table = Table(title=f"Ray: trivial gradient, {size:,} parameters")
+    for column in ("", "ms (median)", "ms (mean)", "ratio (range)"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, of in plain.items():
+        kind, _, workers = name.partition(", ")
+        seen = ratios[workers] if kind == "commit" else []
+        words = f"{ratio[workers]:.2f} ({min(seen):.2f} – {max(seen):.2f})" if seen else ""
+        table.add_row(name, f"{of['median']:.2f}", f"{of['mean']:.2f}", words)
+    console.print(table)
+    return {"times": plain, "ratio": ratio}
+
+
+def _intervals(
+    cluster: gemjax.Cluster,
+    tx: Any,
+    loss_fn: Callable,
+    params: PyTree,
+    batches: Any,
+    count: int,
+    members: Any = None,
+) -> np.ndarray:
+    """Return the seconds between ``count`` consecutive commits on the cluster, after the first round."""
+    warm_up = cluster.num_workers
+    result = gemjax.run_on_cluster(tx, loss_fn, params, batches, count + warm_up + 1, cluster=cluster, members=members)
+    return np.diff(result.history["time"][warm_up:])
+
+
+def _pieces(ray: Any, cluster: gemjax.Cluster, params: PyTree, count: int) -> dict[str, list[float]]:
+    """Return the seconds of the parts of a commit of one worker, each of which is waited for."""
+    transition = Transition(tx=gemjax.asgd(1e-3, WORKERS), loss_fn=trivial_loss, num_workers=WORKERS).bind(params)
+    batches = gemjax.Computed(no_batches)
+    programs = ClusterPrograms(transition, batches, batches, cluster.central, transition.init(params))
+    programs.connect(cluster, lambda: None)
+    programs.warm_up()
+    view = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+    spent: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Callable) -> Any:
+        began = time.perf_counter()
+        out = jax.block_until_ready(call())
+        spent.setdefault(name, []).append(time.perf_counter() - began)
+        return out
+
+    for _ in range(max(20, count // 4)):
+        reply, _ = timed("view to the object store, and the call", programs.compute(0, None))
+        timed("  of that, serialising and copying the view", lambda: ray.put(view))
+        timed("transfer and gradient, to the object store", lambda reply=reply: ray.wait([reply], fetch_local=False))
+        gradient = timed("get", lambda reply=reply: ray.get(reply))
+        spent.setdefault("  in the worker: gradient", []).append(gradient.seconds)
+        timed("  for comparison, a copy of the view to a device", lambda: jax.device_put(view, may_alias=False))
+        brought = timed("gradient to the central device", lambda gradient=gradient: programs.bring(gradient))
+        timed("commit + pull program", lambda brought=brought: (programs.commit(0, brought), programs.params))
+        timed("delivery of the view", lambda: programs.deliver(0))
+        del reply, gradient, brought  # Frees the objects.
+    programs.close()
+    return spent
+
+
+def _against_server(
+    ray: Any, cluster: gemjax.Cluster, size: int, rounds: int, count: int, console: Console
+) -> dict[str, Any]:
+    """Compare commits per second with those of a plain parameter server on Ray, with the same network and batch.
+
+    Returns:
+      ``per second``: commits per second of both, the median over rounds, and their ``server ratio``, ours to the server's.
+    """
+    loss_fn, params, batch = make_network(size)
+    server, _ = on_ray.parameter_server(ray, loss_fn, params, batch, WORKERS)
+    server(WORKERS)  # Compiles.
+    tx = gemjax.asgd(1e-3, num_workers=WORKERS)
+    pairs = [
+        (
+            1 / np.mean(_intervals(cluster, tx, loss_fn, params, gemjax.Computed(lambda worker, step: batch), count)),
+            server(count),
+        )
+        for _ in range(rounds)
+    ]
+    ours, theirs = np.array(pairs).T
+    ratio = ours / theirs
+    figures = {"gemjax": float(np.median(ours)), "parameter server": float(np.median(theirs))}
+    table = Table(
+        title=f"Dense network of {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, {TOGETHER}"
+    )
+    for column in ("", "commits per second", "ratio (range)"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("parameter server on Ray", f"{figures['parameter server']:.1f}", "")
+    table.add_row(
+        "gemjax", f"{figures['gemjax']:.1f}", f"{np.median(ratio):.2f} ({ratio.min():.2f} – {ratio.max():.2f})"
+    )
+    console.print(table)
+    return {"per second": figures, "server ratio": float(np.median(ratio))}
+
+
+def make_network(size: int) -> tuple[Callable, PyTree, tuple[np.ndarray, np.ndarray]]:
+    """Make a network of three dense layers with about ``size`` parameters: its loss, its parameters and a batch of noise."""
+    linear = INPUTS + CLASSES + 2
+    hidden = max(1, round((math.sqrt(linear**2 + 4 * (size - CLASSES)) - linear) / 2))
+    shapes = ((INPUTS, hidden), (hidden, hidden), (hidden, CLASSES))
+    rng = np.random.default_rng(0)
+    params = [
+        {"w": rng.normal(0, rows**-0.5, (rows, columns)).astype(np.float32), "b": np.zeros(columns, np.float32)}
+        for rows, columns in shapes
+    ]
+    batch = rng.normal(0, 1, (BATCH_SIZE, INPUTS)).astype(np.float32), rng.integers(0, CLASSES, BATCH_SIZE)
+
+    def loss_fn(params: PyTree, batch: Any) -> jax.Array:
+        x, labels = batch
+        for layer in params[:-1]:
+            x = jax.nn.relu(x @ layer["w"] + layer["b"][None])
+        logits = x @ params[-1]["w"] + params[-1]["b"][None]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    return loss_fn, params, batch

@@ -1,0 +1,87 @@
+"""The methods of the command line: facts about each, one row per method.
+
+A new method needs its file in `gemjax/methods` and a row here. A row repeats arguments of the function because flags are
+checked before JAX is imported; `tests/train/task/test_methods.py` compares the two.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodFacts:
+    """Facts about a method.
+
+    The row's name is that of the function in `gemjax` that makes the method, or of one in `train.task.methods`.
+
+    Args:
+      takes: fields of a configuration, besides the learning rate, that are arguments of that function.
+      local: True if workers take local steps between two commits; the learning rate is then that of the local steps.
+      most_strength: largest `strength`, if there is one.
+    """
+
+    takes: tuple[str, ...] = ()
+    local: bool = False
+    most_strength: float | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Fields of a configuration that act with some methods only, and with this one."""
+        return self.takes + (LOCAL_FLAGS if self.local else ())
+
+
+LOCAL_FLAGS = ("period", "dynamic_periods", "local_optimizer", "local_momentum", "outer_learning_rate")
+METHODS = {
+    "gem": MethodFacts(("momentum", "kappa", "reading")),
+    "asgd": MethodFacts(),
+    "multi_asgd": MethodFacts(("momentum",)),
+    "staleness_aware": MethodFacts(),
+    "dynsgd": MethodFacts(),
+    "momentum_asgd": MethodFacts(("momentum",)),
+    "nag_asgd": MethodFacts(("momentum",)),
+    "delay_adaptive": MethodFacts(),
+    "dana_slim": MethodFacts(("momentum",)),
+    "dana_zero": MethodFacts(("momentum",)),
+    "dana_dc": MethodFacts(("momentum", "strength")),
+    "dc_asgd": MethodFacts(("strength", "variant")),
+    "dc_momentum_asgd": MethodFacts(("momentum", "strength")),
+    "gap_aware": MethodFacts(("momentum",)),
+    "gap_aware_adam": MethodFacts(),
+    "dana_ga": MethodFacts(("momentum",)),
+    "lwp": MethodFacts(("momentum",)),
+    "one_step_delay": MethodFacts(("momentum", "strength")),
+    "yellowfin": MethodFacts(),
+    "async_pipeline": MethodFacts(("momentum", "strength")),
+    "eamsgd": MethodFacts(("momentum", "strength"), most_strength=1.0),
+    "ringmaster": MethodFacts(),
+    "rennala": MethodFacts(),
+    "incremental": MethodFacts(),
+    "malenia": MethodFacts(),
+    "ringleader": MethodFacts(),
+    "downpour": MethodFacts(local=True),
+    "agn": MethodFacts(local=True),
+    "easgd": MethodFacts(("strength",), local=True, most_strength=1.0),
+    "lsgd": MethodFacts(("strength",), local=True, most_strength=1.0),
+    "outer_nesterov": MethodFacts(("momentum",), local=True),
+    "delayed_nesterov": MethodFacts(("momentum",), local=True),
+    "diloco": MethodFacts(("momentum",), local=True),
+    "streaming_diloco": MethodFacts(("momentum",), local=True),
+    "decoupled_diloco": MethodFacts(("momentum",), local=True),
+    "momentum_lookahead": MethodFacts(("momentum",), local=True),
+    "heloco": MethodFacts(("momentum",), local=True),
+    "fedbuff": MethodFacts(local=True),
+    "fedasync": MethodFacts(local=True),
+}
+if TYPE_CHECKING:
+    Method = str
+else:
+    Method = Literal[tuple(METHODS)]
+
+
+def methods_with(flag: str) -> list[str]:
+    """Return the methods with which a field of a configuration acts.
+
+    >>> methods_with("kappa"), methods_with("variant")
+    (['gem'], ['dc_asgd'])
+    """
+    return [name for name, facts in METHODS.items() if flag in facts.flags]

@@ -1,0 +1,1 @@
+"""Replays of runs in the simulator."""

@@ -1,0 +1,156 @@
+"""`python -m train replay [RUN]`: a recorded run is replayed in the simulator, from checkpoint to checkpoint."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+import gemjax
+from gemjax.telemetry import eventlog
+from train.common.console import say
+from train.common.errors import RecordError, printable
+from train.common.files import write_whole
+from train.common.machine import describe, in_its_precision
+from train.config.config import Config
+from train.config.parsing import parse_flags
+from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
+from train.report.replay.simulator import Replayer
+from train.run.folder import RunFolder
+from train.run.records import check_trace, settings_of
+from train.task.task import make_task
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Replay a run in the simulator, and compare the parameters with those of its checkpoints.
+
+    Each piece of the run, from a checkpoint to the next, is computed again from the recorded order of commits. The
+    difference at its end is compared with the effect of rounding: that of one unit in the last place of the parameters at
+    its beginning. The exit status is 0 if rounding explains every difference, and 1 if not. Writes `replay.json` into the run
+    folder.
+    """
+
+    run: tyro.conf.Positional[str] = "latest"
+    """Folder of the run; the newest under `runs/` if not given."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replay the run that the command line names."""
+    options = parse_flags(Replay, argv, "python -m train replay")
+    try:
+        folder = RunFolder.find(options.run)
+        found = replay(Config.load(folder.config), folder, Console())
+    except ValueError as error:  # A damaged or foreign record or checkpoint.
+        print(f"train: {printable(str(error))}", file=sys.stderr)
+        return 2
+    return int(found["verdict"] == "differs")
+
+
+@in_its_precision
+def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any]:
+    """Replay a run, print a line per piece and the verdict, and write `replay.json`.
+
+    Returns:
+      The content of `replay.json`.
+
+    Raises:
+      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, or lines of the log are
+        missing.
+      ValueError: if the event log or a checkpoint is damaged, or of another version.
+    """
+    if missing := folder.no_checkpoint():
+        raise RecordError(f"{folder.path} cannot be replayed: {missing}")
+    if config.compression != "none":
+        raise RecordError(
+            f"{folder.path} cannot be replayed: its gradients were rounded (--compression {config.compression}), and the log "
+            "does not hold them"
+        )
+    if not folder.events.exists():
+        raise RecordError(f"{folder.path} cannot be replayed: it has no {folder.events.name}")
+    logged = eventlog.trace_of(folder.events, config.workers)
+    with folder.checkpoints(read_only=True) as checkpoints:
+        if not checkpoints.latest:
+            raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")
+        say(console, f"{config.method} on {config.dataset}: preparing data and parameters …")
+        replayer = Replayer(config, make_task(config), logged, settings_of(checkpoints.metadata or {}))
+        alterations = _refusal(folder.verify, config.workers, read_only=True)
+        pieces: list[Piece] = []
+        state, begin = replayer.initial(), 0
+        for number in filter(None, checkpoints.commits):
+            end_state, recorded, saved = checkpoints.load(replayer.shapes(), number)
+            end = int(end_state.commits)
+            if end > len(logged):
+                raise RecordError(
+                    f"{folder.events} has {len(logged)} commits, but {checkpoints.folder / str(number)} was saved after {end}: "
+                    "lines are missing at the end of the log"
+                )
+            if not alterations:
+                alterations += _refusal(check_trace, logged.first(end), recorded, folder.events, saved["events"], end)
+            if not pieces:
+                say(console, HEADER)
+            pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
+            say(console, _row(pieces[-1]))
+            state, begin = end_state, end
+    found = {
+        "verdict": "differs" if alterations else worst(piece.verdict for piece in pieces),
+        "alterations": alterations,
+        "pieces": [dataclasses.asdict(piece) | {"telling": piece.is_telling} for piece in pieces],
+        "factor": FACTOR,
+        "gemjax": gemjax.__version__,
+        **describe(),
+    }
+    write_whole(folder.replay, json.dumps(found, indent=2) + "\n")
+    for sentence in conclusion(config, found, pieces):
+        say(console, sentence)
+    return found
+
+
+HEADER = (
+    "replaying; difference, and effect of one unit in the last place, relative to the movement of the parameters (RMS)\n"
+    f"{'commits':>15}  {'difference':>10}  {'one unit':>10}  {'largest':>10}  verdict"
+)
+
+
+def _row(piece: Piece) -> str:
+    """Return the line of a piece."""
+    numbers = (piece.relative(piece.difference), piece.relative(piece.effect), piece.largest)
+    commits = f"{piece.begin} to {piece.end}"
+    return f"{commits:>15}  {'  '.join(f'{number:10.2g}' for number in numbers)}  {piece.verdict}"
+
+
+def _refusal(check: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
+    """Return the message of a :class:`RecordError` that a check raises, as a list; empty if it raises none."""
+    try:
+        check(*args, **options)
+    except RecordError as error:
+        return [str(error)]
+    return []
+
+
+def conclusion(config: Config, found: dict[str, Any], pieces: Sequence[Piece]) -> list[str]:
+    """Return the verdict on the run, with its reasons and advice."""
+    count = {verdict: sum(piece.verdict == verdict for piece in pieces) for verdict in VERDICTS}
+    beyond = f"{count['differs']} of {len(pieces)} pieces" if len(pieces) > 1 else "the one piece"
+    sentences = [f"altered: {reason}" for reason in found["alterations"]]
+    if count["differs"]:
+        sentences.append(
+            f"differs: in {beyond} the difference is more than {FACTOR:g} times the effect of one unit in the last place; the "
+            "event log, a checkpoint or the configuration is not that of this run, or the run was computed in another way"
+        )
+    elif found["alterations"]:
+        sentences.append("differs: the records were changed, though not so that the parameters show it")
+    else:
+        within = f"{count[VERDICTS[0]]} of {len(pieces)} pieces end within one unit in the last place"
+        rest = f"; elsewhere the difference is at most {FACTOR:g} times the effect of one such unit, as it should be"
+        sentences.append(f"{found['verdict']}: {within}{rest if count[VERDICTS[1]] else ''}")
+    if blind := sum(not piece.is_telling for piece in pieces):
+        sentences.append(
+            f"{blind} of {len(pieces)} pieces show little: one unit in the last place changes them by more than "
+            f"{100 * TELLING:g} % of their movement, so that a wrong commit may not show; run with --checkpoint-every 20 "
+            "--keep-checkpoints 0 for shorter pieces" + ("" if config.x64 else ", or with --x64")
+        )
+    return sentences

@@ -1,0 +1,67 @@
+"""The simulator of a recorded run, which continues from any of its states."""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gemjax
+from train.config.config import Config
+from train.run.train import optimizers, state_shapes
+from train.task.task import Task
+
+PyTree = Any
+Settings = list[tuple[int, dict[str, Any]]]  # Commits from which on fields of the configuration have these values.
+
+
+class Replayer:
+    """Simulation of a run along its recorded trace.
+
+    Args:
+      config: configuration of the run.
+      task: its task.
+      trace: its applied commits.
+      settings: values of fields that changed when the run was resumed, in the order of commits.
+    """
+
+    def __init__(self, config: Config, task: Task, trace: gemjax.Trace, settings: Settings):
+        self.config, self.task, self.trace = config, task, trace
+        # A run that an earlier version began has none for its first commits.
+        self.settings = settings if settings and settings[0][0] == 0 else [(0, {}), *settings]
+        self._ends = np.flatnonzero(trace.events().commits) + 1  # Arrivals up to each commit.
+        self._optimizers = functools.cache(self._make)  # The same objects: compiled programs are found by identity.
+
+    def initial(self) -> gemjax.RunState:
+        """Return the state before the first commit."""
+        tx, local = self._optimizers(0)
+        return gemjax.initial_state(
+            tx, self.task.params, num_workers=self.config.workers, model_state=self.task.model_state, local=local
+        )
+
+    def shapes(self) -> gemjax.RunState:
+        """Return the shapes of a state on the device of the simulator."""
+        return state_shapes(self.config, self.task, jax.devices()[0])
+
+    def run(self, state: gemjax.RunState, begin: int, end: int) -> gemjax.RunState:
+        """Return the state after `end` commits, from that after `begin` commits."""
+        if begin == end:
+            return state
+        cuts = [begin, *(first for first, _ in self.settings if begin < first < end), end]
+        for begins, ends in itertools.pairwise(cuts):
+            tx, local = self._optimizers(max(k for k, (first, _) in enumerate(self.settings) if first <= begins))
+            # The state also counts gradients that were not applied, which the trace does not have.
+            arrivals, none = jnp.int32(self._ends[begins - 1] if begins else 0), jnp.int32(0)
+            state = state._replace(arrivals=arrivals, dropped=none, rejected=none)
+            state = gemjax.simulate(
+                tx, self.task.loss_fn, self.task.params, self.task.batches, self.trace,
+                model_state=self.task.model_state, local=local, seed=self.config.seed, diagnostics=("gap",), state=state,
+                stops=[ends], callback=lambda progress, ends=ends: progress.commits >= ends,
+            ).state  # fmt: skip
+        return state
+
+    def _make(self, number: int) -> tuple[Any, Any]:
+        return optimizers(dataclasses.replace(self.config, **self.settings[number][1]), self.task)

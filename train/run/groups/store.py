@@ -1,0 +1,104 @@
+"""Finished jobs of a command, one JSON file per job, from which an interrupted command resumes."""
+
+import abc
+import json
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
+
+from train.common import interrupts
+from train.common.console import say
+from train.common.errors import RecordError
+from train.common.files import write_whole
+
+Job = TypeVar("Job", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class Store(abc.ABC, Generic[Job, Result]):
+    """A folder of finished jobs. Each file is complete or absent, whenever the command is killed.
+
+    Args:
+      path: the folder.
+      published: a folder of jobs that others have finished, read for jobs that `path` lacks.
+    """
+
+    def __init__(self, path: str | os.PathLike, published: str | os.PathLike | None = None):
+        self.path = Path(path)
+        self.published = None if published is None else Path(published)
+
+    @abc.abstractmethod
+    def key(self, job: Job) -> str:
+        """Return the file name of a job without its ending. It changes with everything that decides the result."""
+
+    def encode(self, job: Job, result: Result) -> Any:
+        """Return `result` as JSON values."""
+        return result
+
+    def decode(self, job: Job, found: Any) -> Result:
+        """Return the result in JSON values `found`.
+
+        Raises:
+          ValueError: with the reason why they are not a result of `job`.
+        """
+        return found
+
+    def file(self, job: Job) -> Path:
+        """Return the path of the file of `job`, present or not."""
+        return self.path / f"{self.key(job)}.json"
+
+    def load(self, job: Job) -> Result | None:
+        """Return the result of `job`; `None` if it is not finished.
+
+        Raises:
+          RecordError: if the file is damaged or belongs to another job.
+        """
+        paths = [self.file(job)]
+        if self.published is not None:
+            paths.append(self.published / paths[0].name)
+        for path in filter(Path.exists, paths):
+            try:
+                return self.decode(job, json.loads(path.read_text()))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RecordError(f"{path} is damaged ({error}); delete it to compute it again") from error
+        return None
+
+    def known(self, jobs: Iterable[Job]) -> dict[Job, Result]:
+        """Return the results of the finished ones of `jobs`.
+
+        Raises:
+          RecordError: if the file of one is damaged.
+        """
+        return {job: result for job in jobs if (result := self.load(job)) is not None}
+
+    def save(self, job: Job, result: Result) -> None:
+        """Write the result of `job`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self.file(job), json.dumps(self.encode(job, result), indent=1) + "\n")
+
+    def publish(self, job: Job, result: Result) -> None:
+        """Write the result of `job` to the published folder, unless it is there."""
+        if self.published is not None and not (path := self.published / self.file(job).name).exists():
+            self.published.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(self.encode(job, result), separators=(",", ":")) + "\n")
+
+    def keep(self, made: Iterable[tuple[Job, Result]], known: dict[Job, Result]) -> Iterator[tuple[Job, Result]]:
+        """Save each result as it arrives, add it to `known`, and yield it."""
+        for job, result in made:
+            self.save(job, result)
+            known[job] = result
+            yield job, result
+
+
+def until_interrupted(work: Callable[[], object], console: Console, resume: Callable[[], str]) -> int:
+    """Call `work` and return the exit status of the command. An interruption prints `resume()`, which says how to resume."""
+    try:
+        work()
+    except KeyboardInterrupt as stop:
+        number = interrupts.number_of(stop)
+        say(console, f"stopped by {interrupts.name_of(number)}{resume()}")
+        return interrupts.status_of(number)
+    return 0

@@ -1,0 +1,1 @@
+"""A benchmark of asynchronous methods: equal tuning, seeds that did not serve it, and the time to a target."""

@@ -1,0 +1,238 @@
+"""`python -m train benchmark`: asynchronous methods with equal tuning, and their time to a target."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from train.claims.execution import costs
+from train.claims.execution.cache import Pool
+from train.claims.execution.processes import Processes
+from train.claims.runs import Record, Run
+from train.common import interrupts
+from train.common.console import RunConsole, say
+from train.common.errors import UsageError, either
+from train.common.files import check_out, write_picture, write_whole
+from train.config.parsing import in_flags, parse_flags
+from train.run.folder import RUNS
+from train.run.groups.progress import GroupProgress
+from train.run.groups.store import until_interrupted
+from train.sweep.benchmark import outcome, page
+from train.sweep.benchmark.settings import FULL, QUICK, REFERENCES, WORDS, Cell, Plan
+
+USAGE = "python -m train benchmark"
+RESULTS = Path(__file__).parents[2] / "results"
+WAVE = 10  # Cells whose runs are made at the same time, before the page is written again.
+DESCRIPTION = """Compare asynchronous methods in gemjax's simulator.
+
+Every method is tuned with the same budget. Seeds that did not serve tuning measure its accuracy and its time to a target,
+against synchronous SGD and local SGD. The page says which part is done. Each finished run is kept: repeat an interrupted
+command to resume it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """The flags of `python -m train benchmark`."""
+
+    quick: bool = False
+    """Ten minutes on two cores, without files: digits, eight methods, 16 and 64 workers."""
+    methods: tuple[str, ...] = ()
+    """Methods to measure; default: all of the scale."""
+    tasks: tuple[str, ...] = ()
+    """Tasks to measure; default: all of the scale."""
+    workers: tuple[int, ...] = ()
+    """Numbers of workers to measure; default: all of the scale."""
+    clusters: tuple[str, ...] = ()
+    """`homogeneous` or `heterogeneous` workers; default: both."""
+    processes: int | None = None
+    """Number of processes. Default: one per core, or a single one on an accelerator."""
+    data_dir: str | None = None
+    """Folder of prepared data sets; default: that of TFDS."""
+    manual_dir: str | None = None
+    """Folder with the original files of data sets that cannot be created here."""
+    work: str = str(RUNS / "benchmark")
+    """Folder of finished runs, from which an interrupted benchmark resumes."""
+    out: str | None = None
+    """Folder of the page, the picture and the file; default: `train/results`, or the work folder with `--quick`."""
+    dry_run: bool = False
+    """Print the runs that are left and the budget of tuning, and exit."""
+
+    def __post_init__(self):
+        if self.processes is not None and self.processes < 1:
+            raise ValueError(f"--processes must be at least 1; got {self.processes}")
+        plan = self.whole
+        known = {
+            "methods": QUICK.methods if self.quick else FULL.methods,
+            "tasks": tuple(plan.tasks),
+            "workers": tuple(dict.fromkeys(setting[1] for setting in plan.settings)),
+            "clusters": tuple(dict.fromkeys(setting[2] for setting in plan.settings)),
+        }
+        for name, choices in known.items():
+            if wrong := [value for value in getattr(self, name) if value not in choices]:
+                raise ValueError(f"--{name} must be {either(list(map(str, choices)))}; got {wrong[0]}")
+
+    @property
+    def whole(self) -> Plan:
+        """The scale, whatever part of it is asked for."""
+        return QUICK if self.quick else FULL
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that are asked for; references always belong to them."""
+        asked = lambda values, value: not values or value in values
+        return [
+            cell
+            for cell in self.whole.cells()
+            if asked(self.tasks, cell.task)
+            and (cell.method in REFERENCES or asked(self.methods, cell.method))
+            and (cell.workers == 1 or (asked(self.workers, cell.workers) and asked(self.clusters, cell.cluster)))
+        ]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out or (self.work if self.quick else RESULTS))
+
+    @property
+    def pool(self) -> Pool:
+        return Pool(Path(self.work) / self.whole.name, None)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark that the command line asks for and return the exit status."""
+    asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
+    console = RunConsole()
+    known = load(asked.whole, asked.whole.cells(), asked.pool, {})
+    if asked.dry_run:
+        dry_run(asked, known, console)
+        return 0
+    check_out(asked.folder)
+    check_out(asked.work, "--work")
+    interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
+    resume = f"; finished runs are kept. Resume with: {shlex.join([*USAGE.split(), *argv])}"
+    return until_interrupted(lambda: run(asked, known, console), console, lambda: resume)
+
+
+def load(plan: Plan, cells: Sequence[Cell], pool: Pool, known: dict[Run, Record]) -> dict[Run, Record]:
+    """Add the finished runs of `cells` to `known`, rung by rung, and return it."""
+    for cell in cells:
+        while found := pool.known(run for run in plan.next_runs(cell, known)[0] if run not in known):
+            known |= found
+    return known
+
+
+def missing(plan: Plan, cell: Cell, known: dict[Run, Record]) -> list[Run]:
+    """Return the runs of a cell that can be made now; none if it is finished."""
+    return [run for run in plan.next_runs(cell, known)[0] if run not in known]
+
+
+def run(asked: Benchmark, known: dict[Run, Record], console: Console) -> dict[str, Any]:
+    """Make the missing runs, write the page after every wave of them, and return the content of the benchmark's file.
+
+    Raises:
+      UsageError: if data are missing or a run cannot be made. Finished runs are kept.
+    """
+    plan, pool = asked.whole, asked.pool
+    waiting = [cell for cell in asked.cells if missing(plan, cell, known)]
+    say(
+        console,
+        f"{plan.name}: {len(asked.cells)} pairs of a method and a setting, {len(waiting)} unfinished; {budget(plan)}",
+    )
+    if waiting:
+        _check_data(asked, waiting)
+        per_cell, each = plan.budget + len(plan.seeds) * plan.gradients, _runs_per_cell(plan)
+        with (
+            Processes(asked.processes) as processes,
+            GroupProgress(console, "run", each * len(waiting), per_cell * len(waiting)) as progress,
+        ):
+            say(console, f"{processes.count} at a time on {processes.hardware['device']}; runs are kept in {pool.path}")
+            while waiting := [cell for cell in waiting if missing(plan, cell, known)]:
+                groups = [missing(plan, cell, known) for cell in waiting[:WAVE]]
+                for made, record in pool.keep(_records(asked, groups, processes, progress), known):
+                    progress.end(made.name, costs.gradients(made), f"accuracy {record['test_accuracy'] or 0:.3f}")
+                load(plan, waiting[:WAVE], pool, known)
+                write(asked, known)
+    content = write(asked, known)
+    for sentence in outcome.advice(content):
+        say(console, sentence)
+    say(console, f"page: {asked.folder / plan.name}.md")
+    return content
+
+
+def _records(
+    asked: Benchmark, groups: list[list[Run]], processes: Processes, progress: GroupProgress
+) -> Iterator[tuple[Run, Record]]:
+    machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
+    periods = {run.name: run.config.period for group in groups for run in group}
+    tell = lambda name, commits: progress.update(name, commits * periods[name])
+    for made, record, error in processes.make(groups, machine, tell, alike=True):
+        if record is None:
+            raise UsageError(f"{made.name}: {error}") from error
+        yield made, record | {"hardware": processes.hardware, "date": time.strftime("%Y-%m-%d")}
+
+
+def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
+    """Write file, page and picture, and return the content of the file."""
+    from gemjax.telemetry import style
+
+    plan, path = asked.whole, asked.folder / f"{asked.whole.name}.json"
+    before = json.loads(path.read_text()) if path.exists() else None
+    content = outcome.document(plan, known, before)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
+    others = json.dumps({name: value for name, value in content.items() if name != "rows"}, indent=1)
+    write_whole(path, f'{others[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n')
+    if outcome.Findings(content).profile([1.0])[1]:
+        with style.style():
+            figure = style.picture(2, 2.8)
+            page.draw(figure, content)
+            write_picture(path.with_suffix(".png"), figure, dpi=150)
+    write_whole(path.with_suffix(".md"), page.written(plan, content, command(plan)))
+    return content
+
+
+def command(plan: Plan) -> str:
+    return f"{USAGE} --quick" if plan is QUICK else USAGE
+
+
+def budget(plan: Plan) -> str:
+    """Return the budget of tuning in words."""
+    return (
+        f"every method is tuned with {plan.budget:,} gradients per setting and reported with {len(plan.seeds)} further seeds "
+        f"of {plan.gradients:,}"
+    )
+
+
+def dry_run(asked: Benchmark, known: dict[Run, Record], console: Console) -> None:
+    """Print the budget, and how many methods each setting has left."""
+    plan = asked.whole
+    say(console, budget(plan))
+    for setting in dict.fromkeys(cell.setting for cell in asked.cells):
+        cells = [cell for cell in asked.cells if cell.setting == setting]
+        left = [cell.method for cell in cells if missing(plan, cell, known)]
+        name = f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} worker{'s' if setting[1] > 1 else ''}"
+        say(console, f"{name}: {len(left)} of {len(cells)} methods left" + (f": {', '.join(left)}" if left else ""))
+
+
+def _runs_per_cell(plan: Plan) -> int:
+    return sum(count for count, _ in plan.rungs) + len(plan.seeds)
+
+
+def _check_data(asked: Benchmark, cells: Sequence[Cell]) -> None:
+    """Check that the data of `cells` can be loaded.
+
+    Raises:
+      UsageError: if not.
+    """
+    from train.task.data import load as data  # It imports TFDS, which a look at finished runs does not need.
+
+    names = dict.fromkeys(asked.whole.tasks[cell.task].dataset for cell in cells)
+    said = (data.missing(name, data_dir=asked.data_dir, manual_dir=asked.manual_dir) for name in names)
+    if lacking := in_flags(" ".join(filter(None, said))):
+        raise UsageError(lacking)

@@ -1,0 +1,254 @@
+"""Results of the benchmark: the rows of its file, made from the records of runs, and what they say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from train.claims.runs import Record, Run
+from train.sweep.benchmark.settings import (
+    CONTESTANTS,
+    LOCAL,
+    ONE,
+    REFERENCES,
+    SYNCHRONOUS,
+    TUNING,
+    UNEQUAL,
+    Cell,
+    Plan,
+    Setting,
+)
+from train.sweep.benchmark.statistics import Estimate, Seeds, crossing, estimate, leaders, profile, ratio
+from train.task.cluster import mean_period
+
+KEPT = 0.9  # The target, as a share of one worker's accuracy.
+Row = dict[str, Any]
+
+
+def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the content of the benchmark's file: a row per finished cell.
+
+    Args:
+      plan: the scale.
+      known: records of runs.
+      before: an earlier content of the file, whose rows are kept where `known` has none.
+    """
+    defined = definition(plan)
+    old = {cell_of(row): row for row in before["rows"]} if before and before["definition"] == defined else {}
+    rows, targets = {}, {}
+    for cell in plan.cells():
+        runs, numbers = plan.next_runs(cell, known)
+        if not numbers or any(run not in known for run in runs):
+            row = old.get(cell)
+        else:
+            records = [known[run] for run in runs]
+            if cell.method == ONE:
+                targets[cell.task] = round(KEPT * float(np.mean([_accuracy(record) for record in records])), 4)
+            row = _row(plan, cell, numbers, runs[0], records, targets[cell.task]) if cell.task in targets else None
+        if row is not None:
+            rows[cell] = row
+            if cell.method == ONE:
+                targets.setdefault(cell.task, row["target"])
+    records = [record for run, record in known.items() if run.config.seed in (*plan.seeds, TUNING)]
+    cost = {"runs": len(records), "minutes": round(sum(record["seconds"] for record in records) / 60, 1)}
+    hardware = sorted({record["hardware"]["device"] for record in records if "hardware" in record})
+    if not records and before:
+        cost, hardware = before["cost"], before["hardware"]
+    return {"definition": defined, "targets": targets, "rows": list(rows.values()), "cost": cost, "hardware": hardware}
+
+
+def definition(plan: Plan) -> dict[str, Any]:
+    """Return what decides the numbers of a plan."""
+    return {
+        "name": plan.name, "gradients": plan.gradients, "seeds": list(plan.seeds), "tasks": dict(plan.titles),
+        "rungs": [[count, share] for count, share in plan.rungs], "kept": KEPT, "narrow": sorted(plan.narrow),
+    }  # fmt: skip
+
+
+def cell_of(row: Row) -> Cell:
+    return Cell(row["task"], row["workers"], row["cluster"], row["method"])
+
+
+def _accuracy(record: Record) -> float:
+    return record["test_accuracy"] or 0.0
+
+
+def _row(plan: Plan, cell: Cell, numbers: dict, run: Run, records: Sequence[Record], target: float) -> Row:
+    period = mean_period(run.config)
+    reached = [_reached(record, target) for record in records]
+    return {
+        "task": cell.task, "workers": cell.workers, "cluster": cell.cluster, "method": cell.method, "target": target,
+        "numbers": {name: float(f"{value:.4g}") for name, value in numbers.items()},
+        "accuracy": [round(_accuracy(record), 4) for record in records],
+        "gradients": [_finite(period * commits) for commits, _ in reached],
+        "time": [_finite(time) for _, time in reached],
+        "end": [_finite(record["time"] or math.inf) for record in records],
+    }  # fmt: skip
+
+
+def _reached(record: Record, target: float) -> tuple[float, float]:
+    """Return commits and virtual time at which a run first has the target accuracy; infinite if it has not."""
+    found, curve = record["evaluations"], record["curve"]
+    commits = crossing(found["commits"], found["test_accuracy"], target)
+    if not math.isfinite(commits):
+        return math.inf, math.inf
+    return commits, float(np.interp(commits, [0, *curve["commits"]], [0.0, *curve["time"]]))
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+class Findings:
+    """The measurements of a file, by setting and method."""
+
+    def __init__(self, content: Mapping[str, Any]):
+        self.content = content
+        self.rows = {cell_of(row): row for row in content["rows"]}
+        self.settings: list[Setting] = list(
+            dict.fromkeys(cell.setting for cell in self.rows if cell.method not in REFERENCES)
+        )
+
+    def methods(self, settings: Sequence[Setting]) -> list[str]:
+        """Return the methods, without references, that are measured in all of `settings`."""
+        return [
+            name
+            for name in CONTESTANTS
+            if name not in REFERENCES and settings and all(Cell.at(setting, name) in self.rows for setting in settings)
+        ]
+
+    def at(self, workers: int, cluster: str, *, narrow: bool = False) -> list[Setting]:
+        """Return the settings with that many workers on all tasks that are measured and have all methods, or only some."""
+        here = [one for one in self.settings if one[1:] == (workers, cluster) and self.has_references(one)]
+        return [one for one in here if (one[0] in self.content["definition"]["narrow"]) == narrow]
+
+    def has_references(self, setting: Setting) -> bool:
+        return all(Cell.at(setting, name) in self.rows for name in (SYNCHRONOUS, LOCAL))
+
+    def reached(self, setting: Setting, method: str) -> int:
+        """Return the number of seeds that reached the target."""
+        return sum(value is not None for value in self.rows[Cell.at(setting, method)]["time"])
+
+    def arrives(self, settings: Sequence[Setting], method: str) -> bool:
+        """Return True if a method reached the target with every seed in all settings."""
+        return all(None not in self.rows[Cell.at(setting, method)]["time"] for setting in settings)
+
+    def times(self, settings: Sequence[Setting], method: str) -> list[Seeds]:
+        """Return times to the target; where it was not reached, the time of the whole run, which is a lower bound."""
+        rows = [self.rows[Cell.at(setting, method)] for setting in settings]
+        return [
+            [end if time is None else time for time, end in zip(row["time"], row["end"], strict=True)] for row in rows
+        ]
+
+    def speed_up(self, settings: Sequence[Setting], method: str, reference: str) -> Estimate:
+        """Return how much sooner a method reaches the target than a reference does; see :meth:`times`."""
+        return ratio(self.times(settings, reference), self.times(settings, method))
+
+    def gradients(self, setting: Setting, method: str) -> float | None:
+        values = self.rows[Cell.at(setting, method)]["gradients"]
+        return None if None in values else float(np.mean(values))
+
+    def kept(self, settings: Sequence[Setting], method: str) -> Estimate:
+        """Return the accuracy beyond that of one worker, in points, paired by seed."""
+        return estimate([self._difference(setting, method) for setting in settings])
+
+    def _difference(self, setting: Setting, method: str) -> Seeds:
+        one = self.rows[Cell(setting[0], 1, "homogeneous", ONE)]["accuracy"]
+        return 100 * np.subtract(self.rows[Cell.at(setting, method)]["accuracy"], one)
+
+    def fastest(self, settings: Sequence[Setting]) -> list[str]:
+        """Return the method that reaches the target first, and those that tie with it; without any that failed to."""
+        able = [name for name in self.methods(settings) if self.arrives(settings, name)]
+        return leaders({name: [-np.log(one) for one in self.times(settings, name)] for name in able})
+
+    def most_accurate(self, settings: Sequence[Setting]) -> list[str]:
+        """Return the method with the highest final accuracy, and those that tie with it."""
+        return leaders(
+            {name: [self._difference(setting, name) for setting in settings] for name in self.methods(settings)}
+        )
+
+    def profile(self, factors: Sequence[float]) -> tuple[list[Setting], dict[str, list[float]]]:
+        """Return the settings with all methods, and the share of them in which each one is within factors of the fastest."""
+        narrow = self.content["definition"]["narrow"]
+        settings = [setting for setting in self.settings if self.has_references(setting) and setting[0] not in narrow]
+        times = {name: [self._typical(setting, name) for setting in settings] for name in self.methods(settings)}
+        return settings, profile(times, factors) if times else {}
+
+    def _typical(self, setting: Setting, method: str) -> float:
+        """Return the geometric mean of the times; infinite if a seed did not arrive."""
+        if not self.arrives([setting], method):
+            return math.inf
+        return float(np.exp(np.mean(np.log(self.times([setting], method)[0]))))
+
+
+def advice(content: Mapping[str, Any]) -> list[str]:
+    """Return up to four sentences of advice with the numbers that carry them; none that is not measured."""
+    found = Findings(content)
+    settings = found.at(16, UNEQUAL)
+    if not (fastest := found.fastest(settings)):
+        return []
+    first, ties = fastest[0], fastest[1:]
+    where = f"on {_listed([setting[0] for setting in settings])}"
+    over = {name: found.speed_up(settings, first, name) for name in (SYNCHRONOUS, LOCAL)}
+    least = {name: "" if found.arrives(settings, name) else "at least " for name in over}
+    tied = f" ({_listed([f'`{name}`' for name in ties])} tie{'s' if len(ties) == 1 else ''} with it)" if ties else ""
+    sentences = [
+        f"With 16 unequal workers take `{first}`{tied}: {where} it reaches the target {least[SYNCHRONOUS]}"
+        f"{times(over[SYNCHRONOUS])} sooner than synchronous SGD and {least[LOCAL]}{times(over[LOCAL])} sooner than local SGD."
+    ]
+    others = [(one[0], found.methods([one]), found.fastest([one])) for one in found.at(16, UNEQUAL, narrow=True)]
+    for task, methods, names in others:
+        if names:
+            sentences[0] += f" On {task} the fastest of {len(methods)} is {_listed([f'`{name}`' for name in names])}."
+    accurate = found.most_accurate(settings)
+    best = accurate[0]
+    own = "" if first in accurate else f", and `{best}` ends highest, at {points(found.kept(settings, best))}"
+    highest = " and no method ends higher beyond the intervals" if first in accurate else ""
+    sentences.append(
+        f"After the same number of gradients as one worker, `{first}` ends at {points(found.kept(settings, first))} points of "
+        f"accuracy relative to it{highest}{own}; synchronous SGD ends at {points(found.kept(settings, SYNCHRONOUS))}."
+    )
+    if "asgd" in found.methods(settings):
+        if "asgd" in fastest:
+            sentences.append("Plain `asgd` with a tuned rate ties with the fastest there, so begin with it.")
+        elif found.arrives(settings, "asgd"):
+            behind = ratio(found.times(settings, "asgd"), found.times(settings, first))
+            sentences.append(f"Plain `asgd` with a tuned rate takes {times(behind)} the time of `{first}` there.")
+        else:
+            sentences.append("Plain `asgd` with a tuned rate does not reach the target with every seed there.")
+    every, shares = found.profile([1.25])
+    if shares:
+        most = max(share[0] for share in shares.values())
+        names = [f"`{name}`" for name, share in shares.items() if share[0] == most]
+        sentences.append(
+            f"Over all {len(every)} setting{'s' if len(every) != 1 else ''} measured so far, {_listed(names)} "
+            f"{'is' if len(names) == 1 else 'are'} most often within 1.25 times of the fastest method: in "
+            f"{round(most * len(every))} of {len(every)}."
+        )
+    return sentences
+
+
+def times(value: Estimate) -> str:
+    """Return a factor with its interval.
+
+    >>> times(Estimate(2.0, 1.5, 2.5))
+    '2.00 times (1.50 to 2.50)'
+    """
+    return f"{value.mean:.2f} times ({value.low:.2f} to {value.high:.2f})"
+
+
+def points(value: Estimate) -> str:
+    """Return a difference of accuracies with its interval.
+
+    >>> points(Estimate(-1.0, -1.5, 0.5))
+    '−1.0 (−1.5 to +0.5)'
+    """
+    mean, low, high = (f"{number:+.1f}".replace("-", "−") for number in value)
+    return f"{mean} ({low} to {high})"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

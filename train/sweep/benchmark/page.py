@@ -1,0 +1,151 @@
+"""The page and the picture of the benchmark, made from its file alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from train.sweep.benchmark.outcome import Findings, advice, points
+from train.sweep.benchmark.settings import LOCAL, ONE, REFERENCES, SYNCHRONOUS, WORDS, Cell, Plan, Setting
+
+NAMES = {SYNCHRONOUS: "synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
+
+
+def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
+    """Return the page in Markdown."""
+    found = Findings(content)
+    said = advice(content)
+    lines = ["# Which asynchronous method?", ""]
+    lines += [f"{number}. {sentence}" for number, sentence in enumerate(said, 1)] or [
+        "No advice yet: 16 unequal workers have not been measured."
+    ]
+    lines += ["", *_progress(plan, found), ""]
+    if found.profile([1.0])[1]:
+        text = "Share of settings in which a method reaches the target within a factor of the fastest"
+        lines += [f"![{text}]({plan.name}.png)", ""]
+    for setting in dict.fromkeys((*(one for one in plan.settings if one in found.settings), *found.settings)):
+        lines += _table(plan, found, setting)
+    return "\n".join([*lines, *_method(plan, content, command)]) + "\n"
+
+
+def _progress(plan: Plan, found: Findings) -> list[str]:
+    """Return the part of the plan that is measured, in words."""
+    cells = plan.cells()
+    done = sum(cell in found.rows for cell in cells)
+    if done >= len(cells):
+        return [f"All {len(plan.settings)} settings are measured, with up to {len(plan.methods)} methods each."]
+    lines = [
+        f"**Measured so far: {done} of {len(cells)} pairs of a method and a setting.** The others have no numbers:",
+        "",
+    ]
+    for setting in plan.settings:
+        names = plan.methods_of(setting[0])
+        have = sum(Cell.at(setting, name) in found.rows for name in names)
+        state = "complete" if have == len(names) else f"{have} of {len(names)} methods" if have else "not begun"
+        lines.append(f"- {_place(setting)}: {state}")
+    return lines
+
+
+def _place(setting: Setting) -> str:
+    return f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} workers"
+
+
+def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
+    """Return the table of a setting, the fastest method first."""
+    here, fastest, accurate = [setting], found.fastest([setting]), found.most_accurate([setting])
+    references = [name for name in (SYNCHRONOUS, LOCAL) if Cell.at(setting, name) in found.rows]
+    names = [name for name in plan.methods if Cell.at(setting, name) in found.rows]
+    order = lambda name: (not found.arrives(here, name), float(np.mean(np.log(found.times(here, name)[0]))))
+    one = found.rows[Cell(setting[0], 1, "homogeneous", ONE)]
+    target = 100 * one["target"]
+    lines = [
+        f"## {_place(setting).capitalize()}",
+        "",
+        f"One worker ends at {100 * np.mean(one['accuracy']):.1f} % accuracy; the target is {target:.1f} %.",
+        "",
+        "| method | tuned numbers | accuracy relative to one worker, points | gradients to the target |"
+        + "".join(f" sooner than {NAMES[name]}, times |" for name in references),
+        "|---" * (4 + len(references)) + "|",
+    ]
+    for name in [*references, *sorted(names, key=order)]:
+        row = found.rows[Cell.at(setting, name)]
+        tuned = ", ".join(f"{field.replace('_', ' ')} {value:.3g}" for field, value in row["numbers"].items())
+        label = NAMES[name] if name in REFERENCES else f"**`{name}`**" if name in fastest else f"`{name}`"
+        kept = points(found.kept(here, name))
+        kept = f"**{kept}**" if name in accurate else kept
+        gradients = found.gradients(setting, name)
+        if gradients is None:
+            count = f"reached with {found.reached(setting, name)} of {len(row['time'])} seeds"
+            ratios = ["—"] * len(references)
+        else:
+            count, ratios = f"{gradients:,.0f}", [_ratio(found, setting, name, other) for other in references]
+        lines.append(f"| {' | '.join([label, tuned, kept, count, *ratios])} |")
+    return [*lines, ""]
+
+
+def _ratio(found: Findings, setting: Setting, name: str, reference: str) -> str:
+    if name == reference:
+        return "1"
+    value = found.speed_up([setting], name, reference)
+    least = "" if found.arrives([setting], reference) else "≥ "
+    return f"{least}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+
+def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
+    """Return the section on how the numbers were made."""
+    tasks = "; ".join(f"*{name}*: {title}" for name, title in plan.titles.items())
+    rungs = ", then ".join(f"{count} candidates with {share:g} of a run each" for count, share in plan.rungs)
+    cost, hardware = content["cost"], ", ".join(content["hardware"]) or "no machine yet"
+    return [
+        "## How it is measured",
+        "",
+        f"Tasks: {tasks}. Each run has {plan.gradients:,} gradients of all workers together, so with 64 workers each makes "
+        f"{plan.gradients // 64}. Its rate rises during the first {100 * plan.warm_up:g} % and is then constant. Methods with "
+        "local steps take 4 per commit, each of which counts as a gradient.",
+        "",
+        f"Tuning: every method and both references have the same budget in every setting, {plan.budget:,} gradients: {rungs}, "
+        "by the loss on training rows, on a seed of its own. A candidate is a learning rate from 0.0006 to 0.35 and a value "
+        "of one number of the method (momentum, strength, outer rate), or twice as many rates if it has none. The rates of "
+        "methods that make one step per N gradients are multiplied by N. "
+        + "".join(f"On *{task}* {len(names)} methods take part. " for task, names in plan.narrow.items())
+        + f"The {len(plan.seeds)} reported seeds did not serve tuning.",
+        "",
+        f"The target is {content['definition']['kept']:g} of the final accuracy of one worker with momentum and as many "
+        "gradients, along a curve on up to 2,000 test rows. Time is virtual: a gradient takes one unit on average, "
+        "gamma-distributed with a coefficient of variation of 0.1; the means of unequal workers have one of 0.6. Synchronous "
+        "SGD and local SGD wait for the slowest worker, with the same durations. Communication takes no time, which favours "
+        "methods that send every gradient. Where a reference did not reach the target, its whole run counts, so the ratio is "
+        "a lower bound (≥).",
+        "",
+        "Intervals are those of 95 % by bootstrap over seeds, paired by seed; with few seeds they are narrow. Bold: the best "
+        "method and all whose difference to it lies inside its interval, which is a tie.",
+        "",
+        f"Cost so far: {cost['runs']:,} runs, {cost['minutes']:,} process minutes, on {hardware}. `{command}` continues where "
+        f"it stopped, and `{command} --methods NAME` measures a method.",
+    ]
+
+
+def draw(figure: Any, content: Mapping[str, Any]) -> None:
+    """Draw the profile of every method into an empty figure, the best ones in colour."""
+    from gemjax.telemetry import style
+
+    found, factors = Findings(content), np.geomspace(1, 8, 200)
+    settings, shares = found.profile(factors.tolist())
+    area = {name: float(np.mean(values)) for name, values in shares.items()}
+    order = sorted(area, key=lambda name: -area[name])
+    axes = figure.subplots()
+    for name in reversed(order):
+        shown = name in order[:8]
+        looks = style.look(name, marker="") if shown else {"color": "0.85", "lw": 0.8, "zorder": 0}
+        axes.plot(factors, 100 * np.array(shares[name]), drawstyle="steps-post", label=name if shown else None, **looks)
+    style.ticks_at(axes, [1, 1.5, 2, 3, 4, 6, 8], log=True)
+    axes.set(
+        xlabel="time to the target, times that of the fastest method", ylabel="share of settings, %", ylim=(-2, 102)
+    )
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5))
+    style.heading(
+        figure, "How often each method is nearly the fastest", f"{len(settings)} settings, eight methods named"
+    )

@@ -1,0 +1,263 @@
+"""Settings and contestants of the benchmark, and the runs of each by successive halving."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from train.claims.runs import Record, Run
+from train.config.config import Config
+from train.config.datasets import DATASETS
+from train.config.methods import METHODS, Method
+
+PERIOD = 4  # Local steps per commit, for methods that have them.
+TUNING = 100  # The seed that serves tuning alone.
+RATES = (0.0006, 0.002, 0.006, 0.02, 0.06, 0.2)  # With two values of a method's own number.
+BETWEEN = (0.0011, 0.0035, 0.011, 0.035, 0.11, 0.35)  # Further rates of methods without such a number.
+ONE, SYNCHRONOUS, LOCAL = "one_worker", "synchronous_sgd", "local_sgd"
+REFERENCES = (ONE, SYNCHRONOUS, LOCAL)
+EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
+WORDS = {EQUAL: "equal", UNEQUAL: "unequal"}
+FIRST = ("asgd", "momentum_asgd", "staleness_aware", "dc_asgd", "dana_slim", "gap_aware", "gem", "easgd")  # Best known.
+SMOOTH = (0.5, 0.9)  # Values of a momentum.
+Setting = tuple[str, int, str]  # Task, number of workers and cluster.
+
+
+class Cell(NamedTuple):
+    """A method in a setting."""
+
+    task: str
+    workers: int
+    cluster: str
+    method: str
+
+    @classmethod
+    def at(cls, setting: Setting, method: str) -> Cell:
+        return cls(setting[0], setting[1], setting[2], method)
+
+    @property
+    def setting(self) -> Setting:
+        return self.task, self.workers, self.cluster
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """A method with what is tuned.
+
+    Args:
+      method: its row in `train/config/methods.py`.
+      own: the field of its own number; empty if it has none.
+      values: of that field, for a number of workers; two of them.
+      factor: factor on all learning rates, for a number of workers; larger for methods with one step per N gradients.
+      fixed: further fields.
+      barrier: True if workers wait for each other.
+    """
+
+    method: Method
+    own: str = ""
+    values: Callable[[int], tuple[float, float]] = lambda workers: SMOOTH
+    factor: Callable[[int], float] = lambda workers: 1.0
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    barrier: bool = False
+
+    def candidates(self, workers: int) -> list[dict[str, float]]:
+        """Return the numbers to try: twelve for every method, over the same rates."""
+        if not self.own:
+            return [{"learning_rate": rate * self.factor(workers)} for rate in sorted((*RATES, *BETWEEN))]
+        return [
+            {"learning_rate": rate * self.factor(workers), self.own: value}
+            for rate in RATES
+            for value in self.values(workers)
+        ]
+
+
+def _strengths(one: float, other: float) -> Callable[[int], tuple[float, float]]:
+    return lambda workers: (one, other)
+
+
+def _rounds(workers: int) -> float:
+    """Return the factor of methods that make one step per round of N gradients (the linear scaling rule)."""
+    return float(workers)
+
+
+def _own(method: Method) -> Contestant:
+    """Return the contestant of a method without a row below: its momentum is tuned, or rates alone."""
+    return Contestant(method, "momentum" if "momentum" in METHODS[method].takes else "")
+
+
+_ROWS = (
+    Contestant("gem", "kappa", _strengths(1.0, 2.0)),
+    Contestant("dc_asgd", "strength", _strengths(4.0, 40.0)),
+    Contestant("one_step_delay", "strength", _strengths(0.3, 1.0)),
+    Contestant("eamsgd", "strength", lambda workers: (0.9 / workers, min(1.0, 3.6 / workers))),
+    Contestant("easgd", "strength", lambda workers: (0.9 / workers, min(1.0, 3.6 / workers))),
+    Contestant("lsgd", "strength", _strengths(0.1, 0.3)),
+    Contestant("yellowfin", factor=lambda workers: 15.0),
+    Contestant("rennala", factor=_rounds),
+    Contestant("malenia", factor=_rounds),
+    Contestant("downpour", "outer_learning_rate", lambda workers: (workers**-0.5, 1.0)),
+    Contestant("agn", "outer_learning_rate", _strengths(1.0, 4.0)),
+    Contestant("fedbuff", "outer_learning_rate", _strengths(1.0, 3.0)),
+    Contestant("fedasync", "outer_learning_rate", _strengths(0.2, 0.6)),
+    Contestant("delayed_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
+    Contestant("outer_nesterov", "outer_learning_rate", _strengths(0.07, 0.7)),
+)
+CONTESTANTS: dict[str, Contestant] = {name: _own(name) for name in METHODS} | {row.method: row for row in _ROWS}
+# A mean over N workers behind a barrier, and one Nesterov step along it: DiLoCo with its outer rate at 1.
+CONTESTANTS |= {
+    ONE: Contestant("momentum_asgd", "momentum"),
+    SYNCHRONOUS: Contestant(
+        "diloco", "momentum", _strengths(0.0, 0.9), _rounds, {"outer_learning_rate": 1.0, "period": 1}, barrier=True
+    ),
+    LOCAL: Contestant("diloco", "momentum", _strengths(0.0, 0.5), fixed={"outer_learning_rate": 1.0}, barrier=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A scale of the benchmark.
+
+    Args:
+      name: of its files and its folder of runs.
+      tasks: configurations by name.
+      titles: their descriptions.
+      settings: pairs of task, workers and cluster, the most informative first.
+      gradients: per run, of all workers together.
+      methods: contestants, without the references.
+      rungs: candidates of each rung and the share of `gradients` that each of its runs has.
+      seeds: those reported.
+      evaluations: along a reported run.
+      warm_up: share of `gradients` in which the rate rises.
+      narrow: tasks that only some methods have, because a gradient takes long.
+    """
+
+    name: str
+    tasks: Mapping[str, Config]
+    titles: Mapping[str, str]
+    settings: tuple[Setting, ...]
+    gradients: int
+    methods: tuple[str, ...]
+    rungs: tuple[tuple[int, float], ...] = ((12, 1 / 8), (4, 1 / 4))
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    evaluations: int = 25
+    warm_up: float = 0.05
+    narrow: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def budget(self) -> int:
+        """Gradients that tune one method in one setting."""
+        return round(sum(count * share for count, share in self.rungs) * self.gradients)
+
+    def methods_of(self, task: str) -> tuple[str, ...]:
+        """Return the methods that a task has."""
+        return self.narrow.get(task, self.methods)
+
+    def cells(self) -> list[Cell]:
+        """Return all cells, the most informative first: the first setting in full, then the best-known methods everywhere."""
+        ones = [Cell(task, 1, EQUAL, ONE) for task in dict.fromkeys(setting[0] for setting in self.settings)]
+        early = [name for name in FIRST if name in self.methods]
+        late = [name for name in self.methods if name not in early]
+        takes = lambda setting, name: name in REFERENCES or name in self.methods_of(setting[0])
+        of = lambda settings, methods: [
+            Cell.at(setting, name) for setting in settings for name in methods if takes(setting, name)
+        ]
+        first, others = self.settings[:1], self.settings[1:]
+        known = of(first, (SYNCHRONOUS, LOCAL, *early))
+        return [
+            *ones[:1],
+            *known,
+            *of(first, late),
+            *ones[1:],
+            *of(others, (SYNCHRONOUS, LOCAL, *early)),
+            *of(others, late),
+        ]
+
+    def config(self, cell: Cell, numbers: Mapping[str, float], share: float, seed: int) -> Config:
+        """Return the configuration of a run."""
+        contestant = CONTESTANTS[cell.method]
+        local = METHODS[contestant.method].local
+        barrier = {EQUAL: "barrier", UNEQUAL: "heterogeneous_barrier"}
+        cluster: Any = barrier[cell.cluster] if contestant.barrier else cell.cluster
+        task = self.tasks[cell.task]
+        steps = DATASETS[task.dataset].rows // task.batch_size
+        changes: dict[str, Any] = {"period": PERIOD} if local else {}
+        changes |= dict(contestant.fixed) | dict(numbers)
+        return dataclasses.replace(
+            task,
+            method=contestant.method,
+            workers=cell.workers,
+            cluster=cluster,
+            # Half a gradient less, because the number of commits is rounded up.
+            epochs=(round(share * self.gradients) - 0.5) / (cell.workers * steps),
+            warmup_epochs=self.warm_up * self.gradients / steps,
+            seed=seed,
+            **changes,
+        )
+
+    def run(self, cell: Cell, numbers: Mapping[str, float], share: float, seed: int) -> Run:
+        values = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+        kind = f"{cell.task}, {WORDS[cell.cluster]}, {cell.method}, {values}, {share:.3g} of a run"
+        return Run(
+            kind,
+            cell.workers,
+            self.config(cell, numbers, share, seed),
+            evaluations=self.evaluations if share == 1 else 1,
+        )
+
+    def next_runs(self, cell: Cell, known: Mapping[Run, Record]) -> tuple[list[Run], dict[str, float]]:
+        """Return the runs of the first unfinished rung, or those that are reported, and the best numbers so far.
+
+        A rung keeps the candidates with the least loss of the last parameters on training rows.
+        """
+        contenders = CONTESTANTS[cell.method].candidates(cell.workers)
+        for count, share in self.rungs:
+            runs = [self.run(cell, numbers, share, TUNING) for numbers in contenders[:count]]
+            if any(run not in known for run in runs):
+                return runs, {}
+            losses = [_loss(known[run]) for run in runs]
+            contenders = [contenders[index] for index in sorted(range(len(runs)), key=lambda index: losses[index])]
+        return [self.run(cell, contenders[0], 1, seed) for seed in self.seeds], contenders[0]
+
+
+def _loss(record: Record) -> float:
+    found = record.get("final_loss")
+    return math.inf if found is None else found
+
+
+def _settings(tasks: tuple[str, ...], workers: tuple[int, ...]) -> tuple[Setting, ...]:
+    """Return all settings, 16 unequal workers first."""
+    every = [(task, count, cluster) for count in workers for cluster in (UNEQUAL, EQUAL) for task in tasks]
+    return tuple(sorted(every, key=lambda setting: (setting[1] != 16, setting[2] != UNEQUAL)))
+
+
+_ALL = tuple(METHODS)
+FULL = Plan(
+    name="benchmark",
+    tasks={
+        "cifar": Config(dataset="cifar10_jpeg", engine="simulate", model="pooled_cnn", pool=2, batch_size=16),
+        "fashion": Config(dataset="fashion_mnist", engine="simulate", model="pooled_cnn", pool=2, batch_size=16),
+        "characters": Config(
+            dataset="tiny_shakespeare", engine="simulate", model="transformer", width=0.25, depth=1, batch_size=1
+        ),
+    },
+    titles={
+        "cifar": "CIFAR-10 (JPEG q75) at 16 × 16, pooled CNN, batches of 16",
+        "fashion": "Fashion-MNIST at 14 × 14, pooled CNN, batches of 16",
+        "characters": "Tiny Shakespeare, one transformer block of 32 units, batches of 128 characters",
+    },
+    settings=_settings(("cifar", "fashion", "characters"), (4, 16, 64)),
+    gradients=16_000,
+    methods=_ALL,
+    narrow={"characters": (*FIRST, "gap_aware_adam")},
+)
+QUICK = Plan(
+    name="benchmark-quick",
+    tasks={"digits": Config(dataset="digits", engine="simulate", batch_size=8)},
+    titles={"digits": "handwritten digits at 8 × 8, small CNN, batches of 8"},
+    settings=(("digits", 16, UNEQUAL), ("digits", 16, EQUAL), ("digits", 64, UNEQUAL)),
+    gradients=4_800,
+    methods=FIRST,
+    seeds=(0, 1, 2),
+)

@@ -1,0 +1,68 @@
+"""Batches for the workers of a cluster: small data are sent to them once, and large data are read on each host."""
+
+import os
+import socket
+from pathlib import Path
+
+import jax
+
+import gemjax
+from train.common.errors import DataError
+from train.task.data import load as data
+
+LARGEST_SENT = 64 << 20  # Bytes.
+Folders = tuple[str | None, str | None]  # `data_dir` and `manual_dir`.
+
+
+def epochs(
+    dataset: data.Dataset, batch_size: int, seed: int, data_dir: str | None = None, manual_dir: str | None = None
+) -> gemjax.Epochs:
+    """Return all training rows in epochs, for workers in other processes and on other hosts.
+
+    Args:
+      dataset: the data; up to 64 MiB are sent with the batches, larger ones are read from the files of each host.
+      batch_size: rows per batch.
+      seed: decides the orders.
+      data_dir: folder of the prepared data, as for `load`; the same one on every host.
+      manual_dir: folder of the original files, as for `load`, from which a host without prepared data prepares them.
+    """
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(dataset.train)) <= LARGEST_SENT:
+        return gemjax.Epochs(dataset.train, batch_size, seed)
+    made = _Read(dataset.train, batch_size, seed)
+    made.name, made.folders = dataset.name, (_absolute(data_dir), _absolute(manual_dir))
+    return made
+
+
+class _Read(gemjax.Epochs):
+    """Epochs that are sent to another process without their data."""
+
+    name: str
+    folders: Folders
+
+    def __reduce__(self):
+        return _read, (self.name, self.num_rows, self.batch_size, self.seed, self.folders)
+
+
+def _read(name: str, num_rows: int, batch_size: int, seed: int, folders: Folders) -> gemjax.Epochs:
+    """Return the epochs of the data that this host has.
+
+    Raises:
+      DataError: if it has none, or other ones; with the host and the remedy.
+    """
+    data_dir, manual_dir = folders
+    remedy = (
+        f"prepare {name} in the same --data-dir ({data_dir or 'by default that of TFDS'}) on every host of the cluster, or "
+        "share that folder"
+    )
+    try:
+        rows = data.load(name, data_dir=data_dir, manual_dir=manual_dir).train
+    except (OSError, ValueError) as error:
+        raise DataError(f"{socket.gethostname()} cannot read {name}: {str(error).rstrip('.')}; {remedy}") from error
+    if (found := len(jax.tree.leaves(rows)[0])) != num_rows:
+        raise DataError(f"{socket.gethostname()} has {found} rows of {name}, but the driver has {num_rows}; {remedy}")
+    return gemjax.Epochs(rows, batch_size, seed)
+
+
+def _absolute(folder: str | None) -> str | None:
+    """Return an absolute path: a worker has another working folder."""
+    return None if folder is None else os.fspath(Path(folder).expanduser().absolute())
