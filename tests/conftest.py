@@ -1,4 +1,4 @@
-"""The strict world of the tests: eight worker devices and a central one, no rank promotion, slow tests on demand."""
+"""Strict settings of all tests: eight worker devices and a central one, no rank promotion, slow tests on demand."""
 
 import os
 import time
@@ -18,14 +18,17 @@ DAYS_KEPT = 7
 
 
 def pytest_addoption(parser):
-    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
-    parser.addoption("--renew-golden", action="store_true", help="write the golden histories anew instead of comparing")
-    parser.addoption("--compile-anew", action="store_true", help="keep no compiled programs in pytest's cache folder")
+    parser.addoption("--run-slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--renew-golden", action="store_true", help="rewrite the golden histories instead of comparing")
+    parser.addoption("--renew-notebooks", action="store_true", help="store the outputs of notebooks that are executed")
+    parser.addoption(
+        "--compile-anew", action="store_true", help="do not keep compiled programs in pytest's cache folder"
+    )
 
 
 def pytest_configure(config):
     """Share compiled programs between tests, xdist workers, subprocesses and runs; `--cache-clear` deletes them."""
-    # A program that cannot be read (another process may be writing it) or written is compiled as if there were no cache.
+    # A program that cannot be read (another process may be writing it) or written is compiled as without a cache.
     for verb in ("reading", "writing"):
         config.addinivalue_line("filterwarnings", f"ignore:Error {verb} persistent compilation cache entry")
     if config.getoption("--compile-anew") or not hasattr(config, "cache") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
@@ -59,13 +62,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Count the deselected tests for the closing line: under xdist only the workers collect, each of them all tests."""
+    """Count the deselected tests for the last line; under xdist only the workers collect, and each collects all tests."""
     if reporter := node.config.pluginmanager.get_plugin("terminalreporter"):
         reporter.stats["deselected"] = [node] * getattr(node, "workeroutput", {}).get("slow", 0)
 
 
 @pytest.fixture
 def x64():
-    """Double precision for one test."""
+    """Enable double precision for one test."""
     with enable_x64(True):
         yield

@@ -4,12 +4,20 @@ import numpy as np
 
 
 def cycle(worker, step, dispatch, began, ready, time, pulled_at, staleness, kind="commit", loss=1.0):
-    """The events of one cycle of a worker."""
-    who = {"worker": worker, "step": step}
+    """Return the events of one cycle of a worker."""
+    common = {"worker": worker, "step": step}
     return [
-        {"event": "dispatch", "time": dispatch, **who},
-        {"event": "ready", "time": ready, **who, "began": began},
-        {"event": kind, "time": time, **who, "pulled_at": pulled_at, "staleness": staleness, "loss": loss, "gap": 0.5},
+        {"event": "dispatch", "time": dispatch, **common},
+        {"event": "ready", "time": ready, **common, "began": began},
+        {
+            "event": kind,
+            "time": time,
+            **common,
+            "pulled_at": pulled_at,
+            "staleness": staleness,
+            "loss": loss,
+            "gap": 0.5,
+        },
     ]
 
 
@@ -22,7 +30,7 @@ def start(num_workers, commits=0, time=0.0, central=None):
 
 
 def free(num_workers=4, rounds=30, wait=0.02, view=0.0, speeds=None, variation=0.3, devices=None, central=None, seed=0):
-    """Workers who go on as soon as their own commit is made; each commit waits for `wait`, each view for `view`."""
+    """Make the log of workers that continue after their own commit; each commit waits for `wait`, each view for `view`."""
     random = np.random.default_rng(seed)
     speeds = np.ones(num_workers) if speeds is None else np.asarray(speeds, float)
 
@@ -47,7 +55,7 @@ def free(num_workers=4, rounds=30, wait=0.02, view=0.0, speeds=None, variation=0
 
 
 def lock_step(num_workers=4, rounds=30, seed=0):
-    """All pull together, and all wait for the slowest."""
+    """Make the log of workers that pull together and wait for the slowest."""
     random = np.random.default_rng(seed)
     events, now, commits = [start(num_workers)], 0.0, 0
     for step in range(rounds):
@@ -63,7 +71,7 @@ def lock_step(num_workers=4, rounds=30, seed=0):
 
 
 def turns(num_workers=4, rounds=30, seed=0):
-    """One gradient at a time, workers by chance."""
+    """Make the log of workers in random order, with one gradient at a time."""
     random = np.random.default_rng(seed)
     events, pulled, steps = [start(num_workers)], [0] * num_workers, [0] * num_workers
     for commit in range(num_workers * rounds):

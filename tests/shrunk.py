@@ -1,4 +1,4 @@
-"""A run that is over in a moment, and files that may not grow."""
+"""A very short run, and files of limited size."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ COMMITS = 33
 
 
 class Dense(nn.Module):
-    """Stands in for the convolutional network: it compiles in no time."""
+    """Substitute for the convolutional network that compiles at once."""
 
     num_classes: int = 10
 
@@ -19,14 +19,14 @@ class Dense(nn.Module):
 
 
 def flags(folder, *more):
-    """The command line of a run of 33 commits in `folder`."""
+    """Return the command line of a run of 33 commits in `folder`."""
     small = "--engine simulate --workers 3 --epochs 1 --batch-size 128 --eval-every 11 --checkpoint-every 11"
     return [*small.split(), "--out", str(folder), *more]
 
 
 @contextlib.contextmanager
 def no_file_beyond(size):
-    """Files grow to `size` bytes and no further, as on a disk that becomes full."""
+    """Limit the size of files to `size` bytes, as a disk does that becomes full."""
     import resource  # Not on Windows.
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Callbacks: a run ends when its metric does not improve, and its best state is kept."""
+"""Callbacks: a run ends when its metric stops improving, and its best state is kept."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ NAN = float("nan")
 
 
 def at(commits):
-    """Progress after so many commits; the parameters say how many, too."""
+    """Progress after so many commits, with parameters equal to that number."""
     params = {"x": jnp.full(4, float(commits))}
     return gemjax.Progress(
         commits=commits,
@@ -35,9 +35,9 @@ def at(commits):
 
 
 def metric(*values):
-    """An evaluation that returns the values one after the other."""
-    left = list(values)
-    return lambda progress: left.pop(0)
+    """Make an evaluation that returns the values in order."""
+    remaining = iter(values)
+    return lambda progress: next(remaining)
 
 
 def simulate(callback, **options):
@@ -71,7 +71,7 @@ def test_a_call_without_new_commits_is_no_evaluation():
     assert [stopping(at(commits)) for commits in (10, 20, 20, 20, 30)] == [False, False, False, False, True]
 
 
-def test_a_run_that_it_ended_is_continued_with_the_whole_patience():
+def test_a_continued_run_starts_with_full_patience():
     stopping = EarlyStopping(metric(1, 2, 3, 4, 0.5, 1), patience=2)
     assert [stopping(at(10 * call)) for call in range(1, 7)] == [False, False, True, False, False, False]
     assert stopping.best == 0.5
@@ -99,7 +99,7 @@ def test_options_out_of_range_are_refused(options, message):
 
 
 @pytest.mark.parametrize("found", [None, "low", np.ones(3), jnp.ones((2, 2)), (1.0, {})])
-def test_what_is_no_number_is_refused(found):
+def test_a_metric_that_is_not_one_number_is_refused(found):
     with pytest.raises(TypeError, match=r"evaluate\(progress\) must return one number, but returned"):
         EarlyStopping(lambda progress: found)(at(1))
 
@@ -147,19 +147,19 @@ def test_keeps_the_best(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["50"]
 
 
-def test_the_largest_is_the_best_where_that_is_asked_for(tmp_path):
+def test_the_largest_is_the_best_with_mode_max(tmp_path):
     best = BestCheckpoint(tmp_path, metric(NAN, 3, 5, 4), mode="max")
     for call in range(1, 5):
         best(at(10 * call))
     assert int(best.load(LIKE)[0].params["x"][0]) == 30
 
 
-def test_a_new_process_goes_on_from_the_metric_in_the_folder(tmp_path):
+def test_a_new_process_continues_from_the_metric_in_the_folder(tmp_path):
     first = BestCheckpoint(tmp_path, metric(3, 1, 2))
     for commits in (10, 40, 50):
         first(at(commits))
     first.checkpoints.close()
-    # Continued from a checkpoint after 20 commits: a state that is worse does not replace the one of 40, a better one does.
+    # Continued from a checkpoint of 20 commits: a worse state does not replace the one of 40 commits, a better one does.
     again = BestCheckpoint(tmp_path, metric(2, 0.5, 0.7))
     assert again.best == 1
     again(at(20))
@@ -174,7 +174,7 @@ def test_a_new_process_goes_on_from_the_metric_in_the_folder(tmp_path):
 def test_a_folder_of_other_checkpoints_is_refused(tmp_path):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(LIKE, TRACE.first(0))
-    with pytest.raises(ValueError, match="did not save: give it a folder of its own"):
+    with pytest.raises(ValueError, match="did not save: give it its own folder"):
         BestCheckpoint(tmp_path, metric())
     best = BestCheckpoint(tmp_path / "own", metric(1))
     best(at(10))
@@ -182,13 +182,13 @@ def test_a_folder_of_other_checkpoints_is_refused(tmp_path):
         BestCheckpoint(tmp_path / "own", metric(), mode="max")
 
 
-def test_nothing_saved_is_said(tmp_path):
+def test_loading_without_a_checkpoint_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         BestCheckpoint(tmp_path, metric()).load(LIKE)
 
 
-def test_the_best_of_a_run_goes_on_as_the_run_did(tmp_path):
-    """Bit for bit in the simulator, and on devices with the state at that commit."""
+def test_a_run_can_be_continued_from_its_best_checkpoint(tmp_path):
+    """Equal bit for bit in the simulator; on devices, with the trace up to that commit."""
     metric_of = {10: 3.0, 20: 1.0, 30: 2.0}
     best = BestCheckpoint(tmp_path / "simulated", lambda progress: metric_of.get(progress.commits, 9.0))
     whole = simulate(best)
@@ -223,7 +223,7 @@ def test_one_evaluation_serves_all_callbacks_of_a_call(tmp_path):
     assert int(result.state.commits) == evaluated[-1]
 
 
-def test_all_are_called_and_any_may_end_the_run():
+def test_all_callbacks_are_called_and_any_may_end_the_run():
     called = []
 
     def make(name, answer):
@@ -241,12 +241,12 @@ def test_all_are_called_and_any_may_end_the_run():
     assert callbacks.chain()(progress) is False
 
 
-def test_an_answer_that_is_neither_true_nor_false_is_refused():
+def test_a_return_value_that_is_neither_true_nor_false_is_refused():
     with pytest.raises(TypeError, match="callback returned an array of shape"):
         callbacks.chain(lambda progress: False, lambda progress: np.zeros(2))(at(10))
 
 
-def test_progress_is_still_one_that_can_be_replaced():
+def test_a_progress_that_was_evaluated_can_be_replaced():
     progress = at(10)
     EarlyStopping(lambda progress: 1.0)(progress)
     assert dataclasses.replace(progress, commits=20).commits == 20

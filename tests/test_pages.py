@@ -1,4 +1,4 @@
-"""The pages of the folders: their links lead somewhere, and what they tell to type is understood."""
+"""Pages of the folders: their links have targets, and their commands parse."""
 
 import dataclasses
 import re
@@ -17,8 +17,10 @@ from train.claims.reproduce import Reproduce
 from train.common import compilation
 from train.common.files import write_whole
 from train.config.config import Config
+from train.report.replay.replay import Replay
 from train.report.report import Report
 from train.sweep import sweep
+from train.sweep.benchmark.benchmark import Benchmark
 from train.sweep.grid import Grid
 
 ROOT = Path(__file__).parents[1]
@@ -29,12 +31,15 @@ PAGES = (
     "gemjax/methods/README.md",
     "train/README.md",
     "train/results/README.md",
+    "colab/README.md",
 )
 PARSERS = {
     "sweep": sweep.parse,
+    "benchmark": lambda argv: tyro.cli(Benchmark, args=argv),
     "reproduce": reproduce.parse,
     "results": results_table.parse,
     "report": lambda argv: tyro.cli(Report, args=argv),
+    "replay": lambda argv: tyro.cli(Replay, args=argv),
     "bench": lambda argv: tyro.cli(Bench, args=argv),
 }
 
@@ -44,18 +49,18 @@ def _text(page):
 
 
 def _prose(text):
-    """The page without its blocks of code."""
+    """Return the page without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def _anchors(text):
-    """The names that headings can be linked by, as GitHub makes them."""
+    """Return the anchors of all headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", _prose(text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _commands():
-    """The arguments of each `python -m train` in the shell blocks of the pages."""
+    """Yield the arguments of each `python -m train` in the shell blocks of the pages."""
     for page in PAGES:
         for block in re.findall(r"^```bash\n(.*?)^```$", _text(page), re.DOTALL | re.MULTILINE):
             for command in re.split(r"&&|\n", block):
@@ -74,7 +79,7 @@ def test_links_lead_to_files_and_headings(page):
 
 
 @pytest.mark.parametrize("argv", list(_commands()))
-def test_commands_are_understood(argv, tmp_path, monkeypatch):
+def test_commands_parse(argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/my-run").mkdir(parents=True)
     Config().save("runs/my-run/config.json")
@@ -85,9 +90,26 @@ def test_commands_are_understood(argv, tmp_path, monkeypatch):
 
 
 def test_the_page_of_the_command_line_names_flags_that_exist():
-    fields = {field.name for kind in (Config, Grid, Reproduce, Bench) for field in dataclasses.fields(kind)}
-    known = {"--help", compilation.FLAG, *(f"--{name.replace('_', '-')}" for name in fields)}
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text("train/README.md"))) <= known
+    fields = {field.name for kind in (Config, Grid, Benchmark, Reproduce, Bench) for field in dataclasses.fields(kind)}
+    known = {"--help", "--help-all", compilation.FLAG, *(f"--{name.replace('_', '-')}" for name in fields)}
+    text = re.sub(
+        r"^```yaml\n.*?^```$|(?:^|`)ray [^`\n]*", "", _text("train/README.md"), flags=re.DOTALL | re.MULTILINE
+    )
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) <= known
+
+
+@pytest.mark.slow
+def test_the_cluster_files_of_the_page_are_valid_for_ray():
+    util = pytest.importorskip("ray.autoscaler._private.util")
+    yaml = pytest.importorskip("yaml")
+    files = re.findall(r"^```yaml\n(.*?)^```$", _text("train/README.md"), re.DOTALL | re.MULTILINE)
+    assert len(files) == 2
+    for text in files:
+        config = util.prepare_config(yaml.safe_load(text))  # With Ray's defaults for the provider.
+        util.validate_config(config)
+        assert config["head_node_type"] in config["available_node_types"]
+        for commands in ("head_start_ray_commands", "worker_start_ray_commands"):
+            assert all("RAY_AUTH_MODE=token" in command for command in config[commands] if "ray start" in command)
 
 
 def test_the_citation_is_of_this_version():

@@ -1,4 +1,4 @@
-"""The testing tools: they are the referee, so they are checked against hand-made numbers."""
+"""The testing tools, checked against numbers computed by hand, because other tests rely on them."""
 
 import threading
 
@@ -12,7 +12,7 @@ import gemjax
 from gemjax.testing import Faults, InjectedFaultError, quadratic, run_in_python
 
 
-def test_a_planned_failure_raises_as_often_as_told():
+def test_a_planned_failure_raises_as_often_as_planned():
     with Faults().fail(worker=1, step=2, times=2) as faults:
         faults(1, 1)
         faults(0, 2)
@@ -23,7 +23,7 @@ def test_a_planned_failure_raises_as_often_as_told():
     assert faults.injected == [("fail", 1, 2), ("fail", 1, 2)]
 
 
-def test_a_hung_worker_is_let_go_at_the_end():
+def test_a_hung_worker_is_released_at_the_end():
     reached, done = threading.Event(), threading.Event()
 
     class Watched(Faults):
@@ -53,7 +53,7 @@ def test_the_reference_loop_against_numbers_by_hand():
 
 
 def test_the_reference_loop_pulls_late():
-    """As above, but worker 1 pulled at clock 1: it computes at 8."""
+    """Worker 1 pulls at clock 1, so it computes at 8."""
     trace = gemjax.Trace(worker=[0, 1], pulled_at=[0, 1])
     params = run_in_python(
         gemjax.asgd(0.5, num_workers=2), lambda p, b: 0.5 * p**2, jnp.float32(16.0), lambda w, s: 0, trace
@@ -61,7 +61,7 @@ def test_the_reference_loop_pulls_late():
     assert float(params) == 4.0
 
 
-def test_the_reference_loop_hands_out_model_state_and_keys():
+def test_the_reference_loop_passes_model_state_and_keys():
     seen = []
 
     def loss_fn(params, model_state, batch, key):
@@ -89,8 +89,8 @@ def test_the_reference_loop_hands_out_model_state_and_keys():
     assert seen == [(7, 1, 0, bits(1, 0)), (7, 0, 3, bits(0, 3)), (8, 1, 5, bits(1, 5))]
 
 
-def test_a_plain_optax_optimizer_is_run_as_it_is():
-    """One worker: the reference loop is the loop that every optax user writes."""
+def test_a_plain_optax_optimizer_runs_unchanged():
+    """With one worker, the reference loop is the loop that every optax user writes."""
     loss_fn, params, batches = quadratic(3)
     tx = optax.adam(0.1)
     result = run_in_python(tx, loss_fn, params, batches, gemjax.arrivals.RoundRobin(1).trace(15))
@@ -102,7 +102,7 @@ def test_a_plain_optax_optimizer_is_run_as_it_is():
     np.testing.assert_allclose(result["x"], params["x"], rtol=1e-6)
 
 
-def test_the_quadratic_is_what_it_says():
+def test_the_quadratic_has_the_documented_curvature_and_noise():
     loss_fn, params, batches = quadratic(dimension=5, condition=100.0, noise=0.5, seed=3)
     hessian = jax.hessian(loss_fn)(params, jnp.zeros(5))["x"]["x"]
     curvature = np.diag(hessian)
@@ -123,9 +123,9 @@ def test_a_slow_worker_commits_less():
     assert ("slow", 1, 0) in faults.injected
 
 
-def test_what_is_poisoned_is_rejected_once():
+def test_a_poisoned_gradient_is_rejected_once():
     with Faults().poison(worker=0, step=2).poison(worker=2, step=0) as faults:
-        result = run_with(faults, policy=gemjax.Policy(max_staleness=4))  # Or one of them might run away.
+        result = run_with(faults, policy=gemjax.Policy(max_staleness=4))  # So that no worker runs far ahead.
     assert int(result.state.rejected) == 2
     assert sorted(faults.injected) == [("poison", 0, 2), ("poison", 2, 0)]
     assert 2 not in result.trace.step[result.trace.worker == 0]
@@ -133,7 +133,7 @@ def test_what_is_poisoned_is_rejected_once():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(result.params)))
 
 
-def test_a_worker_that_hangs_may_be_let_go():
+def test_a_worker_that_hangs_may_be_released():
     with Faults().hang(worker=1, step=1) as faults:
         result = run_with(faults, callback=lambda progress: faults.let_go(1, 1), callback_every=20)
     assert 1 in result.trace.step[result.trace.worker == 1]

@@ -1,4 +1,4 @@
-"""Arrival models around arrival models: speeds, ways, queues, incidents, barriers."""
+"""Arrival models that wrap other models: speeds, latencies, queues, incidents, barriers."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_trace_and_a_longer_one_begins_with_it(mode
 
 
 @every_model
-def test_time_is_real(model):
+def test_times_are_finite_and_ordered(model):
     trace = model.trace(500)
     assert (np.diff(trace.time) >= 0).all()
     assert trace.time[0] > 0
@@ -58,13 +58,13 @@ def test_time_is_real(model):
 
 @pytest.mark.parametrize("mean", [1.0, 8.0])
 @pytest.mark.parametrize("kind", [arrivals.Exponential, arrivals.LogNormal, arrivals.Pareto])
-def test_means_are_what_they_are_said_to_be(kind, mean):
+def test_durations_have_the_given_mean(kind, mean):
     drawn = kind(1, mean=mean).trace(60_000)
     assert drawn.time[-1] / 60_000 == pytest.approx(mean, rel=0.02)
 
 
-def test_exponential_arrivals_have_no_memory():
-    """Whoever is next has nothing to do with who was: the staleness is geometric with mean N - 1."""
+def test_exponential_arrivals_are_memoryless():
+    """The next worker is independent of the last, so the staleness is geometric with mean N - 1."""
     lag = arrivals.Exponential(8).trace(60_000).staleness[100:]
     assert lag.mean() == pytest.approx(7, rel=0.01)
     np.testing.assert_allclose(np.bincount(lag, minlength=20)[:6] / len(lag), (7 / 8) ** np.arange(6) / 8, rtol=0.05)
@@ -91,7 +91,7 @@ def test_scaled_round_robin_is_constant_speeds():
     np.testing.assert_allclose(scaled.time, constant.time)
 
 
-def test_a_way_makes_every_round_longer_and_nothing_else():
+def test_latency_only_lengthens_every_round():
     near, far = Gamma(4).trace(200), Delayed(Gamma(4), up=1.0, down=2.0).trace(200)
     for worker in range(4):
         mine, other = near.time[near.worker == worker], far.time[far.worker == worker]
@@ -102,14 +102,14 @@ def test_a_way_makes_every_round_longer_and_nothing_else():
 # --- The queue
 
 
-def test_a_centre_that_takes_no_time_is_no_queue():
+def test_a_queue_without_service_time_changes_nothing():
     queued, free = Queue(Gamma(5), service=0.0).trace(300), Gamma(5).trace(300)
     np.testing.assert_array_equal(queued.worker, free.worker)
     np.testing.assert_allclose(queued.time, free.time)
 
 
-def test_a_busy_centre_serves_one_at_a_time_in_the_order_of_arrival():
-    """64 workers of one gradient a unit, 0.05 each: 20 commits a unit of time, and everyone in turn."""
+def test_a_saturated_queue_serves_one_worker_at_a_time_in_order_of_arrival():
+    """64 workers of one gradient per unit, 0.05 per commit: 20 commits per unit of time, each worker in turn."""
     trace = Queue(Gamma(64), service=0.05).trace(4000, seed=1)
     assert (np.diff(trace.time) >= 0.05 - 1e-9).all()
     assert 4000 / trace.time[-1] == pytest.approx(20, rel=0.01)
@@ -118,7 +118,7 @@ def test_a_busy_centre_serves_one_at_a_time_in_the_order_of_arrival():
     assert counts.max() - counts.min() <= 2
 
 
-def test_an_idle_centre_delays_only_by_its_service():
+def test_an_idle_queue_delays_only_by_its_service():
     trace = Queue(ConstantSpeeds([1.0]), service=0.25).trace(3)
     np.testing.assert_allclose(trace.time, [1.25, 2.5, 3.75])
 
@@ -127,7 +127,7 @@ def test_an_idle_centre_delays_only_by_its_service():
 
 
 def test_a_slow_worker_by_hand():
-    """The gradient at hand at 1.5 is half done: its other half takes 2 instead of 0.5."""
+    """At 1.5 the current gradient is half done: its other half takes 2 instead of 0.5."""
     trace = Incidents(RoundRobin(1), [Slows(0, at=1.5, factor=4.0), Slows(0, at=9.5, factor=1.0)]).trace(5)
     np.testing.assert_allclose(trace.time, [1.0, 3.5, 7.5, 10.0, 11.0])
 
@@ -143,7 +143,7 @@ def test_a_worker_that_leaves_loses_its_gradient_and_comes_back_with_a_fresh_vie
     assert (~trace.events().commits).sum() == 1
 
 
-def test_a_worker_that_joins_later_pulls_what_is_there():
+def test_a_worker_that_joins_later_pulls_the_current_version():
     trace = Incidents(RoundRobin(2), [Joins(1, at=3.5)]).trace(9)
     np.testing.assert_array_equal(trace.worker, [0, 0, 0, 0, 1, 0, 1, 0, 1])
     assert trace.pulled_at[4] == 3
@@ -154,7 +154,7 @@ def test_slowness_outlasts_an_absence():
     np.testing.assert_allclose(trace.time, [2.0, 4.0, 12.0, 14.0])
 
 
-def test_all_others_go_on_as_if_nothing_happened():
+def test_incidents_do_not_change_other_workers():
     incidents = [Slows(1, 2.0, 3.0), Leaves(2, 5.0), Joins(2, 9.0)]
     with_, without = Incidents(Gamma(4), incidents).trace(300), Gamma(4).trace(300)
     for worker in (0, 3):
@@ -172,7 +172,7 @@ def test_a_run_with_incidents_obeys_the_law():
     np.testing.assert_array_equal(result.history["pulled_at"], trace.pulled_at)
 
 
-def test_when_all_have_left_there_are_no_more_commits():
+def test_there_are_no_commits_after_all_workers_have_left():
     with pytest.raises(ValueError, match="only 2 of 5 commits happen before the last worker has left for good"):
         Incidents(RoundRobin(1), [Leaves(0, 2.5)]).trace(5)
     assert len(Incidents(RoundRobin(1), [Leaves(0, 2.5)]).trace(2)) == 2
@@ -180,7 +180,7 @@ def test_when_all_have_left_there_are_no_more_commits():
 
 # --- Barriers
 
-# N, then commits a unit of time over those behind a barrier, on a homogeneous cluster (DANA's simulation).
+# N, then commits per unit of time over those behind a barrier, on a homogeneous cluster (DANA's simulation).
 SPEED_UPS = [(4, 1.10), (8, 1.15), (16, 1.19), (32, 1.22), (64, 1.25)]
 
 
@@ -215,7 +215,7 @@ def test_behind_a_barrier_views_are_those_of_the_last_meeting():
 
 
 def test_behind_a_barrier_asgd_is_synchronous_sgd():
-    """N gradients at one point, each at a share of 1/N: one step on their mean."""
+    """N gradients at one point, each with weight 1/N: one step on their mean."""
     loss_fn, params, batches = gemjax.testing.quadratic(noise=0.0)
     result = gemjax.simulate(gemjax.asgd(0.3 / 4, 4), loss_fn, params, batches, Barrier(Gamma(4)).trace(40))
     alone = gemjax.simulate(gemjax.asgd(0.3), loss_fn, params, batches, RoundRobin(1).trace(10))
@@ -241,15 +241,15 @@ def test_behind_a_barrier_asgd_is_synchronous_sgd():
         (lambda: Queue(Gamma(2), service=float("inf")), "service must be finite and not negative, got inf"),
         (
             lambda: Incidents(Gamma(2), [Leaves(2, 1.0)]),
-            r"Leaves\(worker=2, at=1.0\) is of a worker that is not in range\(2\)",
+            r"Leaves\(worker=2, at=1.0\) names a worker that is not in range\(2\)",
         ),
         (lambda: Incidents(Gamma(2), [Leaves(0, -1.0)]), "the time must be finite and not negative"),
         (lambda: Incidents(Gamma(2), [Slows(0, 1.0, 0.0)]), "the factor must be positive"),
         (lambda: Incidents(Gamma(2), [Leaves(0, 1.0), Leaves(0, 2.0)]), "worker 0 leaves or joins twice in a row"),
-        (lambda: Queue(Gamma(2), service=0.1).trace(-1), "num_commits must not be negative, got -1"),
+        (lambda: Queue(Gamma(2), service=0.1).trace(-1), "num_commits must be an int in 0 … 2147483647, got -1"),
     ],
 )
-def test_what_cannot_be_is_refused(make, message):
+def test_invalid_models_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -258,6 +258,10 @@ def test_what_cannot_be_is_refused(make, message):
 @pytest.mark.parametrize(
     "outer", [Delayed, Queue, Barrier, Incidents, arrivals.SemiSynchronous, lambda model: Scaled(model, [1.0, 2.0])]
 )
-def test_what_is_more_than_durations_stands_outermost(outer, model):
+def test_models_beyond_durations_cannot_be_wrapped(outer, model):
     with pytest.raises(TypeError, match=rf"got {type(model).__name__}; put that one outermost"):
         outer(model)
+
+
+def test_the_former_name_of_latency():
+    assert Delayed(Gamma(2), up=1.0, down=[0.5, 2.0]).way == (1.5, 3.0)

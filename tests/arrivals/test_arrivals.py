@@ -1,4 +1,4 @@
-"""Arrival models: who commits when, without a clock."""
+"""Arrival models: the order and virtual times of commits."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_constant_speeds_commit_in_proportion():
 
 
 def test_no_worker_starves():
-    """In virtual time a worker of speed v makes floor(v·t) commits by t, whatever the others do: never one fewer."""
+    """In virtual time a worker of speed v makes floor(v·t) commits by t, whatever the others do."""
     speeds = (100.0, 10.0, 3.0, 1.0)
     trace = arrivals.ConstantSpeeds(speeds).trace(5000)
     for worker, speed in enumerate(speeds):
@@ -48,10 +48,12 @@ def test_no_worker_starves():
         mine = trace.time[trace.worker == worker]
         np.testing.assert_allclose(np.diff(mine, prepend=0.0), 1 / speed, rtol=1e-6)
     slowest = trace.staleness[trace.worker == 3]
-    assert slowest.max() <= sum(speeds) + len(speeds)  # All that the others can commit in one of its gradients.
+    assert slowest.max() <= sum(speeds) + len(
+        speeds
+    )  # The most that the others can commit during one of its gradients.
 
 
-def test_equal_finishing_times_go_by_worker_number():
+def test_equal_finishing_times_are_ordered_by_worker_number():
     np.testing.assert_array_equal(arrivals.ConstantSpeeds([1.0, 2.0, 1.0]).trace(8).worker, [1, 0, 1, 2, 1, 0, 1, 2])
 
 
@@ -69,7 +71,7 @@ def test_homogeneous_gamma_has_the_published_lags(num_workers, deviation, percen
 
 @pytest.mark.parametrize("num_workers", [4, 16])
 def test_heterogeneous_gamma_has_the_same_mean_and_long_tails(num_workers):
-    """The mean lag is N - 1 on any cluster; the spread depends on the draw of the machines, and is far wider."""
+    """The mean lag is N - 1 on any cluster; the spread depends on the drawn machines, and is far wider."""
     spreads = []
     for seed in range(5):
         lag = lags(num_workers, 0.6, seed)
@@ -104,14 +106,14 @@ def test_a_longer_trace_begins_with_the_shorter(model, num_commits):
 
 
 def test_a_very_uneven_cluster_is_merged_completely():
-    """The fast worker makes nearly all commits: more than its fair share of draws is needed."""
+    """The fast worker makes nearly all commits, so it needs more durations than an equal share."""
     trace = arrivals.ConstantSpeeds([1000.0] + [1.0] * 9).trace(3000)
     fast = trace.time[trace.worker == 0]
     np.testing.assert_allclose(np.diff(fast), 1e-3, rtol=1e-6)
     assert np.bincount(trace.worker)[0] > 2950
 
 
-def test_more_workers_change_nobodys_durations():
+def test_more_workers_do_not_change_the_durations_of_others():
     few, many = arrivals.Gamma(3, machine_variation=0.6), arrivals.Gamma(5, machine_variation=0.6)
     few, many = few.trace(600, seed=2), many.trace(1500, seed=2)
     for worker in range(3):
@@ -139,7 +141,7 @@ def test_workers_have_streams_of_their_own():
         (lambda: arrivals.ConstantSpeeds([]), "num_workers must be a positive int, got 0"),
         (lambda: arrivals.ConstantSpeeds([1.0, 0.0]), "speeds must be positive and finite"),
         (lambda: arrivals.ConstantSpeeds([1.0, float("inf")]), "speeds must be positive and finite"),
-        (lambda: arrivals.RoundRobin(2).trace(-1), "num_commits must not be negative, got -1"),
+        (lambda: arrivals.RoundRobin(2).trace(-1), "num_commits must be an int in 0 … 2147483647, got -1"),
     ],
 )
 def test_bad_parameters_are_refused(make, message):
@@ -151,11 +153,11 @@ def test_the_base_class_says_what_to_use():
     class Nothing(arrivals.Arrivals):
         pass
 
-    with pytest.raises(TypeError, match="Nothing does not say how long gradients take; use RoundRobin"):
+    with pytest.raises(TypeError, match="Nothing does not define how long gradients take; use RoundRobin"):
         Nothing(2).trace(3)
 
 
-def test_a_model_of_ones_own_is_a_method():
+def test_a_user_model_needs_one_method():
     class Doubling(arrivals.Arrivals):
         def durations(self, worker, rng, count):
             return np.full(count, 2.0**worker)
@@ -178,7 +180,7 @@ meeting = pytest.mark.parametrize(("model", "period"), MEETING)
 
 @meeting
 def test_between_meetings_workers_take_their_steps_together(model, period):
-    """N times the period, of which everybody takes at least one."""
+    """N times the period, of which every worker takes at least one."""
     trace, periods = arrivals.SemiSynchronous(model, period).trace(20, seed=3)
     taken = np.array(periods)
     assert taken.shape == (model.num_workers, 20)
@@ -201,16 +203,16 @@ def test_all_commit_at_a_meeting_and_pull_after_it(model, period):
 
 
 def test_a_meeting_by_hand():
-    """Speeds 4, 2, 1, 9 steps: at 0.25, 0.5, 0.5, 0.75, 1, 1 the next is given out, by worker number where times are equal."""
+    """Speeds 4, 2, 1, 9 steps: at 0.25, 0.5, 0.5, 0.75, 1, 1 the next is assigned; ties are ordered by worker number."""
     trace, periods = arrivals.SemiSynchronous(CONSTANT, period=3).trace(3)
-    # Given out at 0 to all; then to 0, 0, 1, 0, 0, 1 (worker 2 is ready at 1, too, but comes last): 5, 3, 1 steps.
+    # At 0 each worker gets one; then 0, 0, 1, 0, 0, 1 (worker 2 is also ready at 1, but comes last): 5, 3, 1 steps.
     assert periods == ((5, 5, 5), (3, 3, 3), (1, 1, 1))
     # They join at 5/4, 3/2 and 1.
     np.testing.assert_array_equal(trace.worker, [2, 0, 1] * 3)
     np.testing.assert_array_equal(trace.time, np.repeat([1.5, 3.0, 4.5], 3))
 
 
-def test_those_who_join_at_once_commit_by_worker_number():
+def test_workers_that_join_at_the_same_time_commit_by_worker_number():
     trace, periods = arrivals.SemiSynchronous(arrivals.RoundRobin(3), period=2).trace(2)
     assert periods == ((2, 2),) * 3
     np.testing.assert_array_equal(trace.worker, [0, 1, 2, 0, 1, 2])
@@ -222,7 +224,7 @@ def test_those_who_join_at_once_commit_by_worker_number():
     [((9.0, 9.0, 1.0), 4), ((11.0, 6.0, 7.0, 11.0), 6), ((10.0, 6.0, 5.0, 4.0), 3), ((3.0, 1.0), 2)],
 )
 def test_constant_speeds_make_every_meeting_like_the_first(speeds, period):
-    """Ties do not drift apart as time goes on."""
+    """Ties stay ties."""
     trace, periods = arrivals.SemiSynchronous(arrivals.ConstantSpeeds(speeds), period).trace(60)
     assert periods == tuple((row[0],) * 60 for row in periods)
     who = trace.worker.reshape(60, -1)
@@ -231,7 +233,7 @@ def test_constant_speeds_make_every_meeting_like_the_first(speeds, period):
 
 
 class Written(arrivals.Arrivals):
-    """Durations as they are written down, then 100 for ever."""
+    """A model of given durations, followed by durations of 100."""
 
     rows = ((1.0, 1.0, 4.0, 1.0, 7.0), (3.0, 2.0, 1.0, 1.0, 1.0))
 
@@ -241,8 +243,8 @@ class Written(arrivals.Arrivals):
 
 def test_durations_go_on_from_meeting_to_meeting():
     trace, periods = arrivals.SemiSynchronous(Written(2), period=2).trace(2)
-    # From 0: worker 0 is done at 1 and 2 and takes both further steps, the last of them to 6; worker 1 joins at 3.
-    # From 6, with what is left, (1, 7) and (2, 1, 1, 1): worker 0 is done at 1, worker 1 at 2; each takes one further
+    # From 0: worker 0 finishes at 1 and 2 and takes both further steps, the last until 6; worker 1 joins at 3.
+    # From 6, with the rest, (1, 7) and (2, 1, 1, 1): worker 0 finishes at 1, worker 1 at 2; each takes one further
     # step, and they join at 8 and 3.
     assert periods == ((3, 2), (1, 2))
     np.testing.assert_array_equal(trace.worker, [1, 0, 1, 0])
@@ -267,7 +269,7 @@ def test_the_seed_decides_meetings():
 
 
 def test_with_a_period_of_one_it_is_a_barrier():
-    """One step each, and everybody waits for the slowest."""
+    """One step per worker, and all wait for the slowest."""
     model = arrivals.Gamma(5, machine_variation=0.6)
     trace, periods = arrivals.SemiSynchronous(model).trace(30, seed=7)
     assert periods == ((1,) * 30,) * 5
@@ -278,7 +280,7 @@ def test_with_a_period_of_one_it_is_a_barrier():
 
 
 def test_the_periods_fit_the_trace():
-    """The two go to a simulation together."""
+    """A simulation takes both."""
     trace, periods = arrivals.SemiSynchronous(arrivals.Gamma(3), 4).trace(6, seed=2)
     first, count = gemjax.LocalSteps(None, periods).span(trace.worker, trace.step)
     assert count.sum() == 6 * 3 * 4
@@ -288,12 +290,12 @@ def test_the_periods_fit_the_trace():
 
 
 @pytest.mark.parametrize("period", [0, -1, 1.0, True, "2", None])
-def test_a_period_that_is_none_is_refused(period):
+def test_an_invalid_period_is_refused(period):
     with pytest.raises(ValueError, match="period must be a positive int, got"):
         arrivals.SemiSynchronous(arrivals.RoundRobin(2), period)
 
 
 @pytest.mark.parametrize("num_meetings", [0, -2])
 def test_there_is_at_least_one_meeting(num_meetings):
-    with pytest.raises(ValueError, match=f"num_meetings must be positive, got {num_meetings}"):
+    with pytest.raises(ValueError, match=f"num_meetings must be an int in 1 … 2147483647, got {num_meetings}"):
         arrivals.SemiSynchronous(arrivals.RoundRobin(2), 2).trace(num_meetings)

@@ -1,4 +1,4 @@
-"""Data and ``batches=`` that cannot be used are answered with what to give instead."""
+"""Errors for data and ``batches=`` that cannot be used, with the alternative."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ X = np.zeros((6, 3), np.float32)
 
 
 class MapStyle:
-    """As PyTorch's Dataset, Grain's MapDataset and TFDS's data sources."""
+    """A dataset like PyTorch's Dataset, Grain's MapDataset and TFDS's data sources."""
 
     def __len__(self):
         return 6
@@ -22,7 +22,7 @@ class MapStyle:
 
 
 class HuggingFace(MapStyle):
-    """Has methods of the names that batches have, for other ends."""
+    """A dataset whose methods have the names of those of batches, but other meanings."""
 
     shape = (6, 3)
 
@@ -33,14 +33,14 @@ class HuggingFace(MapStyle):
 
 
 class Iterable:
-    """As tf.data.Dataset, Grain's IterDataset and DataLoader, PyTorch's IterableDataset."""
+    """An iterable like tf.data.Dataset, Grain's IterDataset and DataLoader, PyTorch's IterableDataset."""
 
     def __iter__(self):
         return iter([X])
 
 
 class Loader(Iterable):
-    """As PyTorch's DataLoader."""
+    """A loader like PyTorch's DataLoader."""
 
     dataset = MapStyle()
 
@@ -49,13 +49,13 @@ class Loader(Iterable):
 
 
 class Frame(MapStyle):
-    """As pandas.DataFrame."""
+    """A table like pandas.DataFrame."""
 
     shape, dtypes, columns = (6, 3), "one a column", "xyz"
 
 
 class Tensor(MapStyle):
-    """As torch.Tensor."""
+    """A tensor like torch.Tensor."""
 
     shape, dtype = (6, 3), "torch.float32"
 
@@ -87,7 +87,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("wrong", "message"), REFUSED.values(), ids=REFUSED)
-def test_batches_that_are_none_are_answered_with_what_to_give(wrong, message):
+def test_wrong_batches_are_refused_with_an_alternative(wrong, message):
     with pytest.raises(TypeError, match=rf"batches must be a function \(worker, step\) -> batch .*{message}"):
         as_batches(wrong, 2)
 
@@ -113,7 +113,7 @@ def test_grain_is_recognised():
 
 
 class Own(Rows):
-    """Batches that are a sequence, too."""
+    """Batches that are also a sequence."""
 
     data = X
 
@@ -133,7 +133,7 @@ def test_batches_may_have_a_length_and_items():
 
 
 class Indexed:
-    """A function of worker and step that is a sequence, too."""
+    """A function of worker and step that is also a sequence."""
 
     def __call__(self, worker, step):
         return jnp.zeros(2) + step

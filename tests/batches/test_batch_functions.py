@@ -12,7 +12,8 @@ import pytest
 from jax.experimental import io_callback
 
 import gemjax
-from gemjax.batches.rows import Computed, as_batches
+from gemjax.batches.functions import Computed
+from gemjax.batches.rows import as_batches
 
 X = np.arange(100.0, dtype=np.float32).reshape(50, 2)
 ON_DEVICE = jnp.asarray(X)
@@ -23,7 +24,7 @@ COUNT = itertools.count()
 
 
 def drawn(size):
-    """Other rows at each call, as random numbers would be."""
+    """Return other rows at each call, like random numbers."""
     return (next(COUNT) + np.arange(size)) % 50
 
 
@@ -60,7 +61,7 @@ FROZEN = {
 @pytest.mark.parametrize("make", FROZEN.values(), ids=FROZEN)
 def test_data_drawn_on_the_host_are_warned_about(make):
     with pytest.warns(
-        gemjax.BatchesWarning, match="gave other data when it was traced again: .*jax.random.*gemjax.Epochs"
+        gemjax.BatchesWarning, match="returned other data when it was traced again: .*jax.random.*gemjax.Epochs"
     ):
         as_batches(make(), 2)
 
@@ -89,14 +90,14 @@ def rows_of_a_worker(worker, step):
 
 
 def with_a_callback(worker, step):
-    """Its jaxpr names a Python function by its address."""
+    """Return rows by a callback, so that the jaxpr contains the address of a Python function."""
     return jax.pure_callback(
         lambda step: X[int(step) : int(step) + 16], jax.ShapeDtypeStruct((16, 2), np.float32), step
     )
 
 
 def from_the_host(worker, step):
-    """Depends on neither argument, but each call may give other rows."""
+    """Return rows that depend on neither argument, but may differ between calls."""
     return io_callback(lambda: X[drawn(16)], jax.ShapeDtypeStruct((16, 2), np.float32))
 
 
@@ -121,7 +122,7 @@ FINE = {
 
 
 @pytest.mark.parametrize("batches", FINE.values(), ids=FINE)
-def test_others_are_not(batches):
+def test_other_functions_cause_no_warning(batches):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         as_batches(batches, 2)
@@ -142,7 +143,7 @@ def test_engines_warn_once_at_the_line_that_called_them(engine):
 
 @dataclasses.dataclass
 class Data:
-    """Not hashable, as dataclasses with equality are."""
+    """An object that is not hashable, like dataclasses with equality."""
 
     rows: np.ndarray
 
@@ -150,7 +151,7 @@ class Data:
         return self.rows[drawn(16)]
 
 
-def test_a_bound_method_is_warned_about_once_for_each_instance():
+def test_a_bound_method_causes_one_warning_per_instance():
     one, other = Data(X), Data(X)
     with pytest.warns(gemjax.BatchesWarning) as caught:
         as_batches(one.batch, 2), as_batches(one.batch, 2), as_batches(other.batch, 2)
@@ -172,7 +173,7 @@ def test_a_function_of_other_arguments_is_refused(fn, found):
         as_batches(fn, 2)
 
 
-def test_an_iterator_at_its_end_is_no_riddle():
+def test_an_exhausted_iterator_is_explained():
     empty = iter([])
     with pytest.raises(TypeError, match=r"must be traceable by JAX.*raised StopIteration"):
         as_batches(lambda worker, step: next(empty), 2)

@@ -1,4 +1,4 @@
-"""Rows that are read when they are needed: the same run, and nobody waits for another one's rows."""
+"""Rows that are read when needed give the same run, and no worker waits for the rows of another."""
 
 import threading
 
@@ -30,7 +30,7 @@ every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
 class Source:
-    """Rows one by one; ``at(number)`` is called before each, may block or raise."""
+    """A source of single rows; ``at(number)`` is called before each, and may block or raise."""
 
     def __init__(self, at=lambda number: None):
         self.at, self.read = at, []
@@ -45,14 +45,14 @@ class Source:
 
 
 class Whole(Source):
-    """As TFDS's data sources and Grain's: all rows of a batch at a time."""
+    """A source of all rows of a batch at a time, like TFDS's and Grain's data sources."""
 
     def __getitems__(self, numbers):
         return [self[number] for number in numbers]
 
 
 class Loader:
-    """As PyTorch's DataLoader."""
+    """A loader like PyTorch's DataLoader."""
 
     dataset = Source()
 
@@ -87,7 +87,7 @@ def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
 @every_kind
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):
-    """So every worker had the rows that are its own, whatever was read ahead."""
+    """Every worker therefore has its own rows, regardless of prefetching."""
     found = on_devices(FromSource(Whole(), make(NUMBERS), threads), gate=Abreast(N))
     replay = simulate(make(DATA), trace=found.trace)
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
@@ -104,7 +104,7 @@ def test_local_steps(kind):
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_goes_on_where_it_was():
+def test_a_run_is_continued():
     batches = FromSource(Source(), KINDS["stream"](NUMBERS))
     begun = on_devices(batches, num_commits=10)
     found = on_devices(batches, num_commits=30, state=begun.state, recorded=begun.trace)
@@ -112,7 +112,7 @@ def test_a_run_goes_on_where_it_was():
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
 
 
-def test_a_worker_that_tries_again_has_the_same_rows():
+def test_a_worker_that_repeats_its_step_has_the_same_rows():
     with Faults().fail(worker=1, step=2, times=2) as faults:
         found = on_devices(FromSource(Source(), KINDS["epochs"](NUMBERS)), gate=faults)
     replay = simulate(KINDS["epochs"](DATA), trace=found.trace)
@@ -120,7 +120,7 @@ def test_a_worker_that_tries_again_has_the_same_rows():
 
 
 class Own(Rows):
-    """Worker w reads row w, and nothing else."""
+    """Batches in which worker w reads row w alone."""
 
     data = NUMBERS
 
@@ -128,8 +128,8 @@ class Own(Rows):
         return np.asarray(worker, np.int32)[:, None]
 
 
-def test_a_worker_whose_rows_are_late_keeps_nobody_waiting():
-    """Row 1 is there for the first batch only, until the three others have made twenty commits."""
+def test_a_worker_with_late_rows_does_not_delay_others():
+    """After the first batch, row 1 is blocked until the three others have made twenty commits."""
     enough, first = threading.Event(), threading.Event()
 
     def at(number):
@@ -145,11 +145,11 @@ def test_a_worker_whose_rows_are_late_keeps_nobody_waiting():
     assert enough.is_set()
     workers = found.trace.worker
     assert (np.bincount(workers, minlength=N) > 0).all()
-    assert np.sum(workers[: np.flatnonzero(workers != 1)[19]] == 1) <= 3  # What it had, and had ahead, when it began.
+    assert np.sum(workers[: np.flatnonzero(workers != 1)[19]] == 1) <= 3  # Its current and its prefetched batch.
 
 
 def test_rows_are_read_while_their_worker_computes():
-    """The gradient of step 0 is held back until the rows of step 1 have been asked for."""
+    """The gradient of step 0 is held back until the rows of step 1 have been requested."""
     asked = threading.Event()
     source = Source(lambda number: asked.set() if len(source.read) > 8 else None)  # Shapes; the first batch; the next.
 
@@ -168,8 +168,8 @@ def broken(number):
 
 
 @pytest.mark.parametrize("first", [1, 5, 40])
-def test_one_read_that_fails_costs_nothing_whenever_it_is(first):
-    """Also before the run has begun, when programs are compiled for the first rows."""
+def test_one_failed_read_is_harmless_at_any_time(first):
+    """Reads for compilation, before the run begins, may fail as well."""
     source = Source(lambda number: broken(17) if len(source.read) == first else None)
     found = on_devices(FromSource(source, KINDS["epochs"](NUMBERS)))
     assert len(found.trace) == 24
@@ -182,13 +182,13 @@ def test_one_read_that_fails_costs_nothing_whenever_it_is(first):
 def test_a_row_that_cannot_be_read_is_named(run, kind):
     with pytest.raises(RuntimeError, match=r"row 17 of the source cannot be read: OSError: the disk is gone") as raised:
         run(FromSource(kind(broken), KINDS["epochs"](NUMBERS)))
-    # On devices it is tried again, and its worker retired; then the others', which come to that row, too.
+    # On devices the read is retried, and its worker retired; then the same happens to the other workers.
     error = raised.value.__cause__ if isinstance(raised.value, gemjax.RunFailedError) else raised.value
     assert isinstance(error.__cause__, OSError)
 
 
 class Graph:
-    """As a tensor of PyTorch that requires a gradient."""
+    """A tensor like PyTorch's that requires a gradient."""
 
     def __array__(self, *arguments, **options):
         raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
@@ -208,7 +208,7 @@ class Graph:
         ),
     ],
 )
-def test_rows_that_make_no_batch_are_named(row, error, words):
+def test_rows_that_cannot_be_stacked_are_named(row, error, words):
     with pytest.raises(error, match=words):
         read_rows([{"x": np.zeros(2)}, row], [0, 1])
 
@@ -221,24 +221,24 @@ def test_rows_that_make_no_batch_are_named(row, error, words):
         (
             (iter([]), gemjax.Epochs(NUMBERS, 4)),
             TypeError,
-            "length and rows by their number.*list_iterator: .* replayed",
+            "length and rows by number.*list_iterator: .* replayed",
         ),
         ((Loader(), gemjax.Epochs(NUMBERS, 4)), TypeError, r"got Loader: .* replayed .*FromSource\(loader\.dataset"),
         (({"train": Source()},), TypeError, r"got dict; take one of its splits, as dataset\['train'\]"),
         ((DATA,), TypeError, r"got dict; arrays in memory need no source: gemjax\.Epochs\(data, batch_size\)"),
-        ((3,), TypeError, "length and rows by their number.*got int$"),
+        ((3,), TypeError, "length and rows by number.*got int$"),
         ((Source(),), TypeError, "needs batch_size=, or batches that are rows.*got NoneType"),
         ((Source(), 4), TypeError, "needs batch_size=, or batches that are rows.*got int"),
         ((Source(), gemjax.Epochs(NUMBERS, 4), 0), ValueError, "threads must be a positive int, got 0"),
     ],
 )
-def test_what_it_cannot_be_made_of(arguments, error, words):
+def test_wrong_arguments_are_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         FromSource(*arguments)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_a_batch_size_stands_for_epochs(seed):
+def test_a_batch_size_means_epochs(seed):
     found, expected = (
         FromSource(Source(), batch_size=4, seed=seed),
         FromSource(Source(), gemjax.Epochs(NUMBERS, 4, seed or 0)),
@@ -258,7 +258,7 @@ def test_a_batch_size_stands_for_epochs(seed):
         ({"batches": None, "batch_size": 31}, ValueError, r"batch_size must be in 1 … 30 .* got 31"),
     ],
 )
-def test_batch_sizes_that_cannot_be(options, error, words):
+def test_impossible_batch_sizes_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         FromSource(**({"source": Source(), "batches": gemjax.Epochs(NUMBERS, 4)} | options))
 
@@ -289,11 +289,11 @@ def test_images_are_decoded():
 
 
 def test_a_data_source_of_tfds_is_read(tmp_path):
-    """Of MNIST's shapes and types; the pixels are made up."""
+    """Its shapes and types are those of MNIST, its pixels random."""
     tfds = pytest.importorskip("tensorflow_datasets", reason="TFDS is not installed")
     with tfds.testing.mock_data(num_examples=10):
         source = tfds.data_source("mnist", split="train", data_dir=tmp_path)
-        rows, places = (batches := FromSource(source, batch_size=3)).part(
+        rows, places = (batches := FromSource(source, batch_size=3)).gather(
             batches.select(np.arange(2), np.zeros(2, int))
         )
     assert (rows["image"].shape, rows["image"].dtype, places.tolist()) == (
@@ -304,7 +304,7 @@ def test_a_data_source_of_tfds_is_read(tmp_path):
     assert rows["label"].shape == (6,)
 
 
-def test_grain_changes_rows_on_their_way():
+def test_grain_transforms_rows():
     grain = pytest.importorskip("grain", reason="Grain is not installed")
     source = grain.MapDataset.source(Source()).map(lambda row: row | {"x": 2 * row["x"]})
     found = simulate(FromSource(source, KINDS["epochs"](NUMBERS)))

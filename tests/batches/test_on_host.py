@@ -1,4 +1,4 @@
-"""Data in host memory: the same run, whatever holds the data."""
+"""Data in host memory give the run of data on the device."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from gemjax.engines.simulator import loops, simulate
 
 N = 4
 ROWS = 30
-# A width at which even the smallest chunk is a loop like any other to the compiler; float64, which has to be narrowed.
+# So wide that XLA compiles even the smallest chunk in the usual way; float64, which has to be narrowed.
 DATA = {"row": np.arange(ROWS), "x": np.sin(np.arange(64.0 * ROWS)).reshape(ROWS, 64)}
 START = jnp.zeros(64)
 GEM = gemjax.gem(0.05, num_workers=N)
@@ -60,7 +60,7 @@ def test_the_run_is_that_of_data_on_the_device(batches):
     ],
     ids=str,
 )
-def test_in_other_pieces_too(options):
+def test_chunks_and_windows(options):
     """The last chunk is not full: 24 commits and some late pulls."""
     assert len(LATE.events().worker) % options["chunk_size"] or options["chunk_size"] == 1
     batches = KINDS["stream"]
@@ -91,8 +91,8 @@ def test_a_file_that_is_mapped_into_memory(tmp_path):
     data = DATA | {"x": np.load(path, mmap_mode="r")}
     assert isinstance(data["x"], np.memmap)
     batches = OnHost(gemjax.Epochs(data, 4, seed=1))
-    rows, _ = batches.part(batches.select(np.array([0]), np.array([0])))
-    assert type(rows["x"]) is np.ndarray  # Read, not mapped again.
+    rows, _ = batches.gather(batches.select(np.array([0]), np.array([0])))
+    assert type(rows["x"]) is np.ndarray  # A copy in memory.
     assert_same_run(run(batches), run(KINDS["epochs"]))
 
 
@@ -118,11 +118,11 @@ def test_on_devices(kind):
     np.testing.assert_array_equal(result.history["rows"], again.history["rows"])
 
 
-# --- Nobody waits
+# --- Gathering ahead
 
 
 class Noted(Rows):
-    """Epochs that note when they are asked, and may refuse."""
+    """Epochs that record each call, and may raise."""
 
     def __init__(self, notes, refuse=None):
         self.inner, self.data, self.notes, self.refuse = KINDS["epochs"], DATA, notes, refuse
@@ -137,7 +137,7 @@ class Noted(Rows):
 
 
 def noted_run(monkeypatch, refuse=None, **options):
-    """What happened in which order, and the error if there was one."""
+    """Return the order of calls, and the error if there was one."""
     notes, read = [], simulate._history
     monkeypatch.setattr(simulate, "_history", lambda *args: notes.append("read") or read(*args))
 
@@ -160,12 +160,12 @@ def test_the_next_chunk_is_gathered_before_reports_are_waited_for(monkeypatch):
     assert notes == ["select", "select", *chunk, "select", *chunk, *chunk]
 
 
-def test_the_callback_still_ends_the_run(monkeypatch):
+def test_the_callback_can_end_the_run(monkeypatch):
     notes, _ = noted_run(monkeypatch, stop_at=6)
     assert notes == ["select", "select", "read", "callback"]
 
 
-def test_data_that_cannot_be_read_cost_no_chunk_before_them(monkeypatch):
+def test_a_failed_read_loses_no_earlier_chunk(monkeypatch):
     """The callback, which may save the state, comes first."""
     notes, error = noted_run(monkeypatch, refuse=2)
     assert "the disk is gone" in str(error)
@@ -183,7 +183,7 @@ def test_large_batches_make_small_chunks(monkeypatch):
     assert loops.chunk_size_for(events, batches) == 1
 
 
-# --- What does not fit
+# --- Data that do not fit
 
 ROOMY = gemjax.Epochs({"x": np.sin(np.arange(3000, dtype=np.float32)).reshape(1000, 3)}, 20)
 ASGD = gemjax.asgd(0.001, 2)
@@ -198,7 +198,7 @@ def simulated(batches=ROOMY, trace=gemjax.arrivals.RoundRobin(2).trace(40)):  # 
 
 
 def test_data_that_do_not_fit_stay_on_the_host(monkeypatch):
-    """12,000 B of data beside a state of some hundred."""
+    """12,000 B of data and a state of a few hundred."""
     taken = []
     monkeypatch.setattr(memory, "OnHost", lambda batches: taken.append(batches) or OnHost(batches))
     monkeypatch.setattr(memory, "_capacity", lambda device: 12_500)
@@ -210,8 +210,8 @@ def test_data_that_do_not_fit_stay_on_the_host(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:the central variable shares its device")
-def test_nor_do_they_come_to_devices_that_cannot_hold_them(monkeypatch):
-    """CPU devices are one memory, in which each has its copy."""
+def test_data_that_do_not_fit_on_devices_stay_on_the_host(monkeypatch):
+    """CPU devices share one memory, in which each has its copy."""
     taken = []
     for devices, expected in ((jax.devices()[:1], []), (jax.devices()[:2], [ROOMY])):
         with monkeypatch.context() as patched:
@@ -233,20 +233,20 @@ class Own:
         return ROOMY.batch(data, selection)
 
 
-def test_data_that_cannot_stay_there_are_refused(monkeypatch):
+def test_data_that_cannot_stay_on_the_host_are_refused(monkeypatch):
     monkeypatch.setattr(memory, "_capacity", lambda device: 12_000)
     message = r"the run keeps .*data 11\.72 KiB.*leave data in host memory with gemjax\.OnHost"
     with pytest.raises(MemoryError, match=message):
         simulated(Own())
 
 
-def test_a_state_that_does_not_fit_is_refused_all_the_same(monkeypatch):
+def test_a_state_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "_capacity", lambda device: 10)
-    with pytest.raises(MemoryError, match=r"narrower parameters$"):  # Where the data are does not matter then.
+    with pytest.raises(MemoryError, match=r"narrower parameters$"):  # No advice about the data.
         simulated(OnHost(ROOMY))
 
 
 @pytest.mark.parametrize("wrong", [lambda worker, step: 0.0, Own(), OnHost(ROOMY)], ids=["function", "own", "twice"])
-def test_what_is_no_rows_is_refused(wrong):
+def test_batches_without_rows_are_refused(wrong):
     with pytest.raises(TypeError, match="OnHost needs batches that are rows of data: "):
         OnHost(wrong)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import gemjax
-from gemjax.batches.rows import Computed, Epochs, Stream, as_batches
+from gemjax.batches.functions import Computed
+from gemjax.batches.rows import Epochs, Stream, as_batches
 
 DATA = {"x": np.arange(46.0).reshape(23, 2), "y": np.arange(23)}
 
@@ -29,7 +30,7 @@ def test_an_epoch_takes_no_row_twice(batch_size, worker, epoch):
         np.testing.assert_array_equal(np.sort(rows.ravel()), np.arange(23))
 
 
-def test_over_epochs_no_row_is_forgotten():
+def test_over_epochs_every_row_is_used():
     """The rows left out beyond the last full batch differ from epoch to epoch."""
     epochs = Epochs(DATA, 10)
     seen = np.concatenate([epoch_of(epochs, 0, epoch).ravel() for epoch in range(12)])
@@ -37,7 +38,7 @@ def test_over_epochs_no_row_is_forgotten():
 
 
 def test_any_batch_can_be_recomputed():
-    """Out of order, by another object, and whatever was asked before."""
+    """Neither the order of calls nor the object matters."""
     first, again = Epochs(DATA, 4, seed=3), Epochs(DATA, 4, seed=3)
     in_order = first.select(np.full(30, 2), np.arange(30))
     for step in (29, 0, 17, 17, 5):
@@ -96,7 +97,7 @@ def test_a_function_becomes_batches():
 
 
 def test_the_same_function_makes_equal_batches():
-    """So that a second run with it finds the compiled program of the first."""
+    """A second run with it therefore finds the compiled program of the first."""
 
     def fn(worker, step):
         return jnp.float32(worker + step)
@@ -129,7 +130,7 @@ def test_anything_else_is_refused(wrong):
     ],
     ids=["NumPy array", "NumPy generator", "list", "condition", "mask", "no array"],
 )
-def test_a_function_that_cannot_be_traced_is_refused_with_the_mend(fn):
+def test_a_function_that_cannot_be_traced_is_refused_with_advice(fn):
     with pytest.raises(TypeError, match=r"must be traceable by JAX.*gemjax\.batches\.Rows") as caught:
         as_batches(fn, 2)
     assert caught.value.__cause__ is not None
@@ -151,7 +152,7 @@ def test_every_engine_refuses_it(engine):
 
 
 def test_every_worker_goes_through_the_data_in_a_run():
-    """The engine asks for exactly the steps of the trace: two epochs of two workers see every row four times."""
+    """The engine selects exactly the steps of the trace: two epochs of two workers use every row four times."""
     epochs = Epochs({"row": np.eye(6, dtype=np.float32)}, batch_size=3)
     trace = gemjax.arrivals.RoundRobin(2).trace(8)
     result = gemjax.simulate(
@@ -168,9 +169,9 @@ def test_every_worker_goes_through_the_data_in_a_run():
 
 
 def drawn(stream, draws):
-    """Rows of the batches; who draws, and at which step, does not matter."""
-    anybody = np.arange(len(draws)) % 5
-    return stream.select(anybody, 7 * anybody, np.asarray(draws))
+    """Return the rows of the batches, which do not depend on worker and step."""
+    worker = np.arange(len(draws)) % 5
+    return stream.select(worker, 7 * worker, np.asarray(draws))
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 23])
@@ -184,12 +185,12 @@ def test_an_epoch_of_the_stream_takes_no_row_twice(batch_size):
         assert set(np.unique(rows)) <= set(range(23))
 
 
-def test_over_epochs_the_stream_forgets_no_row():
+def test_over_epochs_the_stream_uses_every_row():
     assert set(drawn(Stream(DATA, 10), np.arange(24)).ravel()) == set(range(23))
 
 
 def test_any_batch_of_the_stream_can_be_recomputed():
-    """Out of order, alone, by another object."""
+    """Neither the order of draws nor the object matters."""
     one, other = Stream(DATA, 4, seed=3), Stream(DATA, 4, seed=3)
     order = np.random.default_rng(0).integers(0, 60, 50)
     together = drawn(one, order)

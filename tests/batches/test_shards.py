@@ -1,4 +1,4 @@
-"""Shards: rows of each worker's own, dealt out once."""
+"""Shards: rows that are divided once among the workers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ def test_every_row_belongs_to_one_worker(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"labels": ROWS["label"], "concentration": 5.0}])
-def test_a_worker_sees_its_rows_once_an_epoch_and_no_others(options):
+def test_a_worker_uses_its_own_rows_once_per_epoch(options):
     shards = shards_of(**options)
     for worker in range(6):
         steps = shards.steps_per_epoch(worker)
@@ -33,7 +33,7 @@ def test_a_worker_sees_its_rows_once_an_epoch_and_no_others(options):
         assert steps == 1 or not np.array_equal(first, second)
 
 
-def test_shards_are_the_same_whenever_they_are_asked():
+def test_shards_do_not_depend_on_the_order_of_calls():
     one, other = shards_of(seed=3), shards_of(seed=3)
     order = np.random.default_rng(0).integers(0, 20, 50)
     worker = np.arange(50) % 6
@@ -44,7 +44,7 @@ def test_shards_are_the_same_whenever_they_are_asked():
 
 def test_a_small_concentration_gives_workers_classes_of_their_own():
     def mixture(concentration):
-        """Mean share of a worker's most frequent class."""
+        """Return the mean share of a worker's most frequent class."""
         rows = Shards(ROWS, 1, 6, 2, labels=ROWS["label"], concentration=concentration).rows
         return np.mean([np.bincount(ROWS["label"][mine]).max() / len(mine) for mine in rows])
 
@@ -53,7 +53,7 @@ def test_a_small_concentration_gives_workers_classes_of_their_own():
 
 
 def test_shards_train_in_an_engine():
-    """Each worker's mean is its own; the batch is gathered on the device."""
+    """Workers have different means; the batch is gathered on the device."""
     data = {"x": np.repeat(np.arange(3.0, dtype=np.float32), 8)}
     shards = Shards(data, 4, 3, labels=np.repeat(np.arange(3), 8), concentration=50.0)
     seen = gemjax.simulate(
@@ -74,7 +74,7 @@ def test_shards_train_in_an_engine():
         ),
         (lambda: Shards(ROWS, 0, 6), "batch_size must be in 1 … 20"),
         (lambda: Shards(ROWS, 1, 0), "num_workers must be a positive int"),
-        (lambda: Shards(ROWS, 1, 6, labels=[0, 1]), r"labels must be one a row, 120, got the shape \[2\]"),
+        (lambda: Shards(ROWS, 1, 6, labels=[0, 1]), r"labels must be one per row, 120, got the shape \[2\]"),
         (lambda: Shards(ROWS, 1, 6, labels=ROWS["label"], concentration=0.0), "concentration must be positive"),
         (
             lambda: Shards(ROWS, 1, 40, labels=ROWS["label"], concentration=0.01),
@@ -83,7 +83,7 @@ def test_shards_train_in_an_engine():
         (lambda: Shards(ROWS, 1, 2, rows=[[0], []]), "worker 1 got no rows"),
         (lambda: Shards(ROWS, 2, 2, rows=[[0], [1, 2]]), "batch_size must be in 1 … 1, the rows of worker 0"),
         (lambda: Shards(ROWS, 1, 2, rows=[[0], [1]], labels=ROWS["label"]), "either labels=.* or rows="),
-        (lambda: Shards(ROWS, 1, 3, rows=[[0], [1]]), "rows must be one array a worker, 3, got 2"),
+        (lambda: Shards(ROWS, 1, 3, rows=[[0], [1]]), "rows must be one array per worker, 3, got 2"),
         (lambda: Shards(ROWS, 1, 2, rows=[[0], [119, 120]]), r"rows of worker 1 must be in 0 … 119, got 119 … 120"),
         (lambda: Shards(ROWS, 1, 2, rows=[[-1], [0]]), r"rows of worker 0 must be in 0 … 119, got -1"),
         (lambda: Shards(ROWS, 1, 2, rows=[[0], [1.0]]), "rows of worker 1 must be a vector of ints, got float64"),
@@ -92,13 +92,13 @@ def test_shards_train_in_an_engine():
         (lambda: Shards({"a": np.zeros(3), "b": np.zeros(2)}, 1, 2), "the same number of rows"),
     ],
 )
-def test_shards_that_cannot_be_are_refused(make, message):
+def test_impossible_shards_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_a_partition_may_be_given():
-    """Workers may have rows in common; an epoch is each one's own rows."""
+    """Workers may have rows in common; the epoch of a worker is its own rows."""
     shards = Shards(ROWS, 2, 3, rows=[[5, 4, 3, 2], np.arange(4, 10), range(6)])
     for worker, expected in enumerate([range(2, 6), range(4, 10), range(6)]):
         steps = np.arange(shards.steps_per_epoch(worker))

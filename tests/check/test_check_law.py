@@ -1,4 +1,4 @@
-"""The law as the check sees it: it holds, a violation is found, and a run that decides nothing is not taken for proof."""
+"""The check of the law: it holds, violations are found, and a run that cannot reveal a violation fails."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ HOLDS = law.Law("gem", "float32", 4, 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_
         *(pytest.param(name, "float32", marks=pytest.mark.slow) for name in law.METHODS if name != "dc_asgd"),
     ],
 )
-def test_it_holds_here(method, dtype):
+def test_the_law_holds_here(method, dtype):
     found = law.check_law(method, dtype, gemjax.place(3), num_commits=24)
     assert found.violation == ""
     assert found.commits == 24
@@ -33,7 +33,7 @@ def test_it_holds_here(method, dtype):
 
 
 def test_a_replay_that_does_nothing_is_a_violation(monkeypatch):
-    """The simulator returns the parameters it is given, so all that is left is the nudge of one of them."""
+    """A simulator that returns its initial parameters shows only the perturbation of one of them."""
     monkeypatch.setattr(
         gemjax, "simulate", lambda tx, loss_fn, params, *args, **options: SimpleNamespace(params=params)
     )
@@ -43,17 +43,17 @@ def test_a_replay_that_does_nothing_is_a_violation(monkeypatch):
     assert (found.reordered, found.same_bits) == (0.0, True)
     assert found.difference > 0.1
     assert "differs from the run by" in found.violation
-    assert "allowed are 1e-04" in found.violation
+    assert "the allowed 1e-04" in found.violation
 
 
-def test_what_is_no_number_is_a_violation():
+def test_nan_is_a_violation():
     assert "nan" in dataclasses.replace(HOLDS, difference=math.nan).violation
     assert HOLDS.violation == ""
 
 
-def test_a_run_whose_order_does_not_matter_decides_nothing():
-    assert "decides nothing" in dataclasses.replace(HOLDS, reordered=1e-6).violation
-    assert dataclasses.replace(HOLDS, reordered=None).violation == ""  # One worker has one order.
+def test_a_run_whose_order_does_not_matter_cannot_reveal_a_violation():
+    assert "cannot reveal a violation" in dataclasses.replace(HOLDS, reordered=1e-6).violation
+    assert dataclasses.replace(HOLDS, reordered=None).violation == ""  # One worker has only one order.
 
 
 def test_the_default_precision_is_not_judged():

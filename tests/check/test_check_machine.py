@@ -1,4 +1,4 @@
-"""Facts about a machine: plugins, devices and messages of JAX."""
+"""Description of a machine: plugins, devices and messages of JAX."""
 
 import logging
 import sys
@@ -36,11 +36,11 @@ def test_equal_devices_are_counted():
 @pytest.mark.parametrize(
     ("count", "platform", "workers"), [(1, "gpu", 4), (3, "gpu", 6), (8, "tpu", 14), (3, "cpu", 4), (9, "cpu", 8)]
 )
-def test_workers_by_devices(count, platform, workers):
+def test_the_number_of_workers_follows_from_the_devices(count, platform, workers):
     assert machine.default_workers([device(platform) for _ in range(count)]) == workers
 
 
-def test_peaks_of_devices_that_tell_them(monkeypatch):
+def test_peaks_of_devices_that_report_them(monkeypatch):
     def broken():
         raise RuntimeError("not implemented")
 

@@ -1,4 +1,4 @@
-"""The whole check: exit status, reasons, figures, and what is said before any work is lost."""
+"""The whole check: exit status, reasons, figures, and errors reported before any work."""
 
 import json
 import os
@@ -19,7 +19,7 @@ HOLDS = law.Law("gem", "float32", 4, 60, (3.0, 8), 2e-7, 1e-4, 6e-8, 3e-2, same_
 
 @pytest.fixture
 def quick_parts(monkeypatch):
-    """Parts that take no time; each test breaks the one that it is about."""
+    """Replace the parts by ones that take no time; a test breaks the part that it is about."""
     fakes = {
         "check_law": lambda name, dtype, *args, **options: HOLDS,
         "measure_speed": lambda units, *args: speed.Speed(1000, 64, 4, 2000.0, 1830.0, 1000.0),
@@ -50,7 +50,7 @@ def test_a_check_that_passes(quick_parts, capsys, tmp_path):
 
 
 def test_a_law_that_is_violated(quick_parts, capsys, monkeypatch):
-    """A simulator that does nothing is found by the check of the law, which is the real one here for one method."""
+    """A simulator that does nothing is found by the real check of the law, used here for one method."""
     real = law.check_law
     monkeypatch.setattr(
         gemjax, "simulate", lambda tx, loss_fn, params, *args, **options: SimpleNamespace(params=params)
@@ -93,7 +93,7 @@ def test_a_part_that_raises_does_not_stop_the_others(part, error, advice, quick_
         "measure_windows": "1,800.0",
         "peak_memory": "1 GiB of",
     }
-    assert all((words in captured.out) == (name != part) for name, words in others.items())
+    assert all((text in captured.out) == (name != part) for name, text in others.items())
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_part_that_raises_does_not_stop_the_others(part, error, advice, quick_
         ("cuda", RuntimeError("Unknown backend cpu"), "set JAX_PLATFORMS=cuda,cpu"),
     ],
 )
-def test_machines_without_the_devices_that_are_asked_for(platforms, devices, advice, monkeypatch, capsys):
+def test_machines_without_the_requested_devices(platforms, devices, advice, monkeypatch, capsys):
     def local_devices(backend=None):
         if backend is None and "Unknown" in str(devices):
             return ["an accelerator"]
@@ -134,7 +134,7 @@ def test_numbers_must_be_positive(capsys):
 
 @pytest.mark.slow
 def test_from_the_command_line_beside_a_broken_plugin(tmp_path):
-    """As a stranger runs it; a plugin of JAX that cannot start is told, and the CPU is checked."""
+    """A plugin of JAX that cannot start is reported, and the CPU is checked."""
     plugin = tmp_path / "jax_plugins" / "broken" / "__init__.py"
     plugin.parent.mkdir(parents=True)
     plugin.write_text("def initialize():\n    raise RuntimeError('the driver is too old')\n")

@@ -1,4 +1,4 @@
-"""Measurements of speed: their arithmetic, and that each runs."""
+"""Measurements of speed: their arithmetic, and a short run of each."""
 
 import itertools
 
@@ -34,18 +34,18 @@ def test_ratio_and_overhead():
     assert measured.overhead == pytest.approx(250e-6)
 
 
-def test_a_rate_leaves_the_beginning_out():
+def test_a_rate_leaves_out_the_beginning():
     assert speed._rate(np.array([0.0, 5.0, 10.0, 10.5, 11.0, 11.5, 12.0, 12.5])) == pytest.approx(2.0)
 
 
-def test_the_bare_loop_leaves_the_problem_as_it_was():
+def test_the_bare_loop_does_not_change_the_problem():
     problem = speed.network(TINY)
     before = jax.device_get(problem.params)
     assert speed.bare_rate(problem, jax.local_devices()[1], seconds=0.01) > 0
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(problem.params))
 
 
-def test_workers_on_one_device_take_turns_without_being_run():
+def test_overlap_on_one_device_is_known_without_a_run():
     device = jax.local_devices()[0]
     overlap = speed.measure_overlap(gemjax.Placement((device,) * 4, jax.local_devices()[1]), seconds=60.0)
     assert (overlap.devices, overlap.at_once, overlap.gain) == (1, 1.0, None)

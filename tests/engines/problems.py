@@ -14,7 +14,7 @@ from gemjax import testing
 
 
 def every_method(*fast: str, only=lambda row: True):
-    """Parametrizes over the methods for which ``only`` is true; those that are not named are slow."""
+    """Parametrize over the methods for which ``only`` is true; those that are not named are slow."""
     assert set(fast) <= {row.name for row in METHODS}
     marks = {row.name: () if row.name in fast else pytest.mark.slow for row in METHODS}
     return pytest.mark.parametrize(
@@ -23,17 +23,17 @@ def every_method(*fast: str, only=lambda row: True):
 
 
 def distinct(row) -> bool:
-    """Whether no other row tests the same code in an engine; for tests that take long with each."""
-    return not row.variant or row.name in ("easgd", "lsgd-groups", "dana-dc", "diloco")
+    """Return True if no other row tests the same code in an engine; for tests that take long per method."""
+    return not row.variant or row.name in ("easgd", "lsgd-groups", "dana-dc", "diloco", "streaming-diloco")
 
 
 class Abreast:
-    """A gate that holds a worker which is more than two steps ahead of another, so that short runs are mixed on any host.
+    """Gate that blocks workers more than two steps ahead of another, so that short runs are mixed on any host.
 
     Args:
       num_workers: number of workers N.
-      gate: what a worker meets once it is let through; may raise or block.
-      lost: ``lost(worker, step)`` says that nobody is to wait for the worker any more.
+      gate: called for a worker that is no longer blocked; may raise or block.
+      lost: ``lost(worker, step)`` is True if no worker waits for this one any more.
     """
 
     def __init__(self, num_workers=4, gate=lambda worker, step: None, lost=lambda worker, step: False):
@@ -56,7 +56,7 @@ class Abreast:
 
 
 class Behind:
-    """A gate that lets ``worker`` through only when all others have begun ``by`` steps for each of its own."""
+    """Gate that blocks ``worker`` until all others have begun ``by`` steps for each of its own."""
 
     def __init__(self, num_workers, worker, by):
         self.steps, self.worker, self.by = [0] * num_workers, worker, by
@@ -72,7 +72,7 @@ class Behind:
 
 
 class Problem(NamedTuple):
-    """What every engine takes."""
+    """Arguments of every engine."""
 
     loss_fn: Any
     params: Any
@@ -81,7 +81,7 @@ class Problem(NamedTuple):
 
 
 def mlp(dtype=jnp.float32) -> Problem:
-    """A two-layer network with dropout and a running mean that the loss uses: keys and model state matter."""
+    """Return a two-layer network whose loss depends on keys (dropout) and model state (a running mean)."""
     rng = np.random.default_rng(0)
 
     def array(*shape):
@@ -105,13 +105,13 @@ def mlp(dtype=jnp.float32) -> Problem:
 
 
 def quadratic(dimension: int = 4) -> Problem:
-    """``gemjax.testing.quadratic`` with a noise that compiles quickly."""
+    """Return ``gemjax.testing.quadratic`` with noise that compiles quickly."""
     loss_fn, params, _ = testing.quadratic(dimension)
     return Problem(loss_fn, params, lambda worker, step: 0.1 * jnp.sin(jnp.arange(dimension) + 3.0 * worker + step))
 
 
 def quadratic_with_dropout(dtype="float32") -> Problem:
-    """As :func:`mlp`, keys and model state matter, but it compiles quickly."""
+    """Return a problem like :func:`mlp`, with keys and model state, that compiles quickly."""
     curvature = jnp.array([1.0, 0.6, 0.3], dtype)
 
     def loss_fn(params, model_state, batch, key):
@@ -129,7 +129,7 @@ def quadratic_with_dropout(dtype="float32") -> Problem:
 
 
 def poisoned(problem: Problem, at, kind: str = "loss") -> Problem:
-    """``problem``, but at the (worker, step) pairs ``at`` the loss, or only the gradient, is not finite."""
+    """Return ``problem`` with a loss, or only a gradient, that is not finite at the (worker, step) pairs ``at``."""
     with_state = bool(jax.tree.leaves(problem.model_state))
 
     def batches(worker, step):
@@ -159,20 +159,20 @@ def poisoned(problem: Problem, at, kind: str = "loss") -> Problem:
 
 
 def without(trace: gemjax.Trace, rows) -> gemjax.Trace:
-    """The trace in which ``rows`` did not happen: their workers pulled there instead."""
+    """Return the trace without ``rows``, at which their workers pulled instead."""
     kept = np.setdiff1d(np.arange(len(trace)), rows)
     pulled_at = trace.pulled_at - np.searchsorted(np.sort(rows), trace.pulled_at)
     return gemjax.Trace(trace.worker[kept], pulled_at[kept], trace.step[kept], trace.time[kept], trace.num_workers)
 
 
 def late(num_workers: int = 4, num_commits: int = 24) -> gemjax.Trace:
-    """A trace with late pulls, lost steps and a worker that comes late."""
+    """Return a trace with late pulls, lost steps and a worker that begins late."""
     longer = gemjax.arrivals.Gamma(num_workers, machine_variation=0.4).trace(num_commits + 5, seed=3)
     return without(longer, [2, 7, 8, 13, num_commits])
 
 
 def assert_same_bits(actual, desired):
-    """Equal trees, bit for bit."""
+    """Check that the trees are equal, bit for bit."""
     assert jax.tree.structure(actual) == jax.tree.structure(desired)
     for a, d in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
         assert a.dtype == d.dtype
@@ -180,7 +180,7 @@ def assert_same_bits(actual, desired):
 
 
 def assert_close(actual, desired, rtol):
-    """Equal trees up to ``rtol`` of each leaf's largest number."""
+    """Check that the trees are equal up to ``rtol`` of each leaf's largest number."""
     assert jax.tree.structure(actual) == jax.tree.structure(desired)
     for a, d in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
         d = np.asarray(d, np.float64)

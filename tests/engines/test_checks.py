@@ -1,4 +1,4 @@
-"""Arguments that stand in the wrong place, and losses that return something else, are answered before anything runs."""
+"""Checks of arguments and loss functions, made before anything is computed."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ def run(engine, loss_fn=squares, params=PARAMS, tx=None, **options):
 
 
 def with_metrics(metrics):
-    """A loss in the long form that returns ``metrics``."""
+    """Return a loss in the long form that returns ``metrics``."""
     return lambda params, model_state, batch, key: (squares(params, batch), (model_state, metrics))
 
 
@@ -54,15 +54,15 @@ every_engine = pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"
 
 
 @every_engine
-def test_loss_and_parameters_in_each_others_places(engine):
-    with pytest.raises(TypeError, match=r"loss_fn is of type dict and params a function: change their places"):
+def test_a_loss_and_parameters_that_are_swapped(engine):
+    with pytest.raises(TypeError, match=r"loss_fn is of type dict and params is a function: swap the two"):
         run(engine, {"w": jnp.zeros(2)}, squares)
 
 
 @every_engine
-def test_per_seed_where_it_may_not_stand(engine):
+def test_per_seed_for_a_model_state(engine):
     with pytest.raises(
-        TypeError, match=r"model_state is a gemjax\.PerSeed, which may stand for params, batches and trace"
+        TypeError, match=r"model_state is a gemjax\.PerSeed, which is accepted for params, batches and trace"
     ):
         run(engine, model_state=PER_SEED)
 
@@ -142,17 +142,17 @@ EVERY_ENTRANCE = pytest.mark.parametrize("engine", ["simulate", "devices", "swee
     ("tx", "found"),
     [
         ("gem", r"tx is the str 'gem', but engines take an optax transformation; give one, such as gemjax\.gem\("),
-        (gemjax.gem, r"tx is the function gem, which is not called; give gem\(learning_rate, …\), what it returns"),
-        (optax.GradientTransformation, "tx is the function GradientTransformation, which is not called"),
+        (gemjax.gem, r"tx is the function gem itself; call it and give its result, gem\(learning_rate, …\)"),
+        (optax.GradientTransformation, "tx is the function GradientTransformation itself; call it"),
         (0.1, "tx is the float 0.1, but engines take"),
     ],
 )
-def test_a_method_that_is_none(engine, tx, found):
+def test_a_method_of_another_kind(engine, tx, found):
     with pytest.raises(TypeError, match=found):
         run(engine, tx=tx)
 
 
-def test_a_sweep_of_what_cannot_be_called():
+def test_a_sweep_without_a_function():
     with pytest.raises(
         TypeError, match=r"make is of type GradientTransformationExtraArgs, but a sweep takes a function"
     ):
@@ -172,7 +172,7 @@ TRAIN_STATE = TrainState.create(apply_fn=Net().apply, params={"w": PARAMS}, tx=o
 @pytest.mark.parametrize(
     ("params", "found"),
     [
-        (Net(), r"params is the module Net, which holds no parameters; give those that its init returns"),
+        (Net(), r"params is the module Net, which has no parameters; give those that its init returns"),
         (
             nnx.Linear(2, 1, rngs=nnx.Rngs(0)),
             r"params is the Flax NNX module Linear; give its parameters, .* nnx\.split\(",
@@ -180,10 +180,10 @@ TRAIN_STATE = TrainState.create(apply_fn=Net().apply, params={"w": PARAMS}, tx=o
         (TRAIN_STATE, r"params is a TrainState; give its \.params"),
         (
             {"a": [PARAMS, "resnet"]},
-            r"params at \['a'\]\[1\] is the str 'resnet', but params may hold arrays only; keep it",
+            r"params at \['a'\]\[1\] is the str 'resnet', but params may have arrays only; keep it",
         ),
-        ({"w": PARAMS, "act": jnp.tanh}, r"params at \['act'\] is a function, but params may hold arrays only"),
-        ({"w": np.array(["a"])}, r"params at \['w'\] is an array of shape \[1\], but params may hold arrays only"),
+        ({"w": PARAMS, "act": jnp.tanh}, r"params at \['act'\] is a function, but params may have arrays only"),
+        ({"w": np.array(["a"])}, r"params at \['w'\] is an array of shape \[1\], but params may have arrays only"),
         (
             nnx.split(nnx.Dropout(0.1, rngs=nnx.Rngs(0)))[1],
             r"is .*, but only floats can be trained; keep integers and keys",
@@ -196,10 +196,28 @@ def test_parameters_that_are_no_arrays(engine, params, found):
         run(engine, params=params)
 
 
+@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep", "initial_state"])
+@pytest.mark.parametrize("tx", [asgd(), gemjax.gem(0.1, num_workers=2)], ids=["asgd", "gem"])
+def test_complex_parameters_are_refused_before_anything_is_computed(engine, tx):
+    params = {"w": jnp.ones(2), "z": jnp.ones(4, jnp.complex64)}
+    wrong = (
+        r"^params at \['z'\] is complex64, but methods are defined for real numbers; give .* as two arrays, and join"
+    )
+    with pytest.raises(ValueError, match=wrong):
+        run(engine, lambda params, batch: jnp.sum(jnp.abs(params["z"] - batch) ** 2), params, tx)
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_complex_parameters_can_be_given_as_two_real_arrays(engine):
+    loss_fn = lambda params, batch: jnp.sum(jnp.abs(jax.lax.complex(*params) - (batch + 1j * batch)) ** 2)
+    params = jnp.zeros(4), jnp.zeros(4)
+    assert run(engine, loss_fn, params, gemjax.gem(0.1, num_workers=2)).params[1].any()
+
+
 @every_engine
 def test_a_leaf_of_the_model_state_that_is_no_array(engine):
     with pytest.raises(
-        TypeError, match=r"model_state at \['mode'\] is the str 'train', but model_state may hold arrays"
+        TypeError, match=r"model_state at \['mode'\] is the str 'train', but model_state may have arrays"
     ):
         run(engine, model_state={"mode": "train"})
 
@@ -229,9 +247,7 @@ def test_another_model_state_than_was_given(engine, returned, found):
 @every_engine
 @pytest.mark.parametrize("answer", [jnp.zeros(3), np.zeros(1), "stop"], ids=["array", "one number", "str"])
 def test_a_callback_that_returns_something_else(engine, answer):
-    with pytest.raises(
-        TypeError, match=r"callback returned .*; return True to end the run, and False or None to go on"
-    ):
+    with pytest.raises(TypeError, match=r"callback returned .*; return True to end the run, False or None to continue"):
         run(engine, callback=lambda *progress: answer)
 
 
@@ -252,12 +268,12 @@ def test_a_callback_that_returns_something_else(engine, answer):
         (jnp.bfloat16(0.0), False),
     ],
 )
-def test_what_ends_a_run(answer, ends):
+def test_answers_that_end_a_run(answer, ends):
     assert ends_run(answer) is ends
 
 
 @pytest.mark.parametrize("answer", [jax.random.key(0), {}, [True]], ids=["key", "dict", "list"])
-def test_what_is_no_answer(answer):
+def test_answers_of_another_kind(answer):
     with pytest.raises(TypeError, match=r"callback returned .*; return True to end the run"):
         ends_run(answer)
 
@@ -295,7 +311,7 @@ class Stop:
         ("num_commits", 4.0, r"num_commits must be an int, got 4\.0"),
     ],
 )
-def test_an_option_of_another_kind_is_refused_at_the_door(option, value, found):
+def test_an_option_of_another_kind_is_refused_before_tracing(option, value, found):
     def never(params, batch):
         pytest.fail("the loss function was traced")
 
@@ -328,7 +344,7 @@ class Linear:
 
 def test_registered_parameters_may_have_methods():
     assert gemjax.initial_state(asgd(), Linear(PARAMS)).params.w.shape == (4,)
-    with pytest.raises(TypeError, match="params is the module Linear, which holds no parameters"):
+    with pytest.raises(TypeError, match="params is the module Linear, which has no parameters"):
         gemjax.initial_state(asgd(), Linear(None))
 
 
@@ -381,4 +397,80 @@ def test_one_worker_for_many_devices_is_warned_of(tx):
     ) as seen:
         gemjax.run_on_devices(tx, squares, PARAMS, ones, 0)
     assert seen[0].filename == __file__
-    gemjax.run_on_devices(tx, squares, PARAMS, ones, 0, num_workers=1)  # One is meant.
+    gemjax.run_on_devices(tx, squares, PARAMS, ones, 0, num_workers=1)  # As intended.
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_a_loss_may_be_a_float(engine):
+    result = run(engine, loss_fn=lambda params, batch: 1.5)
+    np.testing.assert_array_equal(result.params, PARAMS)
+    np.testing.assert_array_equal(result.history["loss"], 1.5)
+
+
+# Each was refused by Python or NumPy, without the name of the argument, or not at all; random arguments found them.
+GAMMA = gemjax.arrivals.Gamma(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gemjax.gem(b"x"), "learning_rate must be a number, got b'x'"),
+        (lambda: gemjax.gem(2**40), "learning_rate must fit into int32, got 1099511627776; give a float"),
+        (lambda: gemjax.gem(0.1, [[1], [2, 3]]), "momentum must be a number, got [[1], [2, 3]]"),
+        (lambda: gemjax.gem(0.1, 0.9, np.ones((2, 2))), "num_workers must be a positive int, got array([[1., 1.], [1., 1.]])"),
+        (lambda: gemjax.gem(0.1, 0.9, 2**40), "num_workers must be a positive int, got 1099511627776"),
+        (lambda: gemjax.gem(0.1, reading=np.ones(2)), "reading must be one of"),
+        (lambda: gemjax.ringmaster(0.1, 2, threshold="x"), "threshold must be a number, got 'x'"),
+        (lambda: gemjax.fedbuff(weight=np.ones((2, 2))), "weight must be a function or one of"),
+        (lambda: gemjax.dynamic_periods(4, None), "speeds must be a sequence of numbers, got None"),
+        (lambda: gemjax.asynchronous(None, 2), "inner must be an optax transformation, such as optax.sgd(0.1), got None"),
+        (lambda: gemjax.per_worker(optax.sgd), "inner must be an optax transformation"),
+        (lambda: gemjax.Policy(grace="x"), "grace must be a number, got 'x'"),
+        (lambda: gemjax.Policy(deadline=1j), "deadline must be a number, got 1j"),
+        (lambda: gemjax.Members(2, absent=1), "absent must be a sequence of workers, got 1"),
+        (lambda: gemjax.place(2, devices=3), "devices must be a sequence of JAX devices, got 3"),
+        (lambda: gemjax.place(2, devices=["cpu"]), "devices must be JAX devices, such as jax.local_devices(), got 'cpu'"),
+        (lambda: gemjax.Trace([[1], [2, 3]]), "worker must be a vector of integers, got [[1], [2, 3]]"),
+        (lambda: gemjax.Trace([0], time=True), "time must be a vector of numbers, got True"),
+        (lambda: gemjax.Trace([0], time=["x"]), "time must be a vector of numbers, got ['x']"),
+        (lambda: gemjax.Trace([0], num_workers="x"), "num_workers must be a number, got 'x'"),
+        (lambda: gemjax.arrivals.Gamma(2, "x"), "batch_variation must be a number, got 'x'"),
+        (lambda: gemjax.arrivals.Exponential(2, None), "mean must be a number, got None"),
+        (lambda: gemjax.arrivals.ConstantSpeeds(3), "speeds must be a sequence of numbers, got 3"),
+        (lambda: gemjax.arrivals.Scaled(GAMMA, ["x", 1]), "each of speeds must be a number, got 'x'"),
+        (lambda: gemjax.arrivals.Queue(GAMMA, None), "service must be a number, got None"),
+        (lambda: gemjax.arrivals.Incidents(GAMMA, [3]), "incidents must be Slows, Leaves and Joins, got 3"),
+        (lambda: gemjax.arrivals.Incidents(GAMMA, 3), "incidents must be a sequence of Slows, Leaves and Joins, got 3"),
+        (
+            lambda: gemjax.arrivals.Incidents(GAMMA, [gemjax.arrivals.Leaves(None, 1.0)]),
+            "the worker of an incident must be a number, got None",
+        ),
+        (lambda: GAMMA.trace(2.5), "num_commits must be an int in 0 … 2147483647, got 2.5"),
+        (lambda: GAMMA.trace(4, seed=-1), "seed must be an int in 0 … 18446744073709551615, got -1"),
+        (lambda: gemjax.Shards(np.ones(4), 1, 2, seed=-1), "seed must not be negative, got -1"),
+        (lambda: gemjax.Epochs(np.ones(4), 1, seed=-1), "seed must not be negative, got -1"),
+        (lambda: gemjax.Shards(np.ones(2), 1, 2, labels=[[0], [1, 2]]), "labels must be one per row, 2, got [[0], [1, 2]]"),
+        (lambda: gemjax.Shards(np.ones(4), 1, 2, rows=3), "rows must be one array per worker, 2, got 3"),
+        (lambda: gemjax.Shards(np.ones(2), 1, 2, labels=[0, 1], concentration="x"), "concentration must be a number"),
+        (lambda: gemjax.FromSource(np.array(2), batch_size=1), "a source needs a length and rows by number"),
+        (lambda: gemjax.memory_of(asgd(), "x"), "params at the root is the str 'x'"),
+        (lambda: gemjax.memory_of(asgd(), PARAMS, model_state={"n": 2**40}), "model_state at ['n'] is the int 1099511627776,"),
+        (lambda: gemjax.initial_state(asgd(), PARAMS, num_workers=np.ones(2)), "num_workers must be a positive int"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named(make, message):
+    with pytest.raises((TypeError, ValueError)) as refused:
+        make()
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 2**70])
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_a_seed_that_no_key_takes_is_refused(engine, seed):
+    loss_fn = lambda params, batch: jnp.sum(params**2)
+    arguments = gemjax.asgd(0.1, 2), loss_fn, jnp.ones(2), lambda worker, step: 0.0
+    engines = {"simulate": (gemjax.simulate, gemjax.arrivals.Gamma(2).trace(3)), "devices": (gemjax.run_on_devices, 3)}
+    run, length = engines[engine]
+    with pytest.raises(ValueError, match="seed must fit into 64 bits"):
+        run(*arguments, length, seed=seed)

@@ -1,6 +1,6 @@
-"""THE LAW: the same trace gives the same parameters in every engine.
+"""The law: the same trace gives the same parameters in every engine.
 
-A run on devices records what happened; the simulator and the plain loop repeat it from the record alone.
+A run on devices is recorded; the simulator and the plain loop repeat it from the record alone.
 """
 
 import jax
@@ -41,7 +41,7 @@ def assert_the_law(result, make, problem, rtol, *, retired=False, refused=False)
     simulated = in_the_simulator(make, problem, result.trace)
     assert_close(result.params, simulated.params, rtol)
     assert_close(result.model_state, simulated.model_state, rtol)
-    if not (retired or refused):  # What a worker pulled that never commits again, or was refused, leaves no trace.
+    if not (retired or refused):  # The trace does not have pulls without an applied commit after them.
         assert_close(result.opt_state, simulated.opt_state, rtol)
         assert_close(result.state.view, simulated.state.view, rtol)  # With the local optimizers' states.
     applied = result.history["applied"]
@@ -57,7 +57,7 @@ def assert_the_law(result, make, problem, rtol, *, retired=False, refused=False)
 @every_method("gem", only=lambda row: not row.refuses)
 def test_the_same_trace_gives_the_same_parameters(make, x64):
     problem = mlp(jnp.float64)
-    commits = COMMITS if make.converges_stale else 16  # What climbs multiplies rounding, too.
+    commits = COMMITS if make.converges_stale else 16  # Divergence also amplifies rounding errors.
     result = on_devices(make, problem, commits, gate=Abreast(WORKERS))
     assert len(result.trace) == commits
     assert result.trace.staleness.max() > 0
@@ -65,8 +65,8 @@ def test_the_same_trace_gives_the_same_parameters(make, x64):
 
 
 @pytest.mark.parametrize("reading", ["code", "algorithm"])
-def test_a_worker_that_is_retried_before_anybody_commits_has_pulled_once(reading, x64):
-    """As a worker that is alone always is: its second pull is at the same clock, and no row of the trace is of it."""
+def test_a_worker_that_is_retried_before_any_commit_has_pulled_once(reading, x64):
+    """Its second pull is at the same clock and in no row of the trace; for a lone worker this always holds."""
     problem, tx = mlp(jnp.float64), gemjax.gem(0.02, reading=reading)
     with Faults().fail(0, 2) as faults:
         result = gemjax.run_on_devices(tx, *problem[:3], 6, placement=gemjax.place(1), model_state=problem.model_state,
@@ -78,7 +78,7 @@ def test_a_worker_that_is_retried_before_anybody_commits_has_pulled_once(reading
 
 @every_method("gem", only=lambda row: distinct(row) and row.converges_stale and not row.refuses)
 def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
-    """Retried workers pulled late; rejected gradients left no trace but a lost step."""
+    """Retried workers pulled late; the only trace of a rejected gradient is a lost step."""
     clean = mlp(jnp.float64)
     period = make.local.period if make.local else 1
     problem = poisoned(clean, [(1, 3 * period), (2, 0), (2, 5 * period)])
@@ -103,10 +103,11 @@ def drop_in_front_of_gem(num_workers):
         drop_in_front_of_gem,
         pytest.param(lambda n: gemjax.ringmaster(0.05, n, threshold=8), id="ringmaster", marks=pytest.mark.slow),
         pytest.param(lambda n: gemjax.rennala(0.2, n, batch_size=3), id="rennala", marks=pytest.mark.slow),
+        pytest.param(lambda n: gemjax.malenia(0.2, n), id="malenia", marks=pytest.mark.slow),
     ],
 )
 def test_it_holds_when_the_method_refuses_commits(make, x64):
-    """A slow worker's gradients are dropped on devices; the record of the others is all that a replay needs."""
+    """A slow worker's gradients are dropped on devices; the replay needs the record of the others only."""
     problem = mlp(jnp.float64)
     result = on_devices(make, problem, gate=Behind(WORKERS, 3, by=4))
     dropped = result.history["dropped"]
@@ -118,7 +119,7 @@ def test_it_holds_when_the_method_refuses_commits(make, x64):
 
 @pytest.mark.slow
 def test_it_holds_in_single_precision():
-    """Rounding differs between compiled programs and is carried along: 60 commits stay within 1e-4."""
+    """Rounding differs between compiled programs and accumulates; after 60 commits it is within 1e-4."""
     problem, make = mlp(), lambda n: gemjax.gem(0.05, num_workers=n)
     assert_the_law(on_devices(make, problem), make, problem, rtol=1e-4)
 
@@ -136,7 +137,7 @@ def test_it_holds_for_the_model_state(average, x64):
 
 @pytest.mark.slow
 def test_it_holds_around_transformations_that_do_not_step_every_time(x64):
-    """The engine counts arrivals, the method only every third of them."""
+    """The engine counts all arrivals, and the method every third."""
     problem = mlp(jnp.float64)
 
     def make(num_workers):
@@ -150,7 +151,7 @@ def test_it_holds_around_transformations_that_do_not_step_every_time(x64):
 
 
 def test_another_trace_gives_other_parameters(x64):
-    """The law would be empty if order did not matter."""
+    """Otherwise the law would hold trivially."""
     problem, make = mlp(jnp.float64), lambda n: gemjax.asgd(0.05, num_workers=n)
     traces = [gemjax.arrivals.Gamma(WORKERS).trace(20, seed) for seed in (0, 1)]
     first, second = (in_the_simulator(make, problem, trace).params for trace in traces)

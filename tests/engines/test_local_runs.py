@@ -1,4 +1,4 @@
-"""Local optimizers in both engines: whose state they keep, where it lives, and what a lost commit does to it."""
+"""The state of local optimizers in both engines: its worker, its device, and the effect of lost commits."""
 
 import functools
 import itertools
@@ -49,7 +49,7 @@ def simulated(trace=LATE, given=None, tx=DOWNPOUR, local=LOCAL, **options):
 
 
 def locals_of(result):
-    """The states of the local optimizers, a tree with a row a worker."""
+    """Return the states of the local optimizers, a tree with one row per worker."""
     return result.state.view.value.local
 
 
@@ -57,7 +57,7 @@ def locals_of(result):
 
 
 def test_each_worker_has_a_momentum_and_a_period_of_its_own(x64):
-    """Against a plain loop in NumPy."""
+    """The run equals a plain loop in NumPy."""
     curvature, rate, decay = np.array([1.0, 0.6, 0.3]), 0.05, 0.9
     noise = lambda worker, step: 0.1 * np.sin(np.arange(3.0) + 3 * worker + step)
     given = Problem(
@@ -66,7 +66,7 @@ def test_each_worker_has_a_momentum_and_a_period_of_its_own(x64):
     )  # fmt: skip
     trace = gemjax.arrivals.Gamma(WORKERS, machine_variation=0.5).trace(40)
     result = simulated(trace, given)
-    centre, views = np.ones(3), np.ones((WORKERS, 3))
+    central, views = np.ones(3), np.ones((WORKERS, 3))
     momenta, done, losses = np.zeros((WORKERS, 3)), [0] * WORKERS, []
     for w in trace.worker.tolist():
         x, mine = views[w].copy(), []
@@ -77,9 +77,9 @@ def test_each_worker_has_a_momentum_and_a_period_of_its_own(x64):
             x -= rate * momenta[w]
             done[w] += 1
         losses.append(np.mean(mine))
-        centre = centre - 0.5 * (views[w] - x)
-        views[w] = centre
-    np.testing.assert_allclose(result.params, centre, rtol=1e-12)
+        central = central - 0.5 * (views[w] - x)
+        views[w] = central
+    np.testing.assert_allclose(result.params, central, rtol=1e-12)
     np.testing.assert_allclose(jax.tree.leaves(locals_of(result))[0], momenta, rtol=1e-12)
     np.testing.assert_allclose(result.history["loss"], losses, rtol=1e-12)
 
@@ -95,8 +95,8 @@ def test_the_chunk_size_changes_no_bit(chunk_size):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_the_run_that_did_not_stop():
-    """At every cut, between a late pull and its commit too, and after a rejection; the momenta come along."""
+def test_a_continued_run_is_the_run_that_did_not_stop():
+    """The cuts include those between a late pull and its commit, and after a rejection; the momenta are kept."""
     given = poisoned(problem(), [(1, 4), (3, 0)])
     whole = simulated(given=given, chunk_size=1)
     assert_same_bits(simulated(given=given, chunk_size=10).state, whole.state)
@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_is_the_run_that_did_not_stop():
         assert_same_bits(joined, whole.history)
 
 
-def test_a_pull_alone_leaves_the_local_optimizer_alone():
+def test_a_pull_alone_does_not_change_the_local_optimizer():
     calls, states = itertools.count(), []
     simulated(chunk_size=1, callback=lambda progress: states.append(jax.device_get(progress.state())) and next(calls))
     events = LATE.events()
@@ -122,7 +122,7 @@ def test_a_pull_alone_leaves_the_local_optimizer_alone():
 
 
 def rows_of(at, trace, periods=PERIODS):
-    """The rows of the commits in which these (worker, local step) pairs are."""
+    """Return the rows of the commits that contain these (worker, local step) pairs."""
     return [
         row
         for row, (w, s) in enumerate(zip(trace.worker.tolist(), trace.step.tolist(), strict=True))
@@ -132,7 +132,7 @@ def rows_of(at, trace, periods=PERIODS):
 
 @pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_a_rejected_commit_never_happened(kind, x64):
-    """Whichever of its local steps was not finite: neither to the centre nor to the local optimizer."""
+    """Any local step that is not finite leaves the central variable and the local optimizer unchanged."""
     at = [(0, 1), (1, 5), (1, 6), (3, 6), (2, 2)]  # First, middle and last steps; two commits of worker 1 in a row.
     trace, given = gemjax.arrivals.Gamma(WORKERS).trace(28, seed=2), problem("float64")
     rows = rows_of(at, trace)
@@ -148,13 +148,13 @@ def test_a_rejected_commit_never_happened(kind, x64):
 
 def test_a_dropped_commit_never_happened(x64):
     trace, given = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60), problem("float64")
-    told = []
+    reports = []
 
     def callback(progress):
-        told.append((progress.dropped, progress.rejected, progress.history["dropped"].sum()))
+        reports.append((progress.dropped, progress.rejected, progress.history["dropped"].sum()))
 
     result = simulated(trace, given, DROPPING, chunk_size=9, callback=callback)
-    dropped, rejected, parts = np.array(told).T
+    dropped, rejected, parts = np.array(reports).T
     np.testing.assert_array_equal(dropped, np.cumsum(parts))
     assert not rejected.any()
     rows = np.flatnonzero(result.history["dropped"])
@@ -170,8 +170,8 @@ def test_a_dropped_commit_never_happened(x64):
     assert_close(locals_of(result), locals_of(missing), rtol=1e-10)
 
 
-def test_what_is_neither_finite_nor_welcome_is_rejected_only():
-    """A commit counts once, and the method's own count of refusals is that of the engine."""
+def test_a_commit_that_is_not_finite_and_refused_counts_as_rejected():
+    """Each commit counts once, and the method's count of refusals is that of the engine."""
     trace = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60)
     plain = simulated(trace, tx=DROPPING)
     row = int(np.flatnonzero(plain.history["dropped"])[1])
@@ -184,7 +184,7 @@ def test_what_is_neither_finite_nor_welcome_is_rejected_only():
     assert_close(locals_of(result), locals_of(plain), rtol=1e-5)
 
 
-def test_another_local_optimizer_cannot_go_on():
+def test_a_run_cannot_continue_with_another_local_optimizer():
     state = simulated().state
     for local in (LocalSteps(optax.sgd(0.05), PERIODS), LocalSteps(optax.adam(0.05), PERIODS)):
         with pytest.raises(ValueError, match="state to continue from is of another method, model or number of workers"):
@@ -223,7 +223,7 @@ def on_devices(num_commits, given, tx=DOWNPOUR, local=LOCAL, **options):
 
 
 def assert_the_law(result, given, tx=DOWNPOUR, local=LOCAL, *, pulls=True):
-    """``pulls=False``: a worker pulled last what it never committed on, which leaves no trace."""
+    """Check that a replay has the same state; ``pulls=False`` excludes last views without a commit, which leave no trace."""
     again = simulated(result.trace, given, tx, local)
     found = jax.device_get(result.state)
     assert_close(found.params, again.params, rtol=1e-10)
@@ -242,7 +242,7 @@ def assert_the_law(result, given, tx=DOWNPOUR, local=LOCAL, *, pulls=True):
 
 @pytest.mark.slow
 def test_local_optimizers_survive_faults_and_stops(x64):
-    """Retried workers, commits that are not finite at their first, middle or last step; stopped and continued."""
+    """Workers are retried, first, middle or last steps are not finite, and the run is stopped and continued."""
     given = problem("float64")
     bad = poisoned(given, [(0, 3), (1, 3), (3, 17), (1, 22)])
     with Faults().fail(0, 0).fail(2, 1, times=2).fail(3, 2).fail(1, 6) as faults:
@@ -256,7 +256,7 @@ def test_local_optimizers_survive_faults_and_stops(x64):
 
 
 @pytest.mark.slow
-def test_a_simulated_run_goes_on_on_devices(x64):
+def test_a_simulated_run_is_continued_on_devices(x64):
     given, trace = problem("float64"), gemjax.arrivals.Gamma(WORKERS).trace(17)
     first = simulated(trace, given)
     second = on_devices(40, given, state=first.state, recorded=trace)
@@ -265,7 +265,7 @@ def test_a_simulated_run_goes_on_on_devices(x64):
 
 
 @pytest.mark.slow
-def test_a_retired_worker_keeps_what_it_had(x64):
+def test_a_retired_worker_keeps_its_local_optimizer(x64):
     given = problem("float64")
     with Faults().fail(1, 2, times=9) as faults:
         retired = lambda worker, step: worker == 1 and len(faults.injected) == 3
@@ -275,19 +275,19 @@ def test_a_retired_worker_keeps_what_it_had(x64):
     assert_the_law(result, given, pulls=False)
 
 
-def test_what_is_dropped_on_devices_is_told_and_put_back(tmp_path, x64):
-    given, told = problem("float64"), []
+def test_a_drop_on_devices_restores_the_local_optimizer(tmp_path, x64):
+    given, reports = problem("float64"), []
     bad = poisoned(given, [(0, 3)])
     with gemjax.EventLog(tmp_path / "log") as log:
         first = on_devices(
             30, bad, DROPPING, log=log, gate=Behind(WORKERS, 3, by=4), callback_every=1,
-            callback=lambda progress: told.append((progress.dropped, progress.rejected, progress.history)),
+            callback=lambda progress: reports.append((progress.dropped, progress.rejected, progress.history)),
         )  # fmt: skip
     dropped = first.history["dropped"]
     assert dropped.sum() == int(first.state.dropped) > 0
     assert int(first.state.rejected) == 1
-    np.testing.assert_array_equal([t[0] for t in told], np.cumsum([t[2]["dropped"].sum() for t in told]))
-    assert told[-1][:2] == (dropped.sum(), 1)
+    np.testing.assert_array_equal([t[0] for t in reports], np.cumsum([t[2]["dropped"].sum() for t in reports]))
+    assert reports[-1][:2] == (dropped.sum(), 1)
     events = {name: [] for name in eventlog.EVENTS}
     for event in eventlog.read(tmp_path / "log"):
         events[event["event"]].append(event)
@@ -302,7 +302,7 @@ def test_what_is_dropped_on_devices_is_told_and_put_back(tmp_path, x64):
 
 
 @pytest.mark.slow
-def test_the_count_of_what_was_dropped_goes_on(x64):
+def test_the_count_of_dropped_commits_continues(x64):
     given, calls = problem("float64"), []
     first = on_devices(30, given, DROPPING, gate=Behind(WORKERS, 3, by=4))
     dropped = int(first.state.dropped)
@@ -319,9 +319,9 @@ def test_the_count_of_what_was_dropped_goes_on(x64):
 def programs_for(tx, placement, given):
     local = LocalSteps(tx, PERIODS)
     batches = LocalBatches(as_batches(given.batches, WORKERS), local)
-    transition = Transition(DOWNPOUR, given.loss_fn, WORKERS, local=local)
-    transition, state = transition.init(given.params, given.model_state)
-    return Programs(transition, batches, placement, state)
+    transition = Transition(tx=DOWNPOUR, loss_fn=given.loss_fn, num_workers=WORKERS, local=local)
+    transition = transition.bind(given.params, given.model_state)
+    return Programs(transition, batches, placement, transition.init(given.params, given.model_state))
 
 
 def numbers(tree):
@@ -329,12 +329,12 @@ def numbers(tree):
 
 
 def test_local_optimizers_never_leave_their_workers():
-    """Neither the gradient nor the view nor the centre has anything of them; a worker is told one number more."""
+    """Gradients, views and the central variable contain no part of them; a worker receives one number more."""
     placement = gemjax.place(WORKERS)
     plain, momentum = (programs_for(tx, placement, problem()) for tx in (optax.sgd(0.05), MOMENTUM))
     before = jax.device_get(momentum.gather())
     momentum.warm_up()
-    assert_same_bits(jax.device_get(momentum.gather()), before)  # That was no step.
+    assert_same_bits(jax.device_get(momentum.gather()), before)  # It makes no step.
     for worker in [0, 1, 2, 3, 2, 1]:
         gradient = momentum.compute(worker, momentum.select(worker))
         assert all(leaf.devices() == {placement.workers[worker]} for leaf in jax.tree.leaves(gradient))
@@ -344,21 +344,23 @@ def test_local_optimizers_never_leave_their_workers():
         for kept in (momentum._local[worker], momentum._moved[worker]):
             assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(kept))
     sizes = [numbers(programs.compute(0, programs.select(0))) for programs in (plain, momentum)]
-    # Displacement, running mean and count; loss, metric, whether finite, how many steps, and the losses of each.
+    # Displacement, running mean and count; loss, metric, finite (1 or 0), number of steps, and the losses of the steps.
     assert sizes == [4 + 4 + 4 + 4] * 2
     assert numbers(momentum._views[0]) == numbers(plain._views[0]) + 1
-    for part in ("_slots", "_shared"):
-        assert numbers(getattr(momentum, part)) == numbers(getattr(plain, part))
+    for part in ("slots", "shared"):
+        assert numbers(getattr(momentum.central, part)) == numbers(getattr(plain.central, part))
     state = momentum.gather()
     assert numbers(state.view.value.local) == 4 * WORKERS
     assert all(leaf.devices() == {placement.central} for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.slow
-def test_anchors_reach_workers_on_devices(x64):
+@pytest.mark.parametrize("global_period", [1, 2])
+def test_anchors_reach_workers_on_devices(global_period, x64):
     given = problem("float64")
     tx = optax.chain(optax.adam(0.02), gemjax.pull_to_anchors(0.1, 0.2))
-    local, method = LocalSteps(tx, PERIODS), gemjax.lsgd(num_workers=WORKERS, groups=2, anchors=True)
+    method = gemjax.lsgd(num_workers=WORKERS, groups=2, global_period=global_period, anchors=True)
+    local = LocalSteps(tx, PERIODS)
     assert_the_law(on_devices(30, given, method, local), given, method, local)
 
 

@@ -1,4 +1,4 @@
-"""What a run keeps, told before it is spent."""
+"""The memory of a run, computed before its allocation."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ COPY = 4 * 1024
     [
         (gemjax.asgd(0.1, 50), 50, 0),
         (gemjax.multi_asgd(0.1, num_workers=50), 50, 50),
-        (gemjax.gem(0.1, num_workers=50), 0, 100),  # What it pulled is the view.
+        (gemjax.gem(0.1, num_workers=50), 0, 100),  # The method keeps the pulled view.
         (gemjax.dana_zero(0.1, num_workers=50), 50, 51),
     ],
 )
@@ -35,11 +35,11 @@ def test_local_optimizers_and_anchors_are_counted():
     local = gemjax.LocalSteps(optax.adam(0.1), 4)
     tx = gemjax.lsgd(num_workers=50, anchors=True)
     found = gemjax.memory_of(tx, PARAMS, num_workers=50, local=local)
-    assert found["views"] == 50 * COPY  # The anchors; the views are what it pulled.
+    assert found["views"] == 50 * COPY  # The anchors; the method keeps the pulled views.
     assert found["local optimizers"] == pytest.approx(100 * COPY, abs=1000)
 
 
-def test_it_is_what_a_run_really_keeps():
+def test_it_is_the_memory_that_a_run_keeps():
     tx = gemjax.gem(0.1, num_workers=7)
     state = gemjax.initial_state(tx, PARAMS, num_workers=7)
     counters = 4 * (5 + 3 * 7)
@@ -48,7 +48,7 @@ def test_it_is_what_a_run_really_keeps():
 
 
 def test_nothing_is_allocated():
-    """A thousand copies of a thousand billion numbers."""
+    """The state would be a thousand copies of a thousand billion numbers."""
     params = jax.ShapeDtypeStruct((10**12,), jnp.float32)
     assert gemjax.memory_of(gemjax.gem(0.1, num_workers=1000), params, num_workers=1000)["method"] > 8e15
 
@@ -68,7 +68,7 @@ def live_bytes():
 
 @pytest.mark.parametrize("make", [gemjax.gem, gemjax.asgd])
 def test_a_run_keeps_one_state_from_the_start(make, monkeypatch):
-    """While it begins, at most one array more; and the caller's parameters are untouched."""
+    """There is at most one more array at the start, and the caller's parameters are kept."""
     params = {name: jnp.ones(5000) for name in "abcdefgh"}
     tx = make(0.05, num_workers=16)
     state = sum(gemjax.memory_of(tx, params, num_workers=16).values())
@@ -94,8 +94,8 @@ def test_a_run_keeps_one_state_from_the_start(make, monkeypatch):
     assert float(params["a"][0]) == 1.0
 
 
-def test_a_rule_s_own_array_is_not_used_up():
-    """An optimizer that begins with an array of its own can begin again."""
+def test_a_rules_own_array_is_not_donated():
+    """A second run can begin with an array that the optimizer owns."""
     own = jnp.ones(4)
     tx = optax.GradientTransformation(lambda params: own, lambda updates, state, params=None: (updates, state + 1.0))
     loss_fn, params, batches = quadratic()
@@ -133,5 +133,5 @@ def test_a_sweep_counts_all_its_runs(monkeypatch):
         sweep([0.1, 0.2, 0.3])
 
 
-def test_a_device_that_does_not_tell_its_size_is_trusted():
+def test_a_device_of_unknown_size_passes():
     memory.check_fits({"views": 10**18}, type("Device", (), {"platform": "tpu", "memory_stats": lambda self: None})())

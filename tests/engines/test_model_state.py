@@ -1,4 +1,4 @@
-"""Model state of every kind: floats, counters and typed PRNG keys, as a network with BatchNorm and dropout has them."""
+"""Model state of all kinds: floats, counters and typed PRNG keys, as in a network with BatchNorm and dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 from engines.problems import Abreast, Problem, assert_close, assert_same_bits
 
 import gemjax
-from gemjax.engines import keys
+from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packer
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.testing import run_in_python
@@ -19,7 +19,7 @@ LOCAL = gemjax.LocalSteps(optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(1
 
 
 def loss_fn(params, model_state, batch, key):
-    """The noise comes from the key in the model state, which every commit changes."""
+    """Return a loss with noise from the key in the model state, which every commit changes."""
     stream = jax.random.fold_in(model_state["stream"], model_state["count"])
     kept = (jax.random.bits(stream, params.shape, "uint8") < 200).astype(params.dtype)
     mean = 0.9 * model_state["mean"] + 0.1 * jax.lax.stop_gradient(params)
@@ -55,7 +55,7 @@ def on_devices(given, num_commits=24, tx=GEM, **options):
 
 
 def assert_states_close(actual, desired, rtol=1e-10):
-    """A local optimizer may hold keys, too."""
+    """Check that two states are close; a local optimizer may also contain keys."""
     assert_close(keys.as_data(actual.model_state), keys.as_data(desired.model_state), rtol)
     assert_close(actual.params, desired.params, rtol)
     assert_close(keys.as_data(actual.view), keys.as_data(desired.view), rtol)
@@ -84,7 +84,7 @@ def test_a_run_on_devices_replays_in_the_simulator(tx, options, x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("average", [False, True])
-def test_it_replays_from_a_sharded_centre_and_workers_of_two_devices(average, x64):
+def test_it_replays_with_a_sharded_central_variable_and_workers_of_two_devices(average, x64):
     devices, given = jax.devices(), problem(jnp.float64)
     placement = Placement((tuple(devices[:2]), devices[2], devices[3]), tuple(devices[4:6]))
     result = on_devices(given, placement=placement, average_model_state=average)
@@ -92,7 +92,7 @@ def test_it_replays_from_a_sharded_centre_and_workers_of_two_devices(average, x6
 
 
 @pytest.mark.slow
-def test_windows_and_sweeps_take_it():
+def test_windows_and_sweeps_accept_it():
     given, trace = problem(), gemjax.arrivals.Gamma(N).trace(24)
     one_by_one = simulated(trace, given, window=1)
     assert_states_close(simulated(trace, given, window=N).state, one_by_one.state, rtol=1e-5)
@@ -103,7 +103,7 @@ def test_windows_and_sweeps_take_it():
 
 
 def test_only_floats_are_averaged():
-    """Counters and keys are those of the commit, whoever made it; the mean of two counters counts nothing."""
+    """Counters and keys are those of the commit; a mean of two counters would be meaningless."""
     given, trace = problem(), gemjax.arrivals.RoundRobin(N).trace(9)
     latest, average = (
         keys.as_data(simulated(trace, given, average_model_state=flag).model_state) for flag in (False, True)
@@ -114,7 +114,7 @@ def test_only_floats_are_averaged():
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_checkpoint_brings_it_back_and_the_run_goes_on_bit_for_bit(tmp_path, wait):
+def test_a_run_continues_from_its_checkpoint_bit_for_bit(tmp_path, wait):
     given, trace = problem(), gemjax.arrivals.Gamma(N).trace(20)
     whole = simulated(trace, given)
     half = simulated(trace, given, chunk_size=10, callback=lambda progress: True)
@@ -133,13 +133,11 @@ def test_a_checkpoint_with_other_keys_is_refused(tmp_path):
     like = lambda state: gemjax.initial_state(GEM, given.params, num_workers=N, model_state=state)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(like(given.model_state), gemjax.Trace([], num_workers=N))
-        with pytest.raises(
-            gemjax.CheckpointError, match=r"model_state\.stream': saved uint32\[2\], expected uint32\[4\]"
-        ):
+        with pytest.raises(gemjax.CheckpointError, match=r"'threefry2x32' at 'model_state\.stream', but .* are 'rbg'"):
             checkpoints.load(like(given.model_state | {"stream": jax.random.key(3, impl="rbg")}))
 
 
-def test_a_run_on_devices_goes_on_from_a_checkpoint(tmp_path):
+def test_a_run_on_devices_continues_from_a_checkpoint(tmp_path):
     given = problem()
     first = on_devices(given, 10)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
@@ -159,7 +157,7 @@ def test_keys_are_counted_in_bytes():
     assert with_keys - without == 6 * 8
 
 
-@pytest.mark.parametrize("apart", [lambda shape: False, lambda shape: shape == (4, 2)], ids=["packed", "apart"])
+@pytest.mark.parametrize("apart", [None, [False, False, True, False, False]], ids=["packed", "apart"])
 def test_packing_keys_loses_no_bit(apart):
     tree = {
         "key": jax.random.key(1),

@@ -1,4 +1,4 @@
-"""The number of workers is said once, to the method; engines take it from there."""
+"""The number of workers is given once, to the method; engines read it there."""
 
 import inspect
 import warnings
@@ -55,11 +55,11 @@ def test_another_number_of_workers_is_refused(enter):
         enter(gemjax.asgd(0.1, 2), num_workers=3)
 
 
-def test_a_plain_transformation_takes_any_number():
+def test_a_plain_transformation_suits_any_number():
     assert gemjax.initial_state(optax.sgd(0.1), PARAMS, num_workers=3).step.num_workers == 3
 
 
-def test_an_initial_state_that_cannot_be_traced_is_not_asked():
+def test_an_initial_state_may_be_untraceable():
     tx = optax.GradientTransformation(
         lambda params: np.asarray(params["x"]).sum(), lambda updates, state, params=None: (updates, state)
     )
@@ -81,6 +81,6 @@ def test_a_number_of_workers_in_the_place_of_the_momentum(name):
         FUNCTIONS[name](0.1, 1.5)
 
 
-def test_they_are_all_methods_with_a_momentum():
-    assert len(ALIASES) == 16
+def test_all_methods_with_a_momentum_are_tested():
+    assert len(ALIASES) == 19
     assert {"gem", "dana_zero", "multi_asgd", "diloco", "eamsgd"} <= set(ALIASES)

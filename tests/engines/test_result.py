@@ -1,4 +1,4 @@
-"""What a user gets back from a run: its short descriptions."""
+"""Short descriptions of results, data and traces."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ DATA = {"x": np.zeros((1200, 3)), "y": np.zeros(1200)}
 
 
 class Source:
-    """A source with a long description of its own."""
+    """Source with a long description."""
 
     def __len__(self):
         return 1200

@@ -1,4 +1,4 @@
-"""One stream for all workers, in every engine: the next batch goes to whoever is next."""
+"""One stream for all workers, in every engine: the next batch goes to the next worker."""
 
 import collections
 
@@ -34,7 +34,7 @@ def run(trace=LATE, tx=GEM, batches=STREAM, **options):
 
 
 def first_rows(draws):
-    """The first row of each batch, as the stream itself tells it."""
+    """Return the first row of each batch, according to the stream."""
     return STREAM.select(draws, draws, draws)[:, 0]
 
 
@@ -44,7 +44,7 @@ def first_rows(draws):
     ids=["gamma", "round-robin", "exponential"],
 )
 def test_the_run_is_that_of_a_plain_event_loop(model):
-    """A queue of batches: everybody takes one, then whoever has committed takes the next."""
+    """All workers take a batch from a queue, and the next one after each of their commits."""
     trace = model.trace(50)
     queue = collections.deque(first_rows(np.arange(N + 50)))
     holds = [queue.popleft() for _ in range(N)]
@@ -61,7 +61,7 @@ def test_it_is_that_of_the_naive_reference(x64):
 
 @pytest.mark.parametrize("model", [gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(N)), gemjax.arrivals.Gamma(N)])
 def test_all_workers_together_go_through_the_data(model):
-    """Also where pulls come late, because workers wait for each other: no batch is passed over."""
+    """No batch is skipped, even if pulls are late because workers wait for each other."""
     commits = 4 * STREAM.steps_per_epoch
     history = run(model.trace(commits), gemjax.asgd(0.0, N)).history
     early = history["draw"] < 3 * STREAM.steps_per_epoch  # The last draws of a run are not committed in it.
@@ -73,13 +73,13 @@ def test_the_chunk_size_does_not_matter(options):
     assert_same_bits(run(**options).state, run().state)
 
 
-def test_windows_make_the_same_run(x64):
+def test_windows_give_the_same_run(x64):
     assert_close(run(window=4).state, run().state, rtol=1e-10)
     np.testing.assert_array_equal(run(window=4).history["row"], run().history["row"])
 
 
 @pytest.mark.parametrize("stop", [1, 9, 20])
-def test_a_continued_run_goes_on_in_the_stream(stop):
+def test_a_continued_run_continues_the_stream(stop):
     begun = run(chunk_size=1, callback=lambda progress: progress.commits == stop)
     assert begun.stopped
     rest = run(state=begun.state)
@@ -87,8 +87,8 @@ def test_a_continued_run_goes_on_in_the_stream(stop):
     np.testing.assert_array_equal(np.concatenate([begun.history["draw"], rest.history["draw"]]), run().history["draw"])
 
 
-def test_the_state_knows_what_every_worker_holds():
-    """After each arrival; a worker that only pulls again keeps what it has."""
+def test_the_state_has_the_batch_of_every_worker():
+    """The state has them after each arrival; a worker that only pulls keeps its batch."""
     found = []
     run(chunk_size=1, callback=lambda progress: found.append(np.array(progress.state().draw.value)))
     holds, events = np.arange(N), LATE.events()
@@ -107,7 +107,7 @@ def test_a_sweep_follows_the_stream(x64):
 
 
 def test_local_steps_draw_consecutive_batches():
-    """As many as the period: a plain loop over a copy of the stream that each commit takes three batches from."""
+    """In a plain loop over a copy of the stream each commit takes three batches, the period."""
     local = gemjax.LocalSteps(optax.sgd(0.1), 3)
     result = run(tx=gemjax.downpour(num_workers=N), local=local, chunk_size=5)
     draws = LATE.draw
@@ -142,8 +142,8 @@ def assert_replays(result, tx=GEM, batches=STREAM, **options):
     np.testing.assert_array_equal(again.history["row"][-applied.sum() :], result.history["row"][applied])
 
 
-def assert_nothing_passed_over(draws, state):
-    """Whatever became of a commit: each batch was used once, or a worker still holds it."""
+def assert_nothing_skipped(draws, state):
+    """Check that each batch was used by one commit, applied or not, or is still held by a worker."""
     held = np.asarray(state.draw.value)
     np.testing.assert_array_equal(np.sort(np.concatenate([draws, held])), np.arange(len(draws) + N))
 
@@ -152,14 +152,14 @@ def test_a_run_on_devices_replays():
     result = on_devices()
     np.testing.assert_array_equal(result.history["row"], first_rows(result.history["draw"]))
     np.testing.assert_array_equal(result.trace.draw, gemjax.Trace(result.trace.worker, num_workers=N).draw)
-    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert_nothing_skipped(result.history["draw"], result.state)
     assert_replays(result)
 
 
 def test_rejected_gradients_draw_too():
     result = on_devices(batches=SPOILT)
     assert int(result.state.rejected) > 2
-    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert_nothing_skipped(result.history["draw"], result.state)
     assert (result.trace.draw > gemjax.Trace(result.trace.worker, num_workers=N).draw).any()
     assert_replays(result, batches=SPOILT)
 
@@ -168,15 +168,15 @@ def test_dropped_gradients_draw_too():
     tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(3), optax.sgd(0.05)), num_workers=N)
     result = on_devices(tx=tx)
     assert int(result.state.dropped) > 2
-    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert_nothing_skipped(result.history["draw"], result.state)
     assert_replays(result, tx)
 
 
-def test_a_worker_that_raises_tries_its_batch_again():
+def test_a_worker_that_raises_repeats_its_batch():
     with Faults().fail(worker=2, step=1).fail(worker=0, step=3, times=2) as faults:
         result = on_devices(gate=Abreast(N, faults))
     assert len(faults.injected) == 3
-    assert_nothing_passed_over(result.history["draw"], result.state)
+    assert_nothing_skipped(result.history["draw"], result.state)
     assert_replays(result)
 
 
@@ -185,18 +185,18 @@ def test_local_steps_on_devices_replay():
     assert_replays(on_devices(tx=tx, local=local), tx, local=local)
 
 
-def test_a_run_continued_on_devices_goes_on_in_the_stream():
-    """Rejected gradients before and after; what workers held at the stop is what they go on with."""
+def test_a_run_continued_on_devices_continues_the_stream():
+    """There are rejected gradients before and after the stop; workers continue with the batches that they held."""
     begun = on_devices(20, batches=SPOILT)
-    assert_nothing_passed_over(begun.history["draw"], begun.state)
+    assert_nothing_skipped(begun.history["draw"], begun.state)
     rest = on_devices(40, batches=SPOILT, state=begun.state, recorded=begun.trace)
-    assert_nothing_passed_over(np.concatenate([begun.history["draw"], rest.history["draw"]]), rest.state)
+    assert_nothing_skipped(np.concatenate([begun.history["draw"], rest.history["draw"]]), rest.state)
     assert_replays(rest, batches=SPOILT)
 
 
 @pytest.mark.parametrize("commits", [20, pytest.param(33, marks=pytest.mark.slow)])
 def test_a_replay_is_continued_on_devices(commits):
-    """It does not know what rejected gradients drew; nothing is used twice all the same, and the trace can be told."""
+    """The replay lacks the draws of rejected gradients; still no batch is used twice, and the trace is valid."""
     begun = on_devices(commits, batches=SPOILT)
     assert int(begun.state.rejected) > 0
     replay = run(begun.trace, batches=SPOILT)
@@ -207,8 +207,30 @@ def test_a_replay_is_continued_on_devices(commits):
     assert_replays(again, batches=SPOILT)
 
 
+@pytest.mark.parametrize("workers", [1, N])
+def test_a_run_on_devices_is_continued_in_the_simulator(workers):
+    """Rejected gradients arrive, but have no row in the trace."""
+    tx = gemjax.gem(0.05, num_workers=workers)
+    begun = on_devices(20, tx, SPOILT, num_workers=workers, gate=Abreast(workers))
+    assert int(begun.state.rejected) > 0
+    columns = {name: list(getattr(begun.trace, name)) for name in ("worker", "pulled_at", "step", "time", "draw")}
+    held = {name: np.array(getattr(begun.state, name).value) for name in ("pulled_at", "step", "draw")}
+    for clock in range(20, 20 + 2 * workers):
+        worker = clock % workers
+        row = {"worker": worker, "time": begun.trace.time[-1] + clock} | {name: held[name][worker] for name in held}
+        for name, column in columns.items():
+            column.append(row[name])
+        after = {"pulled_at": clock + 1, "step": held["step"][worker] + 1, "draw": held["draw"].max() + 1}
+        for name, value in after.items():
+            held[name][worker] = value
+    trace = gemjax.Trace(**columns, num_workers=workers)
+    rest, whole = run(trace, tx, SPOILT, state=begun), run(trace, tx, SPOILT)
+    assert rest.trace == trace
+    assert_close(rest.params, whole.params, rtol=1e-5)
+
+
 def test_threads_may_select_side_by_side():
-    """Devices are warmed up by threads: one may ask for another epoch in the middle of a call."""
+    """Threads warm up devices: one may request another epoch during a call of another."""
 
     class Interrupted(gemjax.Stream):
         def __setattr__(self, name, value):

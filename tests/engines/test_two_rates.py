@@ -1,4 +1,4 @@
-"""A method's learning rate on top of that of local steps is warned of, and nothing that is meant so."""
+"""Warnings of a method's learning rate in addition to that of local steps, but not where both are intended."""
 
 import warnings
 
@@ -7,7 +7,7 @@ import pytest
 from engines.problems import quadratic
 
 import gemjax
-from gemjax.engines.two_rates import warn_of_two_rates
+from gemjax.engines.checks import warn_of_two_rates
 
 QUADRATIC = quadratic()
 LOCAL = gemjax.LocalSteps(optax.sgd(0.1))
@@ -44,7 +44,7 @@ def test_two_learning_rates_are_warned_of(enter):
         (gemjax.eamsgd(0.05, num_workers=4), 0.05),
         (gemjax.dana_zero(0.1, num_workers=4), 0.1),
         (optax.chain(optax.clip(1.0), gemjax.rennala(0.5, num_workers=4)), 0.5),
-        # Legitimate: an outer rate of 1, methods for displacements, optimizers that divide the length out, rules of one's own.
+        # Intended: an outer rate of 1, methods for displacements, optimizers that divide by the length, custom rules.
         (gemjax.asgd(1.0, num_workers=4), None),
         (gemjax.rennala(1.0, num_workers=4), None),
         (gemjax.asgd(optax.cosine_decay_schedule(1.0, 100), num_workers=4), None),

@@ -1,4 +1,4 @@
-"""What workers compute."""
+"""Checks for finite numbers, which workers compute."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def test_the_largest_numbers_are_finite(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_number_that_is_not_finite_is_found_wherever_it_stands(dtype):
+def test_one_number_that_is_not_finite_is_found_anywhere(dtype):
     find = jax.jit(all_finite)
     for shape, bad in itertools.product(SHAPES, (np.nan, np.inf, -np.inf)):
         size = int(np.prod(shape))

@@ -1,9 +1,9 @@
-"""The methods once more, in NumPy, float64 and the papers' own notation: one event loop each.
+"""Reference implementations of the methods in NumPy, float64 and the papers' notation, one event loop each.
 
 Written from the papers' algorithms, not from the library. Every function takes
 
 - ``theta_0``: the initial central variable, a vector;
-- ``grad(x, i, j)``: the j-th gradient that worker i computes, at the point x that it holds;
+- ``grad(x, i, j)``: the j-th gradient that worker i computes, at the point x of its last pull;
 - ``order``: the workers in the order in which their gradients arrive at the server;
 - ``eta(t)``: the learning rate of commit t;
 
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def asgd(theta_0, grad, order, eta):
-    """The common loop of the DANA paper: the master applies what arrives and sends theta back to that worker only."""
+    """ASGD, the common loop of the DANA paper: the master applies each gradient on arrival and sends theta to its worker."""
     theta, received = theta_0.copy(), defaultdict(lambda: theta_0)
     steps, history = defaultdict(int), []
     for t, i in enumerate(order):
@@ -75,7 +75,7 @@ def dynsgd(theta_0, grad, order, eta):
 
 
 class GemWorker:
-    """A worker of the GEM paper: m starts at 0, and s and the point of the first gradient are theta_0."""
+    """Worker of the GEM paper: m starts at 0, and s and the point of the first gradient are theta_0."""
 
     def __init__(self, theta_0, mu, kappa, eps, clamp):
         self.m = np.zeros_like(theta_0)
@@ -95,11 +95,11 @@ class GemWorker:
 def gem(theta_0, grad, order, eta, mu=0.9, kappa=1.0, eps=1e-12, clamp=(0.0, 5.0), reading="equations", watch=None):
     """GEM in its three readings.
 
-    - equations: s_t = theta_{t - tau}, the point of the gradient, is the central variable after its last commit;
+    - equations: s_t = theta_{t - tau}, the point of the gradient, is the central variable after the worker's last commit;
     - algorithm (1): delta at s ; pull theta ; commit Psi(delta) ; s <- the theta pulled *before* that commit;
-    - code: the authors' worker goes on from (theta pulled + its own scaled update), but keeps s = theta pulled.
+    - code: the authors' worker continues from (theta pulled + its own scaled update), but stores s = theta pulled.
 
-    ``watch(worker, theta, update)``, if given, sees every commit before it changes theta.
+    ``watch(worker, theta, update)``, if given, is called before each commit changes theta.
     """
     theta = theta_0.copy()
     workers = {i: GemWorker(theta_0, mu, kappa, eps, clamp) for i in set(order)}
@@ -165,9 +165,9 @@ def delay_adaptive(x_0, grad, order, gamma, n):
 
 
 def dana(theta_0, grad, order, eta, gamma, lam=0.0):
-    """DANA-Zero, and with lam > 0 DANA-DC. The sum over all momenta is taken anew each time.
+    """DANA-Zero, and with lam > 0 DANA-DC. The sum over all momenta is computed anew at each commit.
 
-    Returns theta after each commit, and what was sent.
+    Returns theta and the view after each commit.
     """
     theta, x = theta_0.copy(), defaultdict(lambda: theta_0)
     v = {i: np.zeros_like(theta_0) for i in set(order)}
@@ -185,7 +185,7 @@ def dana(theta_0, grad, order, eta, gamma, lam=0.0):
 
 
 def dana_slim(Theta_0, grad, order, eta, gamma):
-    """The worker: v^i <- gamma v^i + g ; send u = gamma v^i + g. The master: Theta <- Theta - eta u ; send Theta."""
+    """DANA-Slim. Worker: v^i <- gamma v^i + g ; send u = gamma v^i + g. Master: Theta <- Theta - eta u ; send Theta."""
     Theta, received = Theta_0.copy(), defaultdict(lambda: Theta_0)
     v = defaultdict(lambda: np.zeros_like(Theta_0))
     steps, history = defaultdict(int), []
@@ -219,7 +219,7 @@ def dc_asgd(w_0, grad, order, eta, lam, m=None, eps=1e-7):
 
 
 def gap_aware(theta_0, grad, order, eta, gamma, Gam=0.999, eps=1e-8, dana=False):
-    """GA, parameter-wise, and with ``dana`` DANA-GA; the average takes in the velocity applied, after the step."""
+    """GA, parameter-wise, and with ``dana`` DANA-GA; the average takes in the applied velocity after the step."""
     theta, x = theta_0.copy(), defaultdict(lambda: theta_0)
     v = {i: np.zeros_like(theta_0) for i in set(order)}
     a, n, eta_max = np.zeros_like(theta_0), 0, 0.0
@@ -237,4 +237,22 @@ def gap_aware(theta_0, grad, order, eta, gamma, Gam=0.999, eps=1e-8, dana=False)
         x[i] = theta - eta(t) * gamma * sum(v.values()) if dana else theta
         steps[i] += 1
         history.append(theta)
+    return np.stack(history)
+
+
+def gap_aware_port(theta_0, grad, order, lr, momentum, big_gamma=0.999, eps=1e-8):
+    """FTPipe's GapAware around torch's SGD: ra <- G ra + (1 - G) buf^2 *before* the step, with g^2 without momentum."""
+    p, stashed, buf, ra = theta_0.copy(), defaultdict(lambda: theta_0), np.zeros_like(theta_0), np.zeros_like(theta_0)
+    max_lr, steps, history = 0.0, defaultdict(int), []
+    for t, i in enumerate(order):
+        g = grad(stashed[i], i, steps[i])
+        max_lr = max(max_lr, lr(t))
+        ra = big_gamma * ra + (1 - big_gamma) * (buf**2 if momentum else g**2)
+        avg_steps_needed = max_lr * (np.sqrt(ra / (1 - big_gamma ** (t + 1))) + eps)
+        penalty = 1 + np.abs(p - stashed[i]) / avg_steps_needed
+        buf = momentum * buf + g / penalty
+        p = p - lr(t) * buf
+        stashed[i] = p
+        steps[i] += 1
+        history.append(p)
     return np.stack(history)

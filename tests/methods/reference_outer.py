@@ -1,7 +1,7 @@
-"""The outer steps of asynchronous local SGD once more, in NumPy, float64 and the papers' own notation: one event loop each.
+"""Reference implementations of outer optimizers in NumPy, float64 and the papers' notation, one event loop each.
 
 Written from the papers' algorithms, not from the library, with the arguments of ``reference.py``. Here ``grad(x, i, j)`` is
-the pseudo-gradient of a worker that pulled x: where it started less where its local steps ended.
+the pseudo-gradient of a worker that pulled x: x less the point after its local steps.
 """
 
 from collections import Counter, defaultdict
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def delayed_nesterov(theta_0, grad, order, epsilon, beta, N, c=0.0):
-    """The server of asynchronous local SGD: a buffer Delta, and a momentum that it is merged into every N-th step."""
+    """Server of asynchronous local SGD: a buffer Delta that is merged into a momentum at every N-th step."""
     theta, m, Delta = theta_0.copy(), np.zeros_like(theta_0), np.zeros_like(theta_0)
     start, steps, history = defaultdict(lambda: theta_0), defaultdict(int), []
     for t, i in enumerate(order):
@@ -29,7 +29,7 @@ def delayed_nesterov(theta_0, grad, order, epsilon, beta, N, c=0.0):
 
 
 def delayed_sgd(theta_0, grad, order, eta, beta, K, nesterov=True):
-    """The server keeps what arrives; once it holds K, their mean makes a step: b <- beta b + Delta."""
+    """Server that stores K displacements, whose mean then makes a step: b <- beta b + Delta."""
     theta, b, arrived = theta_0.copy(), np.zeros_like(theta_0), []
     start, steps, history = defaultdict(lambda: theta_0), defaultdict(int), []
     for t, i in enumerate(order):
@@ -82,7 +82,7 @@ def mla(theta_0, grad, order, eta, gamma):
 
 
 def mla_looking_ahead(theta_0, grad, order, eta, gamma):
-    """The same before its change of variables: d = -eta gamma m ; theta <- theta + d - eta Delta(theta + d). What is sent."""
+    """Return the views before the change of variables: d = -eta gamma m ; theta <- theta + d - eta Delta(theta + d)."""
     theta, m, d = theta_0.copy(), np.zeros_like(theta_0), np.zeros_like(theta_0)
     start, steps, sent = defaultdict(lambda: theta_0), defaultdict(int), []
     for i in order:
@@ -97,7 +97,7 @@ def mla_looking_ahead(theta_0, grad, order, eta, gamma):
 
 
 def heloco_block(Delta, m, c_ok, k_s, beta_max, k_d, kappa, eps):
-    """One tensor block: (corrected block, which case)."""
+    """Correct one tensor block; returns the block and the number of the case."""
     length, momentum = np.linalg.norm(Delta), np.linalg.norm(m)
     if length < eps or momentum < eps:
         return Delta, "nothing"
@@ -115,7 +115,7 @@ def heloco_block(Delta, m, c_ok, k_s, beta_max, k_d, kappa, eps):
 
 
 def heloco(theta_0, grad, order, eta, mu, blocks, rho, c_ok=0.2, k_s=0.5, beta_max=0.5, k_d=1.0, kappa=3.0, eps=1e-8):
-    """HeLoCo over ``blocks`` (slices of the vector): theta after each arrival, what was sent, and a count of the cases."""
+    """HeLoCo over ``blocks`` (slices of the vector): theta after each arrival, the points sent, and a count of the cases."""
     theta, m = theta_0.copy(), np.zeros_like(theta_0)
     start, steps, history, sent, cases = defaultdict(lambda: theta_0), defaultdict(int), [], [], Counter()
     for t, i in enumerate(order):

@@ -1,4 +1,4 @@
-"""Gap-Aware Adam, the one-step-delay correction and YellowFin once more, as :mod:`methods.reference` has the others."""
+"""Reference implementations of Gap-Aware Adam, the one-step-delay correction and YellowFin; see :mod:`methods.reference`."""
 
 from collections import defaultdict
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def gap_aware_adam(theta_0, grad, order, eta, b1=0.9, b2=0.999, eps=1e-8, eps_gap=1e-8):
-    """g / (1 + |theta - x_i| / C) goes into Adam; a takes in Adam's step without its rate, after the step."""
+    """Gap-Aware Adam: g / (1 + |theta - x_i| / C) goes into Adam; then a takes in Adam's step without its rate."""
     theta, x = theta_0.copy(), defaultdict(lambda: theta_0)
     m = v = a = np.zeros_like(theta_0)
     eta_max, steps, history = 0.0, defaultdict(int), []
@@ -42,7 +42,7 @@ def one_step_delay(w_0, grad, order, eta, gamma, c=1.0):
 
 
 class Ema:
-    """A running mean, corrected for its start at zero."""
+    """Running mean, corrected for its start at zero."""
 
     def __init__(self, beta):
         self.beta, self.value, self.n = beta, 0.0, 0
@@ -53,7 +53,7 @@ class Ema:
 
 
 class Tuner:
-    """The open loop: from a gradient to (lr, mu). The cubic is solved by a search for its root."""
+    """Open loop from a gradient to (lr, mu). The cubic is solved by a search for its root."""
 
     def __init__(self, beta, w=20, eps=1e-6):
         self.means = {name: Ema(beta) for name in ("hmax", "hmin", "g", "h", "norm", "D")}
@@ -78,7 +78,7 @@ class Tuner:
 
 
 def yellowfin(x_0, grad, order, eta, *, beta=0.999, kappa=0.01, closed_loop=True):
-    """Every velocity is kept. Returns x after each commit, and (mu, mu_target, mu_T) of each, NaN where not measured."""
+    """YellowFin. Returns x after each commit, and (mu, mu_target, mu_T) of each, NaN where not measured."""
     num_workers, tuner, mu = len(set(order)), Tuner(beta), 0.0
     x, pulled, v, seen, history = x_0.copy(), defaultdict(lambda: (x_0, 0, 0)), [], [], []
     for t, i in enumerate(order):

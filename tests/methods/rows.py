@@ -1,4 +1,4 @@
-"""Every method, one row each: what the contract, the golden histories and the law of the engines run over."""
+"""One row per method for the contract, the golden histories and the law of the engines."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,26 +9,29 @@ import pytest
 
 import gemjax
 
-LOCAL_STEPS = gemjax.LocalSteps(optax.sgd(0.1, momentum=0.5, nesterov=True), period=3)
+NESTEROV = optax.sgd(0.1, momentum=0.5, nesterov=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """A method as the shared tests use it.
+    """Facts about a method for the shared tests.
 
     Args:
-      name: what the test and the golden file are called; letters, digits and dashes.
-      alias: ``alias(learning_rate, num_workers=N, **keywords)`` makes the transformation.
-      learning_rate: converges on an objective of curvature 2 with up to 16 workers, stale or not.
+      name: name of the tests and of the golden file; letters, digits and dashes.
+      alias: function such that ``alias(learning_rate, num_workers=N, **keywords)`` is the transformation.
+      learning_rate: rate that converges on an objective of curvature 2 with up to 16 workers, stale or not.
       keywords: further arguments of the alias.
       converges_stale: False for a published rule that may diverge on stale gradients, whatever its learning rate.
-      variant: True if other rows test the same code: its contract is slow, but for the golden history.
-      measures_ahead: True for a rule that compares the central variable with a view that it shifted itself; leaving out the
-        pulls then means something else.
-      gathers: True for a rule that moves the central variable once every so many commits, and not at each.
+      variant: True if other rows test the same code; its tests are slow, except for the golden history.
+      measures_ahead: True for a rule that compares the central variable with its own shifted view, so that pulls cannot be
+        left out.
+      gathers: True for a rule that moves the central variable once per several commits.
       takes_displacements: True for a rule that needs local steps in an engine.
+      local_optimizer: the optimizer of these steps.
       moves_at_rest: True for a rule that moves the central variable though the learning rate is 0.
+      partitioned: True for a rule with ``optax.partition``, whose states have no leaf where a part has no parameter.
       refuses: True for a rule that drops commits of any ordinary trace.
+      factor: ``factor(staleness, num_workers)``, by which the rule multiplies the learning rate.
     """
 
     name: str
@@ -40,37 +43,53 @@ class Row:
     measures_ahead: bool = False
     gathers: bool = False
     takes_displacements: bool = False
+    local_optimizer: optax.GradientTransformation = NESTEROV
     moves_at_rest: bool = False
+    partitioned: bool = False
     refuses: bool = False
+    factor: Callable[[int, int], float] = lambda staleness, num_workers: 1.0
 
     @property
     def local(self) -> gemjax.LocalSteps | None:
-        """The local steps that it runs with in an engine: three of Nesterov's momentum."""
-        return LOCAL_STEPS if self.takes_displacements else None
+        """Local steps in an engine, three of them, or None."""
+        return gemjax.LocalSteps(self.local_optimizer, period=3) if self.takes_displacements else None
 
     @property
     def marks(self):
-        """Slow for a variant."""
+        """Mark a variant as slow."""
         return pytest.mark.slow if self.variant else ()
 
     def __call__(self, num_workers: int, learning_rate: optax.ScalarOrSchedule | None = None):
-        """The transformation, for ``num_workers`` workers."""
+        """Return the transformation for ``num_workers`` workers."""
         rate = self.learning_rate if learning_rate is None else learning_rate
         return self.alias(rate, num_workers=num_workers, **self.keywords)
 
 
 def adam_with_matched_energy(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
-    """One Adam for all workers, its updates scaled by GEM."""
+    """Return one Adam for all workers with updates scaled by GEM."""
     return gemjax.asynchronous(optax.chain(optax.adam(learning_rate), gemjax.match_energy()), num_workers)
 
 
 def adam_per_worker(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
-    """An Adam for each worker."""
+    """Return one Adam per worker."""
     return gemjax.per_worker(optax.adam(learning_rate), num_workers)
 
 
+def ringmaster_muon(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """Return Ringmaster with one Muon for all workers: matrices are orthogonalised, other parameters have Adam."""
+    tx = optax.chain(gemjax.drop_stale(3 * num_workers), optax.contrib.muon(learning_rate))
+    return gemjax.asynchronous(tx, num_workers)
+
+
+def async_pipeline(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """Return a pipeline of three stages with momentum by stage, delay compensation and weight prediction."""
+    return gemjax.async_pipeline(
+        learning_rate, 0.5, num_workers, num_stages=3, highest=0.8, horizon=0.5, strength=0.002
+    )
+
+
 def agn(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
-    """AGN, where nothing is told of local steps, after two of them."""
+    """Return AGN with two local steps as the default."""
     tx = gemjax.agn(learning_rate, num_workers)
 
     def update(updates, state, params=None, *, local_steps=2, **extra_args):
@@ -80,7 +99,7 @@ def agn(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
 
 
 def _judged_by_length(tx: optax.GradientTransformationExtraArgs):
-    """``tx``, where no loss is told, with the length of a displacement for one."""
+    """Return ``tx`` with the length of a displacement as the default loss."""
 
     def update(updates, state, params=None, *, value=None, **extra_args):
         value = optax.tree.norm(updates) if value is None else value
@@ -90,12 +109,12 @@ def _judged_by_length(tx: optax.GradientTransformationExtraArgs):
 
 
 def lsgd(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
-    """LSGD with one group."""
+    """Return LSGD with one group."""
     return _judged_by_length(gemjax.lsgd(learning_rate, num_workers))
 
 
 def lsgd_in_groups(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
-    """LSGD in pairs of workers, or each alone where they do not come out even."""
+    """Return LSGD with groups of two workers, or of one if the number of workers is odd."""
     groups = num_workers // 2 if num_workers % 2 == 0 else num_workers
     if groups == 1:
         return lsgd(learning_rate, num_workers)
@@ -103,24 +122,56 @@ def lsgd_in_groups(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
     return _judged_by_length(tx)
 
 
+def _matrices_apart(path: str, leaf) -> int:
+    """Return the number of a leaf's fragment: 1 for matrices, 0 for the rest."""
+    del leaf
+    return int(path.endswith("w"))
+
+
+def _in_smaller_units(tx: optax.GradientTransformationExtraArgs):
+    """Return ``tx`` for displacements in units of 1/4: workers go on from their own parameters, so a unit step may be long."""
+    return optax.with_extra_args_support(optax.chain(optax.scale(0.25), tx))
+
+
+def streaming_diloco(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """Return Streaming DiLoCo with two fragments, of which workers keep a part."""
+    return _in_smaller_units(
+        gemjax.streaming_diloco(learning_rate, 0.5, num_workers, fragments=_matrices_apart, keep=0.25)
+    )
+
+
+def decoupled_diloco(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
+    """Return Decoupled DiLoCo with two fragments, a delay and pairs of displacements."""
+    return _in_smaller_units(
+        gemjax.decoupled_diloco(
+            learning_rate, 0.5, num_workers, buffer_size=2, fragments=_matrices_apart, keep=0.5, delay=1, every=2
+        )
+    )
+
+
+OF_FRAGMENTS = {"gathers": True, "takes_displacements": True, "measures_ahead": True}
+
 METHODS = (
     Row("asgd", gemjax.asgd, 0.02),
     Row("multi-asgd", gemjax.multi_asgd, 0.01, {"momentum": 0.5}),
-    Row("staleness-aware", gemjax.staleness_aware, 0.25),
-    Row("dynsgd", gemjax.dynsgd, 0.25),
+    Row("staleness-aware", gemjax.staleness_aware, 0.25, factor=lambda staleness, _: 1 / max(1, staleness)),
+    Row("dynsgd", gemjax.dynsgd, 0.25, factor=lambda staleness, _: 1 / (staleness + 1)),
     Row("gem", gemjax.gem, 0.02),
     Row("gem-code", gemjax.gem, 0.02, {"reading": "code"}),
     Row("gem-algorithm", gemjax.gem, 0.02, {"reading": "algorithm"}),
-    # The equations without a clamp reverse updates where the others have moved far, and climb.
+    # The equations without a clamp reverse updates where the others have moved far, and diverge.
     Row("gem-unclamped", gemjax.gem, 0.01, {"clamp": None, "momentum": 0.5}, converges_stale=False),
     Row("adam-matched-energy", adam_with_matched_energy, 0.005),
     Row("adam-per-worker", adam_per_worker, 0.001),
+    Row("ringmaster-muon", ringmaster_muon, 0.002, variant=True, partitioned=True),
+    # The first gradients of a stage are zero, so a commit moves what others have begun.
+    Row("async-pipeline", async_pipeline, 0.02, variant=True, gathers=True, measures_ahead=True),
     Row("momentum-asgd", gemjax.momentum_asgd, 0.01, {"momentum": 0.5}, variant=True),
     Row("nag-asgd", gemjax.nag_asgd, 0.01, {"momentum": 0.5}, variant=True),
-    Row("delay-adaptive", gemjax.delay_adaptive, 0.02, variant=True),
+    Row("delay-adaptive", gemjax.delay_adaptive, 0.02, variant=True, factor=lambda staleness, n: n / max(n, staleness)),
     Row("dana-slim", gemjax.dana_slim, 0.01, {"momentum": 0.5}, variant=True),
     Row("dana-zero", gemjax.dana_zero, 0.01, {"momentum": 0.5}),
-    # Compensation as strong as the authors' outweighs the large gradients that the objectives begin with.
+    # The authors' strength outweighs the large gradients at the start of these objectives.
     Row("dc-asgd", gemjax.dc_asgd, 0.02, {"strength": 0.002}, variant=True),
     Row("dc-asgd-adaptive", gemjax.dc_asgd, 0.02, {"variant": "adaptive", "strength": 0.02}),
     Row("dana-dc", gemjax.dana_dc, 0.01, {"momentum": 0.5, "strength": 0.002}, variant=True, measures_ahead=True),
@@ -135,13 +186,37 @@ METHODS = (
     Row("lsgd-groups", lsgd_in_groups, 0.1, variant=True, takes_displacements=True, moves_at_rest=True),
     Row("ringmaster", gemjax.ringmaster, 0.1, {"threshold": 2}, variant=True, refuses=True),
     Row("rennala", gemjax.rennala, 0.3, gathers=True, refuses=True, variant=True),
+    Row("incremental", gemjax.incremental, 0.01, gathers=True, variant=True),
+    Row("malenia", gemjax.malenia, 0.3, gathers=True, refuses=True, variant=True),
+    Row("ringleader", gemjax.ringleader, 0.05, gathers=True, variant=True),
+    Row("fedbuff", gemjax.fedbuff, 0.05, {"buffer_size": 2}, variant=True, gathers=True, takes_displacements=True),
+    Row(
+        "fedasync",
+        gemjax.fedasync,
+        0.05,
+        variant=True,
+        takes_displacements=True,
+        factor=lambda staleness, _: (1 + staleness) ** -0.5,
+    ),
     Row("delayed-nesterov", gemjax.delayed_nesterov, 0.1, {"momentum": 0.5}, variant=True, takes_displacements=True),
     Row("diloco", gemjax.diloco, 0.1, {"momentum": 0.5}, variant=True, gathers=True, takes_displacements=True),
+    Row(
+        "muloco",
+        gemjax.diloco,
+        0.1,
+        {"momentum": 0.6},
+        variant=True,
+        gathers=True,
+        takes_displacements=True,
+        local_optimizer=optax.contrib.muon(0.01),
+    ),
+    Row("streaming-diloco", streaming_diloco, 0.4, variant=True, **OF_FRAGMENTS),
+    Row("decoupled-diloco", decoupled_diloco, 0.1, variant=True, **OF_FRAGMENTS),
     Row("momentum-lookahead", gemjax.momentum_lookahead, 0.01, variant=True, takes_displacements=True),
     Row("heloco", gemjax.heloco, 0.03, variant=True, takes_displacements=True),
     Row("gap-aware-adam", gemjax.gap_aware_adam, 0.001, variant=True),
     Row("one-step-delay", gemjax.one_step_delay, 0.01, {"momentum": 0.5}, variant=True, moves_at_rest=True),
-    # Without noise the gradients vanish, what it takes for curvature with them, and the rate grows without bound.
+    # Without noise the gradients and the measured curvature vanish, and the rate grows without bound.
     Row("yellowfin", gemjax.yellowfin, 0.01, converges_stale=False, variant=True),
 )
 

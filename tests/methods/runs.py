@@ -1,4 +1,4 @@
-"""The run that a method and its NumPy reference are both put through."""
+"""The run with which a method is compared with its NumPy reference."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import gemjax
 from gemjax.protocol.diagnostics import Observer
 
 NUM_WORKERS = 5
-# Uneven speeds, so that stalenesses from 0 to tens occur.
+# Uneven speeds, so that the staleness ranges from 0 to tens of commits.
 ORDER = np.random.default_rng(0).choice(NUM_WORKERS, size=200, p=[0.4, 0.3, 0.15, 0.1, 0.05]).tolist()
 _RNG = np.random.default_rng(1)
 _CURVATURE = np.diag(np.linspace(0.2, 1.5, 9)) + 0.05 * np.ones((9, 9))
@@ -20,33 +20,33 @@ THETA_0 = _RNG.normal(size=9)
 
 
 def grad(x, i, j):
-    """Of a quadratic with cross terms, with noise of that worker's own."""
+    """Return the gradient of a quadratic with cross terms, with noise per worker."""
     return _CURVATURE @ x + 0.3 * _NOISE[i, j % 200]
 
 
 def schedule(t):
-    """A learning rate that decays and is not monotone, for NumPy and JAX alike."""
+    """Return a learning rate that decays and is not monotone, for NumPy and JAX."""
     return 0.1 / (1.0 + 0.02 * t) * (1.0 + 0.5 * (t % 3))
 
 
 def rates(constant):
-    """Parametrizes ``rate`` over the schedule and, in the slow tier, ``constant``."""
+    """Parametrize ``rate`` over the schedule and, in the slow tier, ``constant``."""
     return pytest.mark.parametrize(
         "rate", [pytest.param(constant, id="constant", marks=pytest.mark.slow), pytest.param(schedule, id="schedule")]
     )
 
 
 def tree():
-    """The initial parameters as a tree of mixed ranks, and the way from a vector to it; call it in double precision."""
+    """Return the initial parameters as a tree of mixed ranks, and the function from a vector to the tree; needs float64."""
     like = {"b": jnp.zeros(3, jnp.float64), "w": jnp.zeros((2, 3), jnp.float64)}
     _, unravel = ravel_pytree(like)
     return unravel(jnp.asarray(THETA_0)), unravel
 
 
 def run(tx, order=ORDER, observe=(), *, views_instead=False):
-    """The central variable after each commit, ``[len(order), 9]``, and the diagnostics asked for, a dict a commit.
+    """Return the central variable after each commit, ``[len(order), 9]``, and the requested diagnostics, a dict per commit.
 
-    With ``views_instead`` what the worker pulls then, in place of the central variable.
+    With ``views_instead`` return the worker's next view in place of the central variable.
     """
     params, unravel = tree()
 
@@ -70,12 +70,12 @@ def run(tx, order=ORDER, observe=(), *, views_instead=False):
 
 
 def loss(x, i, j):
-    """Of which :func:`grad` is the gradient."""
+    """Return the loss of which :func:`grad` is the gradient."""
     return 0.5 * x @ _CURVATURE @ x + 0.3 * _NOISE[i, j % 200] @ x
 
 
 def run_locally(tx, local, trace, **options):
-    """A simulated run with local steps on that quadratic: the central variable after each arrival, and the result."""
+    """Simulate local steps on that quadratic; return the central variable after each arrival, and the result."""
     params, _ = tree()
     noise, curvature = jnp.asarray(_NOISE), jnp.asarray(_CURVATURE)
 

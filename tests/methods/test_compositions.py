@@ -1,4 +1,4 @@
-"""Chains that no paper has: rules and optax's own transformations, put together without a word about each other."""
+"""Chains without a paper, of independent rules and transformations of optax."""
 
 from collections import defaultdict
 
@@ -29,7 +29,7 @@ clipped = pytest.mark.parametrize(
 
 
 def _by_hand(tx, problem, trace):
-    """A loop that clips the gradients itself, in NumPy, before ``tx`` sees them."""
+    """Run a loop that clips the gradients in NumPy before ``tx``."""
     params, state = problem.params, tx.init(problem.params)
     views, history, grad = [params] * trace.num_workers, [], jax.jit(jax.grad(problem.loss_fn))
     commit = jax.jit(lambda params, state, grads, worker: tx.update(grads, state, params, worker=worker))
@@ -66,7 +66,7 @@ def test_a_clipped_method_keeps_the_law(x64, row):
 
 
 class Loop:
-    """The master's loop, in NumPy: ``step(i, theta, x, g)`` returns what is added to theta."""
+    """The master's loop in NumPy; ``step(i, theta, x, g)`` returns the update of theta."""
 
     def __init__(self, step, send=lambda theta: theta):
         self.step, self.send = step, send
@@ -82,7 +82,7 @@ class Loop:
 
 
 def _adam(b1=0.9, b2=0.999, eps=1e-8):
-    """Adam's direction, a function of the gradients of its own."""
+    """Return Adam's direction as a function of one sequence of gradients."""
     m = v = t = 0
 
     def direction(g):
@@ -94,7 +94,7 @@ def _adam(b1=0.9, b2=0.999, eps=1e-8):
 
 
 def _energy(mu=0.9):
-    """GEM's scaling of a worker's update delta, for what was pulled at s."""
+    """Return GEM's scaling of a worker's update delta from the view s."""
     m = defaultdict(float)
 
     def scaled(i, theta, s, delta):
@@ -114,7 +114,7 @@ def test_gem_behind_adam(x64):
 
 
 def test_gem_behind_danas_direction(x64):
-    """The distance that GEM takes off is the one to the look-ahead that the worker was sent."""
+    """GEM subtracts the distance to the look-ahead that the worker pulled."""
     rate, gamma, scaled, v = 0.03, 0.7, _energy(0.8), defaultdict(lambda: np.zeros(9))
     chain = optax.chain(
         gemjax.dana_momentum(rate, gamma), optax.scale_by_learning_rate(rate), gemjax.match_energy(momentum=0.8)
@@ -167,7 +167,7 @@ def test_a_rate_that_depends_on_staleness_is_the_staleness_aware_method(x64, rat
 
 
 def test_a_momentum_that_depends_on_staleness(x64):
-    """Of 0.8 at once, of 0.8 / 2 after one commit of others."""
+    """The momentum is 0.8 without staleness and 0.8 / 2 after one commit of others."""
     factor = lambda staleness: 1.0 / (staleness + 1)
     momentum = gemjax.StalenessSchedule(0.8, factor)
     tx = gemjax.asynchronous(optax.inject_hyperparams(optax.trace)(decay=momentum), 2)
@@ -180,7 +180,7 @@ def test_a_momentum_that_depends_on_staleness(x64):
     np.testing.assert_allclose(found, [1.0, 1.8, 1.0 + 0.8 / 3 * 1.8], rtol=1e-12)
 
 
-def test_a_staleness_schedule_outside_the_protocol_says_what_is_missing():
+def test_a_staleness_schedule_outside_the_protocol_is_an_error_with_advice():
     tx = optax.inject_hyperparams(optax.sgd)(learning_rate=gemjax.StalenessSchedule(0.1))
     params = jnp.zeros(1)
     with pytest.raises(TypeError, match=r"StalenessSchedule was called without staleness=.*gemjax\.asynchronous"):
@@ -188,7 +188,7 @@ def test_a_staleness_schedule_outside_the_protocol_says_what_is_missing():
 
 
 @pytest.mark.slow
-def test_damped_gradients_let_dana_stand_a_rate_at_which_it_diverges_alone():
+def test_damped_gradients_stabilise_dana_at_a_rate_at_which_it_diverges_alone():
     rate, workers = 0.1, 16
 
     def distance(*front):
@@ -198,8 +198,8 @@ def test_damped_gradients_let_dana_stand_a_rate_at_which_it_diverges_alone():
         result = gemjax.simulate(tx, loss_fn, params, batches, arrivals.Gamma(workers).trace(3000))
         return float(jnp.abs(result.params["x"]).max())
 
-    with pytest.raises(gemjax.RunFailedError):
-        distance()
+    with pytest.warns(gemjax.RunWarning, match="the run has diverged"):
+        assert distance() > 1e6  # Commits that would overflow are rejected; the others lead away.
     assert distance(gemjax.scale_by_staleness()) < 0.5
 
 
@@ -207,5 +207,5 @@ def test_damped_gradients_let_dana_stand_a_rate_at_which_it_diverges_alone():
 def test_a_staleness_schedule_is_no_ordinary_one(make):
     tx = make(gemjax.StalenessSchedule(0.1))
     state = tx.init(jnp.zeros(1))
-    with pytest.raises(TypeError, match=r"give it through optax.inject_hyperparams"):
+    with pytest.raises(TypeError, match=r"pass it through optax.inject_hyperparams"):
         tx.update(jnp.zeros(1), state, jnp.zeros(1))

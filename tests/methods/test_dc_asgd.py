@@ -22,7 +22,7 @@ def test_agrees_with_the_paper(x64, variant, rate):
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     plain = reference.asgd(runs.THETA_0, runs.grad, runs.ORDER, eta)
-    assert np.abs(found - plain).max() > 1e-2  # There was something to compensate.
+    assert np.abs(found - plain).max() > 1e-2  # The compensation is not empty.
 
 
 def test_the_strengths_that_the_authors_used_are_the_defaults():
@@ -52,12 +52,12 @@ def test_one_worker_is_sgd(variant):
         params = optax.apply_updates(params, updates)
 
 
-def test_each_worker_is_compared_with_what_it_pulled_itself():
-    """One previous value for all, as in MXNet, would compensate for the last commit only."""
+def test_each_worker_is_compared_with_its_own_view():
+    """One previous value for all workers, as in MXNet, would compensate for the last commit only."""
     tx = gemjax.dc_asgd(1.0, num_workers=3, strength=0.5)
     params = jnp.zeros(1)
     state, found = tx.init(params), []
-    for worker in (0, 1, 2):  # All three pulled 0.
+    for worker in (0, 1, 2):  # All three workers pulled 0.
         updates, state = tx.update(jnp.ones(1), state, params, worker=worker)
         params = optax.apply_updates(params, updates)
         _, state = gemjax.pull(state, params, worker=worker)
@@ -96,7 +96,7 @@ def test_a_large_gradient_is_compensated_in_half_precision_too(variant, strength
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_size_of_the_compensation_can_be_observed(variant):
-    """The centre is as far away as makes what is added half the gradient."""
+    """At this distance the compensation is half the gradient."""
     tx = gemjax.dc_asgd(1.0, num_workers=2, variant=variant, strength=0.5, decay=0.0, eps=0.0)
     gradient, params = jnp.array([3.0, 4.0]), jnp.zeros(2)
     travelled = {"constant": 1.0 / gradient, "adaptive": jnp.ones(2)}[variant]

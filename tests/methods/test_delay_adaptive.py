@@ -15,7 +15,7 @@ def test_agrees_with_the_paper(x64, threshold, rate):
     expected = reference.delay_adaptive(runs.THETA_0, runs.grad, runs.ORDER, gamma, n)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     plain, _ = runs.run(gemjax.asgd(rate, runs.NUM_WORKERS))
-    assert np.abs(found - plain).max() > 1e-3  # There was something to damp.
+    assert np.abs(found - plain).max() > 1e-3  # Some commits are damped.
 
 
 def test_workers_in_turn_are_asgd(x64):
@@ -33,7 +33,7 @@ def test_a_threshold_of_one_is_staleness_aware(x64):
 
 
 def test_the_factors_by_hand():
-    """A worker that never pulls again finds every commit one older: 0, 1, 2, 3, 4."""
+    """Without a pull the staleness grows by one per commit: 0, 1, 2, 3, 4."""
     tx = gemjax.delay_adaptive(1.0, num_workers=2)
     state, found = tx.init(jnp.zeros(1)), []
     for _ in range(5):

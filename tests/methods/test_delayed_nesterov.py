@@ -26,7 +26,7 @@ def test_agrees_with_the_paper(x64, rate, buffer_size, spread):
 
 @pytest.mark.parametrize("spread", [0.0, 0.25])
 def test_a_round_sums_to_one_step_of_nesterov(x64, spread):
-    """Without spread exactly; with it the same parts of momenta, those before the last one round older."""
+    """It is exact without spread; with it, all shares but the last are of the previous round's momentum."""
     ours, theirs = gemjax.delayed_nesterov(0.3, 0.8, 4, spread=spread), optax.sgd(0.3, 0.8, nesterov=True)
     params = jnp.zeros(3)
     state, theirs_state, velocity = ours.init(params), theirs.init(params), np.zeros(3)
@@ -38,7 +38,7 @@ def test_a_round_sums_to_one_step_of_nesterov(x64, spread):
             total = total + updates
         mean = displacements.mean(0)
         expected, theirs_state = theirs.update(jnp.asarray(mean), theirs_state, params)
-        late = 3 * spread * 0.8 * (0.8 * velocity + mean - velocity)  # What comes a round later than Nesterov's.
+        late = 3 * spread * 0.8 * (0.8 * velocity + mean - velocity)  # This part is one round later than Nesterov's.
         velocity = 0.8 * velocity + mean
         np.testing.assert_allclose(total, expected + 0.3 * late, rtol=0, atol=1e-14)
 
@@ -103,7 +103,7 @@ def test_dynamic_periods_follow_speeds():
 
 @pytest.mark.parametrize("denominator", [3, 7, 49, 1e-3])
 def test_dynamic_periods_do_not_lose_a_step_to_rounding(denominator):
-    """In floats 49 * (1 / 49) is below 1."""
+    """In floating point 49 * (1 / 49) is below 1."""
     speeds = [k / denominator for k in range(1, 51)]
     assert gemjax.dynamic_periods(50, speeds) == tuple(range(1, 51))
 
@@ -115,12 +115,12 @@ def test_dynamic_periods_do_not_lose_a_step_to_rounding(denominator):
         ((2.0, (1.0,)), "period must be a positive int, got 2.0"),
         ((4, (1.0,), 0), "minimum must be a positive int, got 0"),
         ((4, (1.0,), 5), "minimum must be between 1 and 4, got 5"),
-        ((4, ()), "speeds must have one number a worker, got none"),
+        ((4, ()), "speeds must have one number per worker, got none"),
         ((4, (1.0, 0.0)), "speeds must be positive, got 0"),
         ((4, (1.0, -1.0)), "a speed must be finite and at least 0, got -1.0"),
         ((4, (1.0, float("nan"))), "a speed must be finite and at least 0, got nan"),
     ],
 )
-def test_dynamic_periods_refuse_what_is_no_speed(arguments, message):
+def test_dynamic_periods_refuse_invalid_speeds(arguments, message):
     with pytest.raises(ValueError, match=message):
         gemjax.dynamic_periods(*arguments)

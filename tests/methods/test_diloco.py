@@ -24,7 +24,7 @@ def test_agrees_with_the_paper(x64, rate, nesterov):
 
 
 def _with_a_barrier(tx, rounds):
-    """The central variable after each round in which all workers commit, and only then pull."""
+    """Return the central variable after each round in which all workers commit before any of them pulls."""
     params = jnp.asarray(runs.THETA_0)
     state, history = tx.init(params), []
     update = jax.jit(tx.update)
@@ -57,7 +57,7 @@ def test_it_is_multi_steps_of_nesterov(x64):
     steps = optax.MultiSteps(optax.sgd(0.3, 0.7, nesterov=True), every_k_schedule=N).gradient_transformation()
     found, _ = runs.run(gemjax.diloco(0.3, 0.7, N), order)
     expected, _ = runs.run(gemjax.asynchronous(steps, N), order)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)  # The mean of that one is in float32.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)  # Its mean is in float32.
 
 
 def test_one_worker_is_nesterov(x64):
@@ -67,8 +67,8 @@ def test_one_worker_is_nesterov(x64):
 
 
 @pytest.mark.slow
-def test_after_every_round_delayed_nesterov_is_there_too(x64):
-    """If both are committed the same displacements."""
+def test_after_every_round_it_equals_delayed_nesterov(x64):
+    """Both receive the same displacements."""
     both = gemjax.diloco(0.3, 0.8, 3), gemjax.delayed_nesterov(0.3, 0.8, 3)
     params = [jnp.zeros(2)] * 2
     states = [tx.init(jnp.zeros(2)) for tx in both]
@@ -96,7 +96,7 @@ def test_between_steps_a_pull_gives_the_same_point_again():
 
 
 def test_schedules_count_commits():
-    """The second step has the rate of the sixth commit."""
+    """The second step uses the rate of the sixth commit."""
     tx = gemjax.diloco(lambda count: 1.0 * count, 0.0, 3)
     state, steps = tx.init(jnp.zeros(1)), []
     for worker in (0, 1, 2, 0, 1, 2):

@@ -1,4 +1,4 @@
-"""DOWNPOUR and AGN: against their reference, and against what they are in the limits."""
+"""DOWNPOUR and AGN against their reference and their limits."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_with_one_worker_it_is_its_local_optimizer(x64):
 
 
 def test_agn_divides_by_each_workers_own_period(x64):
-    """Dynamic local updates: periods of 1, 2, … for workers 0, 1, …"""
+    """In dynamic local updates worker i has a period of i + 1."""
     local = gemjax.LocalSteps(optax.sgd(0.05), (1, 2, 3, 4, 5))
     pushed, _ = run_locally(gemjax.downpour(num_workers=NUM_WORKERS), local, gemjax.Trace([3], num_workers=NUM_WORKERS))
     mean, _ = run_locally(gemjax.agn(num_workers=NUM_WORKERS), local, gemjax.Trace([3], num_workers=NUM_WORKERS))

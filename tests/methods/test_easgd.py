@@ -1,4 +1,4 @@
-"""EASGD and EAMSGD: against their reference, and against what they are in the limits."""
+"""EASGD and EAMSGD against their reference and their limits."""
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,8 @@ def test_eamsgd_is_easgd_with_a_momentum_and_a_period_of_one(x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_at_strength_zero_workers_are_left_alone(x64):
-    """Each is SGD by itself, and the centre stays where it was."""
+def test_at_strength_zero_workers_are_independent(x64):
+    """Each worker is SGD by itself, and the central variable does not move."""
     found, result = run_locally(easgd(0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
     np.testing.assert_array_equal(found, np.broadcast_to(THETA_0, found.shape))
     own = optax.tree.get(result.opt_state, "position").value.params
@@ -56,19 +56,19 @@ def test_at_strength_zero_workers_are_left_alone(x64):
         np.testing.assert_allclose(position, x, rtol=0, atol=1e-12)
 
 
-def test_at_strength_one_worker_and_centre_change_places(x64):
+def test_at_strength_one_worker_and_central_variable_exchange_positions(x64):
     params = jnp.zeros(1)
     tx = gemjax.easgd(num_workers=2, strength=1.0)
     updates, state = tx.update(jnp.array([-2.0]), tx.init(params), params, worker=0)
-    centre = params + updates
-    view, _ = gemjax.pull(state, centre, worker=0)
-    assert (centre.item(), view.item()) == (2.0, 0.0)
+    central = params + updates
+    view, _ = gemjax.pull(state, central, worker=0)
+    assert (central.item(), view.item()) == (2.0, 0.0)
 
 
-def test_what_an_exchange_takes_from_one_it_gives_to_the_other(x64):
-    """Without local motion the sum of centre and workers is kept."""
+def test_an_exchange_keeps_the_sum(x64):
+    """Without local steps the sum of the central variable and all positions is constant."""
     params, tx = jnp.array([5.0]), easgd()
-    state = tx.init(jnp.array([1.0]))  # All workers begin at 1, the centre is put at 5.
+    state = tx.init(jnp.array([1.0]))  # All workers start at 1, the central variable at 5.
     for worker in (0, 3, 3, 1):
         updates, state = tx.update(jnp.zeros(1), state, params, worker=worker)
         params = params + updates
@@ -82,8 +82,8 @@ def test_the_default_strength_is_the_published_one(x64):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_pull_without_a_commit_moves_nobody(x64):
-    """After a retry, a rejected displacement or a refused commit the worker goes on from where it was."""
+def test_a_pull_without_a_commit_moves_no_position(x64):
+    """After a retry, a rejected displacement or a refused commit the worker continues from its position."""
     tx, params = gemjax.easgd(num_workers=2, strength=0.25), jnp.zeros(1)
     updates, state = tx.update(jnp.array([-1.0]), tx.init(params), params, worker=0)
     params = params + updates
@@ -92,8 +92,8 @@ def test_a_pull_without_a_commit_moves_nobody(x64):
         np.testing.assert_array_equal(view, [0.75])
 
 
-def test_in_step_workers_are_left_alone_too(x64):
-    """All meet before anyone pulls: at strength 0 each is still SGD by itself."""
+def test_at_strength_zero_workers_are_independent_in_step_too(x64):
+    """All workers commit before any of them pulls; at strength 0 each is still SGD by itself."""
     trace, periods = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.RoundRobin(NUM_WORKERS), 2).trace(10)
     _, result = run_locally(easgd(0.0), gemjax.LocalSteps(optax.sgd(0.05), periods), trace)
     own = optax.tree.get(result.opt_state, "position").value.params
@@ -123,7 +123,7 @@ def test_copies_of_the_parameters():
 
 
 @pytest.mark.parametrize("strength", [-0.1, 1.5, float("nan")])
-def test_a_strength_that_cannot_be_is_refused(strength):
+def test_an_invalid_strength_is_refused(strength):
     with pytest.raises(ValueError, match="strength must be"):
         gemjax.easgd(num_workers=2, strength=strength)
     with pytest.raises(ValueError, match="strength must be"):

@@ -28,9 +28,39 @@ def test_agrees_with_the_paper(x64, name, rate, keywords):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_one_worker_is_momentum_sgd(x64):
-    """Nothing is stale, so the gap is zero, whether or not the worker says that it pulled."""
-    ours, theirs = gemjax.gap_aware(0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)
+@pytest.mark.parametrize("momentum", [0.7, 0.0])
+def test_accumulated_before_it_agrees_with_the_port(x64, momentum):
+    found, _ = runs.run(gemjax.gap_aware(runs.schedule, momentum, N, decay=0.9, accumulate="before"))
+    expected = reference.gap_aware_port(runs.THETA_0, runs.grad, runs.ORDER, runs.schedule, momentum, big_gamma=0.9)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    after, _ = runs.run(gemjax.gap_aware(runs.schedule, momentum, N, decay=0.9))
+    assert np.abs(found - after).max() > 1e-4
+
+
+def test_with_momentum_the_orders_differ_in_the_bias_correction_only(x64):
+    """At decay 0 there is no bias correction."""
+    order = runs.ORDER[:60]
+    after, before = (
+        runs.run(gemjax.gap_aware(0.05, 0.7, N, decay=0.0, accumulate=accumulate), order)[0]
+        for accumulate in ("after", "before")
+    )
+    np.testing.assert_array_equal(before, after)
+
+
+def test_accumulation_before_needs_a_static_momentum():
+    make = lambda momentum: gemjax.gap_aware(0.1, momentum, accumulate="before").init(jnp.ones(1))
+    with pytest.raises(TypeError, match="momentum cannot be traced with accumulate='before'"):
+        jax.jit(make)(0.5)
+    with pytest.raises(ValueError, match="accumulate must be one of 'after', 'before', got 'port'"):
+        gemjax.gap_aware(0.1, accumulate="port")
+    with pytest.raises(ValueError, match="accumulate must be one of"):
+        gemjax.gap_aware(0.1, accumulate=np.ones((2, 2)))
+
+
+@pytest.mark.parametrize(("accumulate", "momentum"), [("after", 0.8), ("before", 0.8), ("before", 0.0)])
+def test_one_worker_is_momentum_sgd(x64, accumulate, momentum):
+    """Without a gap there is no penalty, with or without the worker's pulls."""
+    ours, theirs = gemjax.gap_aware(0.1, momentum, accumulate=accumulate), optax.sgd(0.1, momentum)
     params = jnp.array([1.0, -3.0])
     state, theirs_state = ours.init(params), theirs.init(params)
     update = jax.jit(ours.update)
@@ -44,7 +74,7 @@ def test_one_worker_is_momentum_sgd(x64):
 
 
 @pytest.mark.parametrize("name", ["gap_aware", "dana_ga"])
-def test_where_a_step_is_taken_to_be_endless_it_is_the_base_method(x64, name):
+def test_at_an_infinite_step_length_it_is_the_base_method(x64, name):
     base = {"gap_aware": gemjax.momentum_asgd, "dana_ga": gemjax.dana_zero}[name]
     order = runs.ORDER[:60]
     found, _ = runs.run(ALIASES[name](0.03, 0.7, N, eps=1e16), order)
@@ -61,7 +91,7 @@ def test_without_momentum_dana_ga_is_gap_aware(x64):
 
 
 def test_the_penalty_counts_steps():
-    """Equal gradients of equal sign: a centre k steps away divides by 1 + k; one that came back divides by 1."""
+    """Equal gradients of equal sign: a gap of k steps divides by 1 + k, a gap of 0 by 1."""
     tx = gemjax.gap_aware(0.5, momentum=0.0, num_workers=2, eps=0.0)
     params = jnp.zeros(2)
     state = tx.init(params)
@@ -72,7 +102,7 @@ def test_the_penalty_counts_steps():
 
 
 def test_the_penalty_is_measured_in_steps_of_the_largest_rate():
-    """So it fades as the rate decays: the same gap in steps of the new rate is half as long."""
+    """The penalty fades as the rate decays: one step of the new rate is half a step of the largest."""
     tx = gemjax.gap_aware(lambda count: 0.5 / 2.0**count, momentum=0.0, num_workers=2, eps=0.0)
     state = tx.init(jnp.zeros(1))
     _, state = tx.update(jnp.ones(1), state, jnp.zeros(1), worker=0)
@@ -95,7 +125,7 @@ def test_dead_coordinates_and_a_rate_of_zero_are_no_division_by_zero(name, dtype
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_in_half_precision_the_running_mean_runs(dtype):
+def test_in_half_precision_the_running_mean_changes(dtype):
     """The default decay is 1 in bfloat16."""
     tx = gemjax.gap_aware(0.5, momentum=0.0, num_workers=2)
     _, state = tx.update(jnp.ones(1, dtype), tx.init(jnp.zeros(1, dtype)), jnp.zeros(1, dtype), worker=0)
@@ -104,7 +134,7 @@ def test_in_half_precision_the_running_mean_runs(dtype):
 
 
 def test_it_penalises_any_optimizer_in_front_of_the_rate():
-    """Adam's velocity is 1 or -1 at first: a centre one step of 0.5 away halves what Adam sees."""
+    """Adam's first velocity is 1 or -1: a gap of one step of 0.5 halves Adam's gradient."""
     inner = optax.scale_by_adam(b1=0.0, b2=0.0)
     tx = gemjax.asynchronous(
         optax.chain(gemjax.scale_by_gap(0.5, inner), optax.scale_by_learning_rate(0.5)), num_workers=2

@@ -18,7 +18,7 @@ def test_agrees_with_the_paper(x64, rate):
     expected = reference_tuned.gap_aware_adam(runs.THETA_0, runs.grad, runs.ORDER, eta, **keywords)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     adam, _ = runs.run(gemjax.asynchronous(optax.adam(rate, **keywords), N))
-    assert np.abs(found - adam).max() > 1e-2  # There was something to penalise.
+    assert np.abs(found - adam).max() > 1e-2  # Some gradients are penalised.
 
 
 def test_one_worker_is_adam():
@@ -36,7 +36,7 @@ def test_one_worker_is_adam():
 
 
 @pytest.mark.slow
-def test_where_a_step_is_taken_to_be_endless_it_is_adam(x64):
+def test_at_an_infinite_step_length_it_is_adam(x64):
     order = runs.ORDER[:60]
     penalised = gemjax.scale_by_gap(0.03, optax.scale_by_adam(), decay=0.999, eps=1e16)
     chain = optax.chain(penalised, optax.scale_by_learning_rate(0.03))
@@ -46,7 +46,7 @@ def test_where_a_step_is_taken_to_be_endless_it_is_adam(x64):
 
 
 def test_the_gradient_is_divided_and_not_the_step():
-    """At b1 = b2 = 0 Adam's step is the sign of its gradient, whatever that was divided by; the moments know."""
+    """At b1 = b2 = 0 Adam's step is the sign of its gradient, whatever its divisor; the moments show it."""
     tx = gemjax.gap_aware_adam(0.5, num_workers=2, b1=0.0, b2=0.0)
     params = jnp.zeros(2)
     _, state = tx.update(jnp.array([3.0, 3.0]), tx.init(params), params, worker=0)

@@ -35,7 +35,7 @@ def test_agrees_with_the_paper(x64, reading, variant):
 
 
 def test_the_readings_differ(x64):
-    """So that agreeing with one of them says something."""
+    """The test above could not distinguish equal readings."""
     final = [referee(0.05, reading=reading)[-1] for reading in READINGS]
     assert (
         min(np.abs(a - b).max() for a, b in [(final[0], final[1]), (final[0], final[2]), (final[1], final[2])]) > 1e-3
@@ -62,7 +62,7 @@ def test_reported_quantities_agree_with_the_paper(x64, reading):
 
 @pytest.mark.parametrize("clamp", [None, (0.0, 5.0)], ids=["no-clamp", "clamp"])
 def test_compliance(x64, clamp):
-    """Where pi is not clamped, |theta - s| + pi |delta| = kappa |m| in every coordinate."""
+    """Without a clamped pi, |theta - s| + pi |delta| = kappa |m| in every coordinate."""
     rng = np.random.default_rng(3)
     kappa, momentum, rate, num_workers = 1.3, 0.6, 0.1, 3
     tx = gemjax.gem(rate, momentum, num_workers, kappa=kappa, clamp=clamp, eps=0.0)
@@ -169,7 +169,7 @@ def test_a_gradient_of_zero_moves_nothing(dtype, eps, clamp):
     np.testing.assert_array_equal(updates[:2].astype(jnp.float32), 0.0)
 
 
-def test_keeps_two_copies_of_the_parameters_a_worker():
+def test_keeps_two_copies_of_the_parameters_per_worker():
     for reading in READINGS:
         state = gemjax.gem(0.1, num_workers=8, reading=reading).init(jnp.zeros(1000))
         assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32) == 2 * 8 * 1000

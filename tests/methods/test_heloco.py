@@ -30,14 +30,14 @@ def test_agrees_with_the_paper(x64, rate, keywords):
 
 
 @pytest.mark.slow
-def test_what_is_sent_agrees_with_the_paper(x64):
+def test_the_views_agree_with_the_paper(x64):
     found, _ = runs.run(gemjax.heloco(runs.schedule, 0.7, N), views_instead=True)
     _, sent, _ = _reference(runs.schedule)
     np.testing.assert_allclose(found, sent, rtol=0, atol=1e-12)
 
 
 def _aligned(displacement, mean, **keywords):
-    """What the rule makes of ``displacement`` where the mean is ``mean``."""
+    """Return the aligned ``displacement`` for the mean ``mean``."""
     tx = gemjax.align_with_momentum(1.0, 0.5, **keywords)
     state = tx.init(displacement)
     state = state._replace(ahead=state.ahead._replace(velocity=mean))
@@ -45,13 +45,13 @@ def _aligned(displacement, mean, **keywords):
     return jax.tree.map(lambda u, m: u - 0.5 * m, updates, new.ahead.velocity)
 
 
-def test_what_points_along_the_momentum_is_kept():
+def test_a_displacement_along_the_momentum_is_kept():
     mean, displacement = jnp.array([2.0, 0.0]), jnp.array([0.3, 1.0])  # At a cosine of 0.287.
     np.testing.assert_allclose(_aligned(displacement, mean), displacement, rtol=1e-6)
     assert not np.allclose(_aligned(displacement, mean, keep_above=0.3), displacement, rtol=1e-2)
 
 
-def test_what_is_at_right_angles_is_turned_and_keeps_its_length():
+def test_a_displacement_at_right_angles_is_turned_and_keeps_its_length():
     found = _aligned(jnp.array([0.0, 4.0]), jnp.array([2.0, 0.0]), caution=3.0)
     way = 4 / (4 + 3 * 2)
     np.testing.assert_allclose(jnp.linalg.norm(found), 4.0, rtol=1e-6)
@@ -63,7 +63,7 @@ def test_it_is_turned_no_further_than_the_momentum():
     np.testing.assert_allclose(found, [4.0, 0.0], atol=1e-6)
 
 
-def test_of_what_opposes_only_the_opposing_part_shrinks():
+def test_only_the_opposing_component_shrinks():
     mean, displacement = jnp.array([2.0, 0.0]), jnp.array([-3.0, 4.0])
     part = 0.5 * 0.6 * 5 / (5 + 3 * 2)
     np.testing.assert_allclose(_aligned(displacement, mean), [-3.0 * (1 - part), 4.0], rtol=1e-6)
@@ -78,8 +78,8 @@ def test_each_tensor_is_aligned_by_itself():
     np.testing.assert_allclose(found["b"], displacement["b"] * (1 - 0.5 / 4), rtol=1e-6)
 
 
-def test_where_all_is_kept_it_is_momentum_lookahead():
-    """The same displacements, wherever they come from, make the same updates."""
+def test_if_all_displacements_are_kept_it_is_momentum_lookahead():
+    """The same displacements make the same updates, whatever their views."""
     ours = gemjax.heloco(0.1, 0.7, 2, keep_above=-1.0, weight=1.0)
     theirs = gemjax.momentum_lookahead(0.1, 0.7, 2)
     params = jnp.zeros(3)
@@ -104,7 +104,7 @@ def test_a_displacement_counts_one_over_the_root_of_the_workers():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("eps", [0.0, 1e-8])
 def test_nothing_of_length_zero_is_compared(dtype, eps):
-    """The first commit, and a displacement of zero: no NaN comes out, or is made on the way."""
+    """No NaN occurs at the first commit or for a displacement of zero, even in intermediate values."""
     tx = gemjax.heloco(0.5, 0.5, 2, eps=eps)
     params = {"a": jnp.ones(3, dtype), "empty": jnp.zeros((0, 2), dtype)}
     state = tx.init(params)

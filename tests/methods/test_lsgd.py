@@ -1,4 +1,4 @@
-"""LSGD: against its reference in both forms, and against what it is in the limits."""
+"""LSGD against its reference in both forms and against its limits."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def lsgd(**keywords):
 
 
 def positions(result):
-    """Where each worker goes on from, ``[N, 9]``."""
+    """Return the view of each worker, ``[N, 9]``."""
     views = result.opt_state.stale_params.value
     return np.stack([ravel_pytree(jax.tree.map(lambda x, w=w: x[w], views))[0] for w in range(WORKERS)])
 
@@ -44,21 +44,26 @@ def test_equals_the_reference(x64, keywords, names):
     np.testing.assert_array_equal(result.history["leader"], led)
     np.testing.assert_allclose(found, history, rtol=0, atol=1e-12)
     np.testing.assert_allclose(positions(result), np.stack([worker.x for worker in workers]), rtol=0, atol=1e-12)
-    average = ravel_pytree(gemjax.average_position(result.opt_state))[0]
-    np.testing.assert_allclose(average, np.mean([worker.last for worker in workers], axis=0), rtol=0, atol=1e-12)
-    assert len(set(led.tolist())) == WORKERS  # Leadership moved, or nothing was tested.
+    for exchange, expected in (("before", [w.last for w in workers]), ("after", [w.x for w in workers])):
+        average = ravel_pytree(gemjax.average_position(result.opt_state, exchange=exchange))[0]
+        np.testing.assert_allclose(average, np.mean(expected, axis=0), rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(  # The default.
+        ravel_pytree(gemjax.average_position(result.opt_state))[0],
+        ravel_pytree(gemjax.average_position(result.opt_state, exchange="before"))[0],
+    )
+    assert len(set(led.tolist())) == WORKERS  # Otherwise the leader never changes and the test is empty.
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_the_proximal_extension_equals_the_reference(x64, groups):
-    """With Nesterov's momentum, as in the extension's runs; anchors are as old as the worker's last pull."""
+@pytest.mark.parametrize(("groups", "period"), [(1, 1), (2, 1), (2, 3)])
+def test_the_proximal_extension_equals_the_reference(x64, groups, period):
+    """Run with Nesterov's momentum, as in the extension's experiments."""
     prox = (0.05, 0.02)[:groups]
-    names = {"c1": 0.1} if groups == 1 else {"c1": 0.1, "c2": 0.1, "n": 2}
+    names = {"c1": 0.1} if groups == 1 else {"c1": 0.1, "c2": 0.1, "n": 2, "period": period}
     expected = reference.lsgd(
         THETA_0, grad, loss, ORDER[:60], eta=0.01, tau=3, p=WORKERS, m=0.9, nesterov=True, prox=prox, **names
     )
     tx = optax.chain(optax.sgd(0.01, momentum=0.9, nesterov=True), gemjax.pull_to_anchors(*prox))
-    method = lsgd(groups=groups, anchors=True)
+    method = lsgd(groups=groups, global_period=period, anchors=True)
     found, result = run_locally(method, gemjax.LocalSteps(tx, 3), TRACE.first(60), diagnostics=["leader"])
     np.testing.assert_array_equal(result.history["leader"], expected[0])
     np.testing.assert_allclose(found, expected[1], rtol=0, atol=1e-12)
@@ -66,7 +71,7 @@ def test_the_proximal_extension_equals_the_reference(x64, groups):
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_in_step_it_is_the_collective_exchange(x64, groups):
-    """Unequal workers meet; nobody pulls before all have arrived."""
+    """Workers of unequal speeds meet at a barrier; none pulls before all have committed."""
     model = gemjax.arrivals.Gamma(WORKERS, machine_variation=0.6)
     trace, taken = gemjax.arrivals.SemiSynchronous(model, period=5).trace(12, seed=1)
     assert len({sum(row) for row in taken}) > 1
@@ -76,15 +81,57 @@ def test_in_step_it_is_the_collective_exchange(x64, groups):
     local = gemjax.LocalSteps(optax.sgd(0.03), taken)
     _, result = run_locally(lsgd(strength=0.2, **keywords), local, trace, diagnostics=["leader"])
     assert result.history["leader"][-1] == leader
-    # What all of them pull at the last meeting, too.
+    np.testing.assert_allclose(pulled_by_all(result), expected, rtol=0, atol=1e-12)
+
+
+def pulled_by_all(result):
+    """Return the positions after the last meeting, ``[N, 9]``; a trace ends before the workers pull there."""
     views = [gemjax.pull(result.opt_state, result.params, worker)[0] for worker in range(WORKERS)]
-    found = np.stack([ravel_pytree(view)[0] for view in views])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    return np.stack([ravel_pytree(view)[0] for view in views])
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_in_step_the_proximal_extension_is_that_of_the_authors_program(x64, period):
+    """All workers store the same global leader, and only at a global exchange."""
+    trace, taken = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.Gamma(WORKERS), period=3).trace(7, seed=1)
+    names = {"c1": 0.2, "c2": 0.3, "n": 2, "period": period, "prox": (0.05, 0.02)}
+    expected, _ = reference.lsgd_in_step(THETA_0, grad, loss, taken, eta=0.03, **names)
+    local = gemjax.LocalSteps(optax.chain(optax.sgd(0.03), gemjax.pull_to_anchors(0.05, 0.02)), taken)
+    method = lsgd(strength=0.2, groups=2, global_strength=0.3, global_period=period, anchors=True)
+    np.testing.assert_allclose(pulled_by_all(run_locally(method, local, trace)[1]), expected, rtol=0, atol=1e-12)
+
+
+def test_without_group_pulls_groups_make_no_difference(x64):
+    """With equal periods the authors' program switches the group pull off and has one leader for all."""
+    methods = (
+        (lsgd(strength=0.3, anchors=True), (0.1,)),
+        (lsgd(strength=0.0, groups=2, global_strength=0.3, anchors=True), (0.1, 0.0)),
+    )
+    (one, result), (two, with_groups) = (
+        run_locally(method, gemjax.LocalSteps(optax.chain(optax.sgd(0.03), gemjax.pull_to_anchors(*prox)), 2), TRACE)
+        for method, prox in methods
+    )
+    np.testing.assert_array_equal(two, one)
+    np.testing.assert_array_equal(positions(with_groups), positions(result))
+
+
+def test_the_global_anchor_changes_at_global_pulls_only():
+    """Worker 0 pulls globally at every second of its exchanges, whatever the others do."""
+    params, tx = jnp.zeros(1), lsgd(strength=0.0, groups=2, global_period=2, anchors=True)
+    state, sent = tx.init(params), []
+    for worker, value in ((0, 0.9), (2, 0.5), (0, 0.8), (3, 0.4), (0, 0.7), (0, 0.6)):
+        moved = jnp.array([-10 * value])
+        updates, state = tx.update(moved, state, params, worker=worker, value=jnp.array(value))
+        params = params + updates
+        _, state = gemjax.pull(state, params, worker)
+        sent.append(optax.tree.get(state, "target")[0].item())
+    assert sent == [0.0, 0.0, 5.0, 5.0, 5.0, 4.0]
+    np.testing.assert_array_equal(optax.tree.get(state, "target").value[1:], 0.0)
 
 
 @pytest.mark.slow
-def test_at_strength_zero_workers_are_alone(x64):
-    """The central variable shows the best of them; each is plain SGD."""
+def test_at_strength_zero_workers_are_independent(x64):
+    """The central variable is the best of them, and each is plain SGD."""
     found, result = run_locally(lsgd(strength=0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)
     alone = []
     for worker in range(WORKERS):
@@ -97,7 +144,7 @@ def test_at_strength_zero_workers_are_alone(x64):
 
 
 @pytest.mark.slow
-def test_the_leader_feels_no_pull(x64):
+def test_the_leader_is_not_pulled(x64):
     params, tx = jnp.zeros(2), lsgd(strength=0.7)
     state = tx.init(params)
     for worker, value in ((0, 0.5), (1, 0.2), (2, 0.9)):
@@ -111,7 +158,7 @@ def test_the_leader_feels_no_pull(x64):
 
 
 @pytest.mark.slow
-def test_at_strength_one_workers_go_on_from_the_leader(x64):
+def test_at_strength_one_workers_continue_from_the_leader(x64):
     found, result = run_locally(lsgd(strength=1.0), gemjax.LocalSteps(optax.sgd(0.03), 2), TRACE)
     np.testing.assert_allclose(positions(result)[ORDER[-1]], found[-1], rtol=0, atol=1e-12)
 
@@ -125,7 +172,7 @@ def test_with_one_worker_it_is_its_local_optimizer(x64):
 
 
 def test_a_rejected_displacement_leaves_no_trace(x64):
-    """The first of a worker, and one in the middle: leaders, positions and losses are those of a run without them."""
+    """One is the first of its worker, one is in the middle; leaders, positions and losses are those of a run without them."""
     local = gemjax.LocalSteps(optax.sgd(0.05))
     full = gemjax.Trace([0, 1, 3, 2, 1, 0, 3, 3, 2, 0], num_workers=WORKERS)
     late = gemjax.Trace(
@@ -150,11 +197,11 @@ def test_a_rejected_displacement_leaves_no_trace(x64):
     following = [optax.tree.get(run.opt_state, "following") for run in runs]
     np.testing.assert_allclose(following[0].losses, following[1].losses, rtol=1e-12)
     np.testing.assert_allclose(following[0].positions.rows, following[1].positions.rows, rtol=1e-12)
-    returned = [0, 2, 3]  # Worker 1 pulled once more and did not come again.
+    returned = [0, 2, 3]  # Worker 1 pulled once more and made no further commit.
     np.testing.assert_allclose(positions(runs[0])[returned], positions(runs[1])[returned], rtol=1e-12)
 
 
-def test_the_leader_of_a_group_nobody_has_come_from_is_where_it_began(x64):
+def test_the_leader_of_a_group_without_a_commit_is_at_the_initial_parameters(x64):
     params, tx = jnp.zeros(1), lsgd(strength=0.5, groups=2, global_strength=0.0)
     updates, state = tx.update(jnp.array([-8.0]), tx.init(params), params, worker=0, value=jnp.array(0.1))
     view, _ = gemjax.pull(state, params + updates, worker=2)
@@ -191,17 +238,46 @@ def test_a_commit_without_a_loss_is_refused():
         tx.update(jnp.zeros(1), tx.init(jnp.zeros(1)), jnp.zeros(1), worker=0)
 
 
+def test_an_exchange_moves_the_average_towards_the_leader(x64):
+    """With one group and all workers at the same meeting, by the strength."""
+    trace, taken = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.Gamma(WORKERS), period=3).trace(4, seed=1)
+    _, result = run_locally(lsgd(strength=0.3), gemjax.LocalSteps(optax.sgd(0.03), taken), trace)
+    state = result.opt_state
+    for worker in range(WORKERS):
+        _, state = gemjax.pull(state, result.params, worker)
+    before, after = (gemjax.average_position(state, exchange=exchange) for exchange in ("before", "after"))
+    expected = jax.tree.map(lambda x, leader: 0.7 * x + 0.3 * leader, before, result.params)
+    for found, wanted in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_average_position_inside_other_transformations():
+    """The average has the leaves that LSGD sees."""
+    params = {"a": jnp.ones(2), "b": jnp.ones(1)}
+    chain = optax.chain(gemjax.drop_stale(9), optax.masked(lsgd(), {"a": True, "b": False}))
+    for tx in (gemjax.asynchronous(chain, WORKERS), optax.masked(lsgd(), {"a": True, "b": False})):
+        for exchange in ("before", "after"):
+            average = gemjax.average_position(tx.init(params), exchange=exchange)
+            np.testing.assert_array_equal(average["a"], params["a"])
+            assert average["b"] == optax.MaskedNode()
+
+
+def test_average_position_refuses_an_unknown_exchange():
+    with pytest.raises(ValueError, match="exchange must be one of"):
+        gemjax.average_position(lsgd().init(jnp.zeros(1)), exchange="during")
+
+
 def test_average_position_of_another_method_is_refused():
     with pytest.raises(ValueError, match=r"needs the optimizer state of gemjax.lsgd, and this is of another method"):
         gemjax.average_position(gemjax.asgd(0.1).init(jnp.zeros(1)))
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.25])
-def test_a_worker_that_pulls_again_before_its_first_commit_is_itself(strength):
-    """It goes on from its own position and is drawn to the leader of its own group."""
+def test_a_worker_may_pull_again_before_its_first_commit(strength):
+    """It continues from its own position and is pulled to the leader of its own group."""
     params, tx = jnp.zeros(1), lsgd(strength=strength, groups=2, global_strength=0.0)
     state = tx.init(params)
-    for worker, moved in ((0, -1.0), (2, -8.0)):  # Group 0's leader stands at 1, group 1's at 8.
+    for worker, moved in ((0, -1.0), (2, -8.0)):  # The leader of group 0 is at 1, that of group 1 at 8.
         updates, state = tx.update(jnp.array([moved]), state, params, worker=worker, value=jnp.array(0.1))
         params = params + updates
     view, _ = gemjax.pull(state, params, worker=3)

@@ -30,7 +30,7 @@ def test_one_worker_with_a_heavy_ball_is_momentum_sgd():
 
 
 def test_one_worker_computes_where_nesterov_does(x64):
-    """Nesterov's momentum in Bengio's coordinates, which is optax's, has the look-ahead for its parameters."""
+    """In Bengio's coordinates, those of optax, the parameters of Nesterov momentum are the look-ahead."""
     order = [0] * 40
     found, _ = runs.run(gemjax.nag_asgd(0.1, momentum=0.8), order, views_instead=True)
     expected, _ = runs.run(gemjax.asynchronous(optax.sgd(0.1, momentum=0.8, nesterov=True)), order)
@@ -67,7 +67,7 @@ def test_a_masked_method_looks_ahead_in_its_own_leaves_only():
     np.testing.assert_array_equal(view["b"], params["b"])
 
 
-def test_keeps_one_copy_of_the_parameters_at_the_centre():
+def test_keeps_one_copy_of_the_parameters_centrally():
     for alias, scalars in ((gemjax.momentum_asgd, 0), (gemjax.nag_asgd, 2)):
         state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + scalars + 1000

@@ -18,7 +18,7 @@ def test_agrees_with_the_paper(x64, rate):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_what_the_centre_keeps_looks_ahead(x64):
+def test_the_central_variable_is_the_look_ahead(x64):
     found, _ = runs.run(gemjax.momentum_lookahead(0.1, 0.7, N), views_instead=True)
     expected = reference_outer.mla_looking_ahead(runs.THETA_0, runs.grad, runs.ORDER, 0.1, 0.7)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

@@ -32,7 +32,7 @@ def test_without_momentum_it_is_asgd(x64):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_keeps_one_copy_of_the_parameters_a_worker():
+def test_keeps_one_copy_of_the_parameters_per_worker():
     state = gemjax.multi_asgd(0.1, num_workers=8).init(jnp.zeros(1000))
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 8 * 1000
 

@@ -35,7 +35,7 @@ def test_updates_that_do_not_change_are_kept():
 
 
 def test_two_workers_in_turn_make_the_updates_without_delay_if_those_drift_evenly():
-    """A gradient that depends on the clock alone; from the second commit on there is something to see a drift in."""
+    """The gradient depends on the clock alone; the drift can be measured from the second commit on."""
     gradient = lambda clock: jnp.array([1.0, -2.0]) + jnp.array([0.5, 0.25]) * clock
     tx = gemjax.one_step_delay(0.5, momentum=0.0, num_workers=2)
     params = jnp.zeros(2)
@@ -46,12 +46,12 @@ def test_two_workers_in_turn_make_the_updates_without_delay_if_those_drift_evenl
         updates, state = tx.update(gradient(pulled_at), state, params, worker=worker)
         params = optax.apply_updates(params, updates)
         _, state = gemjax.pull(state, params, worker=worker)
-        if clock > 1:  # The first two gradients are of clock 0.
+        if clock > 1:  # The first two gradients are computed at clock 0.
             np.testing.assert_array_equal(updates, -0.5 * gradient(clock))
 
 
 @pytest.mark.slow
-def test_it_mends_what_a_delay_of_one_does_to_a_quadratic():
+def test_it_stabilises_a_quadratic_with_a_delay_of_one():
     """Momentum 0.8 at rate 0.3 on curvature 1: stable without delay, unstable with one step of it, stable corrected."""
 
     def distance(tx, num_workers):
@@ -69,8 +69,8 @@ def test_it_mends_what_a_delay_of_one_does_to_a_quadratic():
     assert distance(gemjax.one_step_delay(0.3, 0.8, 2), 2) < 1e-3
 
 
-def test_the_learning_rate_and_the_weight_decay_are_part_of_what_is_corrected():
-    """Where the rate changes, an unchanged velocity makes a changed update."""
+def test_the_learning_rate_and_the_weight_decay_are_corrected_too():
+    """At a changed rate an unchanged velocity makes a changed update."""
     tx = gemjax.one_step_delay(lambda count: 1.0 + count, momentum=0.0)
     state = tx.init(jnp.zeros(1))
     for expected in (-1.0, -2.0 - 1.0, -3.0 - 1.0):
@@ -78,7 +78,7 @@ def test_the_learning_rate_and_the_weight_decay_are_part_of_what_is_corrected():
         assert updates.item() == expected
     decayed = optax.chain(optax.adamw(1.0, weight_decay=0.5), gemjax.correct_one_step_delay())
     state = decayed.init(jnp.zeros(1))
-    for params, expected in ((2.0, -1.0), (4.0, -2.0 - 1.0)):  # A gradient of 0: the decay alone.
+    for params, expected in ((2.0, -1.0), (4.0, -2.0 - 1.0)):  # The gradient is 0, so only the decay acts.
         updates, state = decayed.update(jnp.zeros(1), state, jnp.array([params]))
         np.testing.assert_allclose(updates, [expected])
 

@@ -1,14 +1,12 @@
-"""The methods' page and the guide: every method is there, with its real defaults, memory, results and diagnostics."""
+"""The page of methods and the guide list every method with its defaults, memory, results and diagnostics."""
 
 import inspect
-import json
 import math
 import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import gemjax
@@ -28,7 +26,7 @@ ALIASES = {
 
 
 def _tables(*columns, text=PAGE):
-    """Rows of the tables of ``text`` that have these columns, as dicts."""
+    """Yield the rows of the tables of ``text`` with these columns, as dicts."""
     header = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
@@ -43,11 +41,18 @@ METHODS = {row["method"].strip("`"): row for row in _tables("method", "defaults"
 
 def test_every_method_has_one_row():
     assert len(METHODS) == len(list(_tables("method", "defaults")))
-    assert set(METHODS) == ALIASES
+    assert set(METHODS) == ALIASES, "gemjax/methods/README.md: its tables and the functions that gemjax exports differ"
 
 
 def test_every_export_of_a_method_file_is_named():
-    assert not {name for name in OF_METHODS if f"`{name}`" not in PAGE}
+    missing = {name for name in OF_METHODS if f"`{name}`" not in PAGE}
+    assert not missing, f"gemjax/methods/README.md does not name {missing}"
+
+
+def test_the_first_page_counts_the_methods():
+    stated = re.search(r"\*\*(\d+) methods\*\*", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert stated, "README.md must state **N methods**"
+    assert int(stated[1]) == len(ALIASES), f"README.md: write **{len(ALIASES)} methods**"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -58,7 +63,7 @@ def test_the_defaults_are_those_of_the_signature(name):
 
 
 def _made(name, num_workers):
-    """The method with its defaults."""
+    """Return the method with its defaults."""
     rate = () if "learning_rate" in METHODS[name]["defaults"] else (0.1,)
     return getattr(gemjax, name)(*rate, num_workers=num_workers)
 
@@ -79,34 +84,38 @@ def test_the_memory_is_what_the_state_takes(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_guide_lists_the_diagnostics_that_it_offers(name):
     tx, params, observer = _made(name, 2), jnp.ones(3), Observer()
-    told = {"value": jnp.float32(1), "local_steps": 2, "observe": observer}
-    jax.eval_shape(lambda state: tx.update(params, state, params, worker=0, **told), jax.eval_shape(tx.init, params))
+    given = {"value": jnp.float32(1), "local_steps": 2, "observe": observer}
+    jax.eval_shape(lambda state: tx.update(params, state, params, worker=0, **given), jax.eval_shape(tx.init, params))
     listed = {
         diagnostic
         for row in _tables("diagnostic", "offered by", text=GUIDE)
         for diagnostic in re.findall(r"`(\w+)`", row["diagnostic"])
         if f"`{name}`" in row["offered by"] or "all methods" in row["offered by"]
     }
-    assert observer.offered == listed
+    assert observer.offered == listed, (
+        f"gemjax/README.md, table of diagnostics: the cells `offered by` that name `{name}` must be those of "
+        f"{sorted(observer.offered)}, but are those of {sorted(listed)}"
+    )
 
 
-def test_the_results_are_those_of_the_claim():
-    """A run that failed counts as 0."""
-    path = ROOT / "train" / "results" / "every_method-cpu.json"
-    known = {}
-    for result in json.loads(path.read_text(encoding="utf-8"))["results"]:
-        method, cluster, _ = result["series"].split(", ")
-        values = [value or 0.0 for value in result["test_accuracy"]["values"]]
-        known[method, f"{result['point']} {'' if cluster == 'homogeneous' else 'un'}equal"] = 100 * np.mean(values)
-    rows = list(_tables("method", "16 equal"))
-    assert len(rows) == 8
-    for row in rows:
-        for column, shown in row.items():
-            if column != "method":
-                assert shown == f"{known[row['method'].strip('`'), column]:.1f}", (row["method"], column)
+def test_the_advice_is_that_of_the_benchmark():
+    written = (ROOT / "train" / "results" / "benchmark.md").read_text(encoding="utf-8")
+    sentences = re.findall(r"^\d\. (.+)$", written, re.M)
+    page = " ".join(PAGE.split())
+    assert ("they are not measured yet" in page) == (not sentences), "copy the sentences of benchmark.md"
+    assert all(sentence in page for sentence in sentences)
 
 
-def test_what_none_stands_for_is_explained():
+def test_the_numbers_of_the_quick_benchmark_are_those_of_its_page():
+    quick = (ROOT / "train" / "results" / "benchmark-quick.md").read_text(encoding="utf-8")
+    first = re.findall(r"^1\. (.+)$", quick, re.M)[0]
+    assert first in " ".join(PAGE.split())
+    times = re.findall(r"[\d.]+ times \([\d.]+ to [\d.]+\) sooner than synchronous SGD", first)
+    assert len(times) == 1
+    assert times[0] in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_meaning_of_none_is_explained():
     explained = PAGE[PAGE.index("What `None` stands for") :].partition("\n\n")[0]
     nones = {name for row in METHODS.values() for name in re.findall(r"(\w+)=None", row["defaults"])}
     assert nones == {name for name in re.findall(r"`(\w+)`", explained) if name in nones}

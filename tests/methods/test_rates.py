@@ -1,4 +1,4 @@
-"""The diagnostic ``learning_rate``: what every method applied, whatever the method, and that it costs nothing unasked."""
+"""The diagnostic ``learning_rate``: the applied rate of every method, at no cost without a request."""
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,20 @@ from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.diagnostics import Observer
 
 N = 3
-# What a commit's staleness makes of the rate.
-FACTORS = {
-    "staleness-aware": lambda staleness: 1 / max(1, staleness),
-    "dynsgd": lambda staleness: 1 / (staleness + 1),
-    "delay-adaptive": lambda staleness: N / max(N, staleness),
-}
-OWN_RATE = ("adam-matched-energy", "adam-per-worker")  # A rate inside an optimizer of optax, which does not report.
+OWN_RATE = (
+    "adam-matched-energy",
+    "adam-per-worker",
+    "ringmaster-muon",
+)  # The rate is inside an optimizer of optax, which does not report it.
 
 
 def schedule(count):
-    """A rate that is another one at each count."""
+    """Return a rate that differs from count to count."""
     return 0.5 / (1.0 + count)
 
 
 def rates(tx, commits):
-    """The learning rate and the clock before it, of some commits of worker 0, 1, 2, 0, … without a pull between them."""
+    """Return the learning rate and the clock of some commits of worker 0, 1, 2, 0, … without a pull between them."""
     params, found = {"x": jnp.array([1.0, -2.0])}, []
 
     @jax.jit
@@ -48,11 +46,12 @@ def rates(tx, commits):
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in METHODS if row.name not in OWN_RATE])
 def test_every_method_reports_the_rate_that_it_applied(row):
     found = rates(row(N, schedule), 5)
-    expected = [schedule(clock) * FACTORS.get(row.name, lambda staleness: 1.0)(clock) for clock, _ in found]
-    if row.name == "yellowfin":  # Its factor is tuned: see below.
+    expected = [schedule(clock) * row.factor(clock, N) for clock, _ in found]
+    if row.name == "yellowfin":  # Its factor is tuned; see below.
         expected = [rate for _, rate in found]
         assert len(set(expected)) == len(expected)
-    np.testing.assert_allclose([rate for _, rate in found], expected, rtol=1e-6)
+    why = f"the factor of Row({row.name!r}) in tests/methods/rows.py is not what the method multiplies its rate by"
+    np.testing.assert_allclose([rate for _, rate in found], expected, rtol=1e-6, err_msg=why)
     constant = rates(row(N, 0.25), 1)[0][1]
     np.testing.assert_allclose(constant, 0.25 if row.name != "yellowfin" else expected[0] / 2, rtol=1e-6)
 
@@ -71,7 +70,7 @@ def test_yellowfin_reports_the_rate_that_it_found():
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in METHODS if row.name in OWN_RATE])
-def test_optimizers_of_optax_are_not_known_to_have_one(row):
+def test_optimizers_of_optax_report_no_rate(row):
     with pytest.raises(ValueError, match="no member of this method reports learning_rate; it offers"):
         rates(row(N), 1)
 
@@ -91,7 +90,7 @@ def test_injected_rates_are_reported(tx, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_of_two_injected_rates_none_is_taken_for_that_of_the_commit():
+def test_two_injected_rates_are_not_reported():
     twice = optax.chain(optax.inject_hyperparams(optax.sgd)(0.5), optax.inject_hyperparams(optax.sgd)(0.1))
     with pytest.raises(ValueError, match="no member of this method reports learning_rate"):
         rates(gemjax.asynchronous(twice, N), 1)
@@ -104,12 +103,12 @@ def test_a_factor_alone_is_no_rate():
 
 @pytest.mark.parametrize("rate", [0.1, schedule], ids=["constant", "schedule"])
 def test_the_state_and_the_program_are_those_of_optax(rate):
-    """So checkpoints stay readable, and it costs nothing unless it is asked for."""
+    """Checkpoints therefore stay readable, and the diagnostic costs nothing unless requested."""
     tx, plain, params = scale_by_learning_rate(rate), optax.scale_by_learning_rate(rate), jnp.ones(3)
     state = tx.init(params)
     assert jax.tree.structure(state) == jax.tree.structure(plain.init(params))
-    unasked = jax.make_jaxpr(lambda g, s: tx.update(g, s, observe=Observer(["gap"])))(params, state)
-    assert str(unasked) == str(jax.make_jaxpr(plain.update)(params, state))
+    unrequested = jax.make_jaxpr(lambda g, s: tx.update(g, s, observe=Observer(["gap"])))(params, state)
+    assert str(unrequested) == str(jax.make_jaxpr(plain.update)(params, state))
 
 
 def test_an_engine_reports_it():

@@ -1,4 +1,4 @@
-"""Ringmaster and Rennala: against their references, and against what they are in the limits."""
+"""Ringmaster and Rennala against their references and their limits."""
 
 import math
 
@@ -11,6 +11,8 @@ from methods import reference_local as reference
 from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
 
 import gemjax
+from gemjax.protocol.hooks import Refusals
+from gemjax.protocol.slots import SharedRows, is_rows
 from gemjax.testing import quadratic
 
 
@@ -70,7 +72,7 @@ def test_the_default_threshold_is_the_number_of_workers(x64):
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_there_is_always_progress(batch_size):
-    """If everything is refused, nothing moves, and then nothing is stale any more."""
+    """While all commits are refused, the clock stops, so that further commits are not stale."""
     loss_fn, params, batches = quadratic()
     trace = gemjax.arrivals.Gamma(16, machine_variation=0.6).trace(400)
     for tx in (gemjax.ringmaster(0.1, 16, threshold=1), gemjax.rennala(0.1, 16, batch_size=batch_size)):
@@ -81,8 +83,8 @@ def test_there_is_always_progress(batch_size):
         assert int(result.state.dropped) == result.history["dropped"].sum() == (~applied).sum() > 0
 
 
-def test_a_refused_commit_changes_nobodys_memory(x64):
-    """Behind the refusal: shared moments, a worker's own, the snapshot, another wrapper's clock."""
+def test_a_refused_commit_changes_no_memory(x64):
+    """Memory behind the refusal: shared moments, moments per worker, the view, the clock of another wrapper."""
     members = (optax.scale_by_adam(), gemjax.per_worker(optax.trace(0.9)), gemjax.compensate_delay(1.0))
     inner = gemjax.asynchronous(gemjax.scale_by_staleness(), 2)
     tx = gemjax.asynchronous(optax.chain(*members, inner, gemjax.drop_stale(2), optax.scale(-0.1)), 2)
@@ -105,11 +107,105 @@ def test_a_refused_commit_changes_nobodys_memory(x64):
     assert bool(jnp.all(updates != 0))
 
 
+def writes_its_row(calls):
+    """Return a member that writes its gradient into the row of its worker."""
+
+    def update(updates, state, params=None, *, worker, **extra_args):
+        calls.append(worker)
+        return updates, state.write(worker, updates)
+
+    return optax.GradientTransformationExtraArgs(lambda params: SharedRows.of(params, 2), update)
+
+
+REFUSING = {
+    "behind": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.drop_stale(2)), 2),
+    "in front": lambda rows: gemjax.asynchronous(optax.chain(gemjax.drop_stale(2), rows), 2),
+    "masked": lambda rows: gemjax.asynchronous(optax.chain(rows, optax.masked(gemjax.drop_stale(2), True)), 2),
+    "per worker": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.per_worker(gemjax.drop_stale(2))), 2),
+    "inside": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.ringmaster(1.0, 2, threshold=2)), 2),
+    "outside": lambda rows: gemjax.asynchronous(optax.chain(gemjax.drop_stale(2), gemjax.asynchronous(rows, 2)), 2),
+    "array": lambda rows: gemjax.asynchronous(optax.chain(rows, gemjax.drop_stale(np.int32(2))), 2),
+    "injected": lambda rows: gemjax.asynchronous(
+        optax.chain(rows, optax.inject_hyperparams(gemjax.drop_stale)(threshold=2)), 2
+    ),
+}
+
+
+@pytest.mark.parametrize("place", REFUSING)
+def test_a_refused_commit_writes_no_shared_row(place):
+    """The place of the rule that refuses does not matter. The members run once per commit, unless the threshold is an array."""
+    tx, params = REFUSING[place](writes_its_row(calls := [])), jnp.zeros(1)
+    state = tx.init(params)
+    for number, (worker, written) in enumerate([(0, [1.0, 0.0]), (0, [2.0, 0.0]), (1, [2.0, 0.0])]):
+        updates, state = tx.update(jnp.full(1, number + 1.0), state, params, worker=worker)
+        (shared,) = (node for node in jax.tree.leaves(state, is_leaf=is_rows) if is_rows(node))
+        np.testing.assert_array_equal(shared.rows[:, 0], written)
+        assert shared.enabled is None
+    assert len(calls) == (6 if place == "injected" else 3)
+    np.testing.assert_array_equal(updates, [0.0])
+    assert int(state.clock) == 2
+    (refusals,) = (node for node in jax.tree.leaves(state, is_leaf=is_refusals) if is_refusals(node))
+    assert jnp.sum(refusals.count) == 1
+
+
+def is_refusals(node):
+    return isinstance(node, Refusals)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_injected_threshold_may_be_changed(compiled):
+    """The new threshold takes effect at the next commit."""
+    injected = optax.inject_hyperparams(gemjax.ringmaster, static_args=("num_workers",))
+    tx = injected(1.0, num_workers=2, threshold=1)
+    update, state, moved = jax.jit(tx.update) if compiled else tx.update, tx.init(jnp.zeros(1)), []
+    for threshold in (1, 1, 3, 3, 3, 3):  # Of a worker that has never pulled.
+        state.hyperparams["threshold"] = jnp.asarray(threshold, state.hyperparams["threshold"].dtype)
+        updates, state = update(jnp.ones(1), state, worker=1)
+        moved.append(bool(updates[0]))
+        if len(moved) == 3:
+            _, state = gemjax.pull(state, jnp.zeros(1), worker=1)
+    assert moved == [True, False, True, True, True, True]
+    assert int(optax.tree.get(state, "refusals").count) == 1
+
+
+def test_a_scheduled_threshold_is_that_of_its_commit():
+    """The commit at clock 2 is the first with the threshold 3."""
+    schedule = lambda count: jnp.where(count < 2, 1, 3)
+    tx = optax.inject_hyperparams(gemjax.ringmaster, static_args=("num_workers",))(
+        1.0, num_workers=2, threshold=schedule
+    )
+    state, moved = tx.init(jnp.zeros(1)), []
+    for worker in (0, 1, 0, 1):
+        updates, state = tx.update(jnp.ones(1), state, worker=worker)
+        moved.append(bool(updates[0]))
+    assert moved == [True, False, True, True]
+
+
+@pytest.mark.parametrize("threshold", [math.inf, jnp.int32(1000)], ids=["number", "array"])
+@pytest.mark.parametrize("engine", [gemjax.simulate, gemjax.run_on_devices])
+def test_a_result_continues_with_another_threshold(engine, threshold):
+    ends = [gemjax.arrivals.RoundRobin(4).trace(n) if engine is gemjax.simulate else n for n in (30, 60)]
+    first = engine(gemjax.ringmaster(0.05, 4, threshold=2), *quadratic(), ends[0])
+    second = engine(gemjax.ringmaster(0.05, 4, threshold=threshold), *quadratic(), ends[1], state=first)
+    assert second.state.commits > first.state.commits
+    assert second.state.dropped == first.state.dropped
+    with pytest.raises(ValueError, match="its arrays are those of this run, but in other containers"):
+        engine(other_containers(), *quadratic(), ends[1], state=first)
+
+
+def other_containers():
+    """Return ``ringmaster`` with a list in place of the tuple of a chain."""
+    inner = optax.chain(gemjax.drop_stale(2), optax.scale(-0.05))
+    return gemjax.asynchronous(
+        optax.GradientTransformationExtraArgs(lambda params: [*inner.init(params)], inner.update), 4
+    )
+
+
 @pytest.mark.parametrize("thresholds", [(1, 9), (9, 1), (1, 1)])
 def test_one_member_that_refuses_is_enough(thresholds):
     tx = gemjax.asynchronous(optax.chain(*map(gemjax.drop_stale, thresholds), optax.scale(-1.0)), 2)
     state = tx.init(jnp.zeros(1))
-    for worker, moved in ((0, -1.0), (1, 0.0)):  # Worker 1 comes one commit late.
+    for worker, moved in ((0, -1.0), (1, 0.0)):  # The commit of worker 1 is one commit late.
         updates, state = tx.update(jnp.ones(1), state, worker=worker)
         np.testing.assert_array_equal(updates, [moved])
     assert int(state.clock) == 1
@@ -118,7 +214,7 @@ def test_one_member_that_refuses_is_enough(thresholds):
 
 
 def test_multi_steps_around_a_refusal():
-    """An arrival that is only accumulated is not taken for the refusal before it."""
+    """An arrival that is only accumulated does not count as the refusal before it."""
     tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(1), optax.scale(-0.1)), 2)
     steps = optax.MultiSteps(tx, every_k_schedule=2)
     loss_fn, params, batches = quadratic()
@@ -145,7 +241,7 @@ def test_hyper_parameters_out_of_range_are_refused(make, message):
         make()
 
 
-def test_outside_the_protocol_the_atoms_say_so():
+def test_outside_the_protocol_the_atoms_raise():
     for atom in (gemjax.drop_stale(2), gemjax.gather_fresh(2)):
-        with pytest.raises(TypeError, match=r"must stand inside gemjax.asynchronous"):
+        with pytest.raises(TypeError, match=r"must be inside gemjax.asynchronous"):
             atom.update(jnp.zeros(1), atom.init(jnp.zeros(1)))

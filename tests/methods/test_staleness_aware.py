@@ -39,7 +39,7 @@ def test_one_worker_is_sgd(alias):
 
 
 def test_the_factors_by_hand():
-    """A worker that never pulls again finds every commit one older: 0, 1, 2, 3."""
+    """Without a pull the staleness grows by one per commit: 0, 1, 2, 3."""
     for alias, factors in ((gemjax.staleness_aware, [1, 1, 1 / 2, 1 / 3]), (gemjax.dynsgd, [1, 1 / 2, 1 / 3, 1 / 4])):
         tx = alias(1.0, num_workers=2)
         state, found = tx.init(jnp.zeros(1)), []
@@ -49,7 +49,7 @@ def test_the_factors_by_hand():
         np.testing.assert_allclose(found, factors, rtol=1e-6)
 
 
-def test_before_a_momentum_it_damps_what_stays_there():
+def test_before_a_momentum_it_damps_the_velocity():
     def make(*members):
         return gemjax.asynchronous(optax.chain(*members), num_workers=2)
 
@@ -65,7 +65,7 @@ def test_before_a_momentum_it_damps_what_stays_there():
     assert found["behind"] == pytest.approx((1 + 0.5 * (1 + 0.5 * (1 + 0.5))) / 3)
 
 
-def test_a_factor_of_ones_own():
+def test_a_custom_factor():
     tx = gemjax.asynchronous(gemjax.scale_by_staleness(lambda staleness: 2.0**-staleness), num_workers=2)
     state = tx.init(jnp.zeros(1))
     _, state = tx.update(jnp.ones(1), state, worker=0)

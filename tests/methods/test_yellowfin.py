@@ -8,7 +8,7 @@ from methods import reference_tuned, runs
 import gemjax
 from gemjax import arrivals, testing
 from gemjax.methods import yellowfin
-from gemjax.protocol.board import Board
+from gemjax.protocol.slots import SharedRows
 
 N = runs.NUM_WORKERS
 MOMENTA = ("momentum", "target_momentum", "total_momentum")
@@ -24,11 +24,11 @@ def test_agrees_with_the_paper(x64, rate, closed_loop):
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose([[q[name] for name in MOMENTA] for q in quantities], seen, rtol=0, atol=1e-11)
-    assert 0 < np.isnan(seen[N:, 2]).sum() < 30  # Some came too late to be measured.
+    assert 0 < np.isnan(seen[N:, 2]).sum() < 30  # Some are too stale to be measured.
 
 
 @pytest.mark.slow
-def test_with_one_worker_the_total_is_what_is_applied_and_it_follows_the_target(x64):
+def test_with_one_worker_the_total_is_the_applied_momentum_and_follows_the_target(x64):
     _, quantities = runs.run(gemjax.yellowfin(gain=0.2), [0] * 100, observe=MOMENTA)
     momentum, target, total = (np.array([q[name] for q in quantities]) for name in MOMENTA)
     np.testing.assert_allclose(total[1:], momentum[1:], rtol=0, atol=1e-9)
@@ -38,7 +38,7 @@ def test_with_one_worker_the_total_is_what_is_applied_and_it_follows_the_target(
 
 @pytest.mark.slow
 def test_the_loop_brings_the_total_momentum_of_eight_workers_to_the_target():
-    """The open loop leaves on top what asynchrony adds."""
+    """The open loop does not subtract the momentum that asynchrony adds."""
     loss_fn, params, batches = testing.quadratic(dimension=20, noise=0.1)
 
     def means(closed_loop):
@@ -57,7 +57,7 @@ def test_the_loop_brings_the_total_momentum_of_eight_workers_to_the_target():
 
 
 def test_the_momentum_may_become_negative():
-    """Everything that is measured is above the target: gradients that are all the others' past."""
+    """The measured total is above the target throughout, because all gradients repeat the past of the others."""
     tx = gemjax.yellowfin(num_workers=2, gain=0.5)
     params = jnp.array([1.0, 2.0])
     state, update = tx.init(params), jax.jit(tx.update)
@@ -87,14 +87,14 @@ def test_the_total_is_the_median_over_what_can_be_measured():
     velocities = jnp.array([[2.0, 4.0, 0.0, 1.0], [3.0, 3.0, 5.0, 3.0], [9.0, 9.0, 9.0, 9.0], [0.0, 0.0, 0.0, 0.0]])
     gradient = jnp.array([1.0, 1.0, 1.0, 1.0])
     count = 6  # Rows hold the velocities of the commits 4, 5, 6 and 3.
-    total, measured = yellowfin._total_momentum(Board(velocities), gradient, count, 1)
+    total, measured = yellowfin._total_momentum(SharedRows(velocities), gradient, count, 1)
     assert measured
-    assert total == 1.0  # Of 2/2, 2/4 and 2/1; the third coordinate was at rest.
+    assert total == 1.0  # The median of 2/2, 2/4 and 2/1; the third coordinate did not move.
     for staleness, why in ((2, "at rest everywhere"), (3, "forgotten")):
-        total, measured = yellowfin._total_momentum(Board(velocities), gradient, count, staleness)
+        total, measured = yellowfin._total_momentum(SharedRows(velocities), gradient, count, staleness)
         assert not measured, why
         assert total == 0.0
-    even, _ = yellowfin._total_momentum(Board(velocities[:, :2]), gradient[:2], count, 1)
+    even, _ = yellowfin._total_momentum(SharedRows(velocities[:, :2]), gradient[:2], count, 1)
     assert even == 0.75
 
 
@@ -104,7 +104,7 @@ def test_the_sample_is_spread_evenly_over_all_leaves():
     np.testing.assert_array_equal(yellowfin._sample(tree, 5), [0.0, 3.0, 6.0, 9.0, 12.0])
 
 
-def test_a_tree_without_leaves_is_left_as_it_is():
+def test_a_tree_without_leaves_is_unchanged():
     tx = gemjax.tune_momentum(4)
     assert tx.update({}, tx.init({}), staleness=0)[0] == {}
 

@@ -34,22 +34,28 @@ def test_rms_of_nothing_is_zero():
     assert float(diagnostics.rms({})) == 0.0
 
 
+@pytest.mark.parametrize("tree", [{}, {"x": jnp.zeros((2, 0))}])
+def test_quantiles_of_nothing_are_no_numbers(tree):
+    """A method in an ``optax.partition`` may have no parameters, or only empty ones."""
+    assert np.isnan(diagnostics.quantile(tree, 0.5))
+
+
 def test_flatten():
     np.testing.assert_array_equal(diagnostics.flatten({"a": jnp.ones((1, 2)), "b": jnp.zeros([])}), [1, 1, 0])
 
 
-def test_an_observer_computes_only_what_is_wanted():
+def test_an_observer_computes_only_wanted_quantities():
     observer = Observer({"wanted"})
     observer("wanted", lambda: 3)
 
     def refuse():
-        raise AssertionError("computed though nobody asked")
+        raise AssertionError("computed without a request")
 
     observer("unwanted", refuse)
     assert observer.collected() == {"wanted": 3}
 
 
-def test_what_no_member_offers_is_an_error():
+def test_a_quantity_that_no_member_offers_is_an_error():
     observer = Observer({"pi_median", "vim", "leader"})
     observer("leader", lambda: 1)
     observer("group_leader", lambda: 2)
@@ -58,7 +64,7 @@ def test_what_no_member_offers_is_an_error():
         observer.collected(besides=["gap"])
 
 
-def test_a_slip_of_the_pen_is_answered_with_what_was_meant():
+def test_the_message_suggests_the_nearest_name():
     observer = Observer({"pi_medain", "gaap"})
     observer("pi_median", lambda: 1)
     message = r"reports gaap, pi_medain; did you mean 'gap' and 'pi_median'\? It offers gap, pi_median$"
@@ -66,12 +72,12 @@ def test_a_slip_of_the_pen_is_answered_with_what_was_meant():
         observer.collected(besides=["gap"])
 
 
-def test_what_is_offered_by_nobody_is_said():
+def test_the_message_if_nothing_is_offered():
     with pytest.raises(ValueError, match=r"reports vim; it offers nothing$"):
         Observer({"vim"}).collected()
 
 
-def test_a_change_is_measured_in_steps():
+def test_a_change_is_measured_relative_to_the_step():
     step = {"x": jnp.array([3.0, 0.0]), "y": jnp.array([[4.0]])}
     for factor, size in ((1.0, 0.0), (0.0, 1.0), (-1.0, 2.0), (1.5, 0.5)):
         changed = jax.tree.map(lambda u, f=factor: f * u, step)
@@ -80,7 +86,7 @@ def test_a_change_is_measured_in_steps():
     assert float(diagnostics.relative_change(zero, zero)) == 0.0
 
 
-def test_the_normalised_gap_is_in_gradients():
+def test_the_normalised_gap_is_relative_to_the_gradient():
     here, there, gradient = {"x": jnp.array([4.0, 0.0])}, {"x": jnp.zeros(2)}, {"x": jnp.array([0.0, 0.5])}
     nothing = {"x": jnp.zeros(2)}
     np.testing.assert_allclose(diagnostics.normalised_gap(here, there, gradient), 8.0)
@@ -121,8 +127,8 @@ OFFERS = {
 
 
 @pytest.mark.parametrize("name", OFFERS)
-def test_every_method_offers_what_the_readme_says(name):
-    """And the distance that it looks ahead is the one between the centre and the view that is pulled next."""
+def test_every_method_offers_the_diagnostics_of_the_readme(name):
+    """Its look-ahead is the distance between the central variable and the next pulled view."""
     tx, offers = OFFERS[name]
     params = jnp.array([1.0, -2.0, 3.0])
     observer = Observer(offers)
@@ -140,16 +146,16 @@ def test_every_method_offers_what_the_readme_says(name):
     ("tx", "expected"),
     [
         (gemjax.staleness_aware(1.0, 3), 0.5),  # The gradient counts one half.
-        # The steps were 1 and 1/2, and the centre is 2 away.
+        # The steps were 1 and 1/2, and the central variable is 2 away.
         (gemjax.gap_aware(1.0, momentum=0.0, num_workers=3), 1 - 1 / (1 + 2 / ((0.999 + 0.25) / 1.999) ** 0.5)),
-        (gemjax.dc_asgd(1.0, 3, strength=0.5), 1.0),  # One half of -2 is added, so that nothing is left.
-        (gemjax.gem(1.0, momentum=0.0, num_workers=3), 1.0),  # Others have spent all energy.
+        (gemjax.dc_asgd(1.0, 3, strength=0.5), 1.0),  # One half of -2 is added, which gives 0.
+        (gemjax.gem(1.0, momentum=0.0, num_workers=3), 1.0),  # Others have used all energy.
         (gemjax.one_step_delay(1.0, momentum=0.0, num_workers=3), 0.0),  # Updates did not change.
     ],
     ids=["staleness_aware", "gap_aware", "dc_asgd", "gem", "one_step_delay"],
 )
 def test_the_compensation_of_a_commit_after_two_others(tx, expected):
-    """Three workers pulled 0; each commits the gradient 1 where the centre then is 0, -1 and -2."""
+    """Three workers pulled 0; each commits the gradient 1 while the central variable is 0, -1 and -2."""
     params, gradient = jnp.zeros(2), jnp.ones(2)
     state = tx.init(params)
     for worker, moved in ((0, 0.0), (1, 1.0), (2, 2.0)):
@@ -158,7 +164,7 @@ def test_the_compensation_of_a_commit_after_two_others(tx, expected):
     np.testing.assert_allclose(observer.collected()["compensation"], expected, rtol=1e-5)
 
 
-def test_gem_offers_its_quantities_and_nothing_unasked():
+def test_gem_offers_its_quantities_on_request_only():
     tx = gemjax.gem(0.5, momentum=0.0, num_workers=2)
     params = jnp.array([1.0, -2.0, 3.0])
     observer = Observer({"pi_median", "energy_ratio"})
@@ -202,3 +208,14 @@ def test_two_learning_rates_have_no_single_value():
             ValueError, match=r"several members of this method report learning_rate.*leave learning_rate out"
         ):
             observer.collected()
+
+
+def test_what_is_computed_in_a_branch_cannot_be_reported():
+    tx = optax.apply_if_finite(gemjax.staleness_aware(0.1, num_workers=2), 3)
+    loss_fn = lambda params, batch: jnp.sum(params**2)
+    arguments = loss_fn, jnp.ones(3), lambda worker, step: 0.0, gemjax.arrivals.Gamma(2).trace(4)
+    with pytest.raises(
+        ValueError, match=r"^compensation cannot be reported, .* leave compensation out of diagnostics="
+    ):
+        gemjax.simulate(tx, *arguments, diagnostics=["compensation"])
+    assert gemjax.simulate(tx, *arguments, diagnostics=["gap"]).history["gap"].shape == (4,)

@@ -1,4 +1,4 @@
-"""Local steps: which batches and keys they get, what they commit, and what is refused."""
+"""Local steps: batches, keys, commits, and arguments that are refused."""
 
 import re
 
@@ -14,6 +14,7 @@ from gemjax import LocalSteps
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.simulator import loops
+from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.local_steps import displacements
 
 SGD = optax.sgd(0.1)
@@ -41,13 +42,13 @@ def run(local, problem=QUADRATIC, trace=LATE, tx=None, **options):
     ],
     ids=["one", "same", "worker", "table"],
 )
-def test_where_the_steps_of_a_commit_begin_and_how_many_they_are(period, worker, step, first, count):
+def test_the_first_step_and_the_number_of_steps_of_a_commit(period, worker, step, first, count):
     worker, step = np.array(worker, np.int32), np.array(step, np.int32)
     found = LocalSteps(SGD, period).span(worker, step)
     np.testing.assert_array_equal(found[0], first)
     np.testing.assert_array_equal(found[1], count)
     assert found[0].shape == found[1].shape == worker.shape
-    for i in range(len(worker)):  # One at a time, as engines on devices ask.
+    for i in range(len(worker)):  # One at a time, as in engines on devices.
         one = LocalSteps(SGD, period).span(worker[i : i + 1], step[i : i + 1])
         assert (one[0].tolist(), one[1].tolist()) == ([first[i]], [count[i]])
 
@@ -84,7 +85,7 @@ def test_periods_in_any_form_are_the_same_object(period, plain):
         ({0: 1}, "{0: 1}"), ((((1, 2),),), "(1, 2)"),
     ],
 )  # fmt: skip
-def test_a_period_that_is_none_is_refused(period, found):
+def test_an_invalid_period_is_refused(period, found):
     message = f"the period of LocalSteps must be an int of at least 1, got {found}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         LocalSteps(SGD, period)
@@ -132,23 +133,28 @@ def test_a_method_that_needs_local_steps_says_so(enter, tx):
 
 
 @pytest.mark.slow
-def test_a_method_that_needs_none_may_have_them():
-    """A method for gradients takes the displacement for one."""
+def test_a_method_for_gradients_may_have_local_steps():
+    """It takes the displacement for a gradient."""
     asgd = gemjax.asgd(0.05, num_workers=4)
     with pytest.warns(gemjax.RunWarning, match="learning_rate=0.05"):
         found = run(LocalSteps(optax.sgd(1.0)), tx=asgd)
     assert_close(found.params, run(None, tx=asgd).params, rtol=1e-5)
 
 
+def test_a_rate_that_is_computed_in_a_branch_is_not_compared():
+    tx = gemjax.asynchronous(optax.apply_if_finite(scale_by_learning_rate(0.05), 3), 4)
+    assert np.isfinite(run(LocalSteps(optax.sgd(1.0)), tx=tx).history["loss"]).all()
+
+
 def test_a_table_that_ends_too_early_names_worker_and_commit():
     local = LocalSteps(SGD, ((1, 2, 1), (3, 1)))
     assert len(run(local, trace=gemjax.Trace([0, 1, 1, 0, 0])).history["loss"]) == 5
-    with pytest.raises(ValueError, match="LocalSteps has 2 periods for worker 1, but its commit 2 is asked for"):
+    with pytest.raises(ValueError, match="LocalSteps has 2 periods for worker 1, but none for its commit 2"):
         run(local, trace=gemjax.Trace([0, 1, 1, 0, 1, 0]))
 
 
 def test_a_table_that_ends_too_early_ends_a_run_on_devices():
-    """Each worker makes the commits that it has periods for; then nobody is left."""
+    """Each worker makes the commits for which it has periods; then no worker is left."""
     message = (
         r"6 of \d+ commits are made, but every worker has made its commits: LocalSteps has \d periods for worker \d"
     )
@@ -174,7 +180,7 @@ PERIODS = {
     "table": ((2, 1, 3, 1, 1, 2, 1), (4, 4, 4, 4, 4, 4, 4), (1, 2, 3, 1, 2, 3, 1)),
 }
 every_kind = pytest.mark.parametrize("period", PERIODS.values(), ids=PERIODS.keys())
-# A table shows whatever the simpler kinds can.
+# A table covers the simpler kinds.
 periods = pytest.mark.parametrize(
     "period",
     [pytest.param(p, id=name, marks=() if name == "table" else pytest.mark.slow) for name, p in PERIODS.items()],
@@ -183,7 +189,7 @@ TURNS = gemjax.Trace([0, 1, 2] * 7)
 
 
 def pairs(period, trace=TURNS):
-    """The (worker, local step) pairs of all commits, in order, by counting."""
+    """Return the (worker, local step) pairs of all commits, in order, by counting."""
     counted, taken = [0] * trace.num_workers, []
     for worker, commit in zip(trace.worker.tolist(), trace.step.tolist(), strict=True):
         row = period if isinstance(period, int) else period[worker]
@@ -194,7 +200,7 @@ def pairs(period, trace=TURNS):
 
 
 def counts_of_batches(batches, dimension, period):
-    """How often each coordinate's batch was used in a run, and at each commit: every use moves its coordinate by 1."""
+    """Return how often each batch was used in a run, and at each commit: every use moves its coordinate by 1."""
     moves = []
     problem = Problem(lambda params, batch: -jnp.sum(params * batch), jnp.zeros(dimension), batches)
 
@@ -207,7 +213,7 @@ def counts_of_batches(batches, dimension, period):
 
 @periods
 def test_each_local_step_has_the_batch_of_its_worker_and_number(period):
-    """And none is used beyond a commit's count."""
+    """No batch beyond a commit's count is used."""
     batches = lambda worker, step: jax.nn.one_hot(32 * worker + step, 96)
     expected = np.zeros((len(TURNS), 96))
     for row, used in zip(expected, pairs(period), strict=True):
@@ -217,8 +223,8 @@ def test_each_local_step_has_the_batch_of_its_worker_and_number(period):
 
 
 @periods
-def test_epochs_go_on_from_commit_to_commit(period):
-    """Three steps an epoch, so that commits lie across the border of epochs."""
+def test_epochs_continue_across_commits(period):
+    """An epoch has three steps, so that some commits span two epochs."""
     data = np.eye(7, dtype=np.float32)
 
     class Rows(gemjax.Epochs):
@@ -235,7 +241,7 @@ def test_epochs_go_on_from_commit_to_commit(period):
 
 @every_kind
 def test_selections_hold_the_batches_in_order(period):
-    """Also where one commit is asked for at a time; what is beyond the count repeats the last."""
+    """One commit at a time gives the same; rows beyond the count repeat the last."""
     local, fn = LocalSteps(SGD, period), lambda worker, step: 100 * worker + step
     batches = LocalBatches(as_batches(fn, 7), local)
     first, count, chosen = batches.select(TURNS.worker, TURNS.step)
@@ -264,7 +270,7 @@ def test_keys_are_those_of_seed_worker_and_local_step(period):
 
 
 def test_with_a_period_of_one_downpour_is_asgd():
-    """With keys and model state, pulls that come late and steps that are missing."""
+    """There are keys, model state, late pulls and missing steps."""
     given, local, rate = quadratic_with_dropout(), LocalSteps(optax.sgd(0.05)), gemjax.asgd(0.05, num_workers=4)
     found, expected = run(local, given, seed=3), run(None, given, tx=rate, seed=3)
     assert_close(found.params, expected.params, rtol=1e-5)
@@ -274,18 +280,18 @@ def test_with_a_period_of_one_downpour_is_asgd():
         np.testing.assert_allclose(found.history[name], column, rtol=1e-4, err_msg=name)
 
 
-# --- What a commit tells
+# --- Arguments of members
 
 
-TOLD = ["told_local_losses", "told_local_steps", "told_value"]
+RECEIVED = ["received_local_losses", "received_local_steps", "received_value"]
 
 
-def told(num_workers):
-    """DOWNPOUR that reports what its members are told."""
+def receiving(num_workers):
+    """Return DOWNPOUR with reports of the arguments of its members."""
 
     def update_fn(updates, state, params=None, *, observe, **extra_args):
-        for name in TOLD:
-            observe(name, lambda name=name: extra_args[name.removeprefix("told_")])
+        for name in RECEIVED:
+            observe(name, lambda name=name: extra_args[name.removeprefix("received_")])
         return updates, state
 
     spy = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
@@ -293,7 +299,7 @@ def told(num_workers):
 
 
 def counting(dtype=jnp.float32):
-    """Loss and metrics are known numbers of (worker, local step), and the model state counts steps."""
+    """Return a problem with known losses and metrics per (worker, local step), whose model state counts steps."""
 
     def loss_fn(params, model_state, batch, key):
         metrics = {"batch": batch, "odd": batch % 2 == 1, "before": model_state, "half": batch.astype(dtype) / 2}
@@ -304,27 +310,27 @@ def counting(dtype=jnp.float32):
 
 @periods
 def test_loss_and_metrics_are_means_over_the_local_steps(period):
-    result = run(LocalSteps(SGD, period), counting(), TURNS, tx=told(3), diagnostics=TOLD)
+    result = run(LocalSteps(SGD, period), counting(), TURNS, tx=receiving(3), diagnostics=RECEIVED)
     history, longest = result.history, LocalSteps(SGD, period).longest
     central, pulled = 0, [0, 0, 0]
     for row, used in enumerate(pairs(period)):
         values = np.array([100 * worker + step for worker, step in used])
         np.testing.assert_allclose(history["loss"][row], values.mean(), rtol=1e-6)
-        np.testing.assert_allclose(history["told_value"][row], values.mean(), rtol=1e-6)
+        np.testing.assert_allclose(history["received_value"][row], values.mean(), rtol=1e-6)
         np.testing.assert_allclose(history["batch"][row], values.mean(), rtol=1e-6)
         np.testing.assert_allclose(history["half"][row], values.mean() / 2, rtol=1e-6)
         np.testing.assert_allclose(history["odd"][row], (values % 2).mean(), rtol=1e-6)
-        worker = used[0][0]  # The model state runs on through the local steps, from what was pulled.
+        worker = used[0][0]  # The model state continues through the local steps, from the pulled one.
         np.testing.assert_allclose(history["before"][row], pulled[worker] + (len(used) - 1) / 2, rtol=1e-6)
         central = pulled[worker] = pulled[worker] + len(used)
         padded = np.concatenate([values, np.zeros(longest - len(used))])
-        np.testing.assert_array_equal(history["told_local_losses"][row], padded)
-        assert history["told_local_steps"][row] == len(used)
+        np.testing.assert_array_equal(history["received_local_losses"][row], padded)
+        assert history["received_local_steps"][row] == len(used)
     assert int(result.model_state) == central
-    assert history["told_local_steps"].dtype == np.int32
+    assert history["received_local_steps"].dtype == np.int32
 
 
-def test_one_gradient_is_told_as_one_local_step():
+def test_one_gradient_is_reported_as_one_local_step():
     plain = optax.GradientTransformationExtraArgs(
         lambda params: optax.EmptyState(), lambda u, s, p=None, *, observe, local_losses, local_steps, **_: (
             [observe("losses", lambda: local_losses), observe("steps", lambda: local_steps)] and u, s
@@ -336,22 +342,22 @@ def test_one_gradient_is_told_as_one_local_step():
 
 
 def test_half_precision_loses_no_step():
-    """300 is no bfloat16, and a sum of ones stops at 256 there."""
+    """In bfloat16 300 does not exist, and a sum of ones stops at 256."""
 
     def loss_fn(params, model_state, batch, key):
         one = jnp.ones((), jnp.bfloat16)
         return 0 * jnp.sum(params) + one, (model_state, {"one": one})
 
     problem = Problem(loss_fn, jnp.zeros(2, jnp.bfloat16), lambda worker, step: step)
-    result = run(LocalSteps(SGD, (301, 300)), problem, gemjax.Trace([0, 1]), tx=told(2), diagnostics=TOLD)
-    np.testing.assert_array_equal(result.history["told_local_steps"], [301, 300])
+    result = run(LocalSteps(SGD, (301, 300)), problem, gemjax.Trace([0, 1]), tx=receiving(2), diagnostics=RECEIVED)
+    np.testing.assert_array_equal(result.history["received_local_steps"], [301, 300])
     for name in ("loss", "one"):
         assert result.history[name].dtype == jnp.bfloat16
         np.testing.assert_array_equal(result.history[name].astype(float), [1, 1])
 
 
-def test_the_local_optimizer_is_told_each_steps_loss():
-    """By which it may be steered: here every update is the loss."""
+def test_the_local_optimizer_receives_each_steps_loss():
+    """A local optimizer may depend on it; here every update is the loss."""
 
     def update_fn(updates, state, params=None, *, value, anchors, **_):
         assert anchors == ()
@@ -362,8 +368,8 @@ def test_the_local_optimizer_is_told_each_steps_loss():
     np.testing.assert_array_equal(result.params, np.full(2, (0 + 1 + 2) + (100 + 101 + 102) + (103 + 104 + 105)))
 
 
-def test_an_optimizer_that_begins_with_infinities_is_welcome():
-    """Its best loss is infinite until it has seen enough of them; a commit that moved nothing to infinity is applied."""
+def test_an_optimizer_may_begin_with_infinities():
+    """Its best loss is infinite until it has received enough losses; a commit that made nothing infinite is applied."""
     tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, accumulation_size=5))
     result = run(LocalSteps(tx, 2))
     assert result.history["applied"].all()
@@ -372,8 +378,8 @@ def test_an_optimizer_that_begins_with_infinities_is_welcome():
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_a_local_optimizer_that_is_not_finite_any_more_is_put_back(bad):
-    """Though the displacement is fine: it would not stay so."""
+def test_a_local_optimizer_that_is_not_finite_is_restored(bad):
+    """Its displacement is finite, but the next one would not be."""
 
     def update_fn(updates, state, params=None, **_):
         return updates, jnp.where(params[0] < -2.5, bad, state)
@@ -404,7 +410,7 @@ def test_anchors_pull_in_turn_after_the_step():
 
 
 @pytest.mark.parametrize(("strength", "expected"), [(0.0, -0.5), (1.0, 4.0), (0.5, 1.75)])
-def test_the_strength_is_how_far(strength, expected):
+def test_the_strength_is_the_fraction_of_the_distance(strength, expected):
     tree = lambda x: {"a": jnp.full((2, 1), x, jnp.bfloat16), "b": jnp.float32(x)}
     found = pulled(strength, params=tree(0.5), update=tree(-1.0), anchors=(tree(4.0),))
     assert_same_bits(found, tree(expected))
@@ -412,7 +418,7 @@ def test_the_strength_is_how_far(strength, expected):
 
 @pytest.mark.parametrize("strength", [-0.1, 1.1, float("nan")])
 @pytest.mark.parametrize("before", [(), (0.5,)])
-def test_a_strength_that_cannot_be_is_refused(strength, before):
+def test_an_impossible_strength_is_refused(strength, before):
     with pytest.raises(ValueError, match=r"a strength must be in \[0, 1\], got"):
         gemjax.pull_to_anchors(*before, strength)
 
@@ -442,17 +448,17 @@ def test_a_method_without_anchors_is_refused_when_it_runs():
 
 
 def test_anchors_are_those_of_the_last_pull():
-    """Worker 1 leads at 5 from its first commit on; worker 0 is drawn there only after it pulled again."""
+    """Worker 1 leads at 5 from its first commit on; worker 0 is pulled there only after its next pull."""
     targets = jnp.array([[1.0], [5.0]])
     problem = Problem(lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2), jnp.zeros(1),
                       lambda worker, step: targets[worker])  # fmt: skip
     tx = optax.chain(optax.sgd(1.0), gemjax.pull_to_anchors(0.5))  # To the target, then halfway to the leader.
     trace = gemjax.Trace([1, 1, 0, 0])
     result = run(LocalSteps(tx), problem, trace, tx=gemjax.lsgd(num_workers=2, strength=0.0, window=1, anchors=True))
-    board = optax.tree.get(result.opt_state, "positions")
+    positions = optax.tree.get(result.opt_state, "positions")
     # Worker 1: to 5, halfway to 0 is 2.5; then to 5, halfway to itself is 3.75. Its losses: 12.5, 3.125.
     # Worker 0: at the anchor 0 from the start: to 1, halfway is 0.5, its loss 0.5: it leads; then its anchor is itself.
-    np.testing.assert_allclose(board.rows, [[0.75], [3.75]])
+    np.testing.assert_allclose(positions.rows, [[0.75], [3.75]])
 
 
 # --- Compiled programs
@@ -471,6 +477,6 @@ def test_equal_local_steps_find_the_compiled_program():
     run(LocalSteps(sgd, np.array([3, 2, 1, 3])), problem, tx=tx)
     assert loops.compiled.cache_info().misses == misses
     assert len(traced) == before > 0
-    for _ in range(2):  # Others compile, but once.
+    for _ in range(2):  # Other ones compile, once.
         run(LocalSteps(sgd, [1, 3, 3, 2]), problem, tx=tx)
     assert loops.compiled.cache_info().misses == misses + 1

@@ -19,8 +19,8 @@ PARAMS = {"a": jnp.zeros(2), "b": jnp.ones((1, 1))}
 @pytest.mark.parametrize(
     "inner", [optax.trace(0.9), optax.scale_by_adam(), optax.adagrad(0.1)], ids=["trace", "adam", "adagrad"]
 )
-def test_is_one_optimizer_a_worker(inner):
-    """Like a separate instance for each: moments, bias corrections and all."""
+def test_it_is_one_optimizer_per_worker(inner):
+    """It equals a separate instance per worker, with its own moments and bias corrections."""
     tx = gemjax.per_worker(inner, num_workers=3)
     state, separate = tx.init(PARAMS), [inner.init(PARAMS)] * 3
     update, update_alone = jax.jit(tx.update), jax.jit(inner.update)
@@ -34,7 +34,7 @@ def test_is_one_optimizer_a_worker(inner):
         )
 
 
-def test_inside_asynchronous_it_learns_the_number_of_workers():
+def test_asynchronous_supplies_the_number_of_workers():
     members = gemjax.per_worker(optax.trace(0.9)), optax.scale_by_learning_rate(0.1)
     inside = gemjax.asynchronous(optax.chain(*members), num_workers=3)
     by_itself = optax.chain(gemjax.per_worker(optax.trace(0.9), num_workers=3), members[1])

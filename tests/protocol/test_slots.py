@@ -6,11 +6,11 @@ import pytest
 
 import gemjax
 from gemjax.protocol import slots
-from gemjax.protocol.slots import Slots
+from gemjax.protocol.slots import SharedRows, Slots
 
 
 def a_store():
-    """A state with shared leaves around two per-worker nodes, for three workers."""
+    """Return a state with shared leaves around two per-worker nodes, for three workers."""
     state = {"count": jnp.int32(7), "m": Slots({"x": jnp.zeros((2, 2))}), "n": (Slots(jnp.int32(1)), jnp.ones(2))}
     return slots.stack(state, 3)
 
@@ -29,12 +29,10 @@ def test_stack_gives_every_worker_a_copy_and_leaves_the_rest():
     assert store["n"][1].shape == (2,)
 
 
-def test_stack_leaves_what_is_stacked_already():
+def test_stack_leaves_stacked_nodes():
     store = a_store()
     equal(slots.stack(store, 3), store)
-    with pytest.raises(
-        ValueError, match="a state for 3 workers stands inside one for 4; give both the same num_workers"
-    ):
+    with pytest.raises(ValueError, match="a state for 3 workers is inside one for 4; give both the same num_workers"):
         slots.stack(store, 4)
 
 
@@ -58,7 +56,7 @@ def test_take_and_put_round_trip(worker):
     np.testing.assert_array_equal(slots.take(store, worker)["m"].value["x"], store["m"].value["x"][worker])
 
 
-def test_put_into_what_is_checked_out_is_the_new_one():
+def test_put_into_a_checked_out_tree_is_the_new_one():
     mine = slots.take(a_store(), 1)
     other = jax.tree.map(lambda x: x + 1, mine)
     equal(slots.put(mine, other, 1), other)
@@ -73,7 +71,7 @@ def test_split_and_join_round_trip():
 
 
 def test_a_join_builds_the_same_structure_of_other_nodes():
-    """As a compiled loop does it: slots of one worker beside the stacks."""
+    """A compiled loop joins slots of one worker beside the stacks."""
     store = a_store()
     stacks, join, shared = slots.split(store)
     mine = slots.take(stacks, 2)
@@ -89,7 +87,7 @@ def test_a_store_reads_by_worker():
     np.testing.assert_array_equal(store[0], [0, 1])
     with pytest.raises(ValueError, match="worker=3 is out of range: this state is kept for 3 workers, 0 … 2"):
         store[3]
-    with pytest.raises(TypeError, match=r"hold the slot of one worker already; read `\.value`"):
+    with pytest.raises(TypeError, match=r"hold one worker's slot; read `\.value`"):
         slots.take(store, 0)[0]
 
 
@@ -114,7 +112,11 @@ def test_nodes_are_pytrees_with_names_and_a_repr():
 @pytest.mark.parametrize(
     ("worker", "error", "message"),
     [
-        (None, ValueError, "worker= is missing: this state is kept for 3 workers, so say which one pulls or commits"),
+        (
+            None,
+            ValueError,
+            "worker= is missing: this state is kept for 3 workers, so give the worker that pulls or commits",
+        ),
         (3, ValueError, "worker=3 is out of range: this state is kept for 3 workers, 0 … 2"),
         (-1, ValueError, "worker=-1 is out of range"),
         (1.0, TypeError, "worker must be one integer, got 1.0"),
@@ -162,6 +164,96 @@ def test_any_integer_is_a_worker(worker):
 def test_like_puts_the_holes_of_masked():
     whole = {"a": jnp.ones(1), "b": {"c": jnp.ones(2)}}
     masked = {"a": optax.MaskedNode(), "b": {"c": jnp.zeros(2)}}
-    found = slots.like(whole, masked)
+    found = slots.match_mask(whole, masked)
     assert isinstance(found["a"], optax.MaskedNode)
     np.testing.assert_array_equal(found["b"]["c"], whole["b"]["c"])
+
+
+# --- Shared rows -----------------------------------------------------------------------------------------------------
+
+PARAMS = {"w": jnp.array([[1.0, 2.0]]), "b": jnp.array(3.0)}
+
+
+def filled(num_workers=3):
+    """Return rows of which row i is i times the parameters."""
+    shared = SharedRows.of(PARAMS, num_workers)
+    for worker in range(num_workers):
+        shared = shared.write(worker, jax.tree.map(lambda p, i=worker: i * p, PARAMS))
+    return shared
+
+
+def assert_rows(shared, factors):
+    for name, p in PARAMS.items():
+        np.testing.assert_array_equal(shared.rows[name], np.stack([factor * p for factor in factors]))
+
+
+def test_at_first_every_row_is_the_parameters():
+    shared = SharedRows.of(PARAMS, 4)
+    assert shared.rows["w"].shape == (4, 1, 2)
+    assert shared.rows["b"].shape == (4,)
+    assert_rows(shared, [1, 1, 1, 1])
+
+
+def test_a_worker_writes_its_own_row_alone():
+    shared = filled().write(1, jax.tree.map(lambda p: 9 * p, PARAMS))
+    assert_rows(shared, [0, 9, 2])
+    for worker, factor in enumerate([0, 9, 2]):
+        row = shared.read(worker)
+        jax.tree.map(lambda r, p, f=factor: np.testing.assert_array_equal(r, f * p), row, PARAMS)
+
+
+def test_rows_that_are_not_enabled_are_not_written():
+    """Nothing is written even if the new row is not finite."""
+    bad, no, yes = jax.tree.map(lambda p: p * jnp.nan, PARAMS), jnp.array(False), jnp.array(True)
+    assert_rows(slots.enable_writes(filled(), no).write(1, bad), [0, 1, 2])
+    assert_rows(slots.enable_writes(filled(), yes).write(0, PARAMS), [1, 1, 2])
+    for first, second in ((yes, no), (no, yes)):
+        assert_rows(slots.enable_writes(slots.enable_writes(filled(), first), second).write(1, bad), [0, 1, 2])
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_select_keeps_the_rows_and_removes_the_flag(applied):
+    """Shared rows need no choice, because a commit that is not applied writes none."""
+    old = {"rows": filled(), "count": jnp.int32(1)}
+    new = slots.enable_writes(old, jnp.array(applied))
+    new = {"rows": new["rows"].write(1, jax.tree.map(lambda p: 9 * p, PARAMS)), "count": jnp.int32(2)}
+    found = slots.select(jnp.array(applied), new, old)
+    assert jax.tree.structure(found) == jax.tree.structure(old)
+    assert_rows(found["rows"], [0, 9 if applied else 1, 2])
+    assert int(found["count"]) == 1 + applied
+    assert int(new["rows"].written(jnp.int32(5), jnp.int32(4))) == 4 + applied
+    assert int(found["rows"].written(5, 4)) == 5
+
+
+@pytest.mark.parametrize("worker", [3, 100])
+def test_beyond_the_last_row_nothing_is_written(worker):
+    assert_rows(filled().write(worker, PARAMS), [0, 1, 2])
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_the_worker_and_the_outcome_may_be_traced(applied):
+    @jax.jit
+    def write_and_read(shared, worker, applied):
+        shared = slots.enable_writes(shared, applied).write(worker, jax.tree.map(lambda p: 7 * p, PARAMS))
+        return shared, shared.read(worker)
+
+    for worker in range(3):
+        factors = [0, 1, 2]
+        factors[worker] = 7 if applied else worker
+        shared, row = write_and_read(filled(), jnp.int32(worker), jnp.array(applied))
+        assert_rows(shared, factors)
+        np.testing.assert_array_equal(row["w"], factors[worker] * PARAMS["w"])
+    assert write_and_read._cache_size() == 1
+
+
+def test_every_leaf_keeps_its_dtype(x64):
+    params = {"half": jnp.ones(2, jnp.bfloat16), "single": jnp.float32(1.0), "double": jnp.ones(1), "n": jnp.int32(2)}
+    shared = SharedRows.of(params, 2).write(1, params)
+    for tree in (shared.rows, shared.read(1)):
+        assert jax.tree.map(lambda x: x.dtype, tree) == jax.tree.map(lambda x: x.dtype, params)
+
+
+def test_earlier_rows_are_not_changed():
+    shared = filled()
+    shared.write(1, PARAMS)
+    assert_rows(shared, [0, 1, 2])

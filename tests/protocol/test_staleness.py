@@ -9,22 +9,21 @@ import pytest
 import gemjax
 from gemjax.engines.devices.hardware.compat import enable_x64
 from gemjax.protocol import slots
-from gemjax.protocol.hooks import ReadsStaleParams
+from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import is_asynchronous, num_workers_of, recorded_view
-from gemjax.protocol.views import where_present
 
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([[3.0, 0.5, -1.0]])}
 ORDER = (0, 2, 2, 1, 0, 1)
 
 
 class Fixed(NamedTuple):
-    """Has the worker compute at one point for ever."""
+    """Node that makes the worker compute at one point forever."""
 
     params: Any
 
-    def shift_view(self, view):
-        return where_present(lambda own, _: own, self.params, view)
+    def on_pull(self, params, view, moved):
+        return self, where_present(lambda own, _: own, self.params, view), ()
 
 
 def gradients(view, t):
@@ -32,7 +31,7 @@ def gradients(view, t):
 
 
 def run(tx, order=ORDER, params=PARAMS, state=None, compiled=False):
-    """Commits and pulls in order; the parameters, the state and the update of every commit."""
+    """Commit and pull in order; return the parameters, the state and the update of every commit."""
     state = tx.init(params) if state is None else state
     update = jax.jit(tx.update) if compiled else tx.update
     views, made = dict.fromkeys(order, params), []
@@ -50,7 +49,7 @@ def equal(found, expected, rtol=0.0):
 
 
 def spy(seen, reads=False, view=None):
-    """A member that notes what it is told."""
+    """Return a member that records its arguments."""
 
     def init_fn(params):
         return (ReadsStaleParams() if reads else (), () if view is None else Slots(Fixed(view)))
@@ -62,7 +61,7 @@ def spy(seen, reads=False, view=None):
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-# --- What is kept, and what members are told -------------------------------------------------------------------------
+# --- State and arguments of members -------------------------------------------------------------------------
 
 
 def test_the_clock_counts_commits_and_pulls_are_dated():
@@ -80,24 +79,28 @@ def test_the_clock_counts_commits_and_pulls_are_dated():
     assert state.clock.dtype == state.pulled_at.value.dtype == jnp.int32
 
 
-def test_members_are_told_worker_staleness_and_stale_params():
+def test_members_receive_worker_staleness_and_stale_params():
     seen = []
     tx = gemjax.asynchronous(optax.chain(optax.clip(1.0), spy(seen, reads=True)), num_workers=3)
     params, state = {"x": jnp.zeros(2)}, None
     state, views, pulled_at = tx.init(params), [params] * 3, [0] * 3
     for t, worker in enumerate(ORDER):
         _, state = tx.update(params, state, params, worker=worker, value=t)
-        told = seen[-1]
-        assert (int(told["worker"]), int(told["staleness"]), told["value"]) == (worker, t - pulled_at[worker], t)
-        assert told["staleness"].dtype == jnp.int32
-        equal(told["stale_params"], views[worker])
+        received = seen[-1]
+        assert (int(received["worker"]), int(received["staleness"]), received["value"]) == (
+            worker,
+            t - pulled_at[worker],
+            t,
+        )
+        assert received["staleness"].dtype == jnp.int32
+        equal(received["stale_params"], views[worker])
         params = {"x": params["x"] + 1.0}
         views[worker], state = gemjax.pull(state, params, worker=worker)
         pulled_at[worker] = t + 1
-    assert {int(told["staleness"]) for told in seen} >= {0, 1, 3}
+    assert {int(received["staleness"]) for received in seen} >= {0, 1, 3}
 
 
-def test_what_is_pulled_twice_counts_from_the_last_time():
+def test_of_two_pulls_the_last_one_counts():
     tx = gemjax.gem(0.1, num_workers=2)
     state = tx.init(PARAMS)
     later = jax.tree.map(lambda p: p + 1.0, PARAMS)
@@ -116,7 +119,7 @@ def test_what_is_pulled_twice_counts_from_the_last_time():
         (optax.sgd(0.1), False),
         (gemjax.scale_by_staleness(), False),
         (gemjax.per_worker(optax.trace(0.9)), False),
-        (gemjax.match_energy(reading="code"), False),  # Keeps a point of its own.
+        (gemjax.match_energy(reading="code"), False),  # It keeps a position of its own.
         (gemjax.match_energy(), True),
         (optax.chain(optax.clip(1.0), optax.chain(gemjax.match_energy())), True),
         (optax.masked(gemjax.match_energy(), {"a": True, "b": False}), True),
@@ -181,7 +184,7 @@ def test_pull_finds_the_state_in_every_wrapper(wrapper, reading):
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_parts_of_the_parameters_may_have_methods_of_their_own(reading):
-    """Both methods are elementwise, so each part goes as it would alone."""
+    """Both methods are elementwise, so each part moves as it would alone."""
     methods = {
         "gem": gemjax.gem(0.1, num_workers=3, reading=reading),
         "sgd": gemjax.multi_asgd(0.1, 0.5, num_workers=3),
@@ -196,7 +199,7 @@ def test_parts_of_the_parameters_may_have_methods_of_their_own(reading):
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_masked_outside_and_inside(reading):
-    """What is masked gets its gradient through, as in optax, and the rest goes as it would alone."""
+    """A masked part receives its gradient unchanged, as in optax, and the rest moves as it would alone."""
     mask = {"a": True, "b": False}
     outside = optax.masked(gemjax.gem(0.1, num_workers=3, reading=reading), mask)
     energy = gemjax.match_energy(reading=reading)
@@ -231,9 +234,7 @@ def test_a_wrapper_inside_a_wrapper_changes_nothing(reading):
 
 
 def test_wrappers_for_different_numbers_of_workers():
-    with pytest.raises(
-        ValueError, match="a state for 4 workers stands inside one for 3; give both the same num_workers"
-    ):
+    with pytest.raises(ValueError, match="a state for 4 workers is inside one for 3; give both the same num_workers"):
         gemjax.asynchronous(gemjax.gem(0.1, num_workers=4), num_workers=3).init(PARAMS)
     side_by_side = optax.chain(gemjax.asgd(1.0, 4), gemjax.asgd(1.0, 3))
     with pytest.raises(ValueError, match=r"different numbers of workers: \[3, 4\]"):
@@ -268,7 +269,7 @@ def test_num_workers_as_a_static_argument_of_inject_hyperparams():
 
 def test_num_workers_as_an_injected_number_works_until_it_is_traced():
     injected = optax.inject_hyperparams(gemjax.gem)(0.1, num_workers=3)
-    found, _, _ = run(injected)  # Known when `init` is called, and the shape of the state says it afterwards.
+    found, _, _ = run(injected)  # `init` receives the number; later it is in the shape of the state.
     equal(found, run(gemjax.gem(0.1, num_workers=3))[0], rtol=1e-5)
     with pytest.raises(
         TypeError, match=r"it cannot be traced; under optax.inject_hyperparams pass static_args=\('num_workers',\)"
@@ -293,7 +294,7 @@ def commit_and_pull(tx, params, state, t, worker, view):
 
 
 @pytest.mark.parametrize("reading", ["equations", "algorithm"])
-def test_scan_gives_what_the_loop_gives(reading):
+def test_scan_equals_the_loop(reading):
     tx = gemjax.gem(0.1, num_workers=3, reading=reading)
 
     def body(carry, inputs):
@@ -357,7 +358,7 @@ def test_dtypes_are_kept(dtype):
             view, after = gemjax.pull(after, optax.apply_updates(params, updates), worker=1)
             return state, after, updates, view
 
-        state, after, updates, view = jax.eval_shape(once, params)  # Tracing decides it.
+        state, after, updates, view = jax.eval_shape(once, params)  # Tracing suffices.
         assert updates == view == params
         assert jax.tree.leaves(after) == jax.tree.leaves(state)
 
@@ -390,7 +391,7 @@ def test_a_slot_that_an_engine_checked_out_gives_the_same_bits(tx):
     equal(state, expected_state)
 
 
-def test_what_an_engine_reads_from_a_slot():
+def test_an_engine_reads_staleness_and_view_from_a_slot():
     tx = optax.chain(gemjax.gem(0.1, num_workers=3))
     params, state, _ = run(tx)
     mine = slots.take(state, 2)  # Pulled at 3 of 6 commits.
@@ -429,7 +430,7 @@ def test_without_worker_nothing_is_stale():
         _, state = tx.update(PARAMS, state, params)
         assert int(seen[-1]["staleness"]) == 0
         equal(seen[-1]["stale_params"], params)
-    # What was pulled since the last commit is what the gradient was computed at, wherever the parameters are now.
+    # After a pull since the last commit, the gradient counts as computed at the view, wherever the parameters are now.
     _, state = gemjax.pull(state, PARAMS)
     _, state = tx.update(PARAMS, state, later)
     equal(seen[-1]["stale_params"], PARAMS)
@@ -445,7 +446,7 @@ def test_a_worker_that_is_named_is_stale_until_it_pulls():
         equal(seen[-1]["stale_params"], PARAMS)
 
 
-# --- Refused at the door ---------------------------------------------------------------------------------------------
+# --- Arguments that are refused ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, -1, 2.0, "3", None])
@@ -487,7 +488,7 @@ def test_a_bad_gradient_of_a_single_array_is_at_the_root():
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_missing_params_are_asked_for(reading):
+def test_missing_params_are_an_error(reading):
     tx = gemjax.gem(0.1, num_workers=2, reading=reading)
     with pytest.raises(
         (ValueError, TypeError), match=r"call update\(grads, state, params\)|without params=.* be given params"
@@ -495,14 +496,14 @@ def test_missing_params_are_asked_for(reading):
         tx.update(PARAMS, tx.init(PARAMS), worker=0)
 
 
-def test_params_may_be_missing_where_nobody_reads_them():
+def test_params_may_be_missing_where_no_member_reads_them():
     tx = gemjax.dynsgd(0.1, num_workers=2)
     updates, _ = tx.update(PARAMS, tx.init(PARAMS), worker=0)
     equal(updates, jax.tree.map(lambda p: -0.1 * p, PARAMS), rtol=1e-6)
 
 
 @pytest.mark.parametrize("atom", [gemjax.match_energy, gemjax.scale_by_staleness], ids=lambda atom: atom.__name__)
-def test_an_atom_outside_the_wrapper_says_where_it_belongs(atom):
+def test_an_atom_outside_the_wrapper_is_an_error_with_advice(atom):
     message = rf"{atom.__name__} was called without staleness=.*gemjax.asynchronous\(optax.chain\(…, {atom.__name__}"
     for tx in (atom(), optax.chain(optax.sgd(0.1), atom())):
         with pytest.raises(TypeError, match=message):
@@ -511,11 +512,11 @@ def test_an_atom_outside_the_wrapper_says_where_it_belongs(atom):
 
 @pytest.mark.parametrize("reading", ["code", "algorithm"])
 def test_a_pull_without_a_commit_forgets_the_point_set_aside(reading):
-    """After a rejected gradient the worker computes at the central variable, and measures from there, once that has moved."""
+    """After a rejected gradient the worker computes at, and measures from, the central variable, once that has moved."""
     tx = gemjax.gem(0.1, num_workers=2, reading=reading)
     state, later = tx.init(PARAMS), jax.tree.map(lambda p: p + 1.0, PARAMS)
     _, state = tx.update(PARAMS, state, later, worker=0)  # Sets `later` aside.
-    for _ in range(2):  # Nobody has committed between the two: a trace has one of them.
+    for _ in range(2):  # Without a commit in between, a trace records one of the two.
         view, state = gemjax.pull(state, PARAMS, worker=0)
         equal(view, later if reading == "algorithm" else PARAMS)
         equal(state.inner_state[1].stale_point[0].params, later)

@@ -1,4 +1,4 @@
-"""Traces: what they refuse, what they derive, and how they survive a disk."""
+"""Traces: checks, derived columns, saving and loading."""
 
 import io
 import pickle
@@ -13,7 +13,7 @@ import gemjax
 
 
 def history(*, with_late_pulls=True):
-    """Traces as a run makes them: any order of workers, lost steps, and workers that pull again before they commit."""
+    """Traces as of runs: any order of workers, lost steps, and workers that pull again before they commit."""
 
     @st.composite
     def draw_trace(draw):
@@ -25,7 +25,9 @@ def history(*, with_late_pulls=True):
             pulled[worker] = clock + 1
             step[worker] += 1
             for other in range(num_workers) if with_late_pulls else ():
-                if draw(st.integers(0, 5)) == 0:  # Retried or rejected: pulls again now, perhaps with the next step.
+                if (
+                    draw(st.integers(0, 5)) == 0
+                ):  # A retried or rejected worker pulls again now, possibly with the next step.
                     pulled[other] = clock + 1
                     step[other] += draw(st.integers(0, 2))
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
@@ -73,7 +75,7 @@ def test_an_empty_trace_is_a_trace():
         ({"worker": [0, 1, 0], "step": [1, 0, 0]}, r"row 2 .* step 0 of a worker whose last step was 1"),
         ({"worker": [0], "step": [-1]}, r"row 0 .* step -1 of a worker whose last step was -1"),
         ({"worker": [0, 1, 0], "draw": [2, 0, 1]}, r"row 2 .* draw 1 of a worker whose last draw was 2"),
-        ({"worker": [0, 1, 0], "draw": [0, 3, 3]}, r"row 2 .* draw 3 is another row's already"),
+        ({"worker": [0, 1, 0], "draw": [0, 3, 3]}, r"row 2 .* draw 3 is used by an earlier row"),
         ({"worker": [0, 1], "draw": [0]}, r"equally long, got \{.*'draw': 1.*\}"),
         ({"worker": [0, 1], "time": [2.0, 1.0]}, r"row 1 .* time 1.0 is not finite, or earlier .* \(2.0\)"),
         ({"worker": [0, 1], "time": [0.0, np.nan]}, r"row 1 .* time nan is not finite"),
@@ -87,7 +89,7 @@ def test_an_empty_trace_is_a_trace():
         ({"worker": [0, 2**32]}, r"worker must .*int32"),
     ],
 )
-def test_what_cannot_have_happened_is_refused(columns, message):
+def test_impossible_traces_are_refused(columns, message):
     with pytest.raises(ValueError, match=message):
         gemjax.Trace(**columns)
 
@@ -97,7 +99,7 @@ def test_lost_steps_and_equal_times_are_no_error():
     np.testing.assert_array_equal(trace.step, [3, 7])
 
 
-def test_the_next_batch_is_drawn_by_whoever_has_committed():
+def test_a_worker_draws_the_next_batch_after_its_commit():
     trace = gemjax.Trace(worker=[1, 1, 0, 1, 2], pulled_at=[0, 1, 1, 2, 4], num_workers=4)
     np.testing.assert_array_equal(trace.draw, [1, 4, 0, 5, 2])  # Late pulls draw nothing; worker 3 still has batch 3.
     np.testing.assert_array_equal(trace.first(3).draw, trace.draw[:3])
@@ -106,7 +108,7 @@ def test_the_next_batch_is_drawn_by_whoever_has_committed():
 
 
 def test_recorded_draws_are_kept():
-    """A gradient that was rejected has drawn, but has no row."""
+    """A rejected gradient has a draw, but no row."""
     trace = gemjax.Trace(worker=[0, 1, 0], draw=[0, 1, 3])
     np.testing.assert_array_equal(trace.draw, [0, 1, 3])
     assert trace != gemjax.Trace(worker=[0, 1, 0])
@@ -132,7 +134,7 @@ def test_first_is_the_beginning():
 def test_a_late_pull_is_an_arrival_without_a_commit():
     trace = gemjax.Trace(worker=[0, 1, 0, 1], pulled_at=[0, 1, 1, 3], step=[0, 2, 1, 4])
     events = trace.events()
-    # Worker 1 pulls again at clock 1 (step 2 is the one it then computes) and at clock 3.
+    # Worker 1 pulls again at clock 1 (and then computes step 2) and at clock 3.
     np.testing.assert_array_equal(events.worker, [0, 1, 1, 0, 1, 1])
     np.testing.assert_array_equal(events.commits, [True, False, True, True, False, True])
     np.testing.assert_array_equal(events.step, [0, 2, 2, 1, 4, 4])
@@ -142,7 +144,7 @@ def test_a_late_pull_is_an_arrival_without_a_commit():
 @settings(max_examples=60, deadline=None)
 @given(history())
 def test_events_execute_to_the_staleness_of_the_trace(trace):
-    """Executing the arrivals one by one (commit, then pull) finds the clocks that the trace claims."""
+    """Executing the arrivals one by one (commit, then pull) reproduces the clocks of the trace."""
     clock, pulled = 0, [0] * trace.num_workers
     rows = []
     for worker, step, commits, row, _ in zip(*trace.events(), strict=True):
@@ -189,7 +191,7 @@ def test_a_broken_row_is_refused(trace, data):
 
 @settings(max_examples=20, deadline=None)
 @given(trace=history())
-def test_what_was_saved_is_loaded(tmp_path_factory, trace):
+def test_a_saved_trace_is_loaded(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("trace") / "run.trace"
     trace.save(path)
     assert gemjax.Trace.load(path) == trace
@@ -242,7 +244,7 @@ def test_a_file_without_draws_has_those_of_the_order(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"draw": np.array([0, 1, 1])}, "draw 1 is another row's already"),
+        ({"draw": np.array([0, 1, 1])}, "draw 1 is used by an earlier row"),
         ({"pulled_at": np.array([0, 0, 0])}, "repeats a commit"),
         ({"num_workers": np.array(1)}, "worker 1 is not in range"),
         ({"step": np.array([0.0, 0.0, 1.0])}, "vector of integers"),
@@ -260,7 +262,7 @@ def test_a_tampered_file_is_refused(tmp_path, columns, message):
 
 
 class Payload:
-    """Would leave a mark if it were unpickled."""
+    """Object that sets a flag if it is unpickled."""
 
     loaded = False
 

@@ -1,4 +1,4 @@
-"""The event log: plain JSON lines that survive a crash and give the trace back."""
+"""Event logs: plain JSON lines that survive a crash and contain the trace."""
 
 import json
 
@@ -28,7 +28,7 @@ def write_commits(log, trace, rows):
 
 
 def with_a_step_used_up(trace, row):
-    """As if what the worker of this row sent had been rejected first."""
+    """Return the events of a row whose worker had a gradient rejected first."""
     later = (trace.worker == trace.worker[row]) & (np.arange(len(trace)) >= row)
     columns = {name: getattr(trace, name) for name in ("worker", "pulled_at", "time", "draw")}
     return gemjax.Trace(**columns, step=trace.step + later, num_workers=trace.num_workers)
@@ -63,7 +63,7 @@ def test_events_are_lines_of_json(tmp_path):
 @pytest.mark.parametrize(
     "value", [float("nan"), np.float32("inf"), np.float64("-inf"), np.zeros((), jnp.bfloat16)[()] * np.nan]
 )
-def test_what_is_not_finite_is_null(tmp_path, value):
+def test_values_that_are_not_finite_are_null(tmp_path, value):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("reject", 0.0, worker=0, step=0, pulled_at=0, staleness=0, loss=value)
     assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
@@ -76,7 +76,7 @@ def test_small_and_large_numbers_keep_their_digits(tmp_path, value):
     np.testing.assert_allclose(next(eventlog.read(tmp_path / "log.jsonl"))["loss"], value, rtol=1e-6)
 
 
-def test_what_was_flushed_can_be_read_while_the_log_is_open(tmp_path):
+def test_flushed_events_can_be_read_while_the_log_is_open(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("start", 0.0)
         log.flush()
@@ -101,8 +101,8 @@ def test_a_continued_log_is_one_log(tmp_path, trace):
     assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
 
 
-def test_a_run_continued_from_an_earlier_commit_supersedes_what_came_after_it(tmp_path, trace):
-    """A checkpoint is older than the crash: the commits between them happened, and are made again."""
+def test_a_run_continued_from_an_earlier_commit_replaces_later_ones(tmp_path, trace):
+    """The commits between a checkpoint and a crash are made again."""
     for start, end in [(0, 9), (5, 12)]:
         with EventLog(tmp_path / "log.jsonl") as log:
             log.write("start", trace.time[start - 1] if start else 0.0, num_workers=3, commits=start)
@@ -164,7 +164,7 @@ def test_a_log_cut_short_by_a_crash_can_be_continued(tmp_path):
         ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":3,"staleness":0}', "commit 3 by its pulled_at"),
     ],
 )
-def test_a_line_that_is_no_event_is_named_and_told_what_is_wrong(tmp_path, line, wrong):
+def test_a_line_that_is_not_an_event_is_named_with_the_reason(tmp_path, line, wrong):
     path = tmp_path / "log.jsonl"
     path.write_text('{"event":"start","time":0.0,"num_workers":2,"commits":0}\n' + line + "\n")
     with pytest.raises(ValueError, match=rf"log\.jsonl, line 2: not an event of a gemjax log: .*{wrong}"):
@@ -180,7 +180,7 @@ def test_a_foreign_file_is_refused(tmp_path, content):
 
 @pytest.fixture(scope="module")
 def real_log(tmp_path_factory):
-    """Of a run on devices with a fault; the bytes."""
+    """Bytes of the log of a run on devices with a fault."""
     path = tmp_path_factory.mktemp("run") / "log.jsonl"
     failing = iter([True])
 
@@ -203,7 +203,7 @@ def real_log(tmp_path_factory):
     return path.read_bytes()
 
 
-def test_a_run_writes_what_can_be_read(tmp_path, real_log):
+def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
     (tmp_path / "log.jsonl").write_bytes(real_log)
     events = list(eventlog.read(tmp_path / "log.jsonl"))
     assert len(events) == real_log.count(b"\n")
@@ -215,7 +215,7 @@ def test_a_run_writes_what_can_be_read(tmp_path, real_log):
 
 @pytest.fixture(scope="module")
 def mixed_log(tmp_path_factory):
-    """Of a run with a fault, rejected gradients and a drop, broken off and gone on with from an earlier commit; its lines."""
+    """Lines of the log of a run with a fault, rejects and a drop, interrupted and continued from an earlier commit."""
     path = tmp_path_factory.mktemp("mixed") / "log.jsonl"
     tx = gemjax.ringmaster(0.1, threshold=2, num_workers=3)
     problem = testing.quadratic()
@@ -230,14 +230,14 @@ def mixed_log(tmp_path_factory):
     return lines
 
 
-def test_a_run_that_was_broken_off_and_gone_on_with_can_be_read(mixed_log, tmp_path):
+def test_the_log_of_a_continued_run_can_be_read(mixed_log, tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"".join(mixed_log))
     assert len(list(eventlog.read(path))) == len(mixed_log)
     assert len(eventlog.trace_of(path, 3)) == 18
 
 
-def test_a_name_that_a_terminal_would_obey_is_shown_as_text(tmp_path):
+def test_control_sequences_in_a_name_are_escaped(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"event":"start","time":0,"\\u001b]0;owned\\u0007":"x"}\n')
     with pytest.raises(ValueError, match="owned") as refused:
         list(eventlog.read(tmp_path / "log.jsonl"))
@@ -269,18 +269,18 @@ def test_a_lost_repeated_or_moved_commit_is_found(tmp_path, real_log):
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
 @hypothesis.given(data=st.data())
 def test_a_damaged_log_is_read_as_events_or_refused_by_name(real_log, tmp_path_factory, data):
-    """Whatever bytes are overwritten, cut out or put in: events with the fields they need, or one ValueError."""
+    """After any change of bytes, reading returns events with the fields they need, or raises one ValueError."""
     at = data.draw(st.integers(0, len(real_log)))
     gone = data.draw(st.integers(0, 40))
     path = tmp_path_factory.getbasetemp() / "damaged.jsonl"
     path.write_bytes(real_log[:at] + data.draw(st.binary(max_size=8)) + real_log[at + gone :])
     try:
         workers = {event["worker"] for event in eventlog.read(path) if event["event"] == "commit"}
-        said = ""
+        message = ""
     except ValueError as error:
-        workers, said = set(), str(error)
+        workers, message = set(), str(error)
     assert workers <= {0, 1}
-    assert not said or "damaged.jsonl, line " in said
+    assert not message or "damaged.jsonl, line " in message
 
 
 def test_a_trace_of_too_few_workers_is_refused_by_name(tmp_path, trace):
@@ -290,18 +290,18 @@ def test_a_trace_of_too_few_workers_is_refused_by_name(tmp_path, trace):
         eventlog.trace_of(tmp_path / "log.jsonl", num_workers=2)
 
 
-def test_every_event_that_is_documented_can_be_read(tmp_path):
-    """In an order in which they can happen: three steps of a worker, of which each ends in its own way."""
+def test_every_documented_event_can_be_read(tmp_path):
+    """In a possible order: three steps of a worker with different outcomes."""
     steps = {"commit": 0, "drop": 1, "reject": 2}
     with EventLog(tmp_path / "log.jsonl") as log:
         for event in eventlog.EVENTS:
             fields = dict.fromkeys(eventlog.NEEDED.get(event, ()), 0)
             if event in steps:
-                who = {"worker": 0, "step": steps[event]}
-                if event != "commit":  # The first of each is written by the loop.
-                    log.write("dispatch", 0.0, **who)
-                    log.write("ready", 0.0, **who)
-                fields |= who | {"pulled_at": 0, "staleness": int(event != "commit")}
+                fields_of_worker = {"worker": 0, "step": steps[event]}
+                if event != "commit":  # The loop writes the first of each.
+                    log.write("dispatch", 0.0, **fields_of_worker)
+                    log.write("ready", 0.0, **fields_of_worker)
+                fields |= fields_of_worker | {"pulled_at": 0, "staleness": int(event != "commit")}
             log.write(event, 0.0, **fields)
     found = list(dict.fromkeys(event["event"] for event in eventlog.read(tmp_path / "log.jsonl")))
     assert tuple(found) == eventlog.EVENTS

@@ -1,4 +1,4 @@
-"""The order of events in a log: what does not follow from the lines before is refused."""
+"""The order of events in a log: a line that is inconsistent with those before is refused."""
 
 import pytest
 from cycles import cycle, start
@@ -8,7 +8,7 @@ from gemjax.telemetry.eventlog import EventLog
 
 
 def cycles_that_follow():
-    """A log of two workers in which something follows from every line but the last three, a start in the midst of it."""
+    """Return a log of two workers with a restart, in which later lines depend on every line but the last three."""
     return [
         start(2),
         *cycle(0, 0, 0.0, 0.0, 1.0, 1.0, 0, 0),
@@ -24,7 +24,7 @@ def cycles_that_follow():
     ]  # fmt: skip
 
 
-def test_any_line_that_is_missing_or_repeated_before_the_end_is_found(tmp_path):
+def test_a_missing_or_repeated_line_before_the_end_is_found(tmp_path):
     path = tmp_path / "log.jsonl"
     with EventLog(path) as log:
         for event in cycles_that_follow():
@@ -33,7 +33,7 @@ def test_any_line_that_is_missing_or_repeated_before_the_end_is_found(tmp_path):
     assert len(list(eventlog.read(path))) == len(lines)
     whole = {number for number, line in enumerate(lines) if '"start"' not in line and '"fault"' not in line}
     changed = {f"line {number + 1} again": lines[: number + 1] + lines[number:] for number in whole}
-    # A worker may fail before it is sent off; a commit that is made again need not have been made before.
+    # A worker may fail before its dispatch, and a commit made again may be missing in the log before.
     changed |= {f"no line {n + 1}": lines[:n] + lines[n + 1 :] for n in range(len(lines) - 1) if n not in (4, 17)}
     for name, content in changed.items():
         path.write_text("".join(content))
@@ -47,20 +47,20 @@ def test_any_line_that_is_missing_or_repeated_before_the_end_is_found(tmp_path):
         (0, {"num_workers": 3}, "names 2 devices for 3 workers"),
         (0, {"num_workers": 0}, "num_workers is 0"),
         (0, {"num_workers": 2**31 - 1, "devices": []}, "num_workers is 2147483647, expected 1 to"),
-        (18, {"num_workers": 3, "devices": ["a", "b", "c"]}, "goes on with 3 workers, but it had 2"),
-        (18, {"commits": 4}, "goes on after 4 commits, but 3 came before"),
+        (18, {"num_workers": 3, "devices": ["a", "b", "c"]}, "continues with 3 workers, but it had 2"),
+        (18, {"commits": 4}, "continues after 4 commits, but 3 came before"),
         (18, {"time": 1.0}, "its last commit was made at 2.0"),
-        (2, {"began": 1.5}, "times run backwards"),
+        (2, {"began": 1.5}, "times decrease"),
         (3, {"time": 0.5}, "ready at 1.0, arrived at 0.5"),
-        (3, {"ready": True}, "does not tell its times of ready"),
+        (3, {"ready": True}, "does not have times of ready"),
         (3, {"time": 1e303}, "time is 1e\\+303, expected a time"),
-        (9, {"time": 1.0}, "earlier than 1.6, when worker 1 was last heard of"),
-        (14, {"step": 2}, "was not sent off with step 2"),
+        (9, {"time": 1.0}, "earlier than 1.6, the last event of worker 1"),
+        (14, {"step": 2}, "was not dispatched with step 2"),
         (14, {"time": 1.65}, "earlier than 1.7 before it|arrived at 1.65"),
         (19, {"time": 1.0}, "earlier than 2.0"),
     ],
 )
-def test_an_event_that_does_not_follow_is_told(tmp_path, number, change, wrong):
+def test_an_inconsistent_event_is_refused(tmp_path, number, change, wrong):
     path = tmp_path / "log.jsonl"
     with EventLog(path) as log:
         for row, event in enumerate(cycles_that_follow()):
@@ -69,7 +69,7 @@ def test_an_event_that_does_not_follow_is_told(tmp_path, number, change, wrong):
         list(eventlog.read(path))
 
 
-def test_draws_of_a_worker_rise(tmp_path):
+def test_draws_of_a_worker_increase(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         for step, draw in enumerate((0, 2, 2)):
             log.write("commit", 1.0, worker=0, step=step, draw=draw, pulled_at=step, staleness=0)

@@ -1,4 +1,4 @@
-"""The timeline in the Trace Event Format: what its viewers demand of it."""
+"""The timeline in the Trace Event Format, as required by viewers."""
 
 import json
 
@@ -19,6 +19,13 @@ EVENTS = [
     {"event": "join", "time": 34.75, "worker": 1},
     {"event": "pause", "time": 35.0, "seconds": 0.5},
 ]
+
+
+def test_a_gradient_of_a_cluster_shows_its_time_on_the_network():
+    events = cycle(0, 0, 0.0, 0.25, 1.0, 1.5, 0, 0)
+    events[-1]["network"] = 0.125
+    (gradient,) = (event for event in gemjax.chrome_trace(events)["traceEvents"] if event["name"] == "gradient")
+    assert gradient["args"]["network"] == 0.125
 
 
 @pytest.fixture
@@ -92,15 +99,18 @@ def test_counters_follow_commits(events):
 
 def test_tracks_are_named_after_worker_and_device(events):
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert names == {0: "centre (gpu:3)", 1: "worker 0 (gpu:0)", 2: "worker 1 (gpu:1)", 3: "worker 2 (gpu:2)"}
+    assert names == {0: "central variable (gpu:3)", 1: "worker 0 (gpu:0)", 2: "worker 1 (gpu:1)", 3: "worker 2 (gpu:2)"}
     nameless = gemjax.chrome_trace([event for event in EVENTS if event["event"] != "start"])["traceEvents"]
-    assert {event["args"]["name"] for event in nameless if event["name"] == "thread_name"} >= {"centre", "worker 0"}
+    assert {event["args"]["name"] for event in nameless if event["name"] == "thread_name"} >= {
+        "central variable",
+        "worker 0",
+    }
 
 
 def test_a_run_without_commits_is_an_empty_timeline():
     assert all(event["ph"] == "M" for event in gemjax.chrome_trace([start(2)])["traceEvents"])
 
 
-def test_as_text_it_is_the_same():
+def test_the_text_is_the_same_as_the_object():
     run = gemjax.timeline(EVENTS)
     assert json.loads("".join(chrome_trace_text(run))) == gemjax.chrome_trace(run)

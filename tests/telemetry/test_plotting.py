@@ -1,4 +1,4 @@
-"""The picture of a run: it shows what the history says, and is readable in a column."""
+"""The figure of a run, which shows the history and is readable at the width of a column."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ N = 3
 
 
 def history(commits=200, **columns):
-    """A run of three workers, the last of which never commits; the loss falls."""
+    """Return the history of three workers, the last of which never commits; the loss falls."""
     row = np.arange(commits)
     return {
         "worker": row % 3 % 2,
@@ -29,7 +29,7 @@ def history(commits=200, **columns):
 
 
 def drawn(figure):
-    """Draws it, and finds all texts that are seen."""
+    """Draw a figure and return its visible texts."""
     figure.canvas.draw()
     texts = figure.findobj(matplotlib.text.Text)
     return [text for text in texts if text.get_visible() and text.get_text()]
@@ -58,7 +58,7 @@ def test_the_curves_are_those_of_the_history():
     assert {text.get_text() for text in commits.texts} == {"most: worker 0, 800", "fewest: worker 2, 0", "others"}
 
 
-def test_what_was_not_applied_is_marked_and_in_no_curve():
+def test_commits_that_were_not_applied_are_marked_and_in_no_curve():
     one = history(100)
     one["applied"][[3, 50, 60]] = False
     one["dropped"][50] = True
@@ -82,7 +82,7 @@ def test_no_label_covers_a_curve_of_the_loss(slope):
         assert not any(text.get_window_extent().contains(*point) for point in curve)
 
 
-def test_seconds_are_named_and_a_continued_history_begins_where_it_does():
+def test_the_axis_names_seconds_and_begins_with_a_continued_history():
     one = history(time=100.0 + np.arange(200.0), dispatched=np.arange(200.0))
     axes = plotting.plot_run(one, N).axes[-1]
     assert axes.get_xlabel() == "time (s)"
@@ -96,7 +96,7 @@ def test_without_commits_there_is_nothing_to_draw(empty):
         plotting.plot_run(empty, N)
 
 
-def test_many_workers_and_commits_stay_a_small_picture(tmp_path):
+def test_many_workers_and_commits_make_a_small_figure(tmp_path):
     many = history(50_000, worker=np.arange(50_000) % 1000)
     figure = plotting.plot_run(many, 1000)
     assert len(figure.axes[2].lines) <= plotting.WORKERS + 2
@@ -111,14 +111,14 @@ def test_a_notebook_shows_it():
 
 
 @pytest.mark.slow
-def test_the_library_does_without_matplotlib():
+def test_the_library_works_without_matplotlib():
     code = (
         "import gemjax, sys; assert 'matplotlib' not in sys.modules and 'gemjax.telemetry.plotting' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_a_missing_matplotlib_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "gemjax.telemetry.plotting")
     monkeypatch.delattr(gemjax, "plotting", raising=False)

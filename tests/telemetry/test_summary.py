@@ -1,4 +1,4 @@
-"""The figures of a run, against what was put into its log."""
+"""Statistics of a run, against the contents of its log."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from cycles import cycle, free, lock_step, start, turns
 import gemjax
 
 
-def test_the_account_of_time_is_that_of_the_log():
+def test_times_are_those_of_the_log():
     events = [
         start(2),
         *cycle(0, 0, dispatch=0.0, began=1.0, ready=4.0, time=5.0, pulled_at=0, staleness=0),
@@ -36,7 +36,7 @@ def test_utilisation_begins_with_the_first_dispatch_of_a_worker():
     np.testing.assert_allclose(gemjax.summarise(events).utilisation, [1.0, 0.5])
 
 
-def test_what_happened_is_counted():
+def test_events_are_counted():
     events = [
         *free(3, rounds=4),
         *cycle(0, 98, 90.0, 90.0, 91.0, 91.0, 12, 0, kind="drop"),
@@ -50,7 +50,7 @@ def test_what_happened_is_counted():
     assert found == (12, 1, 1, 1, 1)
 
 
-def test_a_worker_that_never_came_has_no_share_and_no_time():
+def test_a_worker_without_commits_has_no_share_and_no_time():
     summary = gemjax.summarise([start(3), *free(2, rounds=4)[1:]], num_workers=3)
     assert summary.share[2] == summary.utilisation[2] == summary.commit_wait[2] == 0.0
 

@@ -1,4 +1,4 @@
-"""Cycles of workers out of logs and histories."""
+"""Cycles of workers from logs and histories."""
 
 import tracemalloc
 
@@ -31,7 +31,7 @@ def test_a_log_becomes_cycles():
     assert run.only("commit")["worker"].tolist() == [1]
 
 
-def test_without_times_of_dispatch_a_worker_goes_on_where_it_stopped():
+def test_without_times_of_dispatch_a_worker_begins_when_its_last_cycle_ended():
     commits = [event for event in free(2, rounds=3) if event["event"] == "commit"]
     run = gemjax.timeline(commits)
     assert not run.measured
@@ -54,7 +54,7 @@ def test_commits_made_again_after_a_crash_replace_the_first_ones():
         np.testing.assert_array_equal(again.cycles[name], column, err_msg=name)
 
 
-def test_what_came_after_the_last_commit_of_an_interrupted_run_ends_where_it_goes_on():
+def test_times_after_the_last_commit_of_an_interrupted_run_end_where_it_continues():
     events = [
         start(2),
         *cycle(0, 0, dispatch=0.0, began=0.0, ready=1.0, time=1.0, pulled_at=0, staleness=0),
@@ -70,7 +70,7 @@ def test_what_came_after_the_last_commit_of_an_interrupted_run_ends_where_it_goe
     assert run.incidents[0]["seconds"] == 0.25
 
 
-def test_a_history_is_as_good_as_a_log(tmp_path):
+def test_a_history_gives_the_same_timeline_as_a_log(tmp_path):
     with gemjax.EventLog(tmp_path / "log.jsonl") as log:
         result = gemjax.run_on_devices(
             gemjax.gem(0.05, num_workers=2), lambda params, batch: ((params - batch) ** 2).sum(), np.zeros(2, np.float32),
@@ -93,7 +93,7 @@ def test_a_history_is_as_good_as_a_log(tmp_path):
         ({"time": 0.1}, "worker 0, step 7: time is earlier than ready"),
     ],
 )
-def test_times_that_run_backwards_are_refused(changes, wrong):
+def test_decreasing_times_are_refused(changes, wrong):
     fields = {"dispatch": 0.0, "began": 0.0, "ready": 0.5, "time": 0.6, "pulled_at": 0, "staleness": 0} | changes
     with pytest.raises(ValueError, match=wrong):
         gemjax.timeline(cycle(0, 7, **fields))
@@ -141,8 +141,8 @@ def test_times_that_no_timeline_can_show_are_refused():
         gemjax.timeline(cycle(0, 0, 0.0, 0.0, 0.5, 1e300, 0, 0))
 
 
-def test_a_long_run_takes_some_bytes_a_cycle_and_number():
-    """Read as a stream: neither the events nor rows of them are kept."""
+def test_a_long_run_takes_eight_bytes_per_number():
+    """Events are read as a stream and not kept."""
 
     def events(commits):
         for commit in range(commits):
@@ -153,4 +153,4 @@ def test_a_long_run_takes_some_bytes_a_cycle_and_number():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(run.cycles["time"]) == 20_000
-    assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and some room.
+    assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and a margin.

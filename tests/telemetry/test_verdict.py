@@ -34,7 +34,7 @@ def test_free_workers_are_truly_asynchronous():
     ],
     ids=["barrier", "round", "turns", "one device", "one worker"],
 )
-def test_what_makes_a_run_not_asynchronous_is_named_first(events, reason, advice):
+def test_decisive_findings_come_first(events, reason, advice):
     verdict = judge(events)
     assert verdict.asynchronous == "no"
     assert verdict.headline == f"Not asynchronous: {reason}."
@@ -44,17 +44,17 @@ def test_what_makes_a_run_not_asynchronous_is_named_first(events, reason, advice
 @pytest.mark.parametrize(
     ("events", "reason", "advice"),
     [
-        (free(wait=1.0), "workers waited for the centre", "the centre is the bottleneck"),
+        (free(wait=1.0), "workers waited for the central variable", "the central variable is the bottleneck"),
         (
             free(view=1.0, central="gpu:0"),
-            "workers waited for the centre",
+            "workers waited for the central variable",
             "a hidden barrier: give it a device of its own",
         ),
         (free(8, speeds=[1] * 7 + [0.01]), "some workers hardly took part", "look at the faults"),
     ],
     ids=["queue", "colocated", "straggler"],
 )
-def test_what_limits_an_asynchronous_run_is_a_reservation(events, reason, advice):
+def test_other_findings_are_reservations(events, reason, advice):
     verdict = judge(events)
     assert verdict.asynchronous == "partly"
     assert verdict.headline == f"Asynchronous with reservations: {reason}."
@@ -62,34 +62,34 @@ def test_what_limits_an_asynchronous_run_is_a_reservation(events, reason, advice
     assert any(advice in line for line in verdict.advice)
 
 
-def test_work_thrown_away_is_a_reservation():
+def test_discarded_work_is_a_reservation():
     events = free()
     for number, event in enumerate(events):
         if event["event"] == "commit" and number % 2:
             event["event"] = "drop"
     verdict = judge(events)
-    assert "much of the work was thrown away" in verdict.headline
+    assert "much of the work was discarded" in verdict.headline
     assert any("60 of 120 commits were dropped" in text for text in failed(verdict))
 
 
-def test_the_numbers_are_in_the_words():
+def test_the_text_has_the_numbers():
     text = str(judge(free(wait=1.0)))
     assert "waits 1 s for its commit and its next view" in text
     assert "Staleness: median 3" in text
-    assert "To do: the centre is the bottleneck" in text
+    assert "To do: the central variable is the bottleneck" in text
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "headline"),
     [
         ([start(1), *cycle(0, 0, 0, 0, 1, 1, 0, 0)], "One worker alone"),
-        (free(rounds=2), "Too short to tell: 8 commits of 4 workers; 12 are needed."),
+        (free(rounds=2), "Too short to judge: 8 commits of 4 workers; 12 are needed."),
     ],
 )
-def test_where_nothing_can_be_told_nothing_is_claimed(events, said):
+def test_short_and_sequential_runs_are_not_judged(events, headline):
     verdict = judge(events)
     assert verdict.asynchronous == "unknown"
-    assert verdict.headline.startswith(said)
+    assert verdict.headline.startswith(headline)
 
 
 def test_simulated_runs_are_judged_by_their_trace():

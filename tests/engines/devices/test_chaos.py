@@ -1,4 +1,4 @@
-"""Long runs full of faults: nothing is lost, nothing is made twice, nothing piles up."""
+"""Long runs with many faults: no commit is lost or made twice, and no memory accumulates."""
 
 import collections
 import random
@@ -18,7 +18,7 @@ N, COMMITS = 6, 10_000
 
 
 def chaos(rng, commits):
-    """A fault of a random kind every 50 commits or so; two workers are never given up, or nobody might be left for a while."""
+    """Make a fault of a random kind about every 50 commits; two workers are never retired, so that some worker remains."""
     faults, hanging = Faults(), []
     for index in range(commits // 50):
         worker, step = rng.randrange(N), index * 50 // N + rng.randrange(8)
@@ -38,20 +38,18 @@ def chaos(rng, commits):
 
 
 class Ledger:
-    """What became of every gradient that a worker was sent off for: it arrived, failed, was given up, or is still computed."""
+    """The outcome of every dispatched gradient: committed, failed, given up or in flight."""
 
     def __init__(self):
-        self.open = [
-            [] for _ in range(N)
-        ]  # Steps, in order; all but the last have arrived, but their reports are to come.
-        self.given_up = collections.Counter()  # They may come late, and once each.
+        self.open = [[] for _ in range(N)]  # Steps in order; all but the last are committed, but not reported yet.
+        self.given_up = collections.Counter()  # Gradients that may arrive late, once each.
         self.last, self.clock = [-1] * N, 0
 
     def take(self, event):
         kind, worker, step = event["event"], event.get("worker"), event.get("step")
         mine = [] if worker is None else self.open[worker]
         if kind == "dispatch":
-            assert step not in mine, "sent off again, though nothing came of it the first time"
+            assert step not in mine, "dispatched again without an outcome of the first time"
             assert step == self.last[worker] + 1 + len(mine)
             mine.append(step)
         elif kind in ("commit", "reject", "drop"):
@@ -70,17 +68,17 @@ class Ledger:
 
 
 def check_log(path, result, commits=COMMITS):
-    """The invariants of a log: every gradient was sent for, and used once, or there is a reason why not."""
+    """Check that every gradient of a log was dispatched, and used once or lost for a logged reason."""
     ledger = Ledger()
     for event in gemjax.eventlog.read(path):
         ledger.take(event)
-    assert max(map(len, ledger.open)) <= 1  # At the end a worker computes or not; all else was told.
+    assert max(map(len, ledger.open)) <= 1  # At the end a worker computes or not; everything else is logged.
     assert ledger.clock == commits
     assert gemjax.eventlog.trace_of(path, N) == result.trace
 
 
 class Rows(Sequence):
-    """A source of which each row has to be read by itself."""
+    """A source whose rows are read one by one."""
 
     def __len__(self):
         return 64
@@ -95,7 +93,7 @@ def plain():
 
 
 def dropping():
-    """Stale gradients are refused, everybody makes two local steps, and their batches are one stream read from a source."""
+    """Return a problem with two local steps per commit, a method that drops, and one stream of batches from a source."""
     loss_fn, params, *_ = quadratic()
     mean_loss = lambda params, batch: loss_fn(params, batch.mean(0))
     batches = gemjax.FromSource(Rows(), gemjax.Stream(np.arange(64), 4, seed=1))
@@ -125,7 +123,7 @@ def test_thousands_of_commits_with_a_fault_every_fifty(case, tmp_path):
             if ("hang", *at) in faults.injected and now > since.setdefault(at, now) + 2 * policy.deadline:
                 hanging.remove(at)
                 faults.let_go(*at)
-        for worker in range(N):  # Whoever was given up, or has left, comes back.
+        for worker in range(N):  # Retired and absent workers return.
             members.join(worker)
         if progress.commits % 500 < 100:
             members.leave(2 + progress.commits // 100 % 4)
@@ -146,18 +144,18 @@ def test_thousands_of_commits_with_a_fault_every_fifty(case, tmp_path):
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-3)
     arrays, kilobytes = np.array(held[len(held) // 5 :]).T
     assert arrays.max() - arrays.min() <= 10 * N
-    assert kilobytes[-1] - kilobytes[0] < 4_000 + commits  # Of the history: some hundred bytes a commit.
+    assert kilobytes[-1] - kilobytes[0] < 4_000 + commits  # The history: some hundred bytes per commit.
 
 
 @pytest.mark.parametrize("lost", ["commit", "fault", "hang"])
-def test_the_ledger_misses_what_was_lost(lost):
-    """Of a gradient that vanishes, only its worker's next dispatch is in the log."""
+def test_the_ledger_finds_a_lost_gradient(lost):
+    """Check that a gradient without an outcome is noticed at the next dispatch of its worker."""
     ledger = Ledger()
-    who = {"worker": 0, "step": 0}
-    ledger.take({"event": "dispatch"} | who)
-    ledger.take({"event": lost, "pulled_at": 0, "staleness": 0} | who)
+    cycle = {"worker": 0, "step": 0}
+    ledger.take({"event": "dispatch"} | cycle)
+    ledger.take({"event": lost, "pulled_at": 0, "staleness": 0} | cycle)
     ledger.take({"event": "dispatch", "worker": 0, "step": int(lost == "commit")})
     vanished = Ledger()
-    vanished.take({"event": "dispatch"} | who)
+    vanished.take({"event": "dispatch"} | cycle)
     with pytest.raises(AssertionError):
-        vanished.take({"event": "dispatch"} | who)
+        vanished.take({"event": "dispatch"} | cycle)

@@ -1,4 +1,4 @@
-"""The device engine: what really happened is recorded, and nobody waits for a worker that is slow, hung or broken."""
+"""The device engine: runs are recorded, and no worker waits for one that is slow, hung or broken."""
 
 import collections
 import threading
@@ -30,7 +30,7 @@ def replay(result, problem=QUADRATIC, tx=GEM, **options):
 
 
 def assert_consistent(result, num_commits, num_workers=4):
-    """The history and the trace tell the same story, and it could have happened (a Trace checks itself)."""
+    """Check that the history and the trace agree (a Trace checks itself)."""
     history, applied = result.history, result.history["applied"]
     assert len(result.trace) == num_commits == applied.sum()
     assert result.trace.num_workers == num_workers
@@ -86,8 +86,8 @@ def test_one_worker_is_never_stale():
     ],
 )
 @pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
-def test_every_home_of_the_central_variable(central, vector):
-    """One vector packs into itself: a view that aliased the central variable would die when a commit donates that."""
+def test_every_place_of_the_central_variable(central, vector):
+    """Packing one vector copies nothing; a view that aliased the central variable would be deleted when a commit donates it."""
     problem = QUADRATIC
     if vector:
         problem = Problem(lambda params, batch: QUADRATIC.loss_fn({"x": params}, batch), jnp.ones(4), QUADRATIC.batches)
@@ -98,7 +98,7 @@ def test_every_home_of_the_central_variable(central, vector):
     assert_close(jax.device_get(result.params), jax.device_get(replay(result, problem, ASGD).params), rtol=1e-5)
 
 
-def test_a_centre_among_the_workers_is_warned_of():
+def test_a_central_variable_on_a_workers_device_is_warned_of():
     with pytest.warns(gemjax.RunWarning, match=r"shares its device with worker 0: .* hidden barrier"):
         run(placement=gemjax.place(4, "colocated"))
 
@@ -125,12 +125,12 @@ def test_plain_optax_optimizers_are_wrapped():
 
 
 def heavy(trips):
-    """The quadratic, but worker w's gradient does ``trips[w]`` matrix products on the side."""
+    """Return the quadratic with ``trips[w]`` additional matrix products in the gradient of worker w."""
     matrix = jnp.asarray(np.random.default_rng(0).normal(0, 0.1, (64, 64)), jnp.float32)
 
     def loss_fn(params, batch):
-        burnt = jax.lax.fori_loop(0, batch["trips"], lambda _, x: jnp.tanh(x @ matrix), jnp.ones((64, 64)))
-        nothing = jnp.where(jnp.isfinite(burnt.sum()), 0.0, jnp.nan)
+        product = jax.lax.fori_loop(0, batch["trips"], lambda _, x: jnp.tanh(x @ matrix), jnp.ones((64, 64)))
+        nothing = jnp.where(jnp.isfinite(product.sum()), 0.0, jnp.nan)
         return QUADRATIC.loss_fn(params, batch["noise"]) + nothing
 
     def batches(worker, step):
@@ -144,13 +144,13 @@ def test_fast_workers_commit_more_and_slow_ones_still_commit():
     counts = np.bincount(result.trace.worker, minlength=4)
     assert_consistent(result, 150)
     assert counts[3] < counts[:3].min()
-    # First finished, first served: everybody makes progress for as long as the run lasts.
+    # First finished, first served: every worker commits until the end of the run.
     for worker in range(3):
         assert np.flatnonzero(result.trace.worker == worker)[-1] > 75
 
 
 def test_equal_workers_share_the_commits():
-    """None is starved: each of 8 equal workers makes at least a quarter of its share."""
+    """None starves: each of 8 equal workers makes at least a quarter of its share."""
     result = run(heavy([100] * 8), gemjax.asgd(0.02, num_workers=8), num_commits=160, num_workers=8)
     counts = np.bincount(result.trace.worker, minlength=8)
     assert counts.min() >= 5, counts
@@ -159,7 +159,7 @@ def test_equal_workers_share_the_commits():
 # --- Faults
 
 
-def test_a_hung_worker_stops_nobody():
+def test_a_hung_worker_stops_no_other():
     with Faults().hang(worker=2, step=1) as faults:
         result = run(gate=Abreast(4, faults, lost=lambda worker, step: worker == 2 and step == 1))
     assert faults.injected == [("hang", 2, 1)]
@@ -174,7 +174,7 @@ def events(path, *names):
     return [event for event in eventlog.read(path) if event["event"] in names]
 
 
-def test_a_worker_that_raises_tries_its_step_again(tmp_path):
+def test_a_worker_that_raises_repeats_its_step(tmp_path):
     with (
         Faults().fail(0, 0).fail(1, 2, times=2).fail(1, 3, times=2) as faults,
         gemjax.EventLog(tmp_path / "log") as log,
@@ -192,8 +192,8 @@ def test_a_worker_that_raises_tries_its_step_again(tmp_path):
     assert_close(result.params, replay(result).params, rtol=1e-5)
 
 
-def test_a_worker_that_raises_pulls_afresh(x64):
-    """It fails once 20 commits are through, so what it commits then was pulled after them."""
+def test_a_worker_that_raises_pulls_again(x64):
+    """It fails after 20 commits, so that the view of its next commit is newer than these."""
     others_committed, failed = threading.Event(), []
 
     def gate(worker, step):
@@ -236,7 +236,7 @@ def test_when_all_workers_keep_raising_the_run_fails():
 
 
 def test_a_computation_that_raises_is_a_fault_of_its_worker(tmp_path):
-    """Not the test's gate but the gradient itself: the error comes out of the device."""
+    """Here the gradient on the device raises, not the gate of the test."""
     left = [2]
 
     def host(worker, step, x):
@@ -276,8 +276,8 @@ def test_a_commit_that_is_not_finite_does_not_happen(kind, tmp_path):
     assert_close(result.params, replay(result, QUADRATIC).params, rtol=1e-5)
 
 
-def test_the_log_tells_devices_views_and_pauses(tmp_path):
-    """Who computes where; when each worker had its view; how long the callback kept everybody waiting."""
+def test_the_log_has_devices_views_and_pauses(tmp_path):
+    """The device of each worker, the arrival of each view, and the duration of each callback."""
     path = tmp_path / "log"
     with gemjax.EventLog(path) as log:
         result = run(log=log, callback=lambda progress: False, callback_every=20)
@@ -291,7 +291,7 @@ def test_the_log_tells_devices_views_and_pauses(tmp_path):
     np.testing.assert_allclose(began, result.history["began"], atol=1e-6)
 
 
-def test_when_nothing_gets_through_the_run_fails_with_a_story():
+def test_when_all_commits_are_rejected_the_run_fails_with_the_last_ones():
     problem = QUADRATIC._replace(batches=lambda worker, step: jnp.full(4, jnp.nan))
     with pytest.raises(gemjax.RunFailedError, match=r"all rejected .*worker \d step \d+: loss nan.*learning rate"):
         run(problem)
@@ -334,7 +334,7 @@ def test_a_run_is_continued_with_its_state_and_trace():
     assert int(second.opt_state.clock) == 60
     np.testing.assert_array_equal(second.history["pulled_at"], second.trace.pulled_at[25:])
     np.testing.assert_array_equal(second.history["staleness"], second.trace.staleness[25:])
-    for worker in range(4):  # Each goes on with the step it was at.
+    for worker in range(4):  # Each continues with its step.
         steps = second.trace.step[second.trace.worker == worker]
         np.testing.assert_array_equal(steps, np.arange(len(steps)))
     assert_close(second.params, replay(second).params, rtol=1e-5)
@@ -344,7 +344,7 @@ def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
     first = run(num_commits=25)
     seen = []
     second = run(num_commits=60, state=first, callback=lambda progress: seen.append(len(progress.history["loss"])))
-    assert seen == [35]  # A callback is given what is new.
+    assert seen == [35]  # A callback receives the new rows.
     assert second.trace.first(25) == first.trace
     assert list(second.history) == list(first.history)
     for name, column in first.history.items():
@@ -352,10 +352,10 @@ def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
         assert second.history[name].dtype == column.dtype
     np.testing.assert_array_equal(second.history["staleness"], second.trace.staleness)
     np.testing.assert_array_equal(second.history["time"], second.trace.time)
-    assert len(run(num_commits=60, state=second).history["loss"]) == 60  # Nothing is left to be done.
+    assert len(run(num_commits=60, state=second).history["loss"]) == 60  # The run is complete.
 
 
-def test_what_a_continued_run_had_reached_has_the_history_of_both_parts():
+def test_the_result_of_a_failed_continued_run_has_the_history_of_both_parts():
     def fail(progress):
         raise ZeroDivisionError
 
@@ -385,7 +385,7 @@ def test_a_simulated_run_is_continued_on_devices():
 
 
 def test_the_simulator_knows_the_step_of_a_worker_that_pulled_late():
-    """The state that a replay ends in is the one that the run ended in: the next step of each worker too."""
+    """The last state of a replay is that of the run, including the next step of each worker."""
     with Faults().fail(3, 2).fail(0, 0) as faults:
         result = run(num_commits=30, gate=Abreast(4, faults))
     assert len(faults.injected) == 2
@@ -411,7 +411,7 @@ def test_the_callback_may_end_the_run():
 
 
 @pytest.mark.parametrize("callback_every", [1, 7, 40, 1000])
-def test_the_callback_hears_of_every_commit_once(callback_every):
+def test_the_callback_receives_every_commit_once(callback_every):
     rows = []
     with Faults().fail(0, 1).fail(1, 1).fail(2, 3, times=2).fail(3, 2, times=9) as faults:
         result = run(
@@ -422,8 +422,8 @@ def test_the_callback_hears_of_every_commit_once(callback_every):
 
 
 @pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
-def test_what_the_caller_holds_is_not_used_up():
-    """Commits donate what they replace; the caller's arrays may lie on the central device."""
+def test_arrays_of_the_caller_are_not_donated():
+    """Commits donate their input; the caller's arrays may be on the central device."""
     placement = gemjax.place(4, "colocated")
     params = jax.device_put({"x": jnp.ones(4)}, placement.central)
     problem = QUADRATIC._replace(params=params)
@@ -437,7 +437,7 @@ def test_what_the_caller_holds_is_not_used_up():
 # --- Records
 
 
-def test_the_event_log_tells_the_run(tmp_path):
+def test_the_event_log_records_the_run(tmp_path):
     with gemjax.EventLog(tmp_path / "log") as log:
         first = run(num_commits=20, log=log)
     assert eventlog.trace_of(tmp_path / "log", num_workers=4) == first.trace
@@ -501,7 +501,7 @@ def test_trees_of_several_dtypes_cross_devices(x64):
     assert_close(result.params, again.params, rtol=1e-6)
 
 
-# --- The door
+# --- Arguments
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_trees_of_several_dtypes_cross_devices(x64):
         ({"num_commits": -1}, "num_commits must not be negative, got -1"),
     ],
 )
-def test_bad_input_is_refused_at_the_door(options, message):
+def test_bad_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         run(**options)
 

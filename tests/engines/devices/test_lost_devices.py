@@ -1,4 +1,4 @@
-"""What breaks in a run on devices, and what is left of it: devices, sources of data, logs, callbacks."""
+"""Failures of devices, sources of data, logs and callbacks in a run on devices, and the results that remain."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from engines.problems import assert_close, quadratic
 
 import gemjax
 from gemjax.engines.devices.hardware.programs import Programs
-from gemjax.engines.devices.scheduler import Scheduler
+from gemjax.engines.devices.roster import Roster
 from gemjax.testing import Faults
 
 QUADRATIC = quadratic()
@@ -19,7 +19,7 @@ LOCAL = gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), period=2)
 
 
 def check_replay(result, tx=ASGD, local=None):
-    """State, trace and history are of the same commits."""
+    """Check that state, trace and history have the same commits."""
     assert int(result.state.commits) == len(result.trace)
     replay = gemjax.simulate(tx, *QUADRATIC[:3], result.trace, local=local)
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
@@ -33,16 +33,16 @@ def run(num_commits=60, tx=ASGD, **options):
 
 
 def breaking(monkeypatch, name, breaks):
-    """Has the program ``name`` raise for a worker where ``breaks(programs, worker, call)`` says so; returns when it did."""
+    """Let the program ``name`` raise where ``breaks(programs, worker, call)`` is true; return the list of such calls."""
     works, raised = getattr(Programs, name), []
 
-    def perhaps(self, worker, *args, **options):
+    def sometimes(self, worker, *args, **options):
         if hasattr(self, "_views") and self.steps[worker] > 0 and breaks(self, worker, len(raised)):
             raised.append((worker, self.steps[worker]))
             raise OSError("the device is lost")
         return works(self, worker, *args, **options)
 
-    monkeypatch.setattr(Programs, name, perhaps)
+    monkeypatch.setattr(Programs, name, sometimes)
     return raised
 
 
@@ -53,7 +53,7 @@ def kinds(path):
 @pytest.mark.parametrize(("tx", "local"), [(ASGD, None), (DOWNPOUR, LOCAL)], ids=["gradients", "local steps"])
 @pytest.mark.parametrize("name", ["send", "_settled"])
 def test_a_view_that_cannot_be_sent_once_is_sent_again(name, tx, local, monkeypatch, tmp_path):
-    """Its commit is made and known; what its local optimizer has to know of it comes with the next attempt."""
+    """Its commit is made and recorded; its local optimizer receives the outcome with the next attempt."""
     raised = breaking(monkeypatch, name, lambda programs, worker, call: worker == 1 and call < 2)
     with gemjax.EventLog(tmp_path / "log") as log:
         result = run(tx=tx, local=local, log=log)
@@ -64,7 +64,7 @@ def test_a_view_that_cannot_be_sent_once_is_sent_again(name, tx, local, monkeypa
 
 @pytest.mark.parametrize("policy", [gemjax.Policy(), gemjax.Policy(max_staleness=2), gemjax.Policy(quorum=3)])
 def test_a_worker_whose_device_is_lost_is_retired(policy, monkeypatch, tmp_path):
-    """Nothing can be computed there or sent there any more; the others go on."""
+    """Its device computes and receives nothing any more; the other workers continue."""
     broken = lambda programs, worker, call: worker == 1 and programs.steps[1] >= 3
     breaking(monkeypatch, "compute", broken)
     breaking(monkeypatch, "send", broken)
@@ -74,22 +74,22 @@ def test_a_worker_whose_device_is_lost_is_retired(policy, monkeypatch, tmp_path)
     assert kinds(tmp_path / "log").count("retire") == 1
 
 
-def test_a_lost_device_is_found_out_when_its_worker_joins(monkeypatch):
+def test_a_lost_device_is_found_when_its_worker_joins(monkeypatch):
     members = gemjax.Members(N, absent=[1])
     pull_again = Programs.pull_again
 
-    def perhaps(self, worker):
+    def sometimes(self, worker):
         if worker == 1:
             raise OSError("the device is lost")
         pull_again(self, worker)
 
-    monkeypatch.setattr(Programs, "pull_again", perhaps)
+    monkeypatch.setattr(Programs, "pull_again", sometimes)
     result = run(members=members, callback=lambda progress: members.join(1), callback_every=20)
     assert set(result.trace.worker) == {0, 2, 3}
 
 
-def test_a_centre_that_fails_ends_the_run(monkeypatch):
-    """What was reached before is there."""
+def test_a_central_variable_that_fails_ends_the_run(monkeypatch):
+    """The result up to the failure remains."""
     breaking(monkeypatch, "run_commit", lambda programs, worker, call: programs.steps[worker] >= 3)
     with pytest.raises(gemjax.RunFailedError, match="failed at a commit of worker") as failure:
         run()
@@ -97,8 +97,8 @@ def test_a_centre_that_fails_ends_the_run(monkeypatch):
     check_replay(failure.value.result)
 
 
-def test_a_state_that_is_not_that_of_the_known_commits_is_not_handed_out(monkeypatch):
-    """Reports from the ninth on are lost, though their commits are made."""
+def test_a_state_that_does_not_match_the_trace_is_withheld(monkeypatch):
+    """Reports from the ninth on are lost, although their commits are made."""
     read, reports = Programs.read, []
 
     def lost(self, report):
@@ -111,10 +111,10 @@ def test_a_state_that_is_not_that_of_the_known_commits_is_not_handed_out(monkeyp
     with pytest.raises(gemjax.RunFailedError, match="lost") as failure:
         run()
     assert failure.value.result is None
-    assert "does not belong to the commits that are known" in failure.value.__notes__[0]
+    assert "does not belong to the known commits" in failure.value.__notes__[0]
 
 
-def test_a_report_that_cannot_be_read_tells_of_the_centre():
+def test_a_report_that_cannot_be_read_names_the_central_devices():
     programs = Programs.__new__(Programs)
     programs.placement = gemjax.place(2)
 
@@ -127,7 +127,7 @@ def test_a_report_that_cannot_be_read_tells_of_the_centre():
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_in_the_callback_leaves_what_was_reached(error):
+def test_an_error_in_the_callback_leaves_a_result(error):
     def callback(progress):
         if progress.commits >= 20:
             raise error("enough")
@@ -138,9 +138,9 @@ def test_an_error_in_the_callback_leaves_what_was_reached(error):
     check_replay(failure.value.result)
 
 
-def test_a_full_disk_leaves_what_was_reached(tmp_path):
+def test_a_full_disk_leaves_a_result(tmp_path):
     class Full:
-        """A log whose disk is full after some events."""
+        """Log on a disk that is full after some events."""
 
         events = 0
 
@@ -158,15 +158,16 @@ def test_a_full_disk_leaves_what_was_reached(tmp_path):
     check_replay(failure.value.result)
 
 
-def test_commits_behind_the_one_that_fails_the_run_are_known(monkeypatch):
-    """A round of a barrier is under way when its second rejection is one too many: behind it are two more, and a commit."""
+def test_commits_behind_the_one_that_fails_the_run_are_recorded(monkeypatch):
+    """The second rejection in a round of a barrier fails the run; two more and an applied commit follow in that round."""
     num_workers, rounds, healthy = 5, 4, 4
     assert 3 * num_workers + 7 == rounds * num_workers + 2
-    commit_together = Scheduler.commit_together
+    instruct = Roster.instruct
 
-    def in_order(self):
-        self.workers.held.sort(key=lambda arrival: arrival.worker)
-        commit_together(self)
+    def in_order(self, now):
+        for worker in sorted(self.ready):
+            self.ready[worker] = self.ready.pop(worker)
+        return instruct(self, now)
 
     def gate(worker, step):
         return None if worker == healthy and step == rounds else poison
@@ -174,7 +175,7 @@ def test_commits_behind_the_one_that_fails_the_run_are_known(monkeypatch):
     def poison(gradient):
         return jax.tree.map(lambda x: x * np.nan if np.issubdtype(x.dtype, np.inexact) else x, gradient)
 
-    monkeypatch.setattr(Scheduler, "commit_together", in_order)
+    monkeypatch.setattr(Roster, "instruct", in_order)
     with pytest.raises(gemjax.RunFailedError, match="all rejected") as failure:
         gemjax.run_on_devices(
             gemjax.asgd(0.05, num_workers), *QUADRATIC[:3], 60, num_workers=num_workers, gate=gate,
@@ -187,7 +188,7 @@ def test_commits_behind_the_one_that_fails_the_run_are_known(monkeypatch):
 
 
 class Source:
-    """Rows, of which some cannot be read, some times."""
+    """Source some of whose reads fail."""
 
     def __init__(self, fails):
         self.fails, self.reads, self.failed = fails, 0, 0
@@ -209,21 +210,21 @@ def read_run(source, **options):
     return gemjax.run_on_devices(ASGD, loss_fn, np.float32(0), batches, 60, num_workers=N, **options)
 
 
-def test_a_read_that_fails_is_tried_again(tmp_path):
+def test_a_read_that_fails_is_repeated(tmp_path):
     with gemjax.EventLog(tmp_path / "log") as log:
         result = read_run(Source(fails=2), log=log)
     assert len(result.trace) == 60
     assert kinds(tmp_path / "log").count("fault") == 2
 
 
-def test_when_nothing_can_be_read_the_run_fails_with_what_it_has():
+def test_when_nothing_can_be_read_the_run_fails_with_its_result():
     with pytest.raises(gemjax.RunFailedError, match=r"4 workers were given up.*stale file handle") as failure:
         read_run(Source(fails=10**6))
     assert 0 < len(failure.value.result.trace) < 60
 
 
-def test_a_run_goes_on_though_a_worker_has_made_its_commits():
-    """Worker 0 has a device of its own, so it is the one that its program is compiled with."""
+def test_a_run_continues_without_a_worker_that_has_no_more_periods():
+    """Worker 0 has a device of its own, so that its program is compiled with its batch."""
     local = gemjax.LocalSteps(optax.sgd(0.02), period=[[2] * 3, [2] * 40, [2] * 40, [2] * 40])
     with Faults() as faults:
         first = run(40, DOWNPOUR, local=local, gate=faults)

@@ -1,4 +1,4 @@
-"""Policies: the bound on staleness holds, and nobody waits for ever."""
+"""Policies: pacing keeps its bound without deadlock, and invalid values are refused."""
 
 import random
 
@@ -10,34 +10,35 @@ from gemjax.engines.devices.policy import Policy
 @pytest.mark.parametrize("num_workers", [1, 2, 5, 16])
 @pytest.mark.parametrize("max_staleness", [0, 1, 3, 8, 40])
 def test_pacing_keeps_the_bound_and_never_stops(num_workers, max_staleness):
-    """Workers finish in any order, very slow ones among them; a plain event loop, as the scheduler has it."""
+    """In a plain event loop workers, some of them very slow, finish in any order."""
     policy, rng = Policy(max_staleness=max_staleness), random.Random(num_workers * 100 + max_staleness)
-    clock, pulled, out, held, waiting, staleness = 0, {}, [], [], list(range(num_workers)), []
+    clock, pulled, in_flight, held, waiting, staleness = 0, {}, [], [], list(range(num_workers)), []
     slow = [rng.choice((1, 1, 1, 50)) for _ in range(num_workers)]
     while len(staleness) < 500:
-        while waiting and policy.admits(len(out) + len(held)):
+        while waiting and policy.admits(len(in_flight) + len(held)):
             worker = waiting.pop(0)
             pulled[worker] = clock
-            out.append(worker)
-        ready = next((w for w in held if policy.may_commit(clock, [pulled[v] for v in out + held if v != w])), None)
+            in_flight.append(worker)
+        others = {w: [pulled[other] for other in in_flight + held if other != w] for w in held}
+        ready = next((w for w in held if policy.may_commit(clock, others[w])), None)
         if ready is not None:
             held.remove(ready)
             staleness.append(clock - pulled[ready])
             clock += 1
             waiting.append(ready)
             continue
-        assert out, "all that is held waits for nobody"
-        finished = min(out, key=lambda worker: rng.random() * slow[worker])
-        out.remove(finished)
+        assert in_flight, "gradients are held, though no worker computes"
+        finished = min(in_flight, key=lambda worker: rng.random() * slow[worker])
+        in_flight.remove(finished)
         held.append(finished)
     assert max(staleness) <= max_staleness
     if 0 < max_staleness < num_workers:
-        assert max(staleness) == max_staleness  # It is used to the full.
+        assert max(staleness) == max_staleness  # The bound is reached.
 
 
-def test_without_a_bound_everyone_may():
+def test_without_a_bound_every_worker_may_commit():
     policy = Policy()
-    assert policy.admits(out=10**6)
+    assert policy.admits(in_flight=10**6)
     assert policy.may_commit(clock=10**6, pulled_at=[0])
 
 
@@ -50,13 +51,13 @@ def test_without_a_bound_everyone_may():
         ({"quorum": True}, "quorum must be an int of at least 1, got True"),
         ({"retries": -1}, "retries must be an int of at least 0"),
         ({"quorum": 2, "grace": -0.1}, "grace must be a number of seconds, not negative"),
-        ({"grace": 1.0}, "grace is the time after a quorum; give quorum, too"),
+        ({"grace": 1.0}, "grace is the time after a quorum; give quorum= as well"),
         ({"deadline": 0.0}, "deadline must be a positive number of seconds"),
         ({"deadline": float("inf")}, "deadline must be a positive number of seconds or None"),
         ({"max_staleness": 3, "quorum": 2}, "max_staleness and quorum both decide"),
     ],
 )
-def test_what_cannot_be_a_policy_is_refused(fields, message):
+def test_values_outside_their_range_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Policy(**fields)
 

@@ -1,4 +1,4 @@
-"""A central variable over several devices, and workers of several devices."""
+"""Central variables and workers on several devices."""
 
 import itertools
 
@@ -44,7 +44,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("method", ["gem", *(pytest.param(name, marks=pytest.mark.slow) for name in list(METHODS)[1:])])
-def test_a_sharded_centre_follows_the_law(method):
+def test_a_sharded_central_variable_follows_the_law(method):
     make, options = METHODS[method]
     devices = jax.devices()
     placement = Placement((devices[0], devices[1], devices[2]), tuple(devices[4:8]))
@@ -56,17 +56,18 @@ def test_a_sharded_centre_follows_the_law(method):
 
 
 def test_each_of_eight_devices_holds_an_eighth():
-    """Of the central variable, of every worker's copy and of every worker's memory, from the first commit to the last."""
+    """Every worker's copy and memory are also sharded, from the first commit to the last."""
     devices = jax.devices()
     placement = Placement((devices[0],) * 4, tuple(devices[1:9]))
     params = {"w": jnp.zeros((1024, 64)), "v": jnp.zeros((5, 5, 8, 16)), "b": jnp.zeros(64), "few": jnp.zeros(10)}
     loss = lambda params, batch: sum(jnp.sum(leaf * batch) for leaf in jax.tree.leaves(params))
-    transition, state = Transition(gemjax.gem(0.1, num_workers=4), loss, 4).init(params)
-    programs = Programs(transition, gemjax.Computed(lambda worker, step: jnp.float32(step)), placement, state)
-    state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves((programs._shared, programs._slots)))
+    transition = Transition(tx=gemjax.gem(0.1, num_workers=4), loss_fn=loss, num_workers=4).bind(params)
+    batches = gemjax.Computed(lambda worker, step: jnp.float32(step))
+    programs = Programs(transition, batches, placement, transition.init(params))
+    state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves((programs.central.shared, programs.central.slots)))
     for round_ in range(3):
         held = dict.fromkeys(devices, 0)
-        for leaf in jax.tree.leaves((programs._shared, programs._slots)):
+        for leaf in jax.tree.leaves((programs.central.shared, programs.central.slots)):
             for shard in leaf.addressable_shards:
                 held[shard.device] += shard.data.nbytes
         assert held[devices[0]] == 0
@@ -81,7 +82,7 @@ def test_each_of_eight_devices_holds_an_eighth():
 
 
 def test_a_run_keeps_no_other_copy_of_what_is_sharded():
-    """Not on the device that JAX takes by default, where the state is made; nor of the parameters that were given."""
+    """Neither the default device, where the state is made, nor the given parameters keep a copy."""
     devices = jax.devices()
     placement = Placement(tuple(devices[:2]) * 8, tuple(devices[2:6]))
     params = {"w": np.ones((512, 64), np.float32)}
@@ -96,7 +97,7 @@ def test_a_run_keeps_no_other_copy_of_what_is_sharded():
         gemjax.gem(0.01, num_workers=16), loss, params, lambda worker, step: jnp.float32(step), 40, placement=placement,
         callback=callback, callback_every=20,
     )  # fmt: skip
-    # Eight views, eight gradients, and as many on their way; the state is 33 copies, of which each central device has a fourth.
+    # Eight views, eight gradients, and as many in transfer; the state is 33 copies, of which each central device has a fourth.
     assert max(most[device] for device in devices[:2]) < 30 * size
     for device in devices[2:6]:
         assert most[device] < (33 / 4 + 4) * size
@@ -132,7 +133,7 @@ def test_unequal_workers_in_one_run():
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_central_devices(tmp_path):
+def test_a_run_continues_with_another_number_of_central_devices(tmp_path):
     devices, tx = jax.devices(), gemjax.gem(0.02, num_workers=3)
     placements = [Placement((devices[0],) * 3, home) for home in (tuple(devices[1:5]), devices[1], tuple(devices[1:9]))]
     state = recorded = None
@@ -146,7 +147,7 @@ def test_a_run_goes_on_with_another_number_of_central_devices(tmp_path):
     assert_close(jax.device_get(state.params), jax.device_get(replay.params), rtol=1e-4)
 
 
-def test_what_is_cut_along_which_axis():
+def test_the_axis_of_each_cut():
     for shape, parts in itertools.product([(), (7,), (8,), (3, 16), (16, 16), (0, 8), (64, 3, 128)], (1, 4, 8)):
         axis = cut_along(shape, parts)
         if parts == 1 or all(size % parts or not size for size in shape):

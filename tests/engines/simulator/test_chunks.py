@@ -1,4 +1,4 @@
-"""Where a run is cut changes no bit of it."""
+"""The cuts of a run change no bit of it."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,17 +34,17 @@ def test_pieces_follow_one_another_and_end_at_the_stops(chunk_size, stops, done)
     behind = int(EVENTS.commits[:done].sum())
     for stop in stops:
         if behind < stop <= len(LATE):
-            assert stop in ended  # And the last arrival of the piece is that commit.
+            assert stop in ended  # The last arrival of the piece is that commit.
 
 
 @given(chunk_size=st.integers(1, 40), stops=st.lists(st.integers(1, len(LATE)), max_size=6), data=st.data())
-def test_a_run_that_is_taken_up_again_goes_on_with_the_pieces_that_were_left(chunk_size, stops, data):
+def test_a_continued_run_has_the_remaining_pieces(chunk_size, stops, data):
     whole = chunks(EVENTS, chunk_size, stops)
     cut = data.draw(st.integers(0, len(whole) - 1))
     assert chunks(EVENTS, chunk_size, stops, done=whole[cut][1]) == whole[cut + 1 :]
 
 
-def test_no_piece_is_a_sliver():
+def test_no_piece_is_tiny():
     sizes = [end - begin for begin, end in chunks(gemjax.Trace([0] * 1010).events(), 100, stops=[505])]
     assert len(sizes) == 12
     assert min(sizes) >= 84
@@ -77,8 +77,8 @@ def test_stops_change_no_bit(options):
     assert_same_bits(cut.history, whole.history)
 
 
-def test_windows_are_cut_alike_when_a_run_is_taken_up_again():
-    """With windows the cuts may show in the last digits; those of a continued run are where they were."""
+def test_a_continued_run_has_the_same_windows():
+    """With windows the cuts may change the last digits, so a continued run keeps them."""
     options = {"window": 4, "chunk_size": 10, "stops": [9]}
     whole = run(**options)
     first = run(**options, callback=lambda progress: progress.commits >= 9)

@@ -1,4 +1,4 @@
-"""The simulator: deterministic to the bit, honest about rejections, equal to the plain loop."""
+"""The simulator: deterministic to the bit, with rejections reported, and equal to a plain loop."""
 
 import ast
 import functools
@@ -41,7 +41,7 @@ LATE = late()
 
 @functools.cache
 def made(make, num_workers):
-    """The same object for the same method, so that a second run of a test compiles nothing."""
+    """Return one object per method, so that a second run of a test compiles nothing."""
     return make(num_workers)
 
 
@@ -81,7 +81,7 @@ def test_equals_the_plain_loop(make, x64):
 
 
 def test_one_worker_is_sequential_training():
-    """Nothing is stale: the loop that every optax user writes."""
+    """Without staleness it is the usual loop with optax."""
     loss_fn, params, batches = QUADRATIC[:3]
     result = run(QUADRATIC, lambda n: optax.sgd(0.1, momentum=0.9), gemjax.arrivals.RoundRobin(1).trace(20))
     tx = optax.sgd(0.1, momentum=0.9)
@@ -143,7 +143,7 @@ def test_another_process_computes_the_same_bits():
 
 
 def digests():
-    """Of whole results, state and history: an MLP with dropout and model state, and with local steps."""
+    """Return digests of state and history for an MLP with dropout, model state and local steps."""
     trace = gemjax.arrivals.Gamma(5, machine_variation=0.3).trace(60, seed=1)
     local = gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 3)
     runs = {
@@ -173,7 +173,7 @@ print(digests())
 
 @pytest.mark.slow
 def test_other_processes_compute_the_same_bits():
-    """In whatever order their sets and hash tables are."""
+    """The order of their sets and hash tables does not matter."""
     tests = Path(__file__).parents[2]
     script = DIGESTS.format(paths=[str(tests), str(tests.parent)])
     others = [
@@ -242,7 +242,7 @@ def test_a_result_of_another_trace_is_not_continued():
 
 
 def test_a_pull_alone_uses_up_no_step():
-    """Between a late pull and its commit the state says which step the worker computes."""
+    """Between a late pull and its commit the state has the step that the worker computes."""
     events = LATE.events()
     pulls = np.flatnonzero(~events.commits)
     assert len(pulls)
@@ -251,7 +251,7 @@ def test_a_pull_alone_uses_up_no_step():
         assert int(state.step[int(events.worker[arrival])]) == events.step[arrival]
 
 
-def test_the_state_given_is_not_used_up():
+def test_the_given_state_is_not_donated():
     first = run(QUADRATIC, gem, LATE, chunk_size=1, callback=stop_after(3))
     again = [run(QUADRATIC, gem, LATE, state=first.state) for _ in range(2)]
     assert_same_bits(again[0].state, again[1].state)
@@ -265,7 +265,17 @@ def test_a_finished_run_continues_with_nothing():
     assert_same_bits(run(QUADRATIC, gem, LATE, state=whole).history, whole.history)
 
 
-def test_params_are_not_used_up():
+def test_a_callback_that_changes_its_history_does_not_change_that_of_the_result():
+    def callback(progress):
+        progress.history["loss"][:] = 0
+        progress.history.clear()
+
+    trace = gemjax.arrivals.RoundRobin(2).trace(8)
+    result = gemjax.simulate(gemjax.asgd(0.1, 2), *testing.quadratic(), trace, callback=callback)
+    assert (result.history["loss"] > 0).all()
+
+
+def test_params_are_not_donated():
     params = {"x": jnp.ones(4)}
     run(QUADRATIC._replace(params=params), gem, LATE)
     np.testing.assert_array_equal(params["x"], np.ones(4))
@@ -308,7 +318,7 @@ def test_a_model_state_that_is_not_finite_is_rejected():
     assert np.isfinite(result.model_state)
 
 
-def test_when_nothing_gets_through_the_run_fails_with_a_story():
+def test_when_all_commits_are_rejected_the_run_fails_with_the_last_ones():
     problem = QUADRATIC._replace(batches=lambda worker, step: jnp.full(4, jnp.nan))
     with pytest.raises(
         gemjax.RunFailedError, match=r"last \d+ commits were all rejected .*worker \d step \d+: loss nan.*learning rate"
@@ -317,7 +327,7 @@ def test_when_nothing_gets_through_the_run_fails_with_a_story():
 
 
 def test_rejections_that_end_do_not_fail_the_run():
-    """One worker is broken for good, the others go on."""
+    """One worker is rejected at every step, and the others continue."""
     trace = gemjax.arrivals.RoundRobin(3).trace(90)
     problem = poisoned(QUADRATIC, [(1, step) for step in range(30)])
     result = run(problem, asgd, trace, chunk_size=10)
@@ -341,14 +351,14 @@ def counting(policy_average):
 
 def test_the_latest_model_state_replaces_the_central_one():
     result = counting(False)
-    # Worker 0: 0 -> 1; worker 1: 0 -> 10; worker 1 at 10 -> 20; worker 0, who holds 1 -> 2.
+    # Worker 0: 0 -> 1; worker 1: 0 -> 10; worker 1 at 10 -> 20; worker 0, which holds 1 -> 2.
     np.testing.assert_array_equal(result.history["seen"], [0, 0, 10, 1])
     assert float(result.model_state) == 2
 
 
 def test_the_averaged_model_state_moves_by_one_nth():
     result = counting(True)
-    # 0 -> 0.5; worker 1 sends 10: 0.5 -> 5.25; sends 15.25: -> 10.25; worker 0, who holds 0.5, sends 1.5: -> 5.875.
+    # 0 -> 0.5; worker 1 sends 10: 0.5 -> 5.25; sends 15.25: -> 10.25; worker 0, which holds 0.5, sends 1.5: -> 5.875.
     np.testing.assert_array_equal(result.history["seen"], [0, 0, 5.25, 0.5])
     assert float(result.model_state) == 5.875
 
@@ -368,8 +378,8 @@ def test_keys_depend_on_seed_worker_and_step_alone():
 # --- Diagnostics
 
 
-def test_diagnostics_are_what_they_say():
-    """Against the formulas, one commit at a time."""
+def test_diagnostics_agree_with_their_formulas():
+    """The formulas are applied to one commit at a time."""
     trace = gemjax.arrivals.Gamma(3).trace(12, seed=4)
     loss_fn, params, batches = QUADRATIC[:3]
     names = [*gemjax.methods.gem.QUANTILES, "gap", "normalised_gap", "update_norm", "energy_ratio", "compensation"]
@@ -400,7 +410,7 @@ def test_diagnostics_are_what_they_say():
         np.testing.assert_allclose(result.history[name], values, rtol=2e-3, atol=1e-6, err_msg=name)
 
 
-def test_nothing_is_reported_that_was_not_asked_for():
+def test_only_requested_diagnostics_are_reported():
     history = run(QUADRATIC, gem, LATE).history
     assert set(history) == {"worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped"}
 
@@ -416,7 +426,7 @@ def test_an_unknown_diagnostic_is_refused(name):
 # --- Callback
 
 
-def test_the_callback_is_told_everything():
+def test_the_callback_receives_everything():
     calls = []
 
     def callback(progress):
@@ -440,7 +450,7 @@ def test_the_callback_may_end_the_run():
     assert_close(result.params, run(QUADRATIC, gem, trace.first(8)).params, rtol=1e-6)
 
 
-# --- The door
+# --- Arguments
 
 
 def test_an_empty_trace_changes_nothing():
@@ -458,7 +468,7 @@ def test_a_method_for_another_number_of_workers_is_refused():
 
 @pytest.mark.parametrize("make", [asgd, multi_asgd])
 def test_a_state_of_another_run_is_refused(make):
-    """Too few slots would not raise by itself: an index out of range is clamped in compiled code."""
+    """With too few slots compiled code would not raise: it clamps an index out of range."""
     state = run(QUADRATIC, make, gemjax.arrivals.RoundRobin(2).trace(2)).state
     with pytest.raises(ValueError, match="state"):
         run(QUADRATIC, make, gemjax.arrivals.RoundRobin(4).trace(8), state=state)
@@ -511,7 +521,7 @@ STACK = 64
 
 
 def stacked_copies(hlo: str) -> list[str]:
-    """Instructions outside the entry (so in the loop) that copy an array with a leading axis of N."""
+    """List the instructions in the loop (outside the entry) that copy an array with a leading axis of N."""
     found, entry = [], False
     for line in hlo.splitlines():
         if re.match(r"^(ENTRY )?%?[\w.\-]+ .*\{$", line):
@@ -533,7 +543,8 @@ def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     batches = gemjax.Computed(lambda worker, step: jnp.full((5, 33), 0.01) * (worker + step))
     if make.local:
         batches = LocalBatches(batches, make.local)
-    transition, state = Transition(make(STACK), loss_fn, STACK, local=make.local).init(params)
+    transition = Transition(tx=make(STACK), loss_fn=loss_fn, num_workers=STACK, local=make.local).bind(params)
+    state = transition.init(params)
     trace = gemjax.arrivals.RoundRobin(STACK).trace(16)
     inputs = loops.inputs(trace.events(), batches, 16, window)
     compiled = loops.compiled(transition, batches, 16, window, with_pulls).lower(state, (), *inputs).compile().as_text()
@@ -544,7 +555,7 @@ def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
 
 @every_method("gem", "yellowfin", only=distinct)
 def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
-    """As XLA accounts it; a choice between two stacks, or a sum over one, is no copy and shows here."""
+    """XLA counts the bytes, which include a choice between two stacks, or a sum over one."""
     params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}
 
     def loss_fn(params, batch):
@@ -553,7 +564,9 @@ def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
     def traffic(num_workers):
         batches = gemjax.Computed(lambda worker, step: jnp.full((5, 33), 0.01) * (worker + step))
         batches = LocalBatches(batches, make.local) if make.local else batches
-        transition, state = Transition(make(num_workers), loss_fn, num_workers, local=make.local).init(params)
+        transition = Transition(tx=make(num_workers), loss_fn=loss_fn, num_workers=num_workers, local=make.local)
+        transition = transition.bind(params)
+        state = transition.init(params)
         inputs = loops.inputs(gemjax.arrivals.RoundRobin(num_workers).trace(16).events(), batches, 16, 1)
         run_chunk = loops.compiled(transition, batches, 16, 1, with_pulls=False)
         return run_chunk.lower(state, (), *inputs).compile().cost_analysis()["bytes accessed"]
@@ -563,7 +576,7 @@ def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
 
 
 def test_a_loop_that_copies_its_stack_is_found():
-    """The test above can fail: reading and writing a slot in one iteration the naive way copies."""
+    """The test above can fail: a loop that reads a slot and then writes it copies the stack."""
 
     def body(i, stack):
         mine = jax.lax.dynamic_index_in_dim(stack, i % STACK, keepdims=False)
@@ -579,7 +592,7 @@ def test_a_loop_that_copies_its_stack_is_found():
 
 
 @pytest.mark.parametrize("name", ["loss", "staleness", "worker", "event"])
-def test_metrics_must_not_be_called_as_the_engine_s_own_columns(name):
+def test_metrics_with_names_of_columns_are_refused(name):
     def loss_fn(params, model_state, batch, key):
         loss = jnp.sum(params["x"] ** 2)
         return loss, (model_state, {name: loss})
@@ -589,7 +602,7 @@ def test_metrics_must_not_be_called_as_the_engine_s_own_columns(name):
 
 
 @pytest.mark.parametrize(
-    ("params", "message"), [({}, "params holds no array"), ({"x": jnp.arange(3)}, r"params at \['x'\] is int32")]
+    ("params", "message"), [({}, "params has no arrays"), ({"x": jnp.arange(3)}, r"params at \['x'\] is int32")]
 )
 def test_parameters_that_cannot_be_trained_are_refused(params, message):
     with pytest.raises(ValueError, match=message):
@@ -606,7 +619,7 @@ def test_a_loss_that_changes_the_type_of_its_model_state_is_refused():
         )
 
 
-# --- Slips
+# --- Mistakes
 
 
 @pytest.mark.parametrize(
@@ -616,13 +629,13 @@ def test_a_loss_that_changes_the_type_of_its_model_state_is_refused():
         ([0, 1, 2], r"trace must be a gemjax.Trace, got list; make one with gemjax.Trace\(worker=…\)"),
     ],
 )
-def test_what_is_no_trace_is_refused(trace, message):
+def test_an_argument_that_is_no_trace_is_refused(trace, message):
     with pytest.raises(TypeError, match=message):
         gemjax.simulate(gemjax.asgd(0.1, 4), *QUADRATIC[:3], trace)
 
 
 def test_an_optimizer_is_no_local_steps():
-    with pytest.raises(TypeError, match=r"local must be gemjax.LocalSteps\(optimizer, period\), got Gradient"):
+    with pytest.raises(TypeError, match=r"local is .*, but must be a gemjax.LocalSteps; give gemjax.LocalSteps\(opt"):
         gemjax.simulate(gemjax.downpour(num_workers=4), *QUADRATIC[:3], LATE, local=optax.sgd(0.1))
 
 
@@ -631,5 +644,5 @@ def test_a_loss_of_several_numbers_is_refused():
         gemjax.simulate(gemjax.asgd(0.1, 4), lambda p, b: p["x"] ** 2, *QUADRATIC[1:3], LATE)
 
 
-def test_one_diagnostic_may_stand_alone():
+def test_one_diagnostic_may_be_a_string():
     assert "gap" in run(QUADRATIC, asgd, LATE, diagnostics="gap").history

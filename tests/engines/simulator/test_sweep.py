@@ -10,7 +10,7 @@ import pytest
 from engines.problems import assert_close, late, mlp, poisoned, quadratic
 
 import gemjax
-from gemjax.engines.simulator import loops
+from gemjax.engines.simulator import lanes, loops
 
 LATE = late()
 RATES, KAPPAS, SEEDS = (0.02, 0.05), (1.0, 2.0), (3, 4)
@@ -25,10 +25,12 @@ def sweep(problem, make, over, trace=LATE, **options):
 
 
 @pytest.mark.slow
-def test_every_run_is_that_of_the_simulator(x64):
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_every_run_is_that_of_the_simulator(x64, batched):
     """A grid of two hyper-parameters and two seeds; late pulls, model state, keys, a rejected gradient, diagnostics."""
     problem = poisoned(mlp(jnp.float64), [(1, 2)])
-    result = sweep(problem, gem, {"rate": RATES, "kappa": KAPPAS}, seeds=SEEDS, diagnostics=["gap"])
+    over = {"rate": RATES, "kappa": KAPPAS}
+    result = sweep(problem, gem, over, seeds=SEEDS, diagnostics=["gap"], batched=batched)
     assert list(zip(*result.points.values(), strict=True)) == list(itertools.product(RATES, KAPPAS, SEEDS))
     for run, (rate, kappa, seed) in enumerate(itertools.product(RATES, KAPPAS, SEEDS)):
         alone = gemjax.simulate(
@@ -76,14 +78,16 @@ def test_local_steps_of_a_point_are_swept(x64):
     assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
 
 
-def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64):
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64, batched):
     """Each run is that of the simulator with what its seed makes."""
     loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
     rows = np.random.default_rng(0).normal(size=(12, 3))
     params, epochs = lambda seed: jnp.full(3, float(seed)), lambda seed: gemjax.Epochs(rows, 4, seed)
     trace = lambda seed: gemjax.arrivals.Gamma(4).trace(30, seed)
     own = [gemjax.PerSeed(make) for make in (params, epochs, trace)]
-    result = gemjax.sweep(gem, loss_fn, *own, {"rate": RATES}, seeds=SEEDS, diagnostics=["gap"], chunk_size=7)
+    over, options = {"rate": RATES}, {"diagnostics": ["gap"], "chunk_size": 7, "batched": batched}
+    result = gemjax.sweep(gem, loss_fn, *own, over, seeds=SEEDS, **options)
     for run, rate, seed in ((0, RATES[0], SEEDS[0]), (3, RATES[1], SEEDS[1])):
         alone = gemjax.simulate(
             gem(rate), loss_fn, params(seed), epochs(seed), trace(seed), seed=seed, diagnostics=["gap"]
@@ -95,11 +99,40 @@ def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64):
     assert one.history["time"].shape == one.history["loss"].shape == (2, 30)
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"), [(lanes.BATCHED_ON_CPU, "in_one_batch"), (lanes.BATCHED_ON_CPU + 1, "one_by_one")]
+)
+def test_the_number_of_parameters_decides_on_a_cpu_whether_runs_are_a_batch(size, expected, monkeypatch):
+    used = []
+    for name in ("in_one_batch", "one_by_one"):
+        call = lambda *args, name=name: used.append(name) or getattr(lanes, name)(*args)
+        monkeypatch.setattr(gemjax.engines.simulator.sweep, name, call)
+    params, trace = {"w": jnp.ones(size - 1), "b": jnp.ones(1)}, gemjax.Trace([0, 1, 0])
+    loss_fn = lambda params, batch: jnp.mean(params["w"] ** 2) + jnp.sum(params["b"] - batch)
+    make = lambda rate: gemjax.asgd(rate, 2)
+    gemjax.sweep(make, loss_fn, params, lambda worker, step: 1.0 * step, trace, {"rate": RATES})
+    assert used == [expected]
+
+
+def test_runs_one_by_one_share_one_program_and_leave_the_parameters_that_they_start_from():
+    made, problem = [], quadratic()
+    for count in (2, 5):
+        made.append(0)
+
+        def make(rate):
+            made[-1] += 1
+            return gemjax.asgd(rate, 4)
+
+        sweep(problem, make, {"rate": np.linspace(0.01, 0.05, count)}, batched=False, chunk_size=9)
+    assert made[0] == made[1]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(problem[1]))
+
+
 def test_traces_that_do_not_go_together_are_refused():
     loss_fn, params, batches = quadratic()[:3]
     trace = gemjax.PerSeed(lambda seed: gemjax.arrivals.Gamma(4).trace(20 + seed))
     with pytest.raises(
-        ValueError, match="traces of seeds 0 and 1 do not go together: 20 commits of 4 workers, 21 of 4"
+        ValueError, match="traces of seeds 0 and 1 cannot be run side by side: 20 commits of 4 workers, 21 of 4"
     ):
         gemjax.sweep(gem, loss_fn, params, batches, trace, {"rate": RATES}, seeds=(0, 1))
 
@@ -107,15 +140,15 @@ def test_traces_that_do_not_go_together_are_refused():
 @pytest.mark.parametrize(
     ("worker", "pulled_at", "message"),
     [
-        ([0, 1, 0, 1], [0, 0, 2, 3], "1 pulls that are late .*, 2"),
-        ([0, 1, 1, 0], [0, 0, 2, 3], "pulls that are late behind 2 commits in one of them, but not in the other"),
+        ([0, 1, 0, 1], [0, 0, 2, 3], "1 late pulls .*, 2"),
+        ([0, 1, 1, 0], [0, 0, 2, 3], "a late pull after 2 commits in only one of them"),
     ],
 )
 def test_late_pulls_in_different_places_are_refused_in_these_words(worker, pulled_at, message):
     loss_fn, params, batches = quadratic()[:3]
     traces = gemjax.Trace([0, 1, 1, 0], pulled_at=[0, 0, 2, 2]), gemjax.Trace(worker, pulled_at=pulled_at)
     method = lambda rate: gemjax.asgd(rate, num_workers=2)
-    with pytest.raises(ValueError, match=f"do not go together: {message}"):
+    with pytest.raises(ValueError, match=f"cannot be run side by side: {message}"):
         gemjax.sweep(
             method, loss_fn, params, batches, gemjax.PerSeed(lambda seed: traces[seed]), {"rate": RATES}, seeds=(0, 1)
         )
@@ -136,7 +169,7 @@ def test_an_empty_trace_has_a_table():
 def test_batches_of_other_data_are_refused(make):
     """All runs would get those of the first seed."""
     loss_fn, params = quadratic()[:2]
-    with pytest.raises(ValueError, match="batches of seeds 0 and 5 are of different data or functions"):
+    with pytest.raises(ValueError, match="batches of seeds 0 and 5 have different data or functions"):
         gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
 
 
@@ -228,6 +261,50 @@ def test_the_table_has_a_row_a_run():
 def test_nothing_to_try_is_refused(over, options, message):
     with pytest.raises(ValueError, match=message):
         sweep(quadratic(), gem, over, **options)
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_a_list_of_points_is_swept_and_each_run_is_evaluated_at_the_stops(batched):
+    """The trace has late pulls, so commits are not arrivals."""
+    points, seen = [{"rate": 0.02, "kappa": 2.0}, {"rate": 0.05, "kappa": 1.0}], {}
+    stops = [7, 20]
+
+    def at_stop(commits, run, state):
+        assert (commits, run) not in seen, "a stop is passed once, although pulls alone follow it"
+        seen[commits, run] = jax.tree.map(np.array, state.params)
+
+    result = sweep(quadratic(), gem, points, seeds=SEEDS, stops=stops, at_stop=at_stop, batched=batched, chunk_size=1)
+    assert result.points["kappa"].tolist() == [2.0, 2.0, 1.0, 1.0]
+    assert result.points["seed"].tolist() == [*SEEDS, *SEEDS]
+    assert seen.keys() == set(itertools.product(stops, range(4)))
+    problem = quadratic()
+    for (commits, run), params in seen.items():
+        alone = gemjax.simulate(gem(**points[run // 2]), *problem[:3], LATE.first(commits), seed=SEEDS[run % 2])
+        assert_close(params, alone.params, rtol=1e-5)
+
+
+def test_a_stop_is_passed_once_although_pulls_alone_follow_it():
+    trace, passed = gemjax.Trace([0, 1, 0, 1, 0, 1], [0, 0, 2, 2, 4, 4], num_workers=2), []
+    at_stop = lambda commits, run, state: passed.append(commits)
+    problem = quadratic()
+    gemjax.sweep(
+        lambda rate: gemjax.asgd(rate, 2), *problem[:3], trace, over={"rate": [0.1]}, stops=[2, 4, 6], at_stop=at_stop,
+        chunk_size=1,
+    )  # fmt: skip
+    assert passed == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([], "needs at least one point"),
+        ([{}], "needs at least one point with one value"),
+        ([{"rate": 0.1}, {"kappa": 1.0}], "all points of over= need the names rate; got kappa"),
+    ],
+)
+def test_points_that_do_not_belong_together_are_refused(points, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(quadratic(), gem, points)
 
 
 def test_a_method_for_another_number_of_workers_is_refused():

@@ -1,4 +1,4 @@
-"""Gradients of several workers at once: the same run, in other pieces."""
+"""Gradients of several workers at once in windows, with the same result."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,7 @@ def gem(num_workers):
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 64])
 def test_windows_are_as_long_as_they_can_be(width):
-    """Distinct workers in each; one more arrival would repeat a worker, or be too many."""
+    """Each has distinct workers; one more arrival would repeat a worker or exceed the width."""
     worker = np.random.default_rng(0).integers(0, 8, 500)
     begins = windows(worker, width)
     ends = np.append(begins[1:], len(worker))
@@ -40,7 +40,7 @@ def test_no_arrivals_have_no_windows():
 
 @every_method(only=lambda row: distinct(row) and row.converges_stale)
 def test_the_result_is_that_of_one_by_one(make, x64):
-    """With late pulls, rejected gradients, model state, keys and local steps."""
+    """There are late pulls, rejected gradients, model state, keys and local steps."""
     problem = mlp(jnp.float64)
     period = make.local.period if make.local else 1
     spoilt = poisoned(problem, [(1, 2 * period), (3, period)])
@@ -61,7 +61,7 @@ def test_it_is_that_of_one_by_one_for_a_quick_problem(x64):
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 40])
 def test_the_chunk_size_does_not_matter(x64, chunk_size):
-    """Though a chunk's end cuts a window."""
+    """The end of a chunk may cut a window."""
     expected = run(quadratic(), gem, UNEQUAL, window=4)
     assert_close(run(quadratic(), gem, UNEQUAL, window=4, chunk_size=chunk_size).state, expected.state, rtol=1e-12)
 
@@ -83,6 +83,6 @@ def test_on_a_cpu_gradients_are_computed_one_by_one():
 
 
 @pytest.mark.parametrize("window", [0, -2])
-def test_a_window_of_nothing_is_refused(window):
+def test_an_empty_window_is_refused(window):
     with pytest.raises(ValueError, match=f"window must be positive, got {window}"):
         run(quadratic(), gem, UNEQUAL, window=window)

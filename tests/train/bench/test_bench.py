@@ -1,12 +1,15 @@
-"""The benchmark runs and writes its figures; what they are is not a test's business."""
+"""The benchmark runs and writes its figures; their values are not tested."""
 
 import json
+import time
 
+import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
 from train.bench import arrivals as bench_arrivals
 from train.bench import bench
+from train.bench import devices as bench_devices
 from train.bench import network as bench_network
 from train.bench.simulate import make_problem
 
@@ -21,8 +24,21 @@ def test_the_benchmark_measures_both_engines(tmp_path, capsys):
     ratios = figures["simulate"]["mlp, 64"]["ratio"]
     assert {method: set(of) for method, of in ratios.items()} == {"gem": {"1", "2"}, "easgd": {"1", "2"}}
     assert all(value > 0 for of in ratios.values() for value in of.values())
-    assert figures["devices"]["overhead"]["160,000"]["engine with 1 worker, a commit"] > 0
+    engine = figures["devices"]["overhead"]["160,000"]["engine with 1 worker, per commit"]
+    assert engine["mean"] == pytest.approx(1e6 / engine["per second"])
+    assert engine["median"] > 0
+    assert set(figures["devices"]["leaves"]) == {"3 leaves", "30 leaves", "120 leaves"}
     assert "ratio" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_check_is_measured_against_the_same_programs_without_it(tmp_path):
+    out = tmp_path / "bench.json"
+    argv = ["check", "--rounds", "2", "--steps", "4", "--networks", "mlp", "--parameters", "160000", "--out", str(out)]
+    assert bench.main(argv) == 0
+    figures = json.loads(out.read_text())["check"]
+    assert list(figures) == ["devices, 160,000", "simulator, mlp"]
+    assert all(value > 0 for of in figures.values() for value in of.values())
 
 
 @pytest.mark.slow
@@ -35,7 +51,7 @@ def test_the_cost_of_methods_is_a_ratio_to_asgd(monkeypatch, tmp_path):
     assert figures.keys() == {"methods"}
     methods = figures["methods"]["methods"]
     assert tuple(methods) == names
-    # One central variable and a view a worker; GEM adds a momentum a worker; LSGD a position, and counts no other rows.
+    # One central variable and one view per worker. GEM adds one momentum per worker, LSGD one position per worker.
     assert methods["asgd"]["state in copies"] == pytest.approx(17, abs=0.01)
     assert methods["gem"]["state in copies"] == pytest.approx(33, abs=0.01)
     assert methods["lsgd"]["state in copies"] == pytest.approx(33, abs=0.01)
@@ -57,14 +73,65 @@ def test_a_network_is_measured_against_the_machine(monkeypatch, tmp_path, capsys
     assert "nothing is compared" in capsys.readouterr().out
 
 
+def test_many_leaves_are_compared_with_few(monkeypatch):
+    monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))
+    console = Console(record=True, width=200)
+    figures = bench_devices.many_leaves(2, 8, console)
+    few, many = figures["3 leaves"], figures["6 leaves"]
+    assert few["ratio"] == few["own ratio"] == 1.0
+    assert many["ratio"] == pytest.approx(many["scheduler's thread"] / few["scheduler's thread"])
+    assert many["own ratio"] == pytest.approx(many["after own gradient"] / few["after own gradient"])
+    for of in figures.values():
+        assert of["mean"] * of["per second"] == pytest.approx(1e6)
+        assert 0 < of["after own gradient"] <= of["median"]
+        assert of["scheduler's thread"] > 0
+    assert f"{many['ratio']:.2f}" in console.export_text()
+
+
+def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(monkeypatch):
+    """Record the gradients since the last commit, by their leaves."""
+    monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))
+    before, measured = [], []
+    make = bench_devices._programs
+
+    def recorded(params):
+        programs, leaves = make(params), len(params)
+        compute, commit = programs.compute, programs.commit
+        monkeypatch.setattr(programs, "compute", lambda *args: before.append(leaves) or compute(*args))
+
+        def commit_after(*args):
+            measured.append((leaves, tuple(before)))
+            before.clear()
+            return commit(*args)
+
+        monkeypatch.setattr(programs, "commit", commit_after)
+        return programs
+
+    monkeypatch.setattr(bench_devices, "_programs", recorded)
+    bench_devices.many_leaves(1, 1, Console(quiet=True))
+    assert measured == [(3, (3,)), (3, (3, 6)), (6, (6,)), (6, (6, 6))]
+
+
+def test_what_is_computed_before_a_commit_does_not_count_as_the_thread_of_the_commit():
+    programs = bench_devices._programs({"a": jnp.zeros(12)})
+
+    def before():
+        end = time.thread_time() + 0.25
+        while time.thread_time() < end:
+            pass
+
+    wall, thread = bench_devices._bare(programs, 1, before)
+    assert thread[0] < 0.25 <= wall[0]
+
+
 def test_every_arrival_model_is_timed():
     figures = bench_arrivals.rates(1, 2000, Console())
     assert len(figures) == 11
     assert all(rate > 0 for rate in figures.values())
 
 
-def test_the_work_of_a_network_is_counted_as_the_mathematics_has_it():
-    """Two operations a multiplication, forward and for both gradients; the first layer needs none of its input."""
+def test_the_flops_of_a_network_agree_with_the_mathematics():
+    """Two operations per multiplication, forward and for both gradients; the first layer has no gradient of its input."""
     layers = [784 * 256, 256 * 128, 128 * 10]
     expected = 2 * 8 * (3 * sum(layers) - layers[0])
     assert bench_network._flops(make_problem("mlp", 8)) == pytest.approx(expected, rel=0.05)

@@ -10,22 +10,22 @@ from matplotlib import image
 from train import cli
 from train.claims import papers as configs
 from train.claims import reproduce
-from train.claims.claim import Claim, Statement, verdict
-from train.claims.execution import costs
+from train.claims.claim import Claim, Scatter, Statement, compare
 from train.claims.execution.cache import Pool
 from train.claims.results import Measured, Spread
 from train.claims.runs import Run, num_commits, over_seeds
 from train.config.config import Config
+from train.config.datasets import DATASETS
 
 BASE = Config(engine="simulate", method="asgd", workers=2, epochs=1.0)
 
 
 def made_up(run, loss=0.1, **changes):
-    """A record such as `train.claims.execution.single` makes."""
-    total = num_commits(run.config, costs.ROWS[run.config.dataset])
+    """Return a record such as those of `train.claims.execution.single`."""
+    total = num_commits(run.config, DATASETS[run.config.dataset].rows)
     curve = {"commits": [total // 2, total], "time": [1.0, 2.0 * total / run.config.workers], "train_loss": [1.0, loss]}
     looks = [total * (k + 1) // run.evaluations for k in range(run.evaluations)]
-    diagnostic = {"median": 0.5, "mean": 0.5, "time": [1.0, 2.0], "curve": [0.6, 0.4]}
+    diagnostic = {"median": 0.5, "mean": 0.5, "time": [1.0, 2.0], "curve": [0.6, 0.4], "mean_curve": [0.6, 0.4]}
     return {
         "train_loss": loss, "test_loss": loss, "test_accuracy": 0.9, "diverged": False, "initial_train_loss": 2.3,
         "staleness_p50": 1.0, "staleness_p95": 2.0, "rejected": 0, "dropped": 0, "time": 2.0 * total / run.config.workers,
@@ -37,7 +37,7 @@ def made_up(run, loss=0.1, **changes):
 
 
 class Inline:
-    """Stands in for processes; `made` lists what was asked of it, and `fail` is raised at that run."""
+    """A replacement for processes; `made` lists the requested runs, and `fail` is raised at its run."""
 
     made: list = []  # noqa: RUF012
     fail: dict = {}  # noqa: RUF012
@@ -85,7 +85,7 @@ def claim(monkeypatch):
     made = Claim(
         name="pretended",
         title="a claim",
-        source="nobody, 2026",
+        source="An author, 2026",
         runs={"small": runs, "full": runs},
         judge=lambda measured: [
             Statement("low", measured.mean("train_loss", "plain", 2) < 0.2, "ours", "theirs"),
@@ -106,11 +106,11 @@ def command(tmp_path, *more):
 def test_a_claim_is_run_judged_drawn_and_written(claim, inline, tmp_path, capsys):
     assert cli.main(command(tmp_path, "--out", str(tmp_path))) == 0
     said = capsys.readouterr().out
-    assert "the claim held in part: 1 of 2 statements" in said
-    assert "4/4 runs done  100 %" in said
+    assert "1 reproduced in direction, 1 differs, at small scale, which is not the paper's setting" in said
+    assert "4/4 runs done, 100 % of the gradients" in said
     result = json.loads((tmp_path / "pretended-small.json").read_text())
-    assert result["verdict"] == "held in part"
-    assert [statement["held"] for statement in result["statements"]] == [True, False]
+    assert (result["part"], result["verdict"]) == ("reduced setting", "1 reproduced in direction, 1 differs")
+    assert [one["verdict"] for one in result["statements"]] == ["reproduced in direction", "differs"]
     assert [(row["point"], row["seeds"]) for row in result["results"]] == [(2, [0, 1]), (4, [0, 1])]
     assert result["results"][0]["train_loss"] == {"mean": 0.1, "interval_95": 0.0, "values": [0.1, 0.1]}
     assert result["cost"]["commits"] == 2 * 88 + 2 * 176
@@ -142,7 +142,7 @@ def test_the_scale_for_cpus_has_files_of_its_own(claim, inline, tmp_path, monkey
     assert cli.main(command(tmp_path, "--scale", "cpu")) == 0
     full, cpu = (json.loads((tmp_path / "results" / f"pretended{end}.json").read_text()) for end in ("", "-cpu"))
     assert (full["scale"], cpu["scale"], cpu["setting"]) == ("full", "cpu", "a little")
-    assert cpu["verdict"] == "held"
+    assert cpu["verdict"] == "reproduced in direction"
     assert (tmp_path / "results" / "pretended-cpu.png").exists()
     capsys.readouterr()
     assert cli.main(["reproduce", "--list"]) == 0
@@ -166,7 +166,7 @@ def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline
     monkeypatch.setattr(configs, "claim", lambda name: own)
     assert cli.main(command(tmp_path, "--out", str(tmp_path))) == 0
     assert inline.made[-1] == "plain at 2, seed 7"
-    assert "5 runs with those that follow" in capsys.readouterr().out
+    assert "5 runs, including those that follow" in capsys.readouterr().out
     assert json.loads((tmp_path / "pretended-small.json").read_text())["results"][0]["seeds"] == [0, 1, 7]
     inline.made.clear()
     assert cli.main(command(tmp_path, "--out", str(tmp_path))) == 0
@@ -179,16 +179,24 @@ def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline
     cli.main(command(tmp_path, "--dry-run"))
     assert "then more runs" in capsys.readouterr().out
     cli.main(command(tmp_path / "elsewhere", "--dry-run"))
-    assert "with those that follow from what these measure" in capsys.readouterr().out
+    assert "including runs that depend on these" in capsys.readouterr().out
+
+
+def test_an_unfinished_claim_is_judged_on_the_seeds_that_are_complete(claim, inline, tmp_path, monkeypatch):
+    own = dataclasses.replace(claim, then=lambda measured: over_seeds("more", BASE, seeds=(3, 4)))
+    monkeypatch.setattr(configs, "claim", lambda name: own)
+    assert cli.main(command(tmp_path, "--out", str(tmp_path), "--seeds", "1")) == 0
+    assert inline.made == ["plain at 4, seed 0", "plain at 2, seed 0", "more at 2, seed 3"]
+    rows = json.loads((tmp_path / "pretended-small.json").read_text())["results"]
+    assert [row["seeds"] for row in rows] == [[0], [0], [3]]
+    assert cli.main(command(tmp_path, "--seeds", "0")) == 2
 
 
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):
     inline.fail["plain at 2, seed 0"] = KeyboardInterrupt()  # The longest runs come first.
     assert cli.main(command(tmp_path)) == 130
     assert inline.made == ["plain at 4, seed 0", "plain at 4, seed 1"]
-    assert f"go on with: python -m train {' '.join(command(tmp_path))}" in capsys.readouterr().out.lower().replace(
-        "Go", "go"
-    )
+    assert f"Resume with: python -m train {' '.join(command(tmp_path))}" in capsys.readouterr().out
     inline.fail.clear()
     inline.made.clear()
     assert cli.main(command(tmp_path)) == 0
@@ -300,9 +308,28 @@ def test_curves_are_means_over_the_seeds_that_came_so_far():
     assert losses.tolist() == [2.0, 0.1]
 
 
-def test_verdicts_in_words():
-    yes, no = Statement("a", True, ""), Statement("b", False, "")
-    assert [verdict(found) for found in ([yes, yes], [yes, no], [no, no])] == ["held", "held in part", "did not hold"]
+def test_a_ratio_is_judged_by_the_scatter_over_seeds():
+    def judged(ours, paper=1.0, **own):
+        return compare("a loss", [ours], [paper], **{"direction": False, **own})
+
+    calm = [0.98, 1.0, 1.02]
+    assert [judged(calm, paper).verdict for paper in (1.0, 1.03, 1.2)] == ["reproduced", "reproduced", "differs"]
+    assert judged(calm, 1.2, direction=True).verdict == "reproduced in direction"
+    assert judged(calm, 1.2).compared == "ratio 0.83; chance: up to 1.07"
+    wide = judged([0.5, 1.0, 2.0])  # Agreement of so wide a scatter says nothing.
+    assert (wide.verdict, wide.why[:28]) == ("not decidable here", "seeds scatter by a factor of")
+    assert judged([0.5, 1.0, 2.0], 1000.0).verdict == "differs"
+    assert (judged([1.0]).verdict, judged([1.0]).why) == ("not decidable here", "one seed")
+    assert judged([1.0], scatter=Scatter.of([calm])).verdict == "reproduced"
+    assert judged([1.0, math.inf], scatter=Scatter.of([calm])).verdict == "differs"
+
+
+def test_statements_that_contradict_themselves_are_refused():
+    with pytest.raises(ValueError, match="a verdict is one of reproduced, "):
+        Statement("a", "held", "")
+    for verdict, why in (("not decidable here", ""), ("differs", "too short")):
+        with pytest.raises(ValueError, match="is the reason for"):
+            Statement("a", verdict, "", why=why)
 
 
 def test_claims_that_contradict_themselves_are_refused(claim):

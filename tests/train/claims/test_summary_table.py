@@ -1,8 +1,11 @@
 """The page of checked claims: up to date, and what it says of made-up results."""
 
 import json
+import re
 import shutil
 import types
+
+import pytest
 
 from train import cli
 from train.claims import gain
@@ -10,10 +13,10 @@ from train.claims import papers as configs
 from train.claims import summary_table as results_table
 
 RESULT = {
-    "claim": "pretended", "title": "a claim", "source": "nobody, 2026", "scale": "full", "verdict": "held in part",
-    "statements": [
-        {"text": "low", "held": True, "measured": "0.1", "paper": "0.2"},
-        {"text": "a|b", "held": False, "measured": "3", "paper": ""},
+    "claim": "pretended", "title": "a claim", "source": "An author, 2026", "scale": "full", "part": "paper's setting",
+    "verdict": "1 reproduced, 1 not decidable here", "statements": [
+        {"text": "low", "verdict": "reproduced", "measured": "0.1", "paper": "0.2", "compared": "ratio 0.5", "why": ""},
+        {"text": "a|b", "verdict": "not decidable here", "measured": "3", "paper": "", "compared": "", "why": "one seed"},
     ],
     "cost": {"runs": 4, "commits": 1234567, "run_minutes": 60.0, "processes": 2}, "seeds": [0, 1],
     "hardware": [{"device": "made up", "cores": 2, "jax": "0.10"}], "git_commits": ["abc"], "dates": ["2026-01-01"],
@@ -21,7 +24,7 @@ RESULT = {
 
 
 def test_the_page_is_up_to_date():
-    """If not: python -m train results."""
+    """The remedy for a failure is `python -m train results`."""
     found = (results_table.RESULTS / results_table.PAGE).read_text(encoding="utf-8")
     assert found == results_table.page(results_table.load())
 
@@ -30,32 +33,69 @@ def test_the_page_says_verdict_cost_and_every_statement(tmp_path):
     (tmp_path / "pretended.json").write_text(json.dumps(RESULT))
     (tmp_path / "bench.json").write_text("{}")
     page = results_table.page(results_table.load(tmp_path))
-    assert (
-        "| [a claim](#pretended) (nobody, 2026; `pretended`) | **held in part** | 1 of 2 "
-        "| 4 runs, seeds 0, 1 | 1,234,567 commits, 30 min |"
-    ) in page
-    assert "| `pretended` | made up (2 cores, jax 0.10, 2 runs at a time) | `abc` | 2026-01-01 |" in page
-    assert "| held | low | 0.1 | 0.2 |\n| **not held** | a\\|b | 3 |  |" in page
+    assert "| [An author, 2026](#pretended) | low | 0.2 | 0.1 | ratio 0.5 | **reproduced** |" in page
+    assert "|  | a\\|b |  | 3 |  | **not decidable here** (one seed) |" in page
+    machine = "made up (2 cores, jax 0.10, 2 runs at a time)"
+    assert f"| 4, seeds 0, 1 | 1,234,567 commits, 30 min | {machine} | `abc` | 2026-01-01 |" in page
+    assert page.index("a claim") < page.index("<details>") < page.index("made up")
     assert "![a claim](pretended.png)" in page
 
 
-def test_claims_made_alike_share_a_row_and_lost_commits_are_explained():
+def test_a_result_that_is_out_of_date_has_one_row_with_its_own_setting(monkeypatch):
+    """A result from before verdicts were words, or of another setting than the claim has now."""
+    old = RESULT | {"scale": "cpu", "setting": "a small network", "statements": [{"text": "low", "held": True}]}
+    old |= {"results": [{"commits": 1552, "config": {"workers": workers}} for workers in (4, 16)]}
+    del old["part"]
+    page = results_table.page([old])
+    assert "## Reduced settings" in page
+    assert (
+        "| no result yet; the last one is of an earlier setting |  |  |  | **not decidable here** (97 commits per worker) |"
+        in page
+    )
+    assert "Setting: a small network. This result is out of date." in page
+    assert "![" not in page
+    now = RESULT | {"scale": "cpu", "setting": "a small network"}
+    assert "![" in results_table.page([now])
+    monkeypatch.setattr(configs, "CLAIMS", ("pretended",))
+    monkeypatch.setattr(configs, "claim", lambda name: types.SimpleNamespace(setting={"cpu": "a larger network"}))
+    assert "![" not in results_table.page([now])
+
+
+def test_an_investigation_has_findings_and_no_verdict():
+    finding = {"text": "loss", "verdict": "", "measured": "1", "paper": "2", "compared": "", "why": ""}
+    page = results_table.page([RESULT, RESULT | {"claim": "own", "part": "own investigation", "statements": [finding]}])
+    own = page[page.index("## Own investigations") :]
+    assert "| question | quantity | paper | ours |" in own
+    assert "| [An author, 2026](#own) | loss | 2 | 1 |\n" in own
+
+
+def test_runs_that_are_not_finished_are_counted():
+    assert "| 4 of 6, seeds 0, 1 |" in results_table.page([RESULT | {"cost": RESULT["cost"] | {"missing": 2}}])
+
+
+def test_claims_without_a_result_are_named(monkeypatch):
+    monkeypatch.setattr(configs, "CLAIMS", ("pretended", "waiting"))
+    monkeypatch.setattr(configs, "claim", lambda name: types.SimpleNamespace(setting={}))
+    monkeypatch.setattr(configs, "module", lambda name: types.ModuleType(name, ""))
+    assert "\nNo result yet: [`waiting`](../claims/papers/waiting.py)." in results_table.page([RESULT])
+    assert "No result yet" not in results_table.page([RESULT, RESULT | {"claim": "waiting"}])
+
+
+def test_lost_commits_are_explained():
     lost = results_table.LANDED["023ae49"][0]
     page = results_table.page([RESULT, RESULT | {"claim": "other"}, RESULT | {"git_commits": ["abc", lost]}])
-    assert "| `pretended`, `other` | made up" in page
     assert f"| `abc`, `{lost}` |" in page
     assert f"The history does not have `{lost}`: their work landed as `023ae49`." in page
     assert "The history does not have" not in results_table.page([RESULT])
 
 
 def test_what_is_not_the_published_setting_is_labelled_so(tmp_path):
-    other = RESULT | {"scale": "cpu", "setting": "a small network"}
+    other = RESULT | {"scale": "cpu", "part": "reduced setting", "setting": "a small network"}
     (tmp_path / "pretended-cpu.json").write_text(json.dumps(other))
     (tmp_path / "pretended.json").write_text(json.dumps(RESULT))
     page = results_table.page(results_table.load(tmp_path))
-    assert "#pretended) (nobody, 2026; `pretended`) |" in page
-    assert "#pretended-cpu) (nobody, 2026; `pretended`). **Not the full setting: a small network** |" in page
-    assert "(nobody, 2026). **Not the full setting: a small network**: **held in part**" in page
+    assert "[An author, 2026](#pretended-cpu)" in page
+    assert "(An author, 2026). Setting: a small network." in page
     assert "(pretended-cpu.json)" in page
 
 
@@ -65,8 +105,9 @@ def test_the_page_says_what_the_claims_docstring_found_at_that_scale(monkeypatch
     )
     monkeypatch.setattr(configs, "CLAIMS", ("pretended",))
     monkeypatch.setattr(configs, "module", {"pretended": module}.__getitem__)
-    assert "\n\nFound: all\nof it.\n\n" in results_table.page([RESULT])
-    assert "\n\nFound (cpu): half.\n\n" in results_table.page([RESULT | {"scale": "cpu"}])
+    monkeypatch.setattr(configs, "claim", lambda name: types.SimpleNamespace(setting={}))
+    assert "\n\nAll\nof it.\n" in results_table.page([RESULT])
+    assert "\n\nHalf.\n" in results_table.page([RESULT | {"scale": "cpu"}])
 
 
 def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
@@ -76,8 +117,30 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
     (tmp_path / "pretended.json").write_text(json.dumps(RESULT))
     assert cli.main(["results", "--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(f"wrote {path} (claims: 1)\n")
-    assert "**held in part**" in path.read_text()
+    assert "**reproduced**" in path.read_text()
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".md"] == ["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("README.md", "# Thesis\n", "README.md is another page, which this command would replace"),
+        ("pretended.json", "{", "pretended.json is not the result of a claim (JSONDecodeError: "),
+        ("pretended.json", '{"claim": 5}', "pretended.json is not the result of a claim (KeyError: "),
+        (
+            "pretended.json",
+            json.dumps(RESULT | {"seeds": 3}),
+            "pretended.json is not the result of a claim (TypeError: ",
+        ),
+    ],
+)
+def test_another_page_and_damaged_results_are_refused_in_one_line(tmp_path, capsys, name, content, message):
+    (tmp_path / name).write_text(content)
+    assert cli.main(["results", "--results", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, content)]
 
 
 def test_the_command_draws_the_gain_too(tmp_path, capsys):
@@ -93,3 +156,12 @@ def test_readme_tells_the_errors_that_its_picture_shows():
     readme = (results_table.RESULTS.parents[1] / "README.md").read_text()
     assert f"reaches {at_30['GEM']:.2f} % test error" in readme
     assert f"plain asynchronous SGD rises to {at_30['DOWNPOUR']:.0f} %" in readme
+
+
+def test_the_numbers_of_readmes_results_are_those_of_the_page():
+    readme = (results_table.RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    sentences = readme[readme.index("## Results") : readme.index("[All claims")]
+    page = results_table.page(results_table.load())
+    numbers = re.findall(r"\d+\.\d+", sentences)
+    assert len(numbers) > 20
+    assert [number for number in numbers if number not in re.findall(r"\d+\.\d+", page[: page.index("###")])] == []

@@ -1,4 +1,4 @@
-"""The persistent compilation cache: found, moved, switched off, and never in the way."""
+"""The persistent compilation cache: its folder, its flag, and failures that do not stop a run."""
 
 import os
 import subprocess
@@ -23,9 +23,9 @@ print(folder, len(hits))
 
 @pytest.fixture
 def environment(monkeypatch):
-    """An environment in which the user has set nothing, put back afterwards."""
+    """Return an environment without settings, and restore it afterwards."""
     for name in [*(name.upper() for name in compilation.SETTINGS), "JAX_ENABLE_COMPILATION_CACHE", "XDG_CACHE_HOME"]:
-        monkeypatch.setenv(name, "")  # Registered for the end.
+        monkeypatch.setenv(name, "")  # So that it is restored.
         monkeypatch.delenv(name)
     monkeypatch.setattr(compilation, "_configure", lambda settings: None)
     return monkeypatch
@@ -106,7 +106,7 @@ def test_the_oldest_entries_go_when_it_is_full(environment, tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["second-cache", "thesis.tex", "third-cache"]
 
 
-def test_nobody_needs_a_home_folder(environment, monkeypatch):
+def test_no_home_folder_is_needed(environment, monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
@@ -115,6 +115,6 @@ def test_nobody_needs_a_home_folder(environment, monkeypatch):
 
 
 @pytest.mark.parametrize("argv", [["--compilation-cache"], ["--compilation-cache", "--seed", "1"]])
-def test_a_flag_without_a_folder_is_answered_in_a_line(argv, capsys):
+def test_a_flag_without_a_folder_is_answered_in_one_line(argv, capsys):
     assert cli.main(argv) == 2
     assert capsys.readouterr().err == "train: --compilation-cache needs a folder, or off\n"

@@ -45,7 +45,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path, planted):
     assert sorted(os.listdir(tmp_path)) == ["precious", "report.html"]
 
 
-def test_what_a_crash_has_left_is_no_hindrance(tmp_path):
+def test_a_leftover_of_a_crash_is_replaced(tmp_path):
     (tmp_path / "a.unfinished").write_text("half")
     write_whole(tmp_path / "a", "whole")
     assert (tmp_path / "a").read_text() == "whole"

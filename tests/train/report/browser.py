@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to through pipes: no port is opened, and no client library is needed."""
+"""A headless Chromium, controlled through pipes: no port is opened, and no client library is needed."""
 
 import json
 import os
@@ -13,21 +13,21 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe",
 )  # fmt: skip
-PATIENCE = 120.0  # Seconds for one answer.
+DEADLINE = 120.0  # Seconds for one response.
 
 
 def find() -> str | None:
-    """A browser on this host."""
+    """Find a browser on this host."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Page:
-    """A page that was opened, and everything that it asked the world for."""
+    """An open page, with the requests and messages that it caused."""
 
     def __init__(self, path: str, profile: str, url: str):
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
-        # A shell puts the pipes where the browser looks for them.
+        # The shell gives the pipes the file descriptors that the browser expects.
         shell = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         self._process = subprocess.Popen(
             ["bash", "-c", shell, path, *FLAGS, f"--user-data-dir={profile}"],
@@ -46,7 +46,7 @@ class Page:
             self._receive()
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """What the browser answers."""
+        """Send a command to the browser and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         if hasattr(self, "_session"):
@@ -59,21 +59,21 @@ class Page:
                 return answer["result"]
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]
 
     def requests(self) -> list[str]:
-        """Addresses that the page asked for."""
+        """Addresses that the page requested."""
         return [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
 
     def complaints(self) -> list[str]:
-        """What the browser wrote into its console, such as breaches of the page's policy."""
+        """Return the messages on the browser's console, such as violations of the page's policy."""
         return [e["params"]["entry"]["text"] for e in self.events if e["method"] == "Log.entryAdded"]
 
     def _receive(self) -> dict[str, Any]:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + DEADLINE
         while b"\0" not in self._buffer:
             readable, *_ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(self._in, 1 << 20) if readable else b""

@@ -1,4 +1,4 @@
-"""Starting `python -m train`, and killing it again and again at random moments of its life."""
+"""Processes of `python -m train` that are killed repeatedly at random moments."""
 
 import json
 import os
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import gemjax
 from train.config.config import Config
 from train.run.folder import RunFolder
-from train.task.methods import METHODS
+from train.task.methods import make_method
 from train.task.task import make_task
 
 ROOT = Path(__file__).parents[3]
-UNFINISHED = re.compile(r"\d+\..*tmp")  # What Orbax writes to before a checkpoint gets its name.
+UNFINISHED = re.compile(r"\d+\..*tmp")  # Folder that Orbax writes to before a checkpoint gets its name.
 MOMENTS = ("any", "records", "checkpoint")
 
 
 class Whole(NamedTuple):
-    """The run that nobody kills, and how long it takes."""
+    """An uninterrupted run and its duration."""
 
     folder: RunFolder
     flags: list[str]
@@ -47,7 +47,7 @@ def finish(environment, *arguments):
 
 
 def is_running(process, seconds):
-    """Whether it still is after so long."""
+    """Return True if the process is still running after so many seconds."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -55,9 +55,9 @@ def is_running(process, seconds):
     return False
 
 
-def until(process, is_there):
-    """Waits until `is_there()`; returns whether the process was still running then."""
-    while not is_there():
+def wait_until(process, condition):
+    """Wait until `condition()` holds or the process ends; return True if it was still running."""
+    while not condition():
         if not is_running(process, 0.002):
             return False
     return True
@@ -68,17 +68,17 @@ def names_in(folder):
 
 
 def size_of(folder):
-    """Bytes of the records: some hundred a commit, more on devices."""
+    """Return the bytes of the records: about a hundred per commit, more on devices."""
     return sum(path.stat().st_size for path in (folder.events, folder.metrics) if path.exists())
 
 
-def a_moment(kind, folder, whole, rng):
-    """A random moment in the life of a process that is about to work in `folder`: waits for it, and says whether it came."""
+def random_moment(kind, folder, whole, rng):
+    """Return a function that waits for a random moment of a process that works in `folder`, and is true if it came."""
     if kind == "any":  # While it imports, reads data, compiles, trains, or draws its picture.
         return lambda process: is_running(process, rng.random() * whole.seconds)
     if kind == "records":
-        size = size_of(folder) + rng.randrange(size_of(whole.folder) // 5)  # A step of the way.
-        return lambda process: until(process, lambda: size_of(folder) > size)
+        size = size_of(folder) + rng.randrange(size_of(whole.folder) // 5)  # At most a fifth of the run.
+        return lambda process: wait_until(process, lambda: size_of(folder) > size)
     if kind == "checkpoint":
         seen, skipped = names_in(folder), rng.randrange(4)
 
@@ -91,15 +91,16 @@ def a_moment(kind, folder, whole, rng):
                 return False
             return bool(found)
 
-        return lambda process: until(process, is_being_written)
-    last = str(whole.commits)  # All is trained; what is left is the summary and the picture.
+        return lambda process: wait_until(process, is_being_written)
+    last = str(whole.commits)  # Training is complete; the summary and the picture are still missing.
     return lambda process: (
-        until(process, lambda: last in names_in(folder)) and is_running(process, 0.1 * rng.random() * whole.seconds)
+        wait_until(process, lambda: last in names_in(folder))
+        and is_running(process, 0.1 * rng.random() * whole.seconds)
     )
 
 
 def is_killed(process, moment):
-    """Kills the process when it is time; false if it had come to its end by itself."""
+    """Kill the process at `moment`; return False if it ended by itself before."""
     try:
         moment(process)
     finally:
@@ -109,10 +110,10 @@ def is_killed(process, moment):
     return process.returncode == -9
 
 
-def killed_again_and_again(whole, kills, seed, check):
-    """Kills and resumes, at last when all is trained; then lets the run end. Yields it, and those that ended before.
+def killed_repeatedly(whole, kills, seed, check):
+    """Yield runs that were killed and resumed until they ended; the last kill comes after training is complete.
 
-    `check(folder)` looks at what each kill leaves behind.
+    `check(folder)` is called after each kill.
     """
     rng = random.Random(seed)
     kinds = [MOMENTS[k % len(MOMENTS)] for k in range(kills - 1)]
@@ -121,7 +122,7 @@ def killed_again_and_again(whole, kills, seed, check):
     number = 0
     while kinds:
         folder = RunFolder(whole.folder.path.parent / f"cut-{number}")
-        moment = a_moment(kinds[-1], folder, whole, rng)
+        moment = random_moment(kinds[-1], folder, whole, rng)
         if is_killed(start(whole.environment, *begin_or_resume(whole, folder)), moment):
             kinds.pop()
             check(folder)
@@ -134,13 +135,14 @@ def killed_again_and_again(whole, kills, seed, check):
 
 
 def begin_or_resume(whole, folder):
+    """Return the arguments that continue a run, or begin it if it was killed before it made its folder."""
     if folder.config.exists():
         return "--resume", str(folder.path)
     return *whole.flags, "--out", str(folder.path)
 
 
-def a_whole_run(tmp_path, flags):
-    # What is compiled once need not be again. An entry that a kill cuts short is compiled anew, too.
+def uninterrupted_run(tmp_path, flags):
+    # The runs share compiled programs. An entry that a kill leaves incomplete is compiled again.
     environment = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -150,7 +152,7 @@ def a_whole_run(tmp_path, flags):
     folder, began = RunFolder(tmp_path / "whole"), time.perf_counter()
     finish(environment, *flags, "--out", str(folder.path))
     seconds = time.perf_counter() - began
-    return Whole(folder, flags, environment, seconds, len(loaded(folder).trace))
+    return Whole(folder, flags, environment, seconds, len(load(folder).trace))
 
 
 class Loaded(NamedTuple):
@@ -158,19 +160,19 @@ class Loaded(NamedTuple):
     trace: gemjax.Trace
 
 
-def loaded(folder):
-    """State and trace of the newest checkpoint."""
+def load(folder):
+    """Load state and trace of the newest checkpoint."""
     config = Config.load(folder.config)
-    like = gemjax.initial_state(METHODS[config.method](config), make_task(config).params, num_workers=config.workers)
+    like = gemjax.initial_state(make_method(config), make_task(config).params, num_workers=config.workers)
     with folder.checkpoints() as checkpoints:
         return Loaded(*checkpoints.load(like)[:2])
 
 
 def summary_of(folder):
-    """What does not depend on how fast it went."""
+    """Return the fields of the summary that do not depend on the speed of the run."""
     summary = json.loads(folder.summary.read_text())
     return {name: value for name, value in summary.items() if name not in ("seconds", "commits_per_second")}
 
 
-def whole_lines(path):
+def complete_lines(path):
     return path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""

@@ -1,4 +1,4 @@
-"""Figures of runs at the edges: one commit, nothing measured, values that are missing."""
+"""Figures of unusual runs: one commit, nothing measured, missing values."""
 
 import numpy as np
 import pytest
@@ -28,8 +28,8 @@ EDGES = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "nothing but commits" else pytest.mark.slow) for name in EDGES]
 )
-def test_whatever_there_is_is_drawn(name, tmp_path):
-    """Warnings are errors: of an empty axis, a logarithm of zero, a mean of nothing."""
+def test_unusual_runs_are_drawn_without_a_warning(name, tmp_path):
+    """Warnings are errors, such as those of an empty axis, a logarithm of zero, or a mean of nothing."""
     run = gemjax.timeline(EDGES[name])
     pictures = report.draw(run, gemjax.summarise(run), {}, tmp_path / "figures")
     assert {"loss", "loss-time", "shares", "timeline"} <= {picture.name for picture in pictures}
@@ -48,12 +48,29 @@ def test_a_thinned_curve_keeps_its_extremes_and_its_end():
     assert np.isnan(figures._thinned(np.arange(9000), np.full(9000, np.nan))[1]).all()
 
 
-def test_a_short_curve_is_drawn_as_it_is():
+def test_a_short_curve_is_not_thinned():
     y = np.arange(50.0)
     np.testing.assert_array_equal(figures._thinned(y, y), [y, y])
 
 
-def test_the_account_of_time_fills_the_whole():
+def test_waits_below_the_resolution_of_the_log_are_counted_in_the_legend():
+    axes = Figure().add_subplot()
+    figures.draw_waits(axes, gemjax.timeline(free(2, rounds=4, view=0.0)))
+    assert [text.get_text() for text in axes.get_legend().get_texts()][1:] == [
+        "commit wait: median 20 ms", "view wait: median 0 µs\nnone in 8 cycles"
+    ]  # fmt: skip
+    assert axes.get_xlim()[0] > 1e-3
+
+
+def test_evaluations_are_drawn_above_the_loss_of_the_commits():
+    axes, metrics = Figure().add_subplot(), {"commits": np.array([8.0]), "test_loss": np.array([1.0])}
+    figures.draw_loss(axes, gemjax.timeline(free(2, rounds=4)), metrics=metrics)
+    *commits, test = axes.lines
+    assert test.get_zorder() > max(line.get_zorder() for line in commits)
+    assert test.get_color() not in {line.get_color() for line in commits}
+
+
+def test_the_shares_of_time_add_up_to_all_of_it():
     run = gemjax.timeline(free(4))
     axes = Figure().add_subplot()
     figures.draw_account(axes, run, gemjax.summarise(run))
@@ -65,6 +82,7 @@ def test_the_account_of_time_fills_the_whole():
 
 def test_the_expected_staleness_is_marked():
     axes = Figure().add_subplot()
-    figures.draw_staleness(axes, gemjax.timeline(free(4)), expected=3)
+    figures.draw_staleness(axes, run := gemjax.timeline(free(4)), expected=3)
+    assert axes.get_title().endswith(f", largest {run.cycles['staleness'].max():.0f}")
     assert [line.get_xdata()[0] for line in axes.lines] == [3]
     assert sum(bar.get_height() for bar in axes.containers[0]) == 120

@@ -1,4 +1,4 @@
-"""A full disk: the run says the truth in one line, and goes on from what is there once there is room."""
+"""A full disk: the run reports it in one line, and continues from the newest checkpoint once there is space."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ from gemjax.checkpoints import CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train import cli
 from train.common.files import append_whole, in_words, write_whole
-from train.run import callback as watcher
+from train.run import callback
 from train.run.folder import RunFolder
 from train.task import models
 
@@ -38,20 +38,20 @@ def tiny(monkeypatch, tmp_path, tmp_path_factory):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Commits of the checkpoints that find the disk full: at once, or as Orbax says it of a write in the background."""
+    """Make chosen checkpoints, by commits, find the disk full: at once, or as Orbax reports it in the background."""
     failing = {}
-    save = ocp.training.Checkpointer.save_async
+    save = ocp.save_checkpointables_async
 
     def result(timeout=None):
         raise ValueError(TENSORSTORE)
 
-    def full(self, step, *args, **options):
-        how = failing.get(step)
+    def full(path, *args, **options):
+        how = failing.get(int(os.path.basename(path).partition(".")[0]))
         if how == "at once":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return SimpleNamespace(result=result) if how else save(self, step, *args, **options)
+        return SimpleNamespace(result=result) if how else save(path, *args, **options)
 
-    monkeypatch.setattr(ocp.training.Checkpointer, "save_async", full)
+    monkeypatch.setattr(ocp, "save_checkpointables_async", full)
     return failing
 
 
@@ -60,12 +60,12 @@ def checkpoints_in(folder):
 
 
 @pytest.mark.parametrize("how", ["at once", "in the background"])
-def test_a_checkpoint_that_fails_is_said_and_the_run_goes_on(tiny, failing, how, capsys):
+def test_a_failed_checkpoint_is_reported_and_the_run_goes_on(tiny, failing, how, capsys):
     failing[22] = how
     assert cli.main(tiny) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    (line,) = [line for line in said.out.splitlines() if line.startswith("warning")]
+    output = capsys.readouterr()
+    assert output.err == ""
+    (line,) = [line for line in output.out.splitlines() if line.startswith("warning")]
     assert re.fullmatch(
         r"warning: \S+/run/checkpoints: the checkpoint of 22 commits could not be written: No space left on device \(its "
         r"arrays take [\d.]+ KiB, [\d.]+ \wiB are free\); the newest good one is of 11 commits; the run goes on and tries "
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_fails_is_said_and_the_run_goes_on(tiny, failing, how,
     assert checkpoints_in("run") == [11, COMMITS]
 
 
-def test_a_run_whose_last_checkpoint_fails_goes_on_from_the_one_before(tiny, failing, capsys):
+def test_a_run_whose_last_checkpoint_fails_continues_from_the_previous_one(tiny, failing, capsys):
     assert cli.main([*tiny[:-1], tiny[-1], "--out", "whole"]) == 0
     failing[COMMITS] = "in the background"
     assert cli.main(tiny) == 1
@@ -88,61 +88,72 @@ def test_a_run_whose_last_checkpoint_fails_goes_on_from_the_one_before(tiny, fai
     assert not folder.summary.exists()
     failing.clear()
     assert cli.main(["--resume", "run"]) == 0
-    assert "going on from the checkpoint at 22 commits" in capsys.readouterr().out
+    assert "continuing from the checkpoint at 22 commits" in capsys.readouterr().out
     whole = RunFolder("whole")
     assert folder.events.read_bytes() == whole.events.read_bytes()
     losses = [json.loads(one.summary.read_text())["test_loss"] for one in (folder, whole)]
     assert losses[0] == losses[1]
 
 
-def test_without_any_checkpoint_a_run_begins_again(tiny, failing, capsys):
+def test_a_run_continues_from_its_first_checkpoint_if_all_others_fail(tiny, failing, capsys):
     failing |= dict.fromkeys((11, 22, COMMITS), "at once")
     assert cli.main(tiny) == 1
-    assert "; there is no other; make room and go on with: " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "; the newest good one is of 0 commits; make room and go on with: python -m train --resume run\n" in error
     failing.clear()
     assert cli.main(["--resume", "run"]) == 0
-    assert "there is no checkpoint yet: beginning again" in capsys.readouterr().out
+    assert "continuing from the checkpoint at 0 commits" in capsys.readouterr().out
+    assert RunFolder("run").finished(COMMITS)
 
 
-def test_an_event_log_without_room_ends_the_run_that_can_be_resumed(tiny, monkeypatch, capsys):
-    write, left = gemjax.EventLog.write, [25]
+def test_a_run_whose_first_checkpoint_fails_ends_before_its_first_commit(tiny, failing, capsys):
+    failing[0] = "in the background"
+    assert cli.main(tiny) == 1
+    error = capsys.readouterr().err
+    assert "the checkpoint of 0 commits could not be written: No space left on device (" in error
+    assert "; there is no other; make room and go on with: python -m train --resume run\n" in error
+    assert RunFolder("run").events.read_bytes() == b""
+    failing.clear()
+    assert cli.main(["--resume", "run"]) == 0
+    assert RunFolder("run").finished(COMMITS)
+
+
+def test_a_run_whose_event_log_finds_the_disk_full_can_be_resumed(tiny, monkeypatch, capsys):
+    write, remaining = gemjax.EventLog.write, [25]
 
     def full(self, event, time, **fields):
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, event, time, **fields)
 
     with monkeypatch.context() as patched:
         patched.setattr(gemjax.EventLog, "write", full)
         assert cli.main(tiny) == 1
-    said = capsys.readouterr()
-    assert (
-        "what was reached could not be kept: the event log has lost 8 of 33 commits; the newest checkpoint is of 22"
-        in said.out
-    )
+    output = capsys.readouterr()
+    lost = "the event log has lost 8 of 33 commits; the newest checkpoint is of 22"
+    assert f"the commits before the error could not be saved: {lost}" in output.out
     assert re.fullmatch(
         r"train: run/events\.jsonl could not be written: No space left on device \([\d.]+ \wiB are free\); make room and go on "
         r"with: python -m train --resume run\n",
-        said.err,
+        output.err,
     )
     assert cli.main(["--resume", "run"]) == 0
     assert len(eventlog.trace_of("run/events.jsonl", 3)) == COMMITS
 
 
-def test_no_room_is_asked_for_where_that_is_not_what_is_missing(tiny, monkeypatch, capsys):
+def test_the_advice_fits_an_error_other_than_a_full_disk(tiny, monkeypatch, capsys):
     def refused(*_, **__):
         raise CheckpointWriteError(errno.EACCES, "run/checkpoints: Permission denied")
 
     monkeypatch.setattr(gemjax.Checkpoints, "save", refused)
     assert cli.main(tiny) == 1
     error = capsys.readouterr().err
-    assert (
-        error == "train: run/checkpoints: Permission denied; mend that and go on with: python -m train --resume run\n"
-    )
+    assert error == "train: run/checkpoints: Permission denied; fix that and go on with: python -m train --resume run\n"
 
 
-def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
+def test_a_line_is_appended_completely_or_not_at_all(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_whole(path, "1" * 40 + "\n")
     with no_file_beyond(60), pytest.raises(OSError, match="metrics") as full:
@@ -151,7 +162,7 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "1" * 40 + "\n"
 
 
-def test_a_file_that_does_not_fit_leaves_the_one_before_and_nothing_else(tmp_path):
+def test_a_file_that_does_not_fit_leaves_only_the_previous_one(tmp_path):
     path = tmp_path / "summary.json"
     write_whole(path, "before")
     with no_file_beyond(60), pytest.raises(OSError, match=r"summary\.json"):
@@ -162,7 +173,7 @@ def test_a_file_that_does_not_fit_leaves_the_one_before_and_nothing_else(tmp_pat
 
 @pytest.mark.slow
 def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
-    """The real thing: the checkpoints at first do not fit; when there is room, the next one is written."""
+    """The first checkpoints do not fit; once the limit is lifted, the next one is written."""
     limited = (
         "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY)); "
         "runpy.run_module('train', run_name='__main__')"
@@ -178,31 +189,31 @@ def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     rest, error = process.communicate()
     assert "could not be written: File too large" in first
-    assert "there is no other" in first
-    # Matplotlib may lack its own list of fonts, which it could not write either.
-    told = [line for line in error.splitlines() if "matplotlib" not in line.lower()]
-    assert (process.returncode, told) == (0, [])
+    assert "the newest good one is of 0 commits" in first
+    # Matplotlib may complain that it could not write its list of fonts.
+    errors = [line for line in error.splitlines() if "matplotlib" not in line.lower()]
+    assert (process.returncode, errors) == (0, [])
     assert "test accuracy" in rest
     assert all(name.isdigit() for name in os.listdir(tmp_path / "run" / "checkpoints"))
 
 
 @pytest.mark.parametrize(("failures", "stopped"), [(2, False), (9, False), (2, True)])
 def test_the_last_checkpoint_is_tried_again_on_a_terminal(monkeypatch, failures, stopped):
-    """Until it is written, six times in all; a signal ends the waiting."""
-    asked = []
+    """There are at most six attempts; a signal ends the waiting."""
+    attempts = []
 
     def save(*_):
-        asked.append(True)
-        if len(asked) <= failures:
-            raise CheckpointWriteError(errno.ENOSPC, "no room")
+        attempts.append(True)
+        if len(attempts) <= failures:
+            raise CheckpointWriteError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(watcher, "TRY_SECONDS", 0.0)
-    one = object.__new__(watcher.Watcher)
+    monkeypatch.setattr(callback, "ATTEMPT_SECONDS", 0.0)
+    one = object.__new__(callback.RunCallback)
     one.log, one.interrupt = None, SimpleNamespace(is_set=lambda: stopped)
     one.console = Console(file=io.StringIO(), force_terminal=True, width=200)
     one.checkpoints, one.folder = SimpleNamespace(wait=lambda: True, latest=None), SimpleNamespace(save_checkpoint=save)
     trace = gemjax.Trace(worker=[0], num_workers=1)
     with contextlib.nullcontext() if failures < 6 and not stopped else pytest.raises(CheckpointWriteError):
         one.finish(None, trace)
-    assert len(asked) == (1 if stopped else min(failures + 1, 6))
-    assert one.console.file.getvalue().count("no room; trying again") == (0 if stopped else min(failures, 5))
+    assert len(attempts) == (1 if stopped else min(failures + 1, 6))
+    assert one.console.file.getvalue().count("no space; trying again") == (0 if stopped else min(failures, 5))

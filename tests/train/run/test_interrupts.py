@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a checkpoint and the way to go on, or the end at once where there is nothing to save."""
+"""Ctrl-C, SIGTERM and SIGHUP: a run ends with a checkpoint, or at once if there is nothing to save."""
 
 import os
 import pty
@@ -14,7 +14,7 @@ from shrunk import COMMITS, Dense, flags
 from train import cli
 from train.common import interrupts
 from train.common.interrupts import Interrupt, Interrupted
-from train.run import train as story
+from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
 
@@ -23,7 +23,7 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """Handlers as Python has them, and no signal before the first of a test."""
+    """Give each test Python's own handlers, and no earlier signal."""
     monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]
@@ -34,14 +34,14 @@ def as_before(monkeypatch):
 
 @pytest.fixture
 def ends(monkeypatch):
-    """The statuses that the process was to end with."""
+    """Record the exit statuses instead of ending the process."""
     ends = []
     monkeypatch.setattr(os, "_exit", ends.append)
     return ends
 
 
 @pytest.mark.parametrize(("number", "status"), STATUS)
-def test_a_signal_ends_the_process_at_once_until_it_is_to_raise(number, status, ends, capfd):
+def test_a_signal_ends_the_process_at_once_until_raising_is_enabled(number, status, ends, capfd):
     interrupts.end_at_once()
     signal.raise_signal(number)
     assert ends == [status]
@@ -54,7 +54,7 @@ def test_a_signal_ends_the_process_at_once_until_it_is_to_raise(number, status, 
 
 @pytest.mark.parametrize(("number", "_"), STATUS)
 def test_an_ignored_signal_stays_ignored(number, _):
-    """As SIGHUP is under `nohup`, and SIGINT in the background of a script."""
+    """SIGHUP is ignored under `nohup`, SIGINT in the background of a script."""
     signal.signal(number, signal.SIG_IGN)
     interrupts.end_at_once()
     interrupts.raise_again()
@@ -74,7 +74,7 @@ def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
         signal.raise_signal(number)
         assert (interrupt.is_set(), interrupt.number, woken, ends) == (True, number, [True], [])
         assert f"{interrupts.name_of(number)}: stopping after the commits in flight" in capfd.readouterr().err
-        interrupts._last -= interrupts.ECHO  # As if a second had gone by.
+        interrupts._last -= interrupts.ECHO  # As if a second had passed.
         signal.raise_signal(number)
         assert ends == [status]
 
@@ -90,7 +90,7 @@ def test_a_run_without_commits_of_its_own_ends_at_once(number, status, ends):
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
 def test_one_request_that_comes_as_two_signals_is_one(second, ends):
-    """`timeout` sends SIGTERM twice, systemd SIGHUP behind it; who presses Ctrl-C twice means it."""
+    """`timeout` sends SIGTERM twice, and systemd sends SIGHUP after SIGTERM; two Ctrl-C are two requests."""
     interrupts.end_at_once()
     with Interrupt() as interrupt:
         interrupt.unsaved = True
@@ -107,47 +107,94 @@ def test_one_request_that_comes_as_two_signals_is_one(second, ends):
 
 
 @pytest.mark.parametrize(("number", "status"), STATUS)
-def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(number, status, monkeypatch, tmp_path, capfd, tmp_path_factory):
+def test_a_run_that_a_signal_stops_continues_bit_for_bit(
+    number, status, monkeypatch, tmp_path, capfd, tmp_path_factory
+):
     monkeypatch.setattr(models, "DigitsCNN", Dense)
     monkeypatch.chdir(tmp_path)
     argv = flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"), "--checkpoint-every", "0")
-    look = story.Watcher.look
+    poll = training.RunCallback.poll
 
     def signalled(self, progress):
-        look(self, progress)
+        poll(self, progress)
         if progress.commits == 22:
             signal.raise_signal(number)
 
     with monkeypatch.context() as patched:
-        patched.setattr(story.Watcher, "look", signalled)
+        patched.setattr(training.RunCallback, "poll", signalled)
         assert cli.main(argv) == status
-    said, name = capfd.readouterr(), interrupts.name_of(number)
-    assert f"stopped by {name} at 22 of 33 commits; go on with: python -m train --resume run" in said.out
-    assert said.err.count("\n") == 2
+    output, name = capfd.readouterr(), interrupts.name_of(number)
+    assert f"stopped by {name} at 22 of 33 commits; go on with: python -m train --resume run" in output.out
+    assert output.err.count("\n") == 2
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     folder = RunFolder("run")
-    assert os.listdir(folder.checkpoints_path) == ["22"]
+    assert sorted(os.listdir(folder.checkpoints_path)) == ["0", "22"]
     assert cli.main(["--resume", "run"]) == 0
-    assert "going on from the checkpoint at 22 commits" in capfd.readouterr().out
+    assert "continuing from the checkpoint at 22 commits" in capfd.readouterr().out
     assert sorted(os.listdir(folder.checkpoints_path)) == ["22", str(COMMITS)]
+
+
+class EndedError(BaseException):
+    """End of the process, in a test."""
+
+
+@pytest.mark.parametrize("moment", ["poll", "finish"])
+def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
+    moment, monkeypatch, tmp_path, capfd, tmp_path_factory
+):
+    """It comes before the run has stopped, or before its last checkpoint is written; earlier checkpoints remain valid."""
+
+    def end(status):
+        raise EndedError(status)
+
+    def interrupted(self, *args):
+        if moment == "finish" or args[0].commits == 22:
+            for _ in range(2 if moment == "poll" else 1):
+                signal.raise_signal(signal.SIGINT)
+        return work(self, *args)
+
+    def once(self, progress):
+        poll(self, progress)
+        if progress.commits == 22:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.chdir(tmp_path)
+    interrupts.end_at_once()
+    poll, work = training.RunCallback.poll, getattr(training.RunCallback, moment)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "_exit", end)
+        patched.setattr(training.RunCallback, "poll", once)
+        patched.setattr(training.RunCallback, moment, interrupted)
+        with pytest.raises(EndedError, match="130"):
+            cli.main(flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data")))
+    errors = capfd.readouterr().err.split("\n")
+    assert errors[:1] + errors[2:] == ["", "train: interrupted by Ctrl-C", ""]
+    assert "Ctrl-C: stopping after the commits in flight, with a checkpoint; a second signal stops at once" in errors[1]
+    folder = RunFolder("run")
+    assert not folder.summary.exists()
+    assert "22" not in os.listdir(folder.checkpoints_path) or moment == "finish"
+    assert cli.main(["--resume", "run"]) == 0
+    assert "continuing from the checkpoint at" in capfd.readouterr().out
+    assert folder.finished(COMMITS)
 
 
 @pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
-    """SIGHUP comes from the system, and to write to the terminal fails from then on."""
-    words = ["--engine", "simulate", "--workers", "4", "--epochs", "400", "--out", str(tmp_path / "run")]
-    folder, (ours, theirs) = RunFolder(tmp_path / "run"), pty.openpty()
+    """The system sends SIGHUP, and from then on writing to the terminal fails."""
+    flags = ["--engine", "simulate", "--workers", "4", "--epochs", "400", "--out", str(tmp_path / "run")]
+    folder, (terminal, end) = RunFolder(tmp_path / "run"), pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", f"import os; os.setsid(); os.close(os.open({os.ttyname(theirs)!r}, os.O_RDWR)); "
-         "import runpy; runpy.run_module('train', run_name='__main__')", *words],
-        stdin=theirs, stdout=theirs, stderr=theirs, cwd=Path(__file__).parents[3],
+        [sys.executable, "-c", f"import os; os.setsid(); os.close(os.open({os.ttyname(end)!r}, os.O_RDWR)); "
+         "import runpy; runpy.run_module('train', run_name='__main__')", *flags],
+        stdin=end, stdout=end, stderr=end, cwd=Path(__file__).parents[3],
     ) as process:  # fmt: skip
-        os.close(theirs)
+        os.close(end)
         try:
             while not (folder.events.exists() and folder.events.stat().st_size) and process.poll() is None:
-                if select.select([ours], [], [], 0.05)[0]:
-                    os.read(ours, 1 << 16)
-            os.close(ours)
+                if select.select([terminal], [], [], 0.05)[0]:
+                    os.read(terminal, 1 << 16)
+            os.close(terminal)
             assert process.wait(60) == 129
         finally:
             process.kill()

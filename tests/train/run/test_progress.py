@@ -1,4 +1,4 @@
-"""The live view: a table where there is room, else a bar, else plain lines."""
+"""The live view: a table if the terminal is large enough, else a bar; plain lines without a terminal."""
 
 import io
 
@@ -27,7 +27,7 @@ def cells(workers):
     return [list(column.cells) for column in workers.table().columns]
 
 
-def test_the_table_says_who_did_what():
+def test_the_table_shows_the_commits_of_each_worker():
     workers = Workers(3)
     workers.update(history([0, 1, 0], [1.0, 1.5, 2.0]))
     workers.update(history([0], [3.0], staleness=7))
@@ -40,7 +40,7 @@ def test_the_table_says_who_did_what():
     assert utilisation == ["60 %", "24 %", "–"]
 
 
-def test_what_was_refused_and_who_is_silent_is_told():
+def test_the_table_shows_refused_commits_and_silent_workers():
     workers = Workers(3)
     workers.update(history([0, 1, 2], [1.0, 1.0, 1.0], applied=[True, False, False], dropped=[False, True, False]))
     assert cells(workers)[1] == ["computing", "dropped", "rejected"]
@@ -73,13 +73,13 @@ def test_a_terminal_shows_the_table_and_the_bar():
 
 
 @pytest.mark.parametrize(("height", "workers"), [(10, 3), (200, 33)])
-def test_where_there_is_no_room_the_bar_stands_alone(height, workers):
+def test_without_room_for_the_table_only_the_bar_is_shown(height, workers):
     shown = show(terminal(height), workers)
     assert "utilisation" not in shown
     assert "12/12 commits" in shown
 
 
-def test_elsewhere_there_are_plain_lines():
+def test_without_a_terminal_there_are_plain_lines():
     shown = show(Console(file=io.StringIO(), width=140), updates=60)
     assert "\x1b" not in shown
     assert "utilisation" not in shown
@@ -89,7 +89,7 @@ def test_elsewhere_there_are_plain_lines():
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Clock that a test advances."""
 
     def __init__(self):
         self.now = 100.0
@@ -98,8 +98,8 @@ class Clock:
         return self.now
 
 
-def test_plain_lines_go_on_while_no_commit_comes():
-    """One a minute, which says so, and whose rate falls."""
+def test_plain_lines_continue_without_commits():
+    """One line per minute shows the time without commits, and a falling rate."""
     console, clock = Console(file=io.StringIO(), width=200), Clock()
     line = ProgressLine(console, total=1000, clock=clock)
     for done, now in ((10, 101.0), (20, 111.0)):
@@ -110,10 +110,10 @@ def test_plain_lines_go_on_while_no_commit_comes():
         clock.now = second
         line.update(20, 0, {})
     first, second = console.file.getvalue().splitlines()
-    assert first.startswith("20/1000 commits  0.17/s  left 5782 s  loss 0.5000")
-    assert first.endswith("nothing for 49 s")
-    assert second.startswith("20/1000 commits  0.084/s")
-    assert second.endswith("nothing for 109 s")
+    assert first.startswith("20/1000 commits  0.33 commits/s  left 2940 s  loss 0.5000")
+    assert first.endswith("no commit for 49 s")
+    assert second.startswith("20/1000 commits  0.17 commits/s")
+    assert second.endswith("no commit for 109 s")
 
 
 def test_plain_lines_come_each_minute_when_commits_are_slow():
@@ -121,14 +121,29 @@ def test_plain_lines_come_each_minute_when_commits_are_slow():
     line = ProgressLine(console, total=1000, clock=clock)
     for commit in range(1, 11):
         clock.now += 30.0
-        line.update(commit, 0, history([0], [30.0 * commit]))
+        line.update(commit, 0, history([0], [30.0 * commit], measured=False))
     lines = console.file.getvalue().splitlines()
     assert [text.split("/")[0] for text in lines] == ["2", "4", "6", "8", "10"]
-    assert "0.033/s" in lines[-1]
+    assert "0.033 commits/s" in lines[-1]
 
 
-def test_the_table_goes_on_while_no_commit_comes():
-    """Who is silent for longer and longer is told so, in a measured run; virtual time stands still."""
+@pytest.mark.parametrize(("measured", "rate"), [(True, 25 / 10.0), (False, 20 / 8.0)])
+def test_the_rate_counts_from_the_first_dispatch_or_from_the_end_of_the_first_chunk(measured, rate):
+    clock = Clock()
+    line = ProgressLine(Console(file=io.StringIO()), total=100, done=40, clock=clock)
+    for done, time in ((45, 52.0), (55, 55.0), (65, 60.0)):  # The first dispatch is at 50: at 51 - 1.
+        clock.now = 100.0 + time
+        line.update(
+            done, 0, history([0] * (done - line.done), np.linspace(51.0, time, done - line.done), measured=measured)
+        )
+    assert line.rate == pytest.approx(rate)
+    clock.now += 30.0
+    line.update(65, 0, {})
+    assert line.rate == pytest.approx(rate * (10 if measured else 8) / (40 if measured else 38))
+
+
+def test_the_table_is_updated_without_commits():
+    """Workers become silent in a measured run; virtual time does not advance."""
     clock = Clock()
     console = terminal(height=30)
     with ProgressLine(console, total=10, workers=2, clock=clock) as line:

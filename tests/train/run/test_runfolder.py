@@ -1,5 +1,6 @@
-"""Records that are cut back to a checkpoint, or are not those that it was written with."""
+"""Records that are truncated to a checkpoint, or do not match it."""
 
+import hashlib
 import os
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import gemjax
 from train import cli
 from train.common.errors import RecordError
 from train.config.config import Config
-from train.run import train as story
+from train.run import train as training
 from train.run.folder import RunFolder
 
 
@@ -21,7 +22,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_what_came_after_the_checkpoint_is_cut_off(folder):
+def test_records_beyond_the_checkpoint_are_truncated(folder):
     folder.rewind({"events": 8, "metrics": 2})
     assert folder.events.read_text() == "one\ntwo\n"
     assert folder.metrics.read_text() == "1\n"
@@ -32,17 +33,17 @@ def test_what_came_after_the_checkpoint_is_cut_off(folder):
 @pytest.mark.parametrize(
     ("sizes", "wrong"),
     [
-        ({}, r"checkpoints does not say how long events\.jsonl was"),
-        ({"events": 0}, r"does not say how long metrics\.jsonl was"),
+        ({}, r"checkpoints has no size of events\.jsonl"),
+        ({"events": 0}, r"has no size of metrics\.jsonl"),
         ({"events": -1, "metrics": 0}, "events is -1"),
         ({"events": "0\x1b", "metrics": 0}, r"events is '0\\x1b'"),
         ({"events": True, "metrics": 0}, "events is True"),
-        ({"events": 8, "metrics": 10**30}, r"metrics\.jsonl has 4 bytes, but 1000"),
-        ({"events": 15, "metrics": 0}, r"events\.jsonl has 14 bytes, but 15 when .* lines are missing at its end"),
+        ({"events": 8, "metrics": 10**30}, r"metrics\.jsonl has 4 bytes, but had 1000"),
+        ({"events": 15, "metrics": 0}, r"events\.jsonl has 14 bytes, but had 15 when .* lines are missing at its end"),
         ({"events": 5, "metrics": 0}, r"events\.jsonl was changed: no line ends"),
     ],
 )
-def test_records_that_a_checkpoint_was_not_written_with_are_refused_and_left_alone(folder, sizes, wrong):
+def test_records_that_do_not_match_the_checkpoint_are_refused_and_not_changed(folder, sizes, wrong):
     with pytest.raises(RecordError, match=wrong) as refused:
         folder.rewind(sizes)
     assert str(refused.value).isprintable()
@@ -50,13 +51,27 @@ def test_records_that_a_checkpoint_was_not_written_with_are_refused_and_left_alo
     assert folder.metrics.read_text() == "1\n2\n"
 
 
-def test_a_file_that_was_deleted_is_missed(folder):
+def test_a_run_that_another_process_writes_is_refused_and_not_changed(folder):
+    folder.config.write_text("{}")
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    with RunFolder(folder.path).alone():  # A lock belongs to the open file, so the same process can hold another.
+        for name in ("resumed", "begun"):
+            with pytest.raises(BlockingIOError, match="is in use by another process"):
+                training.train(Config(), RunFolder(folder.path), None)
+            assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before, name
+    with folder.alone(), folder.alone():
+        pass
+    with RunFolder(folder.path).alone():  # The lock ended.
+        pass
+
+
+def test_a_deleted_file_is_noticed(folder):
     folder.metrics.unlink()
-    with pytest.raises(RecordError, match=r"metrics\.jsonl has 0 bytes, but 2 when"):
+    with pytest.raises(RecordError, match=r"metrics\.jsonl has 0 bytes, but had 2 when"):
         folder.rewind({"events": 8, "metrics": 2})
 
 
-def test_the_records_are_on_disk_before_the_checkpoint_that_names_their_size(tmp_path, monkeypatch):
+def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tmp_path, monkeypatch):
     folder, synced = RunFolder(tmp_path), []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_ino, os.fstat(number).st_size)))
     saved = {}
@@ -71,16 +86,21 @@ def test_the_records_are_on_disk_before_the_checkpoint_that_names_their_size(tmp
     with gemjax.EventLog(folder.events) as log:
         log.write("start", 0.0)
         folder.save_checkpoint(Checkpoints(), state, gemjax.Trace(worker=[], num_workers=1), log)
-    assert saved == {"events": folder.events.stat().st_size, "metrics": folder.metrics.stat().st_size}
+    contents = {"events": folder.events.read_bytes(), "metrics": folder.metrics.read_bytes()}
+    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    assert saved == {name: len(content) for name, content in contents.items()} | {
+        "sha256": checksums,
+        "settings": [],
+    }
     assert dict(synced)[folder.events.stat().st_ino] == saved["events"]
 
 
 @pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])
-def test_the_command_line_tells_it_in_one_line(tmp_path, monkeypatch, capsys, error):
+def test_the_command_line_reports_the_error_in_one_line(tmp_path, monkeypatch, capsys, error):
     def refuse(*_):
         raise error("lines are missing")
 
     RunFolder(tmp_path / "run").begin(Config(workers=2))
-    monkeypatch.setattr(story, "train", refuse)
+    monkeypatch.setattr(training, "train", refuse)
     assert cli.main(["--resume", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == "train: lines are missing\n"

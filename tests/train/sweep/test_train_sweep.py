@@ -15,15 +15,17 @@ import types
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
 from matplotlib import image
 from matplotlib.figure import Figure
 from rich.console import Console
+from shrunk import Dense
 
 import gemjax
 from gemjax.engines import memory
 from train import cli
-from train.run.progress import SweepProgress
+from train.config.methods import METHODS
+from train.run.groups import batch
+from train.run.groups.progress import GroupProgress
 from train.sweep import plots as sweep_plots
 from train.sweep import sweep
 from train.sweep import table as sweep_table
@@ -31,7 +33,7 @@ from train.sweep.folder import SweepFolder
 from train.sweep.grid import Cell, Grid
 from train.task import models, schedules
 from train.task.cluster import cluster
-from train.task.methods import METHODS, knobs, local_steps
+from train.task.methods import local_steps, make_method
 from train.task.task import make_task
 
 
@@ -40,20 +42,9 @@ def data_dir(tmp_path_factory):
     return str(tmp_path_factory.mktemp("data"))
 
 
-class Tiny(nn.Module):
-    """Stands in for the convolutional network: it compiles in no time."""
-
-    num_classes: int = 10
-
-    @nn.compact
-    def __call__(self, images, train=False):
-        del train
-        return nn.Dense(10)(images.reshape(len(images), -1))
-
-
 @pytest.fixture
 def small(data_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "DigitsCNN", Tiny)
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
     return Grid(
         methods=("asgd", "gem"),
         workers=(2, 3),
@@ -66,7 +57,7 @@ def small(data_dir, tmp_path, monkeypatch):
 
 
 def pretend(grid, cell, task, progress):
-    """What a cell gives, without computing it; rates of 1 and more diverge."""
+    """Return made-up rows of a cell; rates of 1 and more diverge."""
     del task
     names = ["method", "workers", "learning_rate", "momentum", "strength", "seed"]
     points = itertools.product([cell.method], [cell.workers], grid.learning_rates, [None], [None], grid.seeds)
@@ -82,13 +73,13 @@ def pretend(grid, cell, task, progress):
         }
         row |= {"diverged": row["learning_rate"] >= 1, "rejected": 0, "dropped": 0, "staleness": 1.0, "gap": 0.1}
         row |= {"time": 10.0, "speed_up": 2.0, "speed_up_over_synchronous": 1.1}
-    progress.of(len(rows))(20, 20)
+    progress.update(f"{cell.method}, {cell.workers} workers", 20 * len(rows))
     return rows
 
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """The cells that were computed, or rather not."""
+    """List the cells that would be computed."""
     cells = []
     monkeypatch.setattr(sweep, "run_cell", lambda grid, cell, *rest: cells.append(cell) or pretend(grid, cell, *rest))
     return cells
@@ -101,7 +92,7 @@ def run(grid):
 
 
 def arguments(grid):
-    """The command line of a grid."""
+    """Return the command line of a grid."""
     given = {field.name: getattr(grid, field.name) for field in dataclasses.fields(grid)}
     changed = {name: value for name, value in given.items() if value != Grid.__dataclass_fields__[name].default}
     words = [["--" + name.replace("_", "-"), *np.atleast_1d(value).tolist()] for name, value in changed.items()]
@@ -123,9 +114,16 @@ def test_a_sweep_leaves_its_table_and_its_picture(small, pretended):
         for seed in small.seeds
     ]
     assert pretended == small.cells
-    assert rows == [row for cell in small.cells for row in folder.rows(cell)]
+    assert rows == [row for cell in small.cells for row in folder.load(cell)]
     assert image.imread(folder.picture).std() > 0.05
-    for word in ("4 cells", "16 runs", "4/4 cells done  100 %  left 0 s", "Best point", "0/4", str(folder.table)):
+    for word in (
+        "4 cells",
+        "16 runs",
+        "4/4 cells done, 100 % of the gradients  left 0 s",
+        "Best point",
+        "0/4",
+        str(folder.table),
+    ):
         assert word in output
     assert Grid.load(folder.grid) == small
 
@@ -167,7 +165,7 @@ def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
     config = dataclasses.replace(grid.config(Cell(method, 3)), learning_rate=0.1, seed=5, **own)
     task, commits = make_task(config), 10 if method == "lsgd" else 20
     alone = gemjax.simulate(
-        METHODS[method](config), task.loss_fn, task.params, task.batches, cluster(config).trace(commits, 5),
+        make_method(config), task.loss_fn, task.params, task.batches, cluster(config).trace(commits, 5),
         local=local_steps(config), seed=5, diagnostics=("gap",),
     )  # fmt: skip
     assert row["commits"] == commits
@@ -182,7 +180,7 @@ def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
 
 @pytest.mark.slow
 def test_runs_that_diverge_are_results(small):
-    folder, rows, output = run(dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.1, 1e30)))
+    folder, rows, output = run(dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.1, 1e9)))
     assert [row["diverged"] for row in rows] == [False, False, True, True]
     assert all(row["test_loss"] is None or row["test_loss"] > 1e6 for row in rows[2:])
     assert "2/4" in output
@@ -212,17 +210,39 @@ def test_the_best_point_is_chosen_by_training_loss_and_diverges_least():
 
 
 def test_speed_ups_in_the_table_are_means_over_the_seeds(small):
-    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    progress = types.SimpleNamespace(update=lambda name, done: None)
     rows = pretend(small, Cell("asgd", 2), None, progress)
     for row in rows:
         row |= {"speed_up": float(row["seed"]), "speed_up_over_synchronous": 10.0 + row["seed"]}
     cells = {column.header: [*column.cells] for column in sweep_table.table(rows).columns}
-    assert cells["over\none"] == ["4.0"]
-    assert cells["over\nsync"] == ["14.00"]
+    assert cells["×one"] == ["4.0"]
+    assert cells["×sync"] == ["14.00"]
+
+
+@pytest.mark.parametrize(("width", "ranges"), [(80, False), (100, True)])
+def test_a_table_of_many_columns_fits_a_terminal(small, width, ranges):
+    progress = types.SimpleNamespace(update=lambda name, done: None)
+    grid = dataclasses.replace(small, methods=("momentum_lookahead",), workers=(128,))
+    rows = pretend(grid, grid.cells[0], None, progress)
+    for index, row in enumerate(rows):
+        point, seed = divmod(index, len(grid.seeds))
+        row |= {
+            "learning_rate": 0.00125 * (1 + point),
+            "momentum": 0.9 + 0.05 * (point > 0),
+            "strength": 0.25 * (1 + point),
+        }
+        row |= {"train_loss": 2.25, "test_accuracy": 0.1 * seed, "speed_up": 99.9, "staleness": 99.9}
+    console = Console(file=io.StringIO(), width=width)
+    console.print(sweep_table.fitted(rows, console))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    header = next(line for line in shown.splitlines() if "method" in line)
+    assert " ".join(header.split()) == "method N rate mom. str. loss error % stale ×one ×sync div."
+    assert ("(test error: least–most)" in shown) == ranges
 
 
 def test_the_table_marks_rates_at_the_edge_and_what_has_learned_nothing(small):
-    progress = types.SimpleNamespace(of=lambda runs: lambda done, total: None)
+    progress = types.SimpleNamespace(update=lambda name, done: None)
     grid = dataclasses.replace(small, learning_rates=(0.1, 0.2, 0.3), seeds=(0,))
     rows = [row for cell in grid.cells[:3] for row in pretend(grid, cell, None, progress)]
     losses = [1.0, 0.1, 1.0, 1.0, 2.2, 0.5, 2.2, 2.3, 2.4]
@@ -231,20 +251,20 @@ def test_the_table_marks_rates_at_the_edge_and_what_has_learned_nothing(small):
     made = sweep_table.table(rows)
     cells = {column.header: [*column.cells] for column in made.columns}
     assert cells["rate"] == ["0.2", "0.3 ↑", "0.1 ↓"]
-    assert cells["train loss"] == ["0.1", "0.5", "2.2 ○"]
+    assert cells["loss"] == ["0.1", "0.5", "2.2 ○"]
     assert "○: no better than before training" in made.caption
-    assert "↑ ↓: the largest or least" in made.caption
+    assert "↑ ↓: the largest or least rate tried" in made.caption
     assert "○" not in sweep_table.table(rows[:3]).caption + sweep_table.table(rows[3:6]).caption
     assert "↑" not in sweep_table.table(rows[:3]).caption
 
 
 def test_a_run_diverged_if_its_training_loss_says_so(small):
-    """Whatever the test data say."""
+    """The test data play no part."""
     grid = dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.0, 0.02, 1e30), seeds=(3,))
     task = make_task(grid.config(grid.cells[0]))
     worse = dataclasses.replace(task, evaluate=lambda params, model_state: (100.0, 0.0))
     folder = SweepFolder.of(grid)
-    with SweepProgress(Console(file=io.StringIO()), 60, 1) as progress:
+    with GroupProgress(Console(file=io.StringIO()), "cell", 1, 60) as progress:
         rows = sweep.run_cell(grid, grid.cells[0], worse, progress)
     assert [row["diverged"] for row in rows] == [False, False, True]
     some = {name: leaf[:360] for name, leaf in task.batches.data.items()}
@@ -254,17 +274,17 @@ def test_a_run_diverged_if_its_training_loss_says_so(small):
     folder.begin(grid)
     folder.save(grid.cells[0], [{name: row[name] for name in row if name != "initial_train_loss"} for row in rows])
     with pytest.raises(ValueError, match="earlier version"):
-        folder.rows(grid.cells[0])
+        folder.load(grid.cells[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_swept(small, method):
     """Numbers that are traced go through every method."""
-    own = {"strengths": (0.1, 0.2)} if knobs(method) & {"kappa", "strength"} else {}
+    own = {"strengths": (0.1, 0.2)} if {"kappa", "strength"} & set(METHODS[method].takes) else {}
     grid = dataclasses.replace(small, methods=(method,), workers=(2,), momenta=(0.5, 0.9), seeds=(0,), **own)
     _, rows, _ = run(grid)
-    assert len(rows) == 2 * (2 if "momentum" in knobs(method) else 1) * (2 if own else 1)
+    assert len(rows) == 2 * (2 if "momentum" in METHODS[method].takes else 1) * (2 if own else 1)
     assert len({row["train_loss"] for row in rows}) > 1
     assert all(row["train_loss"] is not None for row in rows)
 
@@ -283,9 +303,9 @@ def test_a_cosine_of_a_sweep_ends_with_each_run(small, monkeypatch):
     monkeypatch.setattr(schedules, "rate", rate)
     grid = dataclasses.replace(small, methods=("asgd",), workers=(3,), gradients=50, schedule="cosine")
     task = sweep.make_task(grid.config(grid.cells[0]))
-    monkeypatch.setattr(sweep, "_memory", lambda *_: {})
+    monkeypatch.setattr(batch, "memory_of_run", lambda *_: {})
     with pytest.raises(MadeError, match="50"):
-        sweep.run_cell(grid, grid.cells[0], task, types.SimpleNamespace(of=lambda runs: None))
+        sweep.run_cell(grid, grid.cells[0], task, types.SimpleNamespace(update=lambda name, done: None))
 
 
 # --- Interrupted
@@ -314,7 +334,9 @@ def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, mo
     assert cli.main(["sweep", "--resume", small.out]) == 0
     assert pretended == small.cells[2:]
     assert folder.table.read_text() == whole
-    assert "3/4 cells done  75 %" in capsys.readouterr().out  # Of the whole sweep, what was done before included.
+    assert (
+        "3/4 cells done, 75 % of the gradients" in capsys.readouterr().out
+    )  # Of the whole sweep, what was done before included.
     assert cli.main(["sweep", "--resume", small.out, "--out", small.out + "-other"]) == 2
     assert "stays in its folder" in capsys.readouterr().err
     pretended.clear()
@@ -337,8 +359,8 @@ def test_a_killed_sweep_goes_on(data_dir, tmp_path):
             if line.startswith("1/3 cells done"):
                 process.send_signal(signal.SIGKILL)
                 break
-    assert folders[0].rows(grid.cells[0]) is not None
-    assert folders[0].rows(grid.cells[2]) is None
+    assert folders[0].load(grid.cells[0]) is not None
+    assert folders[0].load(grid.cells[2]) is None
     subprocess.run([*command[0][:4], "--resume", str(folders[0].path)], check=True, capture_output=True)
     subprocess.run(command[1], check=True, capture_output=True)
     assert folders[0].table.read_text() == folders[1].table.read_text()
@@ -351,10 +373,10 @@ def test_a_folder_of_another_sweep_is_refused_with_what_differs(small, capsys):
     other = dataclasses.replace(small, seeds=(0,), batch_size=16)
     assert cli.main(["sweep", *arguments(other)]) == 2
     said = capsys.readouterr().err
-    assert f"{small.out} holds another sweep, of --seeds 3 5 (not 0), --batch-size 32 (not 16)" in said
+    assert f"{small.out} holds another sweep, of --batch-size 32 (not 16), --seeds 3 5 (not 0)" in said
     assert cli.main(["sweep", "--resume", small.out, "--workers", "7"]) == 2
     assert "--workers 2 3 (not 7)" in capsys.readouterr().err
-    assert folder.rows(small.cells[0]) is None
+    assert folder.load(small.cells[0]) is None
 
 
 def test_what_is_damaged_or_of_a_single_run_is_refused(small, tmp_path, capsys):
@@ -378,7 +400,8 @@ def test_what_is_damaged_or_of_a_single_run_is_refused(small, tmp_path, capsys):
 def test_a_cell_that_does_not_fit_is_several_programs(small, monkeypatch):
     grid = dataclasses.replace(small, methods=("gem",), workers=(3,))
     _, rows, _ = run(grid)
-    needed = sum(sweep._memory(grid, grid.cells[0], make_task(grid.config(grid.cells[0])).params).values())
+    config = grid.config(grid.cells[0])
+    needed = sum(batch.memory_of_run(config, make_task(config).params).values())
     monkeypatch.setattr(memory, "_capacity", lambda device: 2.5 * needed)  # One run, and as much again.
     calls, make = [], gemjax.sweep
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What networks are trained for and how they are evaluated: images, text, and networks with statistics."""
+"""Losses and evaluation: images, text, and networks with statistics."""
 
 import functools
 
@@ -15,7 +15,7 @@ from train.task.models import DigitsCNN, GemCNN, init, init_params
 from train.task.models.layers import BatchNorm
 from train.task.models.ops.layout import Layout
 
-# One program each: Flax initialises a network operation by operation, and every operation is compiled.
+# One program per network: Flax otherwise compiles its initialisation operation by operation.
 compiled_init = jax.jit(init_params, static_argnums=(0, 2))
 compiled_cross_entropy = jax.jit(cross_entropy)
 
@@ -127,9 +127,9 @@ def test_augmentation_is_drawn_by_key_in_training_alone():
     assert (trained[0] != evaluated[0]).any()
 
 
-def test_the_next_token_is_what_text_is_trained_for():
+def test_the_loss_of_text_is_that_of_the_next_token():
     class Same(nn.Module):
-        """Says with certainty that the next token is this one again."""
+        """A model that is certain that the next token repeats this one."""
 
         @nn.compact
         def __call__(self, tokens, train=False):

@@ -11,17 +11,17 @@ import pytest
 import gemjax
 from gemjax import arrivals
 from train.config.config import Config
-from train.config.validation import LOCAL
+from train.config.methods import METHODS
 from train.task import schedules
-from train.task.methods import METHODS, local_steps, make_method
+from train.task.methods import local_steps, make_method, maker
 
 WORKERS, COMMITS = 2, 12
 
 
 def train(config, gradient=1.0, steps_per_epoch=6.0):
-    """Where `config` comes to from 1 under a constant gradient, every commit."""
+    """Return the parameters after each commit, from 1 and under a constant gradient."""
 
-    def loss_fn(params, gradient, batch, key):  # The gradient is no constant of the program, which is compiled once.
+    def loss_fn(params, gradient, batch, key):  # The gradient is an argument, so that the program is compiled once.
         return jnp.sum(params * gradient), (gradient, {})
 
     seen = []
@@ -54,7 +54,7 @@ def some(method):
 @pytest.mark.parametrize("method", list(map(some, METHODS)))
 def test_a_schedule_acts_from_its_epoch_on(method):
     plain, decayed = train(configured(method)), train(configured(method, decay_epochs=(1.0,), decay_factor=0.01))
-    # A worker with local steps counts its own, three of six commits; its first one behind that comes a turn later.
+    # A worker with local steps counts its own, three of six commits; its first step after that comes a turn later.
     np.testing.assert_allclose(decayed[:6], plain[:6], rtol=1e-5)
     assert np.abs(decayed - plain)[-4:].max() > 1e-5
 
@@ -105,10 +105,12 @@ def test_weight_decay_of_local_steps_is_that_of_the_workers_own_weights():
     np.testing.assert_allclose(updates, -0.01 * 0.1 * 3.0, rtol=1e-5)
 
 
-def test_without_flags_nothing_is_put_around_the_method():
+def test_without_flags_the_method_is_not_wrapped():
     for method in ("gem", "easgd"):
         config = configured(method)
-        plain, made = (tx.init(jnp.ones(2)) for tx in (METHODS[method](config), make_method(config, 5.0)))
+        plain, made = (
+            tx.init(jnp.ones(2)) for tx in (maker(method)(0.01, num_workers=WORKERS), make_method(config, 5.0))
+        )
         assert jax.tree.structure(plain) == jax.tree.structure(made)
     assert schedules.rate(config, 5.0) == 0.01
 
@@ -129,10 +131,10 @@ def test_decays_within_one_step_are_all_made():
     np.testing.assert_allclose([schedule(3), schedule(4)], [0.01, 0.0025], rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", LOCAL)
-def test_methods_with_local_steps_have_their_decay_there_alone(method):
+@pytest.mark.parametrize("method", [name for name, facts in METHODS.items() if facts.local])
+def test_methods_with_local_steps_decay_only_in_these(method):
     config = configured(method, weight_decay=0.1)
     assert len(jax.tree.leaves(make_method(config).init(jnp.ones(2)))) == len(
-        jax.tree.leaves(METHODS[method](config).init(jnp.ones(2)))
+        jax.tree.leaves(make_method(configured(method)).init(jnp.ones(2)))
     )
     assert isinstance(local_steps(config).tx, optax.GradientTransformation)

@@ -1,25 +1,27 @@
-"""What a configuration trains: colour images, text, and the seeds of both."""
+"""Tasks of configurations: colour images, text, and the seeds of both."""
 
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.config import networks
 from train.config.config import Config
+from train.config.datasets import DATASETS
 from train.task import task
 from train.task.data import load as data
 from train.task.task import make_task, parameter_shapes
 
 
 def dataset(kind, **columns):
-    return types.SimpleNamespace(
-        name=kind, train=columns, test={name: column[:6] for name, column in columns.items()}, num_classes=10,
-        mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), scale=255.0,
-    )  # fmt: skip
+    test = {name: column[:6] for name, column in columns.items()}
+    return data.Dataset(kind, columns, test, 10, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
+
+
+def shaped(monkeypatch, shape):
+    """Give rows of digits another shape."""
+    monkeypatch.setitem(DATASETS, "digits", dataclasses.replace(DATASETS["digits"], shape=shape))
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def colours(monkeypatch):
     rng = np.random.RandomState(0)
     images, labels = rng.randint(0, 256, (20, 8, 8, 3)).astype(np.uint8), rng.randint(0, 10, 20).astype(np.int32)
     monkeypatch.setattr(data, "load", lambda name, **folders: dataset(name, image=images, label=labels))
-    monkeypatch.setitem(networks.SHAPES, "digits", (8, 8, 3))
+    shaped(monkeypatch, (8, 8, 3))
     return Config(model="resnet20", depth=8, width=0.25, batch_size=4, workers=2, epochs=1.0)
 
 
@@ -53,7 +55,7 @@ def test_images_are_shifted_as_far_as_the_network_sees(colours, monkeypatch, mod
     rng = np.random.RandomState(0)
     columns = {"image": rng.randint(0, 256, (8, 32, 32, 3)).astype(np.uint8), "label": np.zeros(8, np.int32)}
     monkeypatch.setattr(data, "load", lambda name, **folders: dataset(name, **columns))
-    monkeypatch.setitem(networks.SHAPES, "digits", (32, 32, 3))
+    shaped(monkeypatch, (32, 32, 3))
     depth = 8 if model == "resnet20" else None
     made = make_task(dataclasses.replace(colours, model=model, width=0.1, depth=depth, augment=True))
     batch = {name: jnp.asarray(column) for name, column in made.batches.data.items()}
@@ -65,7 +67,7 @@ def test_images_are_shifted_as_far_as_the_network_sees(colours, monkeypatch, mod
 def test_text_is_trained_with_a_transformer(monkeypatch):
     tokens = np.random.RandomState(0).randint(0, 10, (12, 9)).astype(np.uint8)
     monkeypatch.setattr(data, "load", lambda name, **folders: dataset(name, tokens=tokens))
-    monkeypatch.setitem(networks.SHAPES, "digits", (8,))
+    shaped(monkeypatch, (8,))
     made = make_task(Config(depth=1, width=0.25, batch_size=3, workers=2, epochs=1.0))
     assert made.model_state == ()
     assert made.params["Embed_0"]["embedding"].shape == (10, 32)
@@ -77,13 +79,9 @@ def test_text_is_trained_with_a_transformer(monkeypatch):
 
 
 def test_a_network_that_does_not_fit_what_was_read_is_refused(colours, monkeypatch):
-    monkeypatch.setitem(networks.SHAPES, "digits", (32, 32, 3))
+    shaped(monkeypatch, (32, 32, 3))
     with pytest.raises(ValueError, match="cnn7 takes images of at least 28x28 pixels; digits has images of 8x8"):
         make_task(dataclasses.replace(colours, model="cnn7", depth=None))
-
-
-def test_the_shapes_that_networks_are_judged_by_are_those_of_the_data():
-    assert {name: data.spec(name).shape for name in data.SOURCES} == networks.SHAPES
 
 
 @pytest.mark.parametrize(("name", "count"), [("cifar100", 275_572), ("tiny_shakespeare", 1_246_848)])

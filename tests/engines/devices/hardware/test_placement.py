@@ -1,4 +1,4 @@
-"""Placement: which device computes, and where the central variable lives."""
+"""Placement of workers and of the central variable."""
 
 import dataclasses
 import subprocess
@@ -13,7 +13,7 @@ from gemjax.engines.devices.hardware.placement import Placement, place
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """Stands for a device that this host lacks; placing never touches a device."""
+    """Placeholder for a device that this host lacks; placing uses no device."""
 
     id: int
     platform: str = "gpu"
@@ -22,7 +22,7 @@ class Accelerator:
 ACCELERATORS = [Accelerator(i) for i in range(8)]
 
 
-def test_workers_go_round_the_devices():
+def test_workers_are_assigned_to_devices_in_turn():
     devices = jax.local_devices()
     placed = place(10, devices=devices[:4])
     assert placed.workers == tuple(devices[i % 3] for i in range(10))
@@ -42,11 +42,11 @@ def test_workers_go_round_the_devices():
         (jax.local_devices(), "dedicated"),
     ],
 )
-def test_the_default_depends_on_what_there_is(devices, central):
+def test_the_default_depends_on_the_devices(devices, central):
     assert place(2, devices=devices) == place(2, central, devices=devices)
 
 
-def test_the_three_homes_of_the_central_variable():
+def test_the_three_places_of_the_central_variable():
     cpu = jax.local_devices(backend="cpu")[0]
     assert place(2, "dedicated", ACCELERATORS) == Placement((ACCELERATORS[0], ACCELERATORS[1]), ACCELERATORS[7])
     assert place(2, "host", ACCELERATORS) == Placement((ACCELERATORS[0], ACCELERATORS[1]), cpu)
@@ -71,7 +71,7 @@ def test_all_local_devices_are_the_default():
         ((2, "dedicated", ACCELERATORS[:1]), r"at least 2 devices, but there are 1 in all.* gemjax\.cpu_devices\(n\)"),
     ],
 )
-def test_what_cannot_be_placed_is_refused(arguments, message):
+def test_impossible_placements_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         place(*arguments)
 
@@ -105,18 +105,30 @@ def test_a_placement_needs_different_devices():
         Placement((ACCELERATORS[0],), ())
 
 
+def test_groups_of_devices_may_be_equal_separate_or_nested_but_not_overlap_in_part():
+    a, b, c, d = ACCELERATORS[:4]
+    for workers, central in ((((a, b), (b, a)), (c, d)), (((a, b), a), (a, b, c)), (((a, b), (c, d)), (a, b, c, d))):
+        assert len(Placement(workers, central).workers) == 2
+    with pytest.raises(
+        ValueError, match=r"devices of worker 0 and worker 2 overlap in part.* equal or separate groups"
+    ):
+        Placement(((a, b), a, (b, c)), d)
+    with pytest.raises(ValueError, match="devices of worker 1 and central overlap in part"):
+        Placement((a, (a, b)), (b, c))
+
+
 def test_a_placement_needs_workers():
     with pytest.raises(ValueError, match="at least one worker, got none"):
         Placement((), jax.devices()[0])
 
 
-def test_cpu_devices_gives_what_is_there():
+def test_cpu_devices_returns_existing_devices():
     assert gemjax.cpu_devices(9) == jax.devices("cpu")[:9]
     assert gemjax.cpu_devices(2) == jax.devices("cpu")[:2]
 
 
-def test_cpu_devices_fails_loudly_when_jax_has_started():
-    with pytest.raises(RuntimeError, match=r"started with 9 CPU devices, and 10 are wanted.*JAX_NUM_CPU_DEVICES=10"):
+def test_cpu_devices_fails_when_jax_has_started():
+    with pytest.raises(RuntimeError, match=r"started with 9 CPU devices, but 10 are wanted.*JAX_NUM_CPU_DEVICES=10"):
         gemjax.cpu_devices(10)
     assert len(jax.devices("cpu")) == 9
 
@@ -141,4 +153,4 @@ except RuntimeError as error:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"JAX_PLATFORMS": "cpu"}
     )
     assert done.returncode == 0, done.stderr
-    assert "refused: JAX has started with 3 CPU devices, and 4 are wanted" in done.stdout
+    assert "refused: JAX has started with 3 CPU devices, but 4 are wanted" in done.stdout

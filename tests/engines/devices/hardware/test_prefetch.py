@@ -1,13 +1,13 @@
-"""Batches that are read ahead: what cannot be read, and what never ends."""
+"""Prefetched batches: reads that fail, and reads that never end."""
 
 import threading
 
 import pytest
 
-from gemjax.engines.devices.hardware.prefetch import ReadAhead
+from gemjax.engines.devices.hardware.prefetch import Prefetcher
 
 
-def test_what_could_not_be_read_is_read_anew():
+def test_a_failed_read_is_repeated():
     calls = []
 
     def read(key):
@@ -16,40 +16,41 @@ def test_what_could_not_be_read_is_read_anew():
             raise OSError("stale file handle")
         return key * 2
 
-    ahead = ReadAhead(read, threads=1)
+    prefetcher = Prefetcher(read, threads=1)
     with pytest.raises(OSError, match="stale"):
-        ahead.take(4)
-    assert ahead.take(4) == 8
-    assert ahead.take(4) == 8
+        prefetcher.take(4)
+    assert prefetcher.take(4) == 8
+    assert prefetcher.take(4) == 8
     assert calls == [4, 4]
-    ahead.close()
+    prefetcher.close()
 
 
 def test_closing_does_not_wait_for_a_read_that_never_ends():
-    """Nor does the interpreter's end, for it is in a daemon thread."""
+    """Neither does the interpreter's end, because the thread is a daemon."""
     begun, lost = threading.Event(), threading.Event()
 
     def read(key):
         begun.set()
         lost.wait(60)
 
-    ahead = ReadAhead(read, threads=1)
-    ahead.begin([1, 2])
+    others = set(threading.enumerate())
+    prefetcher = Prefetcher(read, threads=1)
+    prefetcher.begin([1, 2])
     assert begun.wait(60)
-    readers = [thread for thread in threading.enumerate() if thread.name == "gemjax-reader-0"]
-    assert readers
-    assert all(thread.daemon for thread in readers)
-    assert ahead.are_inside()
-    ahead.close()
+    readers = [thread for thread in threading.enumerate() if thread.name == "gemjax-reader-0" and thread not in others]
+    assert len(readers) == 1
+    assert readers[0].daemon
+    assert prefetcher.are_inside()
+    prefetcher.close()
     lost.set()
     for thread in readers:
         thread.join(60)
         assert not thread.is_alive()
-    assert not ahead.are_inside()
-    assert not ahead.is_there(2)  # It was still to be read.
+    assert not prefetcher.are_inside()
+    assert not prefetcher.is_read(2)  # Its read had not begun.
 
 
-def test_who_reads_nothing_has_no_threads():
+def test_without_reads_there_are_no_threads():
     before = threading.active_count()
-    ReadAhead(lambda key: key, threads=4)
+    Prefetcher(lambda key: key, threads=4)
     assert threading.active_count() == before

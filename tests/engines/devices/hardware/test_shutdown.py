@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gemjax.engines.devices.hardware import shutdown as at_exit
+from gemjax.engines.devices.hardware import shutdown
 
 ENDS_EARLY = """
 import jax, jax.numpy as jnp, gemjax
@@ -22,13 +22,13 @@ print(len(result.trace))
 """
 
 
-def test_a_program_ends_well_though_a_worker_still_computes():
+def test_a_program_ends_normally_though_a_worker_still_computes():
     done = subprocess.run([sys.executable, "-c", ENDS_EARLY], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "40\n"), done.stderr
 
 
 class Inside:
-    """Threads that are inside for so many looks."""
+    """Threads that are in compiled code for the first ``looks`` queries."""
 
     def __init__(self, looks):
         self.looks = looks
@@ -40,21 +40,21 @@ class Inside:
 
 @pytest.fixture
 def only(monkeypatch):
-    """Nobody's threads but those of the test."""
-    monkeypatch.setattr(at_exit, "_all", type(at_exit._all)())
-    return at_exit.wait_for
+    """Let the end of the interpreter wait for threads of the test only."""
+    monkeypatch.setattr(shutdown, "_all", type(shutdown._all)())
+    return shutdown.wait_for
 
 
-def test_the_end_waits_until_nobody_is_inside(only, capsys):
+def test_the_end_waits_until_no_thread_is_in_compiled_code(only, capsys):
     threads = Inside(looks=3)
     only(threads)
-    at_exit._wait()
+    shutdown._wait()
     assert threads.looks == -1
     assert capsys.readouterr().err == ""
 
 
-def test_the_end_does_not_wait_for_ever(only, capsys):
+def test_the_end_does_not_wait_forever(only, capsys):
     threads = Inside(looks=10**9)
     only(threads, seconds=0.02)
-    at_exit._wait()
-    assert "busy still 0.02 s after the end" in capsys.readouterr().err
+    shutdown._wait()
+    assert "still busy 0.02 s after the end" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The threads that wait: what they note of a worker."""
+"""Waiting threads and the times that they record."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from gemjax.engines.devices.hardware.waiters import Waiters
 
 
 class Array:
-    """Stands in for an array on a device; ready when it is released."""
+    """Array on a device that is ready when the test releases it."""
 
     def __init__(self, *, ready=False):
         self.released = threading.Event()
@@ -24,21 +24,22 @@ class Array:
         return self
 
 
-def test_a_view_on_its_way_is_waited_for_and_its_arrival_noted():
+def test_a_view_in_transfer_is_waited_for_and_its_arrival_recorded():
     view, gradient = Array(), Array()
     with Waiters(1) as waiters:
-        waiters.watch(0, 5, 0.25, {"float32": view}, {"float32": gradient})
+        waiters.watch(0, 7, 5, 0.25, {"float32": view}, {"float32": gradient})
         sent = time.perf_counter()
         view.released.set()
         gradient.released.set()
         arrival = waiters.next()
-    assert (arrival.worker, arrival.step, arrival.dispatched, arrival.error) == (0, 5, 0.25, None)
+    assert (arrival.worker, arrival.number, arrival.step, arrival.dispatched) == (0, 7, 5, 0.25)
+    assert arrival.error is None
     assert sent <= arrival.began <= arrival.ready
 
 
-def test_a_view_that_is_there_takes_no_time():
+def test_a_view_that_has_arrived_takes_no_time():
     with Waiters(1) as waiters:
-        waiters.watch(0, 5, 0.25, {"float32": Array(ready=True)}, {"float32": Array(ready=True)})
+        waiters.watch(0, 7, 5, 0.25, {"float32": Array(ready=True)}, {"float32": Array(ready=True)})
         assert waiters.next().began is None
 
 
@@ -47,20 +48,20 @@ def test_first_finished_first_served(late):
     gradients = [Array(), Array()]
     with Waiters(2) as waiters:
         for worker, gradient in enumerate(gradients):
-            waiters.watch(worker, 0, 0.0, (), gradient)
+            waiters.watch(worker, 1, 0, 0.0, (), gradient)
         gradients[1 - late].released.set()
         assert waiters.next().worker == 1 - late
         gradients[late].released.set()
         assert waiters.next().worker == late
 
 
-def test_what_a_computation_raises_comes_with_its_worker():
+def test_an_exception_arrives_with_its_worker():
     class Failing(Array):
         def block_until_ready(self):
             raise RuntimeError("lost")
 
     with Waiters(2) as waiters:
-        waiters.watch(1, 3, 0.0, (), Failing())
+        waiters.watch(1, 1, 3, 0.0, (), Failing())
         arrival = waiters.next()
     assert arrival.worker == 1
     assert "lost" in str(arrival.error)

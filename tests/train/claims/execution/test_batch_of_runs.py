@@ -15,7 +15,7 @@ BASE = Config(engine="simulate", dataset="digits", epochs=0.5, workers=4, batch_
 
 
 class Tiny(nn.Module):
-    """Stands in for the convolutional network: two layers can diverge as it does, and compile quickly."""
+    """A replacement for the convolutional network: two layers can diverge, too, and compile quickly."""
 
     num_classes: int = 10
 
@@ -65,6 +65,32 @@ def test_a_run_beside_others_has_the_record_that_it_has_alone(method, changes):
         assert beside["curve"]["commits"] == alone["curve"]["commits"]
         assert beside["curve"]["train_loss"] == pytest.approx(alone["curve"]["train_loss"], rel=2e-3)
         assert beside["evaluations"]["commits"] == alone["evaluations"]["commits"]
+
+
+def test_runs_that_differ_in_all_numbers_have_the_records_that_they_have_alone():
+    points = [{"learning_rate": 0.01, "kappa": 2.0}, {"learning_rate": 0.1, "momentum": 0.5}]
+    several = [
+        Run("gem", k, dataclasses.replace(BASE, method="gem", **one), evaluations=2) for k, one in enumerate(points)
+    ]
+    for run, beside in zip(several, record_together(several, {}, alike=True), strict=True):
+        alone = record(run, {})
+        assert beside["evaluations"]["commits"] == alone["evaluations"]["commits"]
+        assert beside["evaluations"]["test_loss"] == pytest.approx(alone["evaluations"]["test_loss"], rel=2e-3)
+        assert beside["test_accuracy"] == pytest.approx(alone["test_accuracy"], rel=2e-3)
+        assert beside["final_loss"] < alone["initial_train_loss"]
+
+
+def test_runs_with_pre_training_begin_where_one_worker_ended():
+    one, other = (
+        dataclasses.replace(run, pretraining=2.0) for run in runs("downpour", rates=(0.1,), local_optimizer="adamw")
+    )
+    trained, plain = record(one, {}), record(dataclasses.replace(one, pretraining=0.0), {})
+    assert trained["initial_train_loss"] < 0.8 * plain["initial_train_loss"]
+    assert record(other, {})["initial_train_loss"] == trained["initial_train_loss"]
+    assert record(other, {})["train_loss"] != trained["train_loss"]
+    longer = dataclasses.replace(one, pretraining=4.0)
+    assert record(longer, {})["initial_train_loss"] < trained["initial_train_loss"]
+    assert len({run.key("1") for run in (one, longer, dataclasses.replace(one, pretraining=0.0))}) == 3
 
 
 def test_a_run_that_fails_does_so_without_the_others():

@@ -11,13 +11,13 @@ augment = jax.jit(module.augment, static_argnames=("pad", "flip"))
 
 
 def coordinates(count=40, height=12, width=11):
-    """Images whose two channels say, counted from 1, in which row and column a pixel is."""
+    """Return images whose two channels are the row and the column of a pixel, counted from 1."""
     rows, columns = np.meshgrid(np.arange(1, height + 1), np.arange(1, width + 1), indexing="ij")
     return jnp.asarray(np.tile(np.stack([rows, columns], -1).astype(np.float32), (count, 1, 1, 1)))
 
 
 def moves(images):
-    """Of images that were `coordinates`: (down, right, mirrored), read off a pixel in the middle and its neighbour."""
+    """Return (down, right, mirrored) of augmented `coordinates`, read off a pixel in the middle and its neighbour."""
     images = np.asarray(images, int)
     height, width = np.array(images.shape[1:3]) // 2
     row, column = images[:, height, width].T
@@ -27,7 +27,7 @@ def moves(images):
 
 
 def reference(image, down, right, mirrored, pad):
-    """The window of the image among zeros that begins at (down, right), mirrored or not."""
+    """Return the window at (down, right) of the zero-padded image, mirrored or not."""
     height, width = image.shape[:2]
     framed = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
     window = framed[pad + down : pad + down + height, pad + right : pad + right + width]

@@ -9,26 +9,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from train.task.data import load as data
+from train.task.data import pack_cifar10_jpeg
 from train.task.data.builders import cifar10_jpeg
 from train.task.data.builders.cifar import PIXELS, Cifar10, Cifar100
 from train.task.data.builders.cifar10_jpeg import Cifar10Jpeg
-from train.task.data.load import SOURCES, load
+from train.task.data.load import load
 
 BUILDERS = {"cifar10": Cifar10, "cifar100": Cifar100}
 
 
 def records(builder, count, seed):
-    """Images and labels, and the bytes that the original files keep them in: labels, then red, green, blue planes."""
+    """Return images, labels, and their bytes in the original format: labels, then red, green and blue planes."""
     rng = np.random.RandomState(seed)
     images = rng.randint(0, 256, (count, 32, 32, 3)).astype(np.uint8)
-    labels = rng.randint(0, builder.num_classes, count).astype(np.uint8)
+    labels = rng.randint(0, builder.facts().classes, count).astype(np.uint8)
     coarse = [np.full(count, 19, np.uint8)] * (builder.labels - 1)
     planes = images.transpose(0, 3, 1, 2).reshape(count, PIXELS)
     return images, labels, np.column_stack([*coarse, labels, planes]).tobytes()
 
 
 def write_archive(builder, file, leave_out=(), replace=None):
-    """An archive of few images; returns those of each split."""
+    """Write an archive of few images and return those of each split."""
     written = {}
     with tarfile.open(file, "w:gz") as tar:
         for seed, (split, names) in enumerate(builder.files.items()):
@@ -57,13 +59,13 @@ def test_images_come_back_as_they_were_written(name, builder, tmp_path, monkeypa
     expect(builder, file, monkeypatch)
     loaded = load(name, data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
     file.unlink()  # Not needed a second time.
-    for data in (loaded, load(name, data_dir=str(tmp_path / "data"))):
+    for found in (loaded, load(name, data_dir=str(tmp_path / "data"))):
         for split, (images, labels) in written.items():
-            columns = getattr(data, split)
+            columns = getattr(found, split)
             np.testing.assert_array_equal(columns["image"], images)
             np.testing.assert_array_equal(columns["label"], labels)
             assert columns["image"].dtype == np.uint8
-    assert loaded.num_classes == builder.num_classes
+    assert loaded.num_classes == builder.facts().classes
     assert len(loaded.mean) == len(loaded.std) == 3
     assert len(loaded.train["label"]) == 7 * len(builder.files["train"])
 
@@ -73,7 +75,7 @@ def test_without_the_original_nothing_is_tried_or_written(name, tmp_path, monkey
     def fail(*args, **kwargs):
         raise AssertionError("TFDS was asked to prepare it")
 
-    builder = SOURCES[name].builder
+    builder = data.builder(name)
     monkeypatch.setattr(builder, "download_and_prepare", fail)
     file = getattr(builder, "archive", None) or {"cifar10_jpeg": "cifar10_jpeg75.npz"}.get(name, "input.txt")
     wrong = tmp_path / "wrong"
@@ -144,7 +146,7 @@ def test_registered_archives_are_those_of_tfds():
 
 
 def write_jpegs(file):
-    """A packed file of few smooth images; returns its arrays and the images as Pillow decodes them."""
+    """Write a packed file of few smooth images; return its arrays and the images as Pillow decodes them."""
     arrays, decoded, header = {}, {}, b""
     for split, count in (("train", 5), ("test", 3)):
         bodies, images = [], []
@@ -155,7 +157,7 @@ def write_jpegs(file):
             Image.fromarray(image).save(content, "jpeg", quality=75)
             images.append(np.asarray(Image.open(content)))
             content = content.getvalue()
-            header = content[:623]  # As long as all the tables are, which are the same at one quality.
+            header = content[:623]  # The length of all tables, which are the same at one quality.
             bodies.append(content[623:-2])
         ends = np.cumsum([len(body) for body in bodies])
         arrays[f"{split}_body"] = np.frombuffer(b"".join(bodies), np.uint8)
@@ -192,6 +194,45 @@ def test_other_packed_jpegs_are_refused(tmp_path):
     write_jpegs(tmp_path / cifar10_jpeg.FILE)
     with pytest.raises(ValueError, match=r"the SHA-256 of its arrays differs\. Put cifar10_jpeg75\.npz"):
         load("cifar10_jpeg", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
+
+
+def unpack(arrays, folder):
+    """Write the packed images as files into a folder per class, and return their labels by split."""
+    labels = {split: arrays[f"{split}_labels"] for split in ("train", "test")}
+    for split, own in labels.items():
+        for name in pack_cifar10_jpeg.CLASSES:
+            (folder / split / name).mkdir(parents=True)
+        bounds = arrays[f"{split}_offsets"]
+        for index, (label, begin, end) in enumerate(zip(own, bounds, bounds[1:], strict=False)):
+            content = arrays["header"].tobytes() + arrays[f"{split}_body"][begin:end].tobytes()
+            file = folder / split / pack_cifar10_jpeg.CLASSES[label] / f"{index:04d}.jpg"
+            file.write_bytes(content + cifar10_jpeg.END_OF_IMAGE)
+    return labels
+
+
+def test_the_lossy_set_is_packed_from_labels_and_files(tmp_path, monkeypatch, capsys):
+    arrays, _ = write_jpegs(tmp_path / "first.npz")
+    arrays["train_labels"] = np.array([3, 9, 3, 0, 9], np.uint8)
+    labels = unpack(arrays, tmp_path / "images")
+    packed = pack_cifar10_jpeg.pack(labels, tmp_path / "images")
+    assert cifar10_jpeg.digest(packed) == cifar10_jpeg.digest(arrays)
+
+    monkeypatch.setattr(Cifar10, "read", lambda archive: {split: (None, own) for split, own in labels.items()})
+    monkeypatch.setattr(Cifar10, "check_file", lambda *_: None)
+    command = ["archive", str(tmp_path / "images"), str(tmp_path / cifar10_jpeg.FILE)]
+    assert pack_cifar10_jpeg.main(command) == 2
+    assert "has other images than the commit" in capsys.readouterr().err
+    monkeypatch.setattr(Cifar10Jpeg, "sha256", cifar10_jpeg.digest(arrays))
+    assert pack_cifar10_jpeg.main(command) == 0
+    assert cifar10_jpeg.digest(cifar10_jpeg.read(tmp_path / cifar10_jpeg.FILE)) == Cifar10Jpeg.sha256
+
+    cats = tmp_path / "images" / "train" / "cat"
+    (cats / "0009.jpg").write_bytes(b"")
+    assert pack_cifar10_jpeg.main(command) == 2
+    assert "cat has 3 .jpg files, but 2 images are of it" in capsys.readouterr().err
+    (cats / "0002.jpg").unlink()
+    assert pack_cifar10_jpeg.main(command) == 2
+    assert "0009.jpg begins or ends otherwise than the files before it" in capsys.readouterr().err
 
 
 def test_pickles_are_not_read(tmp_path):

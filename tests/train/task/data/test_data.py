@@ -1,4 +1,4 @@
-"""Tests of the data sets: preparing, reading back, and the ways in which files are wrong."""
+"""Tests of the data sets: preparing, reading back, and wrong files."""
 
 import dataclasses
 import gzip
@@ -8,24 +8,24 @@ import shutil
 import numpy as np
 import pytest
 
-from train.config.config import DATASETS
+from train.config.datasets import DATASETS
 from train.task.data import load as data
 from train.task.data.builders import mnist
 from train.task.data.builders.digits import read_digits, split_indices
-from train.task.data.load import SOURCES, load
+from train.task.data.load import load
 
 FILES = tuple(mnist.Mnist.sha256)
 
 
 def idx(array):
-    """The bytes of an idx file."""
+    """Return the bytes of an idx file."""
     magic = 2048 + array.ndim
     header = np.array([magic, *array.shape], ">i4").tobytes()
     return header + array.astype(np.uint8).tobytes()
 
 
 def write_mnist(folder, monkeypatch, parts=None):
-    """Four tiny files in `folder`, whose SHA-256 the builder is told to expect."""
+    """Write four tiny files into `folder` and let the builder expect their SHA-256."""
     rng = np.random.RandomState(0)
     arrays = parts or {
         FILES[0]: rng.randint(0, 256, (23, 28, 28)),
@@ -48,7 +48,7 @@ def expect(folder, monkeypatch):
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
-    """A folder in which digits are prepared; tests that change it work on a copy."""
+    """Return a folder in which digits are prepared; tests that change it work on a copy."""
     folder = tmp_path_factory.mktemp("prepared")
     load("digits", data_dir=str(folder))
     return folder
@@ -110,7 +110,7 @@ def test_second_load_reads_what_the_first_prepared(own_copy, monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("prepared again")
 
-    monkeypatch.setattr(SOURCES["digits"].builder, "download_and_prepare", fail)
+    monkeypatch.setattr(data.builder("digits"), "download_and_prepare", fail)
     assert len(load("digits", data_dir=str(own_copy)).test["label"]) == 360
 
 
@@ -151,7 +151,7 @@ def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
 
 
 def test_killed_run_leaves_nothing_that_is_read(tmp_path, monkeypatch):
-    builder = SOURCES["digits"].builder
+    builder = data.builder("digits")
 
     def killed(self, images, labels):
         yield 0, {"image": images[0], "label": int(labels[0])}
@@ -181,7 +181,7 @@ def test_mnist_comes_back_as_it_was_written(tmp_path, monkeypatch):
 
 
 def refused(tmp_path, error, match, manual_dir):
-    """`load` raises, says what to do, and has written nothing."""
+    """Check that `load` raises with a remedy and writes nothing."""
     with pytest.raises(error, match=match) as raised:
         load("mnist", data_dir=str(tmp_path / "data"), manual_dir=manual_dir)
     assert "Download train-images-idx3-ubyte.gz" in str(raised.value)
@@ -254,27 +254,38 @@ def test_checksums_are_those_that_tfds_registers():
         }
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_every_set_is_on_the_command_line_and_known_without_its_data(name):
-    spec = data.spec(name)
-    assert tuple(SOURCES) == DATASETS
-    assert spec.column in ("image", "tokens")
-    assert spec.num_classes in (10, 100, 256)
-    assert SOURCES[name].builder.name == f"gemjax_{name}"
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_row_is_known_without_its_data(name):
+    facts = DATASETS[name]
+    assert data.builder(name).name == f"gemjax_{name}"
+    assert data.spec(name) == (facts.shape, facts.classes)
 
 
-def test_specification_is_what_is_loaded(prepared):
-    digits = load("digits", data_dir=str(prepared))
-    spec = data.spec("digits")
-    assert spec == data.Spec("image", (8, 8, 1), 10)
-    assert data.image_shape("digits") == digits.train[spec.column].shape[1:]
-    with pytest.raises(ValueError, match="tiny_shakespeare has no images, but tokens"):
-        data.image_shape("tiny_shakespeare")
+def test_a_row_has_the_facts_of_the_data(prepared):
+    digits, facts = load("digits", data_dir=str(prepared)), DATASETS["digits"]
+    assert digits.train["image"].shape == (facts.rows, *facts.shape)
+    assert digits.num_classes == facts.classes == 1 + digits.test["label"].max()
 
 
 @pytest.mark.parametrize("ask", [load, data.spec, data.check_name])
-def test_unknown_name_is_refused_with_what_is_possible(ask, tmp_path):
-    with pytest.raises(ValueError, match=r"'cifar' \(did you mean cifar10 or ") as raised:
+def test_unknown_name_is_refused_with_the_possible_ones(ask, tmp_path):
+    with pytest.raises(ValueError, match=r"'cifar' \(did you mean cifar10, cifar100 or ") as raised:
         ask("cifar", data_dir=str(tmp_path))
     assert f"choose one of {', '.join(DATASETS)}, or an image set of TFDS" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_squares_of_pixels_are_averaged_in_every_part():
+    images = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
+    columns = {"image": images, "label": np.arange(2, dtype=np.int32)}
+    found = data.Dataset("pretended", columns, {name: column[:1] for name, column in columns.items()}, 10).pooled(2)
+    assert found.train["image"].shape == (2, 2, 2, 3)
+    assert found.train["image"].dtype == np.uint8
+    np.testing.assert_array_equal(found.train["image"][0, 0, 0], np.rint(images[0, :2, :2].mean((0, 1))))
+    np.testing.assert_array_equal(found.test["image"], found.train["image"][:1])
+    np.testing.assert_array_equal(found.train["label"], columns["label"])
+    assert found.validation is None
+    with pytest.raises(ValueError, match="--pool must divide the sides of images of 4x4 pixels; got 3"):
+        data.Dataset("pretended", columns, columns, 10).pooled(3)
+    text = {"tokens": np.zeros((2, 5), np.uint8)}
+    assert data.Dataset("words", text, text, 256).pooled(1).train is text

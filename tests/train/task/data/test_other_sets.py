@@ -1,4 +1,4 @@
-"""Tests of image sets of TFDS that the project has no builder for."""
+"""Tests of image sets of TFDS without a builder in the project."""
 
 import io
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default:.*OpenCV")
 
 
 class Photographs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Few PNGs under the name of a set of TFDS, as somebody with TensorFlow prepares it."""
+    """Few PNGs under the name of a set of TFDS, as TensorFlow prepares it."""
 
     name = "beans"
     VERSION = tfds.core.Version("0.1.0")
@@ -71,7 +71,7 @@ def test_a_set_prepared_elsewhere_is_read(tmp_path):
     np.testing.assert_allclose(loaded.mean, images.mean((0, 1, 2)))
     np.testing.assert_allclose(loaded.std, images.std((0, 1, 2)))
     assert (loaded.num_classes, loaded.scale) == (4, 255.0)
-    assert data.spec("beans", data_dir=folder) == data.Spec("image", (6, 5, 3), 4)
+    assert data.spec("beans", data_dir=folder) == data.Spec((6, 5, 3), 4)
 
 
 def test_a_name_that_only_the_folder_knows_and_a_newer_version_are_found(tmp_path, monkeypatch):
@@ -90,17 +90,17 @@ def test_validation_serves_where_there_is_no_test(tmp_path, monkeypatch):
 
 def test_a_set_without_a_part_to_test_on_is_refused(tmp_path, monkeypatch):
     folder = prepare(tmp_path, monkeypatch, splits=("train",))
-    with pytest.raises(ValueError, match="beans has the splits train; wanted are train and test"):
+    with pytest.raises(ValueError, match="beans has the splits train; needed are train and test"):
         data.load("beans", data_dir=folder)
 
 
-def test_a_set_that_is_not_prepared_says_at_once_what_to_do(tmp_path, monkeypatch):
+def test_a_set_that_is_not_prepared_is_refused_at_once_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(other_sets, "has_tensorflow", lambda: False)
     monkeypatch.setattr(prepared, "prepare", lambda builder: pytest.fail("TFDS was asked to prepare it"))
     with pytest.raises(FileNotFoundError, match=r"takes TensorFlow: pip install 'gemjax\[tfds\]', or .* as data_dir"):
         data.load("emnist/letters", data_dir=str(tmp_path / "data"))
     assert not (tmp_path / "data").exists()
-    assert data.spec("emnist/letters", data_dir=str(tmp_path)) == data.Spec("image", (28, 28, 1), 37)
+    assert data.spec("emnist/letters", data_dir=str(tmp_path)) == data.Spec((28, 28, 1), 37)
 
 
 def test_with_tensorflow_tfds_prepares_the_set(tmp_path, monkeypatch):
@@ -112,8 +112,8 @@ def test_with_tensorflow_tfds_prepares_the_set(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("imagenet2012", r"images of the shape \(None, None, 3\); wanted is one size for all"),
-        ("imdb_reviews", "imdb_reviews has text, label; wanted are image and label"),
+        ("imagenet2012", r"images of the shape \(None, None, 3\); needed is one size for all"),
+        ("imdb_reviews", "imdb_reviews has text, label; needed are image and label"),
         ("emnist/nothing", r"it has the configurations .*letters.*nothing not found"),
     ],
 )
@@ -139,11 +139,11 @@ def test_names_that_are_no_names_are_refused(name, tmp_path):
 
 
 @pytest.mark.parametrize("argv", [["--dataset", "cifra10"], ["sweep", "--dataset", "cifra10"]])
-def test_the_command_line_says_what_there_is(argv, capsys, tmp_path, monkeypatch):
+def test_the_command_line_answers_an_unknown_name_with_near_ones(argv, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(argv) == 2
     out, error = capsys.readouterr()
-    assert "there is no data set 'cifra10' (did you mean cifar10 or cifar100" in error
+    assert "there is no data set 'cifra10' (did you mean cifar10, cifar100 or" in error
     assert error.count("\n") == 1
     assert out == ""
     assert not list(tmp_path.iterdir())

@@ -13,14 +13,14 @@ TEXT = bytes(np.random.RandomState(0).randint(0, 256, 1000).astype(np.uint8))
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a text, which the builder is told to expect, and from which it is prepared in `folder / "data"`."""
+    """Return a folder with a text that the builder expects and prepares in `folder / "data"`."""
     (tmp_path / FILE).write_bytes(TEXT)
     monkeypatch.setattr(TinyShakespeare, "size", len(TEXT))
     monkeypatch.setattr(TinyShakespeare, "sha256", hashlib.sha256(TEXT).hexdigest())
     return tmp_path
 
 
-def load(folder, length=data.SEQUENCE_LENGTH):
+def load(folder, length=None):
     return data.load("tiny_shakespeare", data_dir=str(folder / "data"), manual_dir=str(folder), sequence_length=length)
 
 
@@ -39,7 +39,6 @@ def test_rows_are_the_text_and_each_token_is_predicted_once(folder):
         assert len(text) - 1 - rows[:, 1:].size < 7
     other = load(folder, 20).train["tokens"]  # Prepared once, whatever the length.
     assert other.shape == (899 // 20, 21)
-    assert data.spec("tiny_shakespeare", sequence_length=20) == data.Spec("tokens", (20,), 256)
     assert loaded.num_classes == 256
 
 

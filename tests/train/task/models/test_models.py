@@ -1,4 +1,4 @@
-"""The implementations of a pooled convolution, and the networks that are made of it."""
+"""The implementations of a pooled convolution, and the networks made of it."""
 
 import functools
 
@@ -18,7 +18,7 @@ def count(params):
 
 
 def shapes(model, image_shape):
-    """The parameters' shapes, without their values."""
+    """Return the shapes of the parameters, without values."""
     return jax.eval_shape(lambda key: init_params(model, key, image_shape), jax.random.key(0))
 
 
@@ -40,7 +40,7 @@ def normal(seed, *shape):
 
 
 def convolution_and_gradients(shape, size, pool, dtype):
-    """For each implementation: the value and the gradients of images, kernel and bias."""
+    """Return the value and the gradients of images, kernel and bias, per implementation."""
     inputs = (normal(0, 3, *shape, 2), normal(1, size, size, 2, 4), normal(2, 4))
     extents = [(extent - size + 1) // (2 if pool else 1) for extent in shape]
     cotangent = jnp.asarray(normal(3, 3, *extents, 4), dtype)

@@ -18,12 +18,12 @@ def normal(seed, *shape):
 
 
 def back(images, layout):
-    """Images in `layout` as [B, H, W, C]."""
+    """Return images in `layout` as [B, H, W, C]."""
     return images if layout is Layout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
 
 
 def compare(function, *inputs, rtol=1e-4, atol=1e-4):
-    """`function(layout, *inputs)` and its gradients in both layouts; images go in and out as [B, H, W, C]."""
+    """Return `function(layout, *inputs)` and its gradients in both layouts, for images [B, H, W, C]."""
 
     @jax.jit
     def run(*inputs):

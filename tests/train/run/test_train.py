@@ -1,4 +1,4 @@
-"""A run from end to end, shrunk: records, interruption, exact continuation, picture."""
+"""A small run from end to end: records, interruption, exact continuation, picture."""
 
 import dataclasses
 import functools
@@ -8,20 +8,24 @@ import signal
 import threading
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
 from matplotlib import image
 from rich.console import Console
+from shrunk import Dense
 
 import gemjax
 from gemjax.telemetry import eventlog
 from gemjax.testing import Faults
 from train.config import presets
 from train.config.config import Config
-from train.run import train as story
-from train.run.callback import Watcher
+from train.run import train as training
+from train.run.callback import RunCallback
 from train.run.folder import RunFolder
+from train.run.progress import commits_per_second
 from train.task import models
 from train.task.methods import make_method
 from train.task.models.layers import BatchNorm
@@ -47,26 +51,15 @@ def small(data_dir, tmp_path):
     )
 
 
-class Tiny(nn.Module):
-    """Stands in for the convolutional networks where a test is not about learning: it compiles in no time."""
-
-    num_classes: int = 10
-
-    @nn.compact
-    def __call__(self, images, train=False):
-        del train
-        return nn.Dense(10)(images.reshape(len(images), -1))
-
-
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(models, "DigitsCNN", Tiny)
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
 
 
 def run(config, folder=None):
     output = io.StringIO()
     folder = folder or RunFolder.fresh(config)
-    summary = story.train(config, folder, Console(file=output, width=200))
+    summary = training.train(config, folder, Console(file=output, width=200))
     return folder, summary, output.getvalue()
 
 
@@ -84,7 +77,10 @@ def test_a_run_leaves_all_its_records(tiny, small, engine):
     with folder.checkpoints() as checkpoints:
         assert checkpoints.latest == 33
     assert image.imread(folder.picture).std() > 0.05
-    for word in ("commits", "/s", "left", "loss", "staleness p50", "p95", "test accuracy"):
+    rate = summary["commits_per_second"]
+    if engine == "devices":
+        assert rate == gemjax.summarise(eventlog.read(folder.events)).rate
+    for word in (commits_per_second(rate), "left", "loss", "staleness p50", "p95", "test accuracy"):
         assert word in output
 
 
@@ -94,7 +90,7 @@ def test_a_simulation_is_evaluated_after_exactly_so_many_commits(tiny, small):
 
 
 def test_a_simulation_is_evaluated_every_so_many_virtual_seconds(tiny, small):
-    """Three workers of which each makes a gradient a second: some six commits in two seconds."""
+    """Three workers with one gradient per second make about six commits in two seconds."""
     folder, _, _ = run(dataclasses.replace(small, engine="simulate", eval_every=0, eval_seconds=2.0))
     time = eventlog.trace_of(folder.events, 3).time
     metrics = folder.read_metrics()
@@ -103,64 +99,109 @@ def test_a_simulation_is_evaluated_every_so_many_virtual_seconds(tiny, small):
     np.testing.assert_allclose(metrics["time"], time[metrics["commits"] - 1], atol=1e-5)
 
 
-def test_no_checkpoint_is_written_over(tiny, small, monkeypatch):
-    """Orbax deletes the old one first: a run killed then would have lost its newest."""
+def test_no_checkpoint_is_overwritten(tiny, small, monkeypatch):
+    """Orbax deletes the old one first, so a run killed at that moment would lose its newest checkpoint."""
     saved = []
     save = RunFolder.save_checkpoint
     monkeypatch.setattr(
-        RunFolder, "save_checkpoint", lambda folder, *args: saved.append(len(args[2])) or save(folder, *args)
+        RunFolder,
+        "save_checkpoint",
+        lambda folder, *args, **kw: saved.append(len(args[2])) or save(folder, *args, **kw),
     )
     config = dataclasses.replace(small, engine="simulate", checkpoint_every=11)
     folder, _, _ = run(config)
-    assert saved == [11, 22, 33]
-    folder.summary.unlink()  # As if it had been killed before it summed up.
+    assert saved == [0, 11, 22, 33]
+    folder.summary.unlink()  # As if it had been killed before its summary.
     _, summary, output = run(config, folder)
     assert summary["finished"]
-    assert "going on from the checkpoint at 33 commits" in output
-    assert saved == [11, 22, 33]
+    assert "continuing from the checkpoint at 33 commits" in output
+    assert saved == [0, 11, 22, 33]
+
+
+def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
+    config = dataclasses.replace(small, engine="simulate", checkpoint_every=11, epochs=0.5)
+    folder, _, _ = run(config)
+    path = folder.checkpoints_path / "11" / "_CHECKPOINT_METADATA"
+    path.write_text(path.read_text().replace('"init_timestamp_nsecs"', '"xnit_timestamp_nsecs"'))
+    _, summary, output = run(dataclasses.replace(config, epochs=1.0), folder)
+    assert summary["finished"]
+    assert "continuing from the checkpoint at 17 commits" in output
+    assert "warning: " not in output
+
+
+def test_a_resumed_run_notes_its_changed_settings(tiny, small):
+    config = dataclasses.replace(small, engine="simulate", epochs=0.5)
+    folder, _, _ = run(config)
+    again = RunFolder(folder.path)
+    run(dataclasses.replace(config, epochs=1.0, learning_rate=0.05), again)
+    with again.checkpoints() as checkpoints:
+        assert checkpoints.metadata["settings"] == [
+            [0, {"epochs": 0.5, "learning_rate": 0.1}],
+            [17, {"epochs": 1.0, "learning_rate": 0.05}],
+        ]
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_run_computes_in_its_precision(tiny, small, x64):
+    folder, _, _ = run(dataclasses.replace(small, engine="simulate", x64=x64, epochs=0.3))
+    with folder.checkpoints() as checkpoints:
+        (_, arrays) = checkpoints._read_metadata(checkpoints.latest)
+    kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(arrays["state"]["params"])}
+    assert kinds == {"float64" if x64 else "float32"}
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+def test_a_simulation_continues_after_commits_that_were_dropped(tiny, small):
+    config = dataclasses.replace(small, engine="simulate", method="ringmaster", epochs=0.5)
+    folder, first, _ = run(config)
+    assert first["dropped"] > 0
+    _, summary, _ = run(dataclasses.replace(config, epochs=1.0), folder)
+    whole, expected, _ = run(dataclasses.replace(config, epochs=1.0, out=f"{folder.path}-whole"))
+    assert (summary["finished"], summary["test_loss"]) == (True, expected["test_loss"])
+    assert folder.events.read_bytes() == whole.events.read_bytes()
 
 
 def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
-    """Also if arrivals that were refused have come since: what replaces it might not get onto a full disk."""
+    """Refused arrivals do not change that: the replacement might not fit on a full disk."""
     written = []
-    watcher = object.__new__(Watcher)
-    watcher.log, watcher.checkpoints = None, SimpleNamespace(latest=2, wait=lambda: True)
-    watcher.folder = SimpleNamespace(save_checkpoint=lambda *what: written.append(len(what[2])))
+    callback = object.__new__(RunCallback)
+    callback.log, callback.checkpoints = None, SimpleNamespace(latest=2, wait=lambda: True)
+    callback.folder = SimpleNamespace(save_checkpoint=lambda *what: written.append(len(what[2])))
     for commits in (2, 3):
-        watcher.save(None, gemjax.Trace(worker=[0] * commits, num_workers=1))
+        callback.save(None, gemjax.Trace(worker=[0] * commits, num_workers=1))
     assert written == [3]
 
 
-def test_what_a_run_warns_of_is_a_line_on_the_terminal(tiny, small):
+def test_a_warning_of_a_run_is_a_line_on_the_terminal(tiny, small):
     output = run(dataclasses.replace(small, engine="devices", central="colocated"))[2]
     assert output.count("warning: the central variable shares its device with worker 0: ") == 1
 
 
-def test_a_cpu_is_split_no_further_than_its_cores_can_compute(small, monkeypatch):
-    monkeypatch.setattr(story, "cores", lambda: 2)
-    asked = []
+def test_a_cpu_is_not_split_into_more_devices_than_its_cores_can_use(small, monkeypatch):
+    monkeypatch.setattr(training, "cores", lambda: 2)
+    counts = []
 
     def stop(count):
-        asked.append(count)
+        counts.append(count)
         raise InterruptedError
 
     monkeypatch.setattr(gemjax, "cpu_devices", stop)
-    for workers, of_each, central, home in (
+    for workers, worker_devices, central_devices, central in (
         (8, 1, 1, "auto"),
         (8, 2, 3, "dedicated"),
         (1, 1, 1, "auto"),
         (8, 1, 1, "host"),
     ):
         config = dataclasses.replace(
-            small, workers=workers, worker_devices=of_each, central_devices=central, central=home
+            small, workers=workers, worker_devices=worker_devices, central_devices=central_devices, central=central
         )
         with pytest.raises(InterruptedError):
             run(config)
-    assert asked == [3 + 1, 3 * 2 + 3, 1 + 1, 3]
+    assert counts == [3 + 1, 3 * 2 + 3, 1 + 1, 3]
 
 
 @pytest.mark.slow
-def test_a_run_on_devices_is_evaluated_as_soon_as_it_is_looked_at(tiny, small):
+def test_a_run_on_devices_is_evaluated_at_the_next_call_of_the_callback(tiny, small):
     folder, _, _ = run(dataclasses.replace(small, eval_every=7))
     commits = folder.read_metrics()["commits"].tolist()
     assert len(commits) == 5
@@ -176,7 +217,7 @@ def test_evaluation_is_compiled_before_the_workers_begin(tiny, small, monkeypatc
         evaluate = lambda *args: order.append("evaluate") or task.evaluate(*args)
         return dataclasses.replace(task, evaluate=evaluate)
 
-    monkeypatch.setattr(story, "make_task", making)
+    monkeypatch.setattr(training, "make_task", making)
     monkeypatch.setattr(
         gemjax, "run_on_devices", lambda *args, **kw: order.append("run") or run_on_devices(*args, **kw)
     )
@@ -190,14 +231,14 @@ def test_training_learns(small):
     assert summary["test_accuracy"] > 0.9
 
 
-def test_an_interrupted_simulation_goes_on_bit_for_bit(tiny, small, monkeypatch, tmp_path):
-    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
+def test_an_interrupted_simulation_continues_bit_for_bit(tiny, small, monkeypatch, tmp_path):
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
     config = dataclasses.replace(small, engine="simulate")
     whole, summary, _ = run(config)
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder = RunFolder.fresh(cut)
     with monkeypatch.context() as patched:
-        patched.setattr(story.Interrupt, "is_set", lambda self: True)
+        patched.setattr(training.Interrupt, "is_set", lambda self: True)
         _, stopped, output = run(cut, folder)
     assert not stopped["finished"]
     assert stopped["commits"] == 3  # A third of the way to the first evaluation.
@@ -208,7 +249,7 @@ def test_an_interrupted_simulation_goes_on_bit_for_bit(tiny, small, monkeypatch,
     assert list(eventlog.read(folder.events)) == list(eventlog.read(whole.events))
 
 
-def test_the_policy_and_the_places_of_a_run_come_from_flags(tiny, small):
+def test_policy_and_placement_of_a_run_come_from_flags(tiny, small):
     flags = {"max_staleness": 1, "deadline": 60.0, "central_devices": 2, "worker_devices": 2}
     folder, summary, _ = run(dataclasses.replace(small, **flags))
     assert summary["finished"]
@@ -219,7 +260,7 @@ def test_the_policy_and_the_places_of_a_run_come_from_flags(tiny, small):
 
 @pytest.mark.slow
 def test_grace_and_retries_of_a_run_come_from_flags(tiny, small, monkeypatch):
-    """All three arrive within the grace after two; one that fails four times goes on if it is tried again as often."""
+    """All three workers commit within the grace period; a worker that fails four times continues after four retries."""
     with Faults().fail(1, 3, times=4) as faults:
         hanging(monkeypatch, faults)
         folder, summary, _ = run(dataclasses.replace(small, quorum=2, grace=60.0, retries=4))
@@ -235,8 +276,8 @@ def test_a_quorum_of_all_workers_is_a_barrier(tiny, small):
     np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
 
 
-def test_a_run_that_fails_keeps_what_it_reached(tiny, small, monkeypatch):
-    """All workers fall silent; what was committed until then is in a checkpoint, and the run goes on from it."""
+def test_a_run_that_fails_saves_its_commits(tiny, small, monkeypatch):
+    """All workers hang; the earlier commits are in a checkpoint, from which the run continues."""
     run_on_devices = gemjax.run_on_devices
     with monkeypatch.context() as patched, Faults().hang(0, 4).hang(1, 4).hang(2, 4) as faults:
         patched.setattr(gemjax, "run_on_devices", functools.partial(run_on_devices, gate=faults))
@@ -252,12 +293,12 @@ def test_a_run_that_fails_keeps_what_it_reached(tiny, small, monkeypatch):
 
 
 def hanging(monkeypatch, gate):
-    """Has the runs to come meet `gate`."""
+    """Pass `gate` to all later runs."""
     monkeypatch.setattr(gemjax, "run_on_devices", functools.partial(gemjax.run_on_devices, gate=gate))
 
 
-def test_the_first_ctrl_c_ends_a_run_that_stands_still_with_a_checkpoint(tiny, small, monkeypatch, capfd):
-    """All workers hang; the signal alone must wake the run, long before it would look by itself."""
+def test_the_first_ctrl_c_ends_a_run_of_hung_workers_with_a_checkpoint(tiny, small, monkeypatch, capfd):
+    """The signal alone must wake the run, long before the next call of the callback."""
     silent = []
 
     def gate(worker, step):
@@ -267,10 +308,10 @@ def test_the_first_ctrl_c_ends_a_run_that_stands_still_with_a_checkpoint(tiny, s
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         faults(worker, step)
 
-    monkeypatch.setattr(story, "LOOK_SECONDS", 1e6)
+    monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e6)
     with monkeypatch.context() as patched, Faults().hang(0, 4).hang(1, 4).hang(2, 4) as faults:
         hanging(patched, gate)
-        folder, summary, _ = run(dataclasses.replace(small, deadline=60.0))  # Ends it where nothing else does.
+        folder, summary, _ = run(dataclasses.replace(small, deadline=60.0))  # Ends the run if the signal does not.
     assert not summary["finished"]
     assert summary["commits"] == 12
     assert "stopping after the commits in flight" in capfd.readouterr().err
@@ -280,20 +321,20 @@ def test_the_first_ctrl_c_ends_a_run_that_stands_still_with_a_checkpoint(tiny, s
 
 
 @pytest.mark.slow
-def test_a_run_that_stands_still_is_looked_at(tiny, small, monkeypatch):
-    """So its progress goes on, and it could be ended; here, what is looked for at the fifth look lets it go on."""
-    looks = []
-    update = story.Watcher.look
+def test_the_callback_is_called_although_all_workers_hang(tiny, small, monkeypatch):
+    """So progress is shown, and the run can be ended; here, the fifth call without commits releases the workers."""
+    histories = []
+    poll = training.RunCallback.poll
 
-    def look(self, progress):
-        looks.append(progress.history)
-        if [not history for history in looks[-5:]] == [True] * 5:
+    def observe(self, progress):
+        histories.append(progress.history)
+        if [not history for history in histories[-5:]] == [True] * 5:
             for worker in range(3):
                 faults.let_go(worker, 4)
-        return update(self, progress)
+        return poll(self, progress)
 
-    monkeypatch.setattr(story, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(story.Watcher, "look", look)
+    monkeypatch.setattr(training, "CALLBACK_SECONDS", 0.02)
+    monkeypatch.setattr(training.RunCallback, "poll", observe)
     with Faults().hang(0, 4).hang(1, 4).hang(2, 4) as faults:
         hanging(monkeypatch, faults)
         summary = run(dataclasses.replace(small, deadline=60.0))[1]
@@ -301,29 +342,31 @@ def test_a_run_that_stands_still_is_looked_at(tiny, small, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ctrl_c_before_the_first_commit_leaves_a_run_to_go_on_with(tiny, small, monkeypatch):
-    monkeypatch.setattr(story, "LOOK_SECONDS", 1e-6)
+def test_a_run_interrupted_before_the_first_commit_can_be_resumed(tiny, small, monkeypatch):
+    monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e-6)
     folder = RunFolder.fresh(small)
     with monkeypatch.context() as patched, Faults().hang(0, 0).hang(1, 0).hang(2, 0) as faults:
         hanging(patched, faults)
-        patched.setattr(story.Interrupt, "is_set", lambda self: True)
+        patched.setattr(training.Interrupt, "is_set", lambda self: True)
         summary = run(dataclasses.replace(small, deadline=60.0), folder)[1]
     assert (summary["commits"], summary["finished"]) == (0, False)
     assert run(small, folder)[1]["finished"]
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("seconds", "expected"), [(1e-9, [11, 22, 33]), (0.0, [33]), (1e6, [33])])
+@pytest.mark.parametrize(("seconds", "expected"), [(1e-9, [0, 11, 22, 33]), (0.0, [0, 33]), (1e6, [0, 33])])
 def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, seconds, expected):
-    """Whenever the run is looked at, if that is longer ago; not of what is written already."""
+    """A checkpoint is written if the last one is older, at the next call; none of the same commits again."""
     saved = []
     save = RunFolder.save_checkpoint
     monkeypatch.setattr(
-        RunFolder, "save_checkpoint", lambda folder, *args: saved.append(len(args[2])) or save(folder, *args)
+        RunFolder,
+        "save_checkpoint",
+        lambda folder, *args, **kw: saved.append(len(args[2])) or save(folder, *args, **kw),
     )
-    monkeypatch.setattr(story, "LOOK_SECONDS", 1e6)
+    monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e6)
     run(dataclasses.replace(small, engine=engine, checkpoint_seconds=seconds))
-    if engine == "devices":  # It is looked at when so many commits are read, or a few more.
+    if engine == "devices":  # The callback is called after so many commits, or a few more.
         assert len(saved) == len(expected)
         assert saved[-1] == 33
     else:
@@ -331,35 +374,35 @@ def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, secon
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
-def test_what_was_reached_is_kept_whatever_ends_a_run(tiny, small, monkeypatch, engine):
-    """Here an evaluation fails, the second: its own error comes out, and the run goes on from where it was."""
+def test_the_commits_before_an_error_are_saved(tiny, small, monkeypatch, engine):
+    """The second evaluation fails: its own error is raised, and the run continues from the last commit."""
 
     def fail(self, progress):
         if progress.commits >= 22:
             raise ZeroDivisionError("the second evaluation")
         return evaluate(self, progress)
 
-    evaluate = story.Watcher.evaluate
+    evaluate = training.RunCallback.evaluate
     config = dataclasses.replace(small, engine=engine)
     folder = RunFolder.fresh(config)
     output = Console(file=io.StringIO(), width=200)
     with monkeypatch.context() as patched:
-        patched.setattr(story.Watcher, "evaluate", fail)
+        patched.setattr(training.RunCallback, "evaluate", fail)
         with pytest.raises(ZeroDivisionError, match="the second evaluation"):
-            story.train(config, folder, output)
+            training.train(config, folder, output)
     with folder.checkpoints() as checkpoints:
         reached = checkpoints.latest
     assert 22 <= reached < 33
-    kept = f"what was reached, {reached} commits, is kept; go on with: python -m train --resume {folder.path}"
-    assert output.file.getvalue().count(kept) == 1
+    saved = f"the {reached} commits before the error are saved; go on with: python -m train --resume {folder.path}"
+    assert output.file.getvalue().count(saved) == 1
     _, summary, _ = run(config, folder)
     assert summary["finished"]
     assert len(eventlog.trace_of(folder.events, 3)) == 33
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_error_of_the_engine_s_keeps_what_it_tells(tiny, small, monkeypatch, lost):
-    """Also where it was raised from another, which has the result; not if the log, on a full disk, has lost commits."""
+def test_the_result_of_an_error_s_cause_is_saved(tiny, small, monkeypatch, lost):
+    """It is not saved if the log has lost commits, as on a full disk."""
     run_on_devices, write, losses = gemjax.run_on_devices, gemjax.EventLog.write, ["commit"] * lost
 
     def failing(*args, **options):
@@ -379,24 +422,24 @@ def test_an_error_of_the_engine_s_keeps_what_it_tells(tiny, small, monkeypatch, 
         patched.setattr(gemjax, "run_on_devices", failing)
         patched.setattr(gemjax.EventLog, "write", lossy)
         with pytest.raises(OSError, match="the source cannot be read"):
-            story.train(small, folder, output)
+            training.train(small, folder, output)
     with folder.checkpoints() as checkpoints:
-        assert checkpoints.latest is None if lost else checkpoints.latest >= 9
-    assert ("could not be kept: " in output.file.getvalue()) == bool(lost)
+        assert checkpoints.latest == 0 if lost else checkpoints.latest >= 9
+    assert ("could not be saved: " in output.file.getvalue()) == bool(lost)
     assert run(small, folder)[1]["finished"]
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_on_devices_goes_on_without_gap_or_repeat(tiny, small, monkeypatch):
-    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
+def test_an_interrupted_run_on_devices_continues_without_gap_or_repetition(tiny, small, monkeypatch):
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
     folder = RunFolder.fresh(small)
     with monkeypatch.context() as patched:
-        patched.setattr(story.Interrupt, "is_set", lambda self: True)
+        patched.setattr(training.Interrupt, "is_set", lambda self: True)
         _, stopped, _ = run(small, folder)
     assert stopped["commits"] < 33
     _, resumed, _ = run(small, folder)
     assert resumed["finished"]
-    trace = eventlog.trace_of(folder.events, 3)  # Raises if a commit were missing or made twice.
+    trace = eventlog.trace_of(folder.events, 3)  # Raises if a commit is missing or repeated.
     assert len(trace) == 33
     for worker in range(3):
         steps = trace.step[trace.worker == worker]
@@ -404,52 +447,49 @@ def test_an_interrupted_run_on_devices_goes_on_without_gap_or_repeat(tiny, small
 
 
 @pytest.mark.slow
-def test_local_steps_run_and_go_on_from_a_checkpoint(tiny, small, monkeypatch, tmp_path):
-    """Two local steps a commit make half as many commits; the local momentum is in the checkpoint."""
+def test_local_steps_continue_from_a_checkpoint(tiny, small, monkeypatch, tmp_path):
+    """Two local steps per commit make half as many commits; the local momentum is in the checkpoint."""
     config = dataclasses.replace(small, engine="simulate", method="lsgd", period=2, local_momentum=0.5)
     whole, summary, _ = run(config)
     assert summary["commits"] == summary["total"] == 17
-    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
-    monkeypatch.setattr(story.Interrupt, "is_set", lambda self: True)
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    monkeypatch.setattr(training.Interrupt, "is_set", lambda self: True)
     cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
     folder, summary, _ = run(cut)
     assert summary["commits"] == 3  # A third of the way to the first evaluation.
     monkeypatch.undo()
-    monkeypatch.setattr(models, "DigitsCNN", Tiny)
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
     _, summary, _ = run(cut, folder)
     assert summary["commits"] == 17
     assert summary["test_loss"] == json.loads(whole.summary.read_text())["test_loss"]
 
 
 @pytest.mark.slow
-def test_records_beyond_the_checkpoint_are_cut_off(tiny, small, monkeypatch):
-    monkeypatch.setattr(story, "CALLBACK_EVERY", 5)
+def test_records_beyond_the_checkpoint_are_removed(tiny, small, monkeypatch):
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
     config = dataclasses.replace(small, engine="simulate")
     folder, _, _ = run(config)
     before = folder.events.read_text()
-    folder.summary.unlink()  # As if it had been killed before it summed up.
+    folder.summary.unlink()  # As if it had been killed before its summary.
     with open(folder.events, "a") as file:
         file.write('{"event":"commit","time":99.0,"worker":0,"step":99,"pulled_at":33,"staleness":0,"loss":1.0}\n{"ev')
     run(config, folder)
     assert folder.events.read_text() == before
 
 
-def test_resuming_a_finished_run_touches_nothing(tiny, small):
+def test_resuming_a_finished_run_changes_nothing(tiny, small):
     folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
     before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
-    again, told = (
-        story.train(dataclasses.replace(small, engine="simulate"), folder, Console(file=io.StringIO())),
-        summary,
-    )
-    assert again == told
+    again = training.train(dataclasses.replace(small, engine="simulate"), folder, Console(file=io.StringIO()))
+    assert again == summary
     assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.slow
-def test_a_batch_size_beyond_the_data_is_cut_and_said(tiny, small):
+def test_a_batch_size_beyond_the_data_is_reduced_and_reported(tiny, small):
     config = dataclasses.replace(small, engine="simulate", batch_size=5000)
     _, summary, output = run(config)
-    assert "--batch-size 5000 is more than all rows: a batch has 1437" in output
+    assert "--batch-size 5000 is larger than the data: a batch has 1437 rows" in output
     assert summary["total"] == 3
 
 
@@ -470,11 +510,11 @@ def test_a_wrong_checkpoint_is_refused_before_work_starts(tiny, small):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", presets.NAMES)
-def test_every_configuration_runs_shrunk(name, tmp_path, data_dir, monkeypatch):
+def test_every_configuration_runs_at_a_small_scale(name, tmp_path, data_dir, monkeypatch):
     from train.task.data import load as data
 
     config = presets.load(name)
-    if config.dataset != "digits":  # Its files are not here: the same shapes, from the digits.
+    if config.dataset != "digits":  # Digits in the same shapes, as its files are not available.
         digits = data.load("digits", data_dir=data_dir)
         grown = {
             split: {
@@ -495,19 +535,19 @@ def test_every_configuration_runs_shrunk(name, tmp_path, data_dir, monkeypatch):
 
 
 class Normalised(nn.Module):
-    """A network with statistics."""
+    """A network whose statistics move far from their initial ones."""
 
     num_classes: int = 10
 
     @nn.compact
     def __call__(self, images, train=False):
-        x = BatchNorm(Layout.CHANNELS_LAST)(3.0 * images + 1.0, train)
+        x = BatchNorm(Layout.CHANNELS_LAST)(30.0 * images + 10.0, train)
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
-def test_batch_statistics_travel_with_a_run(monkeypatch, small, engine):
-    """They move, are kept in the checkpoint, and are what the evaluation uses."""
+def test_a_run_trains_saves_and_evaluates_with_batch_statistics(monkeypatch, small, engine):
+    """They change, are in the checkpoint, and are used by the evaluation."""
     monkeypatch.setattr(models, "DigitsCNN", Normalised)
     config = dataclasses.replace(small, engine=engine, weight_decay=1e-4, warmup_epochs=0.5, decay_epochs=(2.0,))
     folder, summary, _ = run(config)

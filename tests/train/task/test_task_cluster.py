@@ -1,4 +1,4 @@
-"""Workers of unequal speed, and local steps that go by it: how many commits and gradients, and when."""
+"""Workers of unequal speed with local steps: numbers and times of commits and gradients."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ BASE = {"engine": "simulate", "method": "delayed_nesterov", "workers": 4, "perio
 
 
 def shares(config, commits=400):
-    """Of all commits, each worker's part."""
+    """Return the share of each worker in all commits."""
     trace = cluster(config).trace(commits, 0)
     return np.bincount(trace.worker, minlength=config.workers) / commits, trace
 
@@ -23,7 +23,7 @@ def test_tiered_workers_commit_by_their_speed_and_with_dynamic_periods_alike():
     np.testing.assert_allclose(plain, np.array(pace.TIERS) / sum(pace.TIERS), atol=0.02)
     dynamic, other = shares(Config(**BASE, cluster="tiered", dynamic_periods=True))
     np.testing.assert_allclose(dynamic, 0.25, atol=0.02)
-    # A commit of few steps takes little time: gradients in a unit of time are the same.
+    # A commit of fewer steps takes less time: gradients per unit of time are the same.
     mean = pace.mean_period(Config(**BASE, cluster="tiered", dynamic_periods=True))
     assert mean == 12.5
     assert 400 * mean / other.time[-1] == pytest.approx(400 * 20 / trace.time[-1], rel=0.05)
@@ -32,14 +32,15 @@ def test_tiered_workers_commit_by_their_speed_and_with_dynamic_periods_alike():
 def test_dynamic_periods_reach_local_steps_and_keep_the_number_of_gradients():
     config = Config(**BASE, cluster="tiered", dynamic_periods=True)
     assert local_steps(config).period == (20, 15, 10, 5)
-    assert num_commits(config, 1437) == 71  # 4 * 5 * 44 gradients, of 12.5 a commit.
+    assert num_commits(config, 1437) == 71  # 4 * 5 * 44 gradients, 12.5 per commit.
     assert num_commits(Config(**BASE, cluster="tiered"), 1437) == 44
 
 
-def test_a_barrier_waits_for_the_slowest():
-    _, trace = shares(Config(**BASE, cluster="tiered_barrier"), 40)
+@pytest.mark.parametrize(("cluster", "slowest"), [("barrier", 1.0), ("tiered_barrier", 0.25)])
+def test_a_barrier_waits_for_the_slowest(cluster, slowest):
+    _, trace = shares(Config(**BASE, cluster=cluster), 40)
     assert (trace.pulled_at == np.repeat(np.arange(0, 40, 4), 4)).all()
-    assert trace.time[-1] == pytest.approx(10 * 20 / 0.25, rel=0.05)
+    assert trace.time[-1] == pytest.approx(10 * 20 / slowest, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_a_barrier_waits_for_the_slowest():
         ),
         (
             {"dynamic_periods": True, "cluster": "tiered", "method": "gem", "period": 1},
-            "--dynamic-periods is for methods",
+            "--dynamic-periods acts only with --method downpour",
         ),
     ],
 )

@@ -1,0 +1,193 @@
+"""The base class of batch sources, and sources that do not derive from it."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.problems import Abreast, assert_close
+
+import gemjax
+from gemjax.batches import Batches, as_batches, is_shared, part, select, threads_that_read
+
+N = 3
+TEXT = np.sin(np.arange(60.0)).astype(np.float32)
+TRACE = gemjax.arrivals.Gamma(N).trace(20)
+
+
+def begins(worker, step):
+    return ((7 * np.asarray(step) + np.asarray(worker)) % 50).astype(np.int32)
+
+
+class Windows(Batches):
+    """Batches of windows of a text, which are no rows."""
+
+    data = TEXT
+
+    def select(self, worker, step):
+        return begins(worker, step)
+
+    def batch(self, data, selection):
+        return data[selection + jnp.arange(8)]
+
+
+class Foreign:
+    """The same batches without the base class."""
+
+    data, select, batch = TEXT, Windows.select, Windows.batch
+
+
+class SharedForeign(Foreign):
+    shared, threads, num_workers = True, 2, N
+
+    def select(self, worker, step, draw):
+        return begins(worker, draw)
+
+    def part(self, selection):
+        return "host data", selection + 1
+
+
+def loss_fn(params, batch):
+    return jnp.mean((params - batch) ** 2)
+
+
+def run(batches):
+    return gemjax.simulate(gemjax.asgd(0.1, N), loss_fn, 0.0, batches, TRACE)
+
+
+def test_a_source_gets_the_defaults_of_its_base():
+    windows = Windows()
+    assert (windows.shared, windows.threads, windows.num_workers) == (False, 0, None)
+    assert windows.gather(3) == (None, 3)
+    assert as_batches(windows, N) is windows
+
+
+def test_a_source_without_the_base_is_adapted():
+    adapted = as_batches(Foreign(), N)
+    assert (adapted.shared, adapted.threads, adapted.num_workers) == (False, 0, None)
+    assert adapted.data is TEXT
+    assert adapted.gather(3) == (None, 3)
+    np.testing.assert_array_equal(run(Foreign()).history["loss"], run(Windows()).history["loss"])
+
+
+def test_an_adapted_source_keeps_what_it_has():
+    adapted = as_batches(SharedForeign(), N)
+    assert (adapted.shared, adapted.threads, adapted.num_workers) == (True, 2, N)
+    assert adapted.gather(3) == ("host data", 4)
+    with pytest.raises(ValueError, match="the batches were made with num_workers=3, but the run has 4 workers"):
+        as_batches(SharedForeign(), N + 1)
+
+
+def test_adapters_of_one_source_are_equal():
+    """A second run therefore finds the compiled program of the first."""
+    foreign = Foreign()
+    assert as_batches(foreign, N) == as_batches(foreign, N)
+    assert hash(as_batches(foreign, N)) == hash(as_batches(foreign, N))
+    assert as_batches(foreign, N) != as_batches(Foreign(), N)
+
+
+@pytest.mark.parametrize("source", [Windows, Foreign])
+def test_both_run_on_devices(source):
+    result = gemjax.run_on_devices(gemjax.asgd(0.1, N), loss_fn, 0.0, source(), 12, num_workers=N, gate=Abreast(N))
+    again = gemjax.simulate(gemjax.asgd(0.1, N), loss_fn, 0.0, Windows(), result.trace)
+    assert_close(float(result.params), float(again.params), rtol=1e-5)
+
+
+def test_functions_of_a_source_take_both_kinds():
+    worker, step, draw = np.arange(3), np.arange(3), np.arange(3) + 5
+    np.testing.assert_array_equal(select(SharedForeign(), worker, step, draw), begins(worker, draw))
+    np.testing.assert_array_equal(select(Windows(), worker, step, draw), begins(worker, step))
+    assert (is_shared(SharedForeign()), is_shared(Foreign()), is_shared(Windows())) == (True, False, False)
+    assert (threads_that_read(SharedForeign()), threads_that_read(Windows())) == (2, 0)
+    assert part(SharedForeign(), 3) == ("host data", 4)
+    assert part(Windows(), 3) == (None, 3)
+
+
+def test_wrappers_have_the_properties_of_their_rows():
+    stream = gemjax.Stream({"x": TEXT}, 4)
+    shards = gemjax.Shards({"x": TEXT}, 4, N)
+    assert (gemjax.OnHost(stream).shared, gemjax.OnHost(shards).shared) == (True, False)
+    assert (gemjax.OnHost(stream).num_workers, gemjax.OnHost(shards).num_workers) == (None, N)
+    source = gemjax.FromSource(TEXT.tolist(), gemjax.Stream(np.arange(60), 4))
+    assert (source.shared, source.threads, source.data) == (True, 16, ())
+    rows, places = source.part(np.array([[3, 1]]))
+    np.testing.assert_array_equal(rows.astype(np.float32), TEXT[[3, 1]])
+    np.testing.assert_array_equal(places, [[0, 1]])
+
+
+@pytest.mark.parametrize("missing", ["select", "batch"])
+def test_a_source_that_lacks_a_method_is_refused(missing):
+    methods = {
+        name: method for name, method in vars(Windows).items() if name in ("select", "batch") and name != missing
+    }
+    incomplete = type("Incomplete", (Batches,), methods | {"data": TEXT})
+    with pytest.raises(TypeError, match=r"batches must be a function .*, got Incomplete"):
+        as_batches(incomplete(), N)
+
+
+@dataclasses.dataclass(eq=False)
+class WindowsOf(Batches):
+    """Windows as a dataclass, with fields that have defaults in the base and fields without any."""
+
+    data: Any
+    length: int
+    num_workers: int
+
+    select = Windows.select
+
+    def batch(self, data, selection):
+        return data[selection + jnp.arange(self.length)]
+
+
+@dataclasses.dataclass(eq=False)
+class RowsOf(gemjax.batches.Rows):
+    """Rows as a dataclass."""
+
+    data: Any
+    batch_size: int
+
+    def select(self, worker, step):
+        return begins(worker, step)[:, None] + np.arange(self.batch_size, dtype=np.int32)
+
+
+@pytest.mark.parametrize("source", [WindowsOf(TEXT, 8, N), RowsOf(TEXT, 8)], ids=["Batches", "Rows"])
+def test_a_dataclass_may_have_fields_without_defaults(source):
+    with pytest.raises(TypeError, match=r"missing . required positional argument"):
+        type(source)(TEXT)
+    assert (source.shared, source.threads) == (False, 0)
+    np.testing.assert_array_equal(run(source).history["loss"], run(Windows()).history["loss"])
+
+
+def test_an_attribute_without_a_default_is_missing():
+    with pytest.raises(AttributeError, match="'Windows' object has no attribute 'rows'"):
+        Windows().rows  # noqa: B018
+
+
+class Parted(gemjax.batches.Rows):
+    """Rows that a hook replaces, under its former name."""
+
+    data = TEXT
+
+    def select(self, worker, step):
+        return begins(worker, step)[:, None]
+
+    def part(self, selection):
+        return np.full(1, 7.0, np.float32), np.zeros_like(selection)
+
+
+class PartedOnHost(gemjax.OnHost):
+    """Rows on the host, twice as large, by the former name of the hook."""
+
+    def part(self, selection):
+        rows, indices = super().part(selection)
+        return 2 * rows, indices
+
+
+def test_a_derived_class_may_define_the_former_name_of_gather():
+    assert Parted().gather(np.array([3]))[0] == 7.0
+    assert (run(Parted()).params > 5.0).all()
+    rows, indices = PartedOnHost(RowsOf(TEXT, 2)).gather(np.array([[3, 4]]))
+    np.testing.assert_array_equal(rows, 2 * TEXT[3:5])
+    np.testing.assert_array_equal(indices, [[0, 1]])
+    np.testing.assert_array_equal(gemjax.OnHost(RowsOf(TEXT, 2)).part(np.array([[3, 4]]))[0], TEXT[3:5])

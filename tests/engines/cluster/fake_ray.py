@@ -1,0 +1,120 @@
+"""A module like Ray whose actors are threads of this process, for tests of the engine without processes."""
+
+import concurrent.futures
+import pickle
+import types
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="the cluster engine needs Ray")
+
+GONE = "the actor is restarting"
+
+
+class FakeRay(types.ModuleType):
+    """Stand-in for the module ``ray``.
+
+    Attributes:
+      lose: called with (actor, method, its arguments) before each call; the actor ends if it returns True.
+      calls: what was called, as (method, its arguments).
+    """
+
+    node_address = "127.0.0.1"
+    __version__ = ray.__version__
+    exceptions, cloudpickle = ray.exceptions, ray.cloudpickle
+
+    def __init__(self, lose=lambda actor, method, arguments: False):
+        super().__init__("ray")
+        self.lose, self.calls, self.puts, self.running, self.handles = lose, [], [], False, []
+
+    def is_initialized(self):
+        return self.running
+
+    def init(self, address, **options):
+        self.running, self.options = True, options
+
+    def shutdown(self):
+        self.running = False
+
+    def nodes(self):
+        return [{"NodeManagerAddress": self.node_address}]
+
+    def cluster_resources(self):
+        return {"CPU": self.options["num_cpus"]}
+
+    def available_resources(self):
+        return {}
+
+    def remote(self, kind):
+        return types.SimpleNamespace(
+            options=lambda **options: types.SimpleNamespace(remote=lambda *arguments: self._make(kind, *arguments))
+        )
+
+    def _make(self, kind, *arguments):
+        self.handles.append(Handle(self, len(self.handles), kind, arguments))
+        return self.handles[-1]
+
+    def put(self, value):
+        self.puts.append(value)
+        return Put(value)
+
+    def get(self, reply, timeout=None):
+        try:
+            return reply.value if isinstance(reply, Put) else reply.result(timeout)
+        except TimeoutError:
+            raise ray.exceptions.GetTimeoutError("it has not answered") from None
+
+    def wait(self, replies, num_returns, timeout=None, fetch_local=True):
+        done = concurrent.futures.wait(replies, timeout).done
+        return [reply for reply in replies if reply in done], [reply for reply in replies if reply not in done]
+
+    def kill(self, handle, no_restart=True):
+        handle.restart()
+
+
+class Put:
+    def __init__(self, value):
+        self.value = value
+
+
+class Handle:
+    """An actor: one thread, in which its methods are called in order with copies of their arguments."""
+
+    def __init__(self, fake, number, kind, arguments):
+        self.fake, self.number, self.make = fake, number, lambda: kind(*arguments)
+        self.thread = concurrent.futures.ThreadPoolExecutor(1)
+        self.actor = self.make()
+        self.pending = []
+
+    def restart(self):
+        """End: calls fail that have not returned, and the next one is of a new actor."""
+        self.actor = self.make()
+        for reply in self.pending:
+            if not reply.done():
+                reply.set_exception(ray.exceptions.ActorUnavailableError(GONE, None))
+
+    def __getattr__(self, method):
+        return types.SimpleNamespace(remote=lambda *arguments: self.call(method, arguments))
+
+    def call(self, method, arguments):
+        self.fake.calls.append((method, arguments))
+        reply = concurrent.futures.Future()
+        self.pending = [*(other for other in self.pending if not other.done()), reply]
+        self.thread.submit(self.serve, method, arguments, reply)
+        return reply
+
+    def serve(self, method, arguments, reply):
+        actor = self.actor
+        if self.fake.lose(self.number, method, arguments):
+            return self.restart()
+        try:
+            copied = [part.value if isinstance(part, Put) else pickle.loads(pickle.dumps(part)) for part in arguments]
+            value = getattr(actor, method)(*copied)
+        except Exception as error:
+            value = ray.exceptions.RayTaskError(method, "the traceback of the actor", error, method, 1, "local")
+            if not reply.done():
+                reply.set_exception(value)
+        else:
+            if not reply.done():
+                reply.set_result(value)
+        return None

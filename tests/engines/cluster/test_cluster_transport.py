@@ -1,0 +1,379 @@
+"""The exchange of views and gradients with actors, their loss and their return, on a fake Ray of threads."""
+
+import contextlib
+import os
+import sys
+import threading
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.cluster.fake_ray import FakeRay
+from engines.problems import Problem, assert_close, quadratic, quadratic_with_dropout
+
+import gemjax
+from gemjax.engines.cluster.actor import Actor, Task
+from gemjax.engines.cluster.programs import LARGE, ClusterPrograms, pickled
+from gemjax.engines.devices.hardware.packing import Packed
+from gemjax.engines.transition import Transition
+
+N = 3
+ASGD = gemjax.asgd(0.05, num_workers=N)
+QUADRATIC = quadratic()
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    yield fake
+    assert not fake.running
+
+
+def run(num_commits=30, tx=ASGD, problem=QUADRATIC, **options):
+    result = gemjax.run_on_cluster(tx, *problem[:3], num_commits, model_state=problem.model_state, **options)
+    assert len(result.trace) == num_commits
+    shared = {"model_state": problem.model_state, "local": options.get("local")}
+    replay = gemjax.simulate(tx, *problem[:3], result.trace, **shared)
+    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-4)
+    for worker in range(N):  # No step is lost and none is committed twice.
+        steps = result.trace.step[result.trace.worker == worker]
+        np.testing.assert_array_equal(steps, np.arange(len(steps)))
+    return result
+
+
+def test_a_run_replays_and_its_workers_are_named(fake, tmp_path):
+    with gemjax.EventLog(tmp_path / "log") as log:
+        result = run(problem=quadratic_with_dropout(), log=log)
+    events = list(gemjax.eventlog.read(tmp_path / "log"))
+    assert len({name.partition("#")[0] for name in events[0]["devices"]}) == 1
+    assert len(set(events[0]["devices"])) == N
+    cycles = gemjax.timeline(events).cycles
+    np.testing.assert_allclose(cycles["network"], result.history["network"], atol=1e-6)
+    assert (cycles["network"] <= cycles["ready"] - cycles["dispatch"] + 2e-6).all()
+
+
+def test_states_of_local_optimizers_travel(fake):
+    local = gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), period=(1, 2, 3))
+    result = run(tx=gemjax.downpour(num_workers=N), local=local)
+    assert {np.shape(leaf) for leaf in jax.tree.leaves(result.state.view.value.local)} == {(N, 4)}
+
+
+def test_an_actor_that_is_lost_leaves_and_joins(fake, tmp_path):
+    lost = []
+
+    def lose(actor, method, arguments):
+        if method == "gradient" and arguments[-1].step == 2 and len(lost) < 4:
+            lost.append(actor)
+            return True
+        return False
+
+    fake.lose = lose
+    with gemjax.EventLog(tmp_path / "log") as log:
+        run(log=log)
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log")]
+    assert len(lost) == kinds.count("leave") == 4
+    assert kinds.count("join") in (3, 4)  # The last one may not have returned.
+    assert "fault" not in kinds
+
+
+def test_a_worker_that_is_lost_again_and_again_is_retired(fake, tmp_path):
+    fake.lose = lambda actor, method, arguments: method == "gradient" and actor == 1 and arguments[-1].step == 1
+    with gemjax.EventLog(tmp_path / "log") as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
+        patch.setattr("gemjax.engines.devices.roster.Roster.LOSSES", 3)
+        with gemjax.testing.Faults().slow(0, 0.01).slow(2, 0.01) as faults:
+            result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 100, log=log, gate=faults)
+    assert np.bincount(result.trace.worker, minlength=N)[1] == 1
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log") if event.get("worker") == 1]
+    assert [kinds.count(kind) for kind in ("leave", "join", "retire")] == [3, 3, 1]
+
+
+class OnlyAtFirst:
+    """Batches that each actor can load once, as if a file of its host were deleted during the run."""
+
+    loads: ClassVar[list] = []
+
+    def __call__(self, worker, step):
+        return jnp.zeros(4)
+
+    def __setstate__(self, state):
+        self.loads.append(state)
+        if len(self.loads) > N:
+            raise OSError("the file is gone")
+
+
+def test_a_run_ends_if_no_restarted_worker_can_begin_it(fake, monkeypatch):
+    monkeypatch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
+    monkeypatch.setattr("gemjax.engines.devices.roster.Roster.LOSSES", 3)
+    monkeypatch.setattr(OnlyAtFirst, "loads", [])
+    batches = OnlyAtFirst()
+    batches.kept = True  # Otherwise pickle stores no state.
+    lost = set()
+
+    def lose(actor, method, arguments):
+        if method == "gradient" and arguments[-1].step == 2 and actor not in lost:
+            lost.add(actor)
+            return True
+        return False
+
+    fake.lose = lose
+    with pytest.raises(gemjax.RunFailedError, match=r"lost 3 times at step 2: .*the file is gone") as failure:
+        gemjax.run_on_cluster(ASGD, QUADRATIC.loss_fn, QUADRATIC.params, batches, 100)
+    assert len(failure.value.result.trace) == 2 * N
+
+
+def test_a_run_that_cannot_begin_says_why(fake, monkeypatch):
+    monkeypatch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
+    lost = []
+
+    def lose(actor, method, arguments):
+        if method == "begin" and actor == 0:
+            lost.append(actor)
+            if len(lost) > 3:
+                monkeypatch.setattr("gemjax.engines.cluster.cluster.PATIENCE", 60.0)
+        return 0 < len(lost) <= 3
+
+    with gemjax.Cluster(N) as cluster:
+        fake.lose = lose
+        monkeypatch.setattr("gemjax.engines.cluster.cluster.PATIENCE", 0.0)
+        with pytest.warns(gemjax.RunWarning) as caught:
+            run(cluster=cluster)
+    assert any("worker 0 has not begun the run yet: " in str(warning.message) for warning in caught)
+
+
+def test_a_lost_worker_that_has_left_does_not_return(fake):
+    members = gemjax.Members(N)
+
+    def lose(actor, method, arguments):
+        if method == "gradient" and arguments[-1][:2] == (1, 2):
+            members.leave(1)
+            return True
+        return False
+
+    fake.lose = lose
+    with gemjax.testing.Faults().slow(0, 0.01).slow(2, 0.01) as faults:
+        result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 80, members=members, gate=faults)
+    assert np.bincount(result.trace.worker, minlength=N)[1] == 2
+    assert members.absent == {1}
+
+
+def test_a_silent_actor_is_killed_and_returns(fake, tmp_path):
+    faults = gemjax.testing.Faults().hang(1, 2)
+    calls = []
+
+    def lose(actor, method, arguments):
+        if method == "gradient" and arguments[-1][:2] == (1, 2) and not calls:
+            calls.append(actor)
+            faults(1, 2)
+        return False
+
+    fake.lose = lose
+    fake.kill = lambda handle, no_restart=True: (faults.let_go(1, 2), handle.restart())
+    policy = gemjax.Policy(deadline=1.0)
+    returned = lambda progress: bool(((progress.history["worker"] == 1) & (progress.history["step"] == 2)).any())
+    with gemjax.EventLog(tmp_path / "log") as log, gemjax.testing.Faults().slow(0, 0.02).slow(2, 0.02) as slow:
+        result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 10**6, policy=policy, log=log, gate=slow, callback=returned,
+                                       callback_every=20)  # fmt: skip
+    assert result.stopped
+    assert faults.injected
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log") if event.get("worker") == 1]
+    assert kinds.index("hang") < kinds.index("join")
+
+
+class Numbers:
+    """A source of rows."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        return np.float32(row)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_readers_of_the_actors_end_with_the_run(fake, failing):
+    """A cluster may outlive its runs."""
+    before, readers = set(threading.enumerate()), set()
+    batches = gemjax.FromSource(Numbers(), batch_size=2)
+    loss_fn = lambda params, batch: jnp.sum((params - batch.mean()) ** 2)
+
+    def callback(progress):
+        now = set(threading.enumerate()) - before
+        readers.update(thread for thread in now if thread.name.startswith("gemjax-reader"))
+        if failing:
+            raise KeyError("enough")
+
+    with gemjax.Cluster(N) as cluster:
+        with contextlib.suppress(KeyError):
+            gemjax.run_on_cluster(
+                ASGD, loss_fn, jnp.zeros(2), batches, 12, cluster=cluster, callback=callback, callback_every=6
+            )
+        assert len(readers) == N
+        for thread in readers:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_equal_views_are_put_once(fake):
+    """Under a quorum of all workers, those that pull the same version share one object."""
+    size = LARGE // 4 + 1
+    problem = QUADRATIC._replace(loss_fn=lambda x, batch: 0.5 * jnp.sum(x**2), params=jnp.ones(size))
+    gemjax.run_on_cluster(ASGD, *problem[:3], 4 * N, policy=gemjax.Policy(quorum=N))
+    views = [value for value in fake.puts if not isinstance(value, bytes)]
+    assert len(views) == 4  # The first one, and after each of three rounds.
+    fake.puts.clear()
+    gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 4 * N, policy=gemjax.Policy(quorum=N))
+    assert all(isinstance(value, bytes) for value in fake.puts)
+
+
+class OnTheDriver:
+    """A source that only the driver can read."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError("no such file")
+        return np.zeros(4, np.float32)
+
+
+def test_an_error_of_an_actor_keeps_its_type_and_traceback(fake):
+    batches = gemjax.FromSource(OnTheDriver(), batch_size=1)
+    with pytest.raises(RuntimeError, match=r"row \d of the source cannot be read: OSError: no such file") as caught:
+        gemjax.run_on_cluster(ASGD, lambda x, batch: jnp.sum(x["x"] * batch[0]), QUADRATIC.params, batches, 5)
+    assert any("the traceback of the actor" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(("compression", "size"), [(None, 4), ("bfloat16", 2), ("int8", 1)])
+def test_gradients_may_be_rounded_without_a_lasting_error(fake, compression, size, tmp_path):
+    """A constant small gradient beside a large one, which int8 alone would round to zero, moves its parameter on average."""
+    slopes = jnp.concatenate([jnp.array([1.0, 0.003]), jnp.zeros(998)])
+    tx, batches = gemjax.asgd(0.1, num_workers=N), lambda worker, step: 0.0
+    with gemjax.EventLog(tmp_path / "log") as log:
+        result = gemjax.run_on_cluster(tx, lambda x, batch: jnp.sum(slopes * x), jnp.zeros(1000), batches, 60,
+                                       compression=compression, log=log)  # fmt: skip
+    start = next(iter(gemjax.eventlog.read(tmp_path / "log")))
+    assert start["view_bytes"] == 4000
+    assert 1000 * size <= start["gradient_bytes"] <= 1000 * size + 20
+    np.testing.assert_allclose(result.params[:2], [-6.0, -0.018], rtol=0.15)
+
+
+@pytest.mark.parametrize("compression", ["bfloat16", "int8"])
+def test_the_rounding_of_a_rejected_gradient_is_not_added_to_the_next_one(fake, compression):
+    batches = lambda worker, step: jnp.where((worker == 1) & (step == 2), 3e37, 1.0)
+    result = gemjax.run_on_cluster(
+        ASGD, lambda x, batch: jnp.sum(x * batch * 1.1), jnp.zeros(4), batches, 60, compression=compression,
+        policy=gemjax.Policy(quorum=N),  # So that worker 1 reaches that step.
+    )  # fmt: skip
+    assert int(result.state.rejected) == 1
+    np.testing.assert_allclose(result.params, -60 * 0.05 * 1.1, rtol=0.01)
+
+
+def test_an_unknown_compression_is_refused(fake):
+    with pytest.raises(ValueError, match="compression must be one of None, 'bfloat16', 'int8', got 'zip'"):
+        gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 8, compression="zip")
+
+
+def test_large_arrays_travel_apart(fake, monkeypatch):
+    """Only small arrays are copied into one vector."""
+    monkeypatch.setattr("gemjax.engines.cluster.programs.LARGE", 0)
+    params = {"large": jnp.ones((200, 100)), "small": jnp.ones((3, 2)), "tiny": jnp.ones(())}
+    loss_fn = lambda params, batch: sum(jnp.sum(leaf**2) for leaf in params.values()) * batch
+    run(problem=Problem(loss_fn, params, lambda worker, step: 1.0 + step))
+    views = [value for value in fake.puts if isinstance(value, Packed)]
+    assert views
+    for view in views:
+        assert [leaf.shape for leaf in view.apart] == [(200, 100)]
+        assert {dtype: vector.shape for dtype, vector in view.vectors.items()} == {"float32": (7,)}
+
+
+def large_programs(make=gemjax.asgd, size=2**15, at=lambda worker, step: 0.0):
+    """Return programs for a central variable with one array that is not packed."""
+    transition = Transition(tx=make(0.1, num_workers=N), loss_fn=lambda x, batch: jnp.sum(x**2) + batch, num_workers=N)
+    params, batches = jnp.ones(size), gemjax.Computed(at)
+    transition = transition.bind(params)
+    return ClusterPrograms(transition, batches, batches, jax.devices()[0], transition.init(params))
+
+
+def address(array):
+    return np.asarray(array).ctypes.data
+
+
+@pytest.mark.parametrize("make", [gemjax.asgd, gemjax.gem, gemjax.dc_asgd])
+def test_a_view_is_the_slot_of_its_worker_whose_memory_is_kept(make, fake):
+    """No array of the size of the parameters is made in a commit: the view is not copied before it is put."""
+    programs = large_programs(make)
+    places = set()
+    for _ in range(3):
+        programs.commit(1, (programs.central.no_gradient(), ()))
+        programs.deliver(1)
+        [view] = programs._views[1].apart
+        places.add(address(view))
+        assert places <= {address(leaf) for leaf in programs.central.slots[1].apart}
+    assert len(places) == 1
+
+
+def test_the_memory_of_a_sent_gradient_holds_the_next_one(fake):
+    def fail(step):
+        if step == 3:
+            raise OSError("no batch")
+        return np.zeros([], np.float32)
+
+    at = lambda worker, step: jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), step)
+    programs, actor = large_programs(at=at), Actor([])
+    actor.begin("run", {}, pickled(programs._job))
+    view = jax.tree.map(np.asarray, programs._views[0])
+    gradient = lambda step: actor.gradient("run", view, (), True, Task(0, step, 0)).gradient.apart[0]
+    assert len({address(gradient(step)) for step in range(3)}) == 1
+    with pytest.raises((ValueError, RuntimeError), match="no batch"):  # The one if JAX has waited, the other if not.
+        gradient(3)
+    kept, later = gradient(4), gradient(5)
+    assert address(kept) != address(later)  # Not while the first one is still in use.
+    np.testing.assert_array_equal(kept, 2 * np.ones(2**15))
+    assert actor._compute._cache_size() == 1  # Nothing is compiled again.
+
+
+def test_a_second_cluster_that_would_wait_for_the_first_is_refused(fake):
+    with gemjax.Cluster(N) as first:
+        with pytest.raises(ValueError, match=r"need 3 CPU \(there are 0\): another cluster .* give it as cluster="):
+            run()
+        run(cluster=first)
+    run()
+
+
+def test_only_the_user_can_read_the_token(fake, monkeypatch, tmp_path):
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.touch(mode=0o644)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with gemjax.Cluster(N, address=None):
+        assert token.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("chosen", [None, "disabled"])
+def test_the_mode_of_authentication_is_restored(fake, monkeypatch, chosen):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", chosen)
+    with gemjax.Cluster(N):
+        assert os.environ["RAY_AUTH_MODE"] == (chosen or "token")
+    assert os.environ.get("RAY_AUTH_MODE") == chosen
+
+
+def test_a_ray_that_listens_on_the_network_is_ended(fake):
+    fake.node_address = "10.0.0.1"
+    with pytest.raises(RuntimeError, match="would listen on the network"), gemjax.Cluster(N):
+        pass
+    assert not fake.handles
+
+
+def test_a_cluster_is_started_once(fake):
+    with gemjax.Cluster(N) as cluster, pytest.raises(RuntimeError, match="started before; make another one"):
+        cluster.__enter__()
+    with pytest.raises(RuntimeError, match="started before; make another one"):
+        cluster.__enter__()

@@ -1,0 +1,104 @@
+"""State on the devices of the central variable: small leaves in vectors, the others apart."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from engines.problems import assert_same_bits
+
+import gemjax
+from gemjax.engines.devices.hardware import central
+from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.transition import Transition
+
+LARGE = central.SMALL // 4 + 1  # Numbers of a float32 leaf that is too large for a vector.
+
+
+def loss_fn(params, batch):
+    return sum(jnp.mean((leaf.astype(jnp.float32) - batch) ** 2) for leaf in jax.tree.leaves(params))
+
+
+def programs_for(params, tx, num_workers=2):
+    transition = Transition(tx=tx, loss_fn=loss_fn, num_workers=num_workers).bind(params)
+    batches = gemjax.Computed(lambda worker, step: jnp.sin(worker + 2.0 * step))
+    return Programs(transition, batches, gemjax.place(num_workers, "dedicated"), transition.init(params))
+
+
+def train(programs, workers=(0, 1, 1, 0)):
+    programs.warm_up()
+    for worker in workers:
+        programs.commit(worker, programs.bring(programs.compute(worker, programs.select(worker))))
+        programs.deliver(worker)
+    return programs.gather()
+
+
+def sizes(packed):
+    return {dtype: vector.size for dtype, vector in packed.vectors.items()}, [leaf.size for leaf in packed.apart]
+
+
+def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
+    few, many = (
+        programs_for({str(leaf): jnp.ones(120 // leaves) for leaf in range(leaves)}, gemjax.gem(0.1, num_workers=2))
+        for leaves in (3, 120)
+    )
+    for programs in (few, many):
+        train(programs)
+        assert sizes(programs.central.shared)[0]["float32"] == 120
+        assert len(jax.tree.leaves((programs.central.shared, programs.central.slots[0]))) == 4  # Floats and counters.
+    assert sizes(many.central.slots[0]) == sizes(few.central.slots[0])
+
+
+def test_a_large_leaf_stays_apart_and_in_place():
+    programs = programs_for({"large": jnp.ones(LARGE), "small": jnp.ones(LARGE - 1)}, gemjax.asgd(0.1, 2))
+    before = programs.central.shared.apart[0].unsafe_buffer_pointer()
+    train(programs)
+    assert sizes(programs.central.shared)[0]["float32"] == LARGE - 1
+    assert sizes(programs.central.shared)[1] == [LARGE]
+    assert programs.central.shared.apart[0].unsafe_buffer_pointer() == before
+
+
+def test_packing_changes_no_bit(monkeypatch):
+    params = {
+        "half": jnp.linspace(0, 1, 7, dtype=jnp.bfloat16),
+        "single": jnp.linspace(0, 1, 5),
+        "weak": jnp.full(3, 0.1),
+        "scalar": jnp.float32(0.3),
+        "empty": jnp.zeros((0, 3)),
+        "hole": None,
+    }
+    mask = {"half": True, "single": False, "weak": True, "scalar": True, "empty": True, "hole": None}
+    make = lambda: optax.chain(
+        optax.masked(gemjax.asynchronous(optax.trace(0.9), 2), mask), optax.inject_hyperparams(optax.sgd)(0.1)
+    )
+    packed = programs_for(params, make())
+    together = train(packed)
+    assert {"float32", "bfloat16", "int32"} <= packed.central.shared.vectors.keys() | packed.central.slots[
+        0
+    ].vectors.keys()
+    monkeypatch.setattr(central, "SMALL", -1)
+    apart = programs_for(params, make())
+    assert_same_bits(jax.device_get(together), jax.device_get(train(apart)))
+    assert not apart.central.shared.vectors
+
+
+def test_a_leaf_that_changes_its_dtype_stays_apart():
+    """The rule begins with half precision, and then keeps a sum in single precision."""
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda u: -0.1 * u, updates), {
+            "count": state["count"] + 1,
+            "drifts": state["drifts"] * np.float32(2),
+        }
+
+    tx = optax.GradientTransformation(lambda params: {"count": jnp.int32(0), "drifts": jnp.bfloat16(1)}, update)
+    programs = programs_for(jnp.ones(3), tx)
+    state = train(programs)
+    assert state.opt_state.inner_state["drifts"].dtype == jnp.float32
+    assert float(state.opt_state.inner_state["drifts"]) == 16
+    assert sizes(programs.central.shared)[1] == [1]
+
+
+def test_the_commit_is_compiled_once_though_the_parameters_are_weakly_typed():
+    programs = programs_for({"w": jnp.full(4, 0.1)}, gemjax.gem(0.1, num_workers=2))
+    train(programs)
+    assert programs.central._commit._cache_size() == 1

@@ -1,0 +1,133 @@
+"""Programs of a run on devices: warm-up, and lowering for accelerators that this host lacks."""
+
+import dataclasses
+import threading
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.problems import every_method, quadratic_with_dropout
+
+import gemjax
+from gemjax.batches.local import LocalBatches
+from gemjax.batches.rows import as_batches
+from gemjax.engines.devices.hardware.central import COMMIT
+from gemjax.engines.devices.hardware.placement import Placement
+from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.simulator.loops import inputs, loop
+from gemjax.engines.transition import Transition
+
+WORKERS, PLATFORMS = 3, ("cuda", "tpu")
+every_exported = every_method("asgd", "gem")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A substitute for a device that this host lacks."""
+
+    id: int
+    platform: str
+
+
+class Recorded(Programs):
+    """Programs that only record how many workers are warmed up at a time."""
+
+    def __init__(self, platform):
+        self.placement = Placement(tuple(Device(i, platform) for i in range(2)), Device(2, platform))
+        self.running, self.most, self.warm, self.changed = 0, 0, [], threading.Condition()
+        self._selections = self
+
+    example = _settled = lambda self, *arguments: None
+
+    def compute(self, worker, batch):
+        with self.changed:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.most > 1, timeout=0.3)
+            self.running -= 1
+            self.warm.append(worker)
+        return jnp.zeros(1)
+
+
+@pytest.mark.parametrize(("platform", "at_once"), [("cpu", 2), ("gpu", 1), ("tpu", 1)])
+def test_accelerators_are_warmed_up_one_after_the_other(monkeypatch, platform, at_once):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    programs, committed = Recorded(platform), []
+    programs.central = types.SimpleNamespace(bring=lambda packed: packed, warm_up=committed.append)
+    programs.warm_up()
+    assert programs.most == at_once
+    assert sorted(programs.warm) == [0, 1]
+    assert len(committed) == 1
+
+
+def exported(function, *arguments):
+    """Lower a compiled function for accelerators; return the platforms."""
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.asarray(leaf).dtype), arguments)
+    return jax.export.export(function, platforms=PLATFORMS)(*shapes).platforms
+
+
+def bound(make):
+    """Return the transition, the batches and the initial state of a run with three workers."""
+    loss_fn, params, batches, model_state = quadratic_with_dropout()
+    local = getattr(make, "local", None)
+    transition = Transition(
+        tx=make(WORKERS), loss_fn=loss_fn, num_workers=WORKERS, diagnostics=("gap", "update_norm"), local=local
+    ).bind(params, model_state)
+    batches = as_batches(batches, WORKERS)
+    batches = batches if local is None else LocalBatches(batches, local)
+    return transition, batches, transition.init(params, model_state)
+
+
+@every_exported
+def test_gradients_commits_and_pulls_lower_for_accelerators(make):
+    transition, batches, state = bound(make)
+    programs = Programs(transition, batches, gemjax.place(WORKERS), state)
+    data, selection = programs.select(0)
+    place, central = programs.placement.workers[0], programs.central
+    data = programs._data[place] if data is None else data
+    worker = programs.view(0), programs._local[0]
+    gradient = central.no_gradient()
+    assert exported(programs._compute[place], *worker, data, selection, COMMIT) == PLATFORMS
+    assert exported(programs._settle, *worker, worker[1]) == PLATFORMS
+    assert exported(central._commit, central.shared, central.slots[0], gradient, COMMIT) == PLATFORMS
+    assert exported(central.first_view, central.shared, central.slots[0]) == PLATFORMS
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@every_exported
+def test_loops_of_the_simulator_lower_for_accelerators(make, window):
+    transition, batches, state = bound(make)
+    trace = gemjax.arrivals.Gamma(WORKERS).trace(6)
+    columns = inputs(trace.events(), batches, 6, window)
+    run_chunk = jax.jit(loop(transition, batches, 6, window, with_pulls=True), donate_argnums=0)
+    assert exported(run_chunk, state, batches.data, *columns) == PLATFORMS
+
+
+def buffers(tree):
+    """Return device and address of each array of some size."""
+    shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
+    return {(shard.device.id, shard.data.unsafe_buffer_pointer()) for shard in shards if shard.data.size > 1000}
+
+
+@pytest.mark.parametrize("home", ["dedicated", "colocated"])
+@pytest.mark.parametrize("central_devices", [1, 2])
+@pytest.mark.parametrize("make", [gemjax.asgd, gemjax.gem], ids=["asgd", "gem"])
+def test_views_have_buffers_of_their_own(make, home, central_devices):
+    """A commit donates the central variable while views of it may still be in transfer."""
+    params = jnp.ones(40_000)
+    loss_fn = lambda params, batch: jnp.sum((params - batch) ** 2)
+    transition = Transition(tx=make(0.1, num_workers=WORKERS), loss_fn=loss_fn, num_workers=WORKERS).bind(params)
+    placement = gemjax.place(WORKERS, home, central_devices=central_devices)
+    batches = as_batches(lambda worker, step: 0.0, WORKERS)
+    programs = Programs(transition, batches, placement, transition.init(params))
+    central = programs.central
+    views = [programs.view(worker) for worker in range(WORKERS)]
+    for _ in range(2):
+        assert buffers(views)
+        assert len(buffers((central.shared, central.slots))) >= central_devices
+        assert not buffers(views) & buffers((central.shared, central.slots))
+        gradient = programs.bring(programs.compute(0, programs.select(0)))
+        views = [central.commit(0, gradient, COMMIT)[0]]

@@ -1,0 +1,304 @@
+"""Commits are accepted by the state that they lead to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.problems import Problem, assert_close, assert_same_bits, every_method, without
+from methods.rows import METHODS
+
+import gemjax
+from gemjax.engines.worker import stays_sound
+from gemjax.protocol.hooks import LookAhead
+from gemjax.protocol.nodes import nodes
+from gemjax.protocol.slots import SharedRows
+
+TARGET = {"x": jnp.array([1.0, -2.0, 0.5]), "b": jnp.float32(0.3)}
+BY_NAME = {row.name: row for row in METHODS}
+BAD_ROW = 9
+
+
+def spiked(at, size):
+    """Return a quadratic with a gradient of ``size`` at the pair (worker, step) ``at``; its loss stays small."""
+
+    def batches(worker, step):
+        return jnp.where((worker == at[0]) & (step == at[1]), size, 0.0).astype(jnp.float32)
+
+    def loss_fn(params, batch):
+        away = jax.tree.map(jnp.subtract, params, TARGET)
+        spike = sum(jnp.sum(leaf - jax.lax.stop_gradient(leaf)) for leaf in jax.tree.leaves(params))
+        return 0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(away)) + batch * spike
+
+    return Problem(loss_fn, jax.tree.map(jnp.zeros_like, TARGET), batches)
+
+
+def run(make, problem, trace, **options):
+    return gemjax.simulate(make(4), *problem[:3], trace, local=getattr(make, "local", None), **options)
+
+
+def spiked_run(make, size, commits=24, **options):
+    trace = gemjax.arrivals.Gamma(4).trace(commits, seed=2)
+    period = make.local.period if getattr(make, "local", None) else 1
+    at = (int(trace.worker[BAD_ROW]), period * int(trace.step[BAD_ROW]))
+    return trace, run(make, spiked(at, size), trace, **options)
+
+
+# --- One gradient
+
+
+def assert_as_without(make, trace, result):
+    assert int(result.state.rejected) == 1
+    np.testing.assert_array_equal(np.flatnonzero(~result.history["applied"]), [BAD_ROW])
+    missing = run(make, spiked((-1, 0), 0.0), without(trace, [BAD_ROW]))
+    assert_close(result.params, missing.params, rtol=1e-4)
+    for found, expected in zip(nodes(result.opt_state, SharedRows), nodes(missing.opt_state, SharedRows), strict=True):
+        assert_close(found.rows, expected.rows, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", "yellowfin"])
+def test_one_large_gradient_does_not_ruin_the_central_variable(name, window):
+    trace, result = spiked_run(BY_NAME[name], 3e19, window=window)
+    assert_as_without(BY_NAME[name], trace, result)
+
+
+@every_method("gem", "lsgd", only=lambda row: not row.refuses)
+def test_a_gradient_near_the_largest_number_is_rejected(make):
+    """Shared rows are as before, too."""
+    trace, result = spiked_run(make, 3e37)
+    assert_as_without(make, trace, result)
+
+
+@pytest.mark.filterwarnings("ignore:the run has diverged")
+@every_method("asgd", only=lambda row: not row.refuses)
+def test_any_gradient_leaves_a_sound_state(make):
+    """An accepted gradient may lead far away, but all norms are finite."""
+    for exponent in (10, 14, 18, 19, 22, 26, 34):
+        try:
+            _, result = spiked_run(make, 10.0**exponent, commits=40)
+        except gemjax.RunFailedError as error:
+            result = error.result
+        assert int(result.state.commits) >= BAD_ROW
+        for leaf in jax.tree.leaves((result.params, result.state.view.value.params)):
+            assert np.isfinite(np.square(leaf).sum())
+        assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(result.opt_state))
+
+
+def test_the_devices_reject_the_same_commits():
+    make = BY_NAME["dc-asgd"]
+    problem = spiked((1, 2), 3e19)
+    result = gemjax.run_on_devices(make(4), *problem[:3], 30)
+    assert int(result.state.rejected) == 1
+    (row,) = np.flatnonzero(~result.history["applied"])
+    assert (result.history["worker"][row], result.history["step"][row]) == (1, 2)
+    assert_close(result.params, run(make, problem, result.trace).params, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_runs_of_a_sweep_reject_the_same_commits(batched):
+    trace = gemjax.arrivals.Gamma(4).trace(24, seed=2)
+    problem = spiked((int(trace.worker[BAD_ROW]), int(trace.step[BAD_ROW])), 3e19)
+    result = gemjax.sweep(
+        lambda rate: gemjax.dc_asgd(rate, num_workers=4), *problem[:3], trace, {"rate": [1e-19, 0.05]}, batched=batched
+    )
+    np.testing.assert_array_equal(result.state.rejected, [0, 1])
+    alone = run(lambda n: gemjax.dc_asgd(0.05, num_workers=n), problem, trace)
+    assert_close(jax.tree.map(lambda leaf: leaf[1], result.params), alone.params, rtol=1e-5)
+
+
+def test_a_displacement_that_is_too_large_is_rejected():
+    make = BY_NAME["easgd"]
+    trace, result = spiked_run(make, 1e25)
+    assert_as_without(make, trace, result)
+
+
+def test_double_precision_has_a_limit_of_its_own(x64):
+    params = jnp.ones(3, jnp.float64)
+    sound = [bool(stays_sound((params,), (size * params,), params)) for size in (1e30, 1e150, 1e160)]
+    assert sound == [True, True, False]
+
+
+def ahead(distance):
+    """Return SGD whose views are ``distance`` gradients ahead."""
+
+    def update(updates, state, params=None, **extra_args):
+        return updates, LookAhead(updates, state.distance)
+
+    member = optax.GradientTransformationExtraArgs(
+        lambda params: LookAhead(jax.tree.map(jnp.zeros_like, params), jnp.float32(distance)), update
+    )
+    return lambda n: gemjax.asynchronous(optax.chain(member, optax.scale(-0.1)), n)
+
+
+def test_a_commit_whose_next_view_overflows_is_rejected():
+    """The parameters and the velocity after it have finite norms."""
+    assert int(spiked_run(ahead(0.0), 1e12)[1].state.rejected) == 0
+    with pytest.warns(gemjax.RunWarning, match=r"\d+ of the last 24 commits were rejected"):
+        assert int(spiked_run(ahead(1e9), 1e12)[1].state.rejected) >= 1
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_rejected_commit_leaves_every_bit_of_the_shared_rows(applied):
+    make = BY_NAME["yellowfin"]
+    trace = gemjax.arrivals.RoundRobin(4).trace(9)
+    problem = spiked((0, 2), 0.1 if applied else 3e37)
+    before, after = (run(make, problem, trace.first(commits)) for commits in (8, 9))
+    assert int(after.state.rejected) == (not applied)
+    (old,), (new,) = (nodes(result.opt_state, SharedRows) for result in (before, after))
+    assert np.array_equal(old.rows, new.rows) != applied
+    if not applied:
+        assert_same_bits(before.params, after.params)
+
+
+# --- The check
+
+
+PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
+
+
+def is_sound(before, after):
+    return bool(jax.jit(stays_sound)(before, after, PARAMS))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 1e25])
+def test_a_tree_like_the_parameters_has_a_finite_norm(bad):
+    for name in PARAMS:
+        after = PARAMS | {name: jnp.full(PARAMS[name].shape, 2.0).at[..., -1].set(bad)}
+        assert not is_sound(PARAMS, after)
+    assert is_sound(PARAMS, jax.tree.map(lambda leaf: 1e18 * leaf, PARAMS))
+
+
+@pytest.mark.parametrize(("bad", "sound"), [(np.inf, False), (np.nan, False), (1e30, True)])
+def test_other_arrays_are_finite(bad, sound):
+    assert is_sound(jnp.ones(7), jnp.ones(7).at[3].set(bad)) == sound
+
+
+@pytest.mark.parametrize("own", [np.inf, np.nan])
+def test_numbers_that_were_not_finite_may_stay(own):
+    before = jnp.array([own, 1.0])
+    assert is_sound(before, jnp.array([own, 2.0]))
+    assert is_sound(before, jnp.array([0.0, 2.0]))
+    assert not is_sound(before, jnp.array([own, np.inf]))
+    assert not is_sound(jnp.array([np.inf, 1.0]), jnp.array([-np.inf, 1.0]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
+def test_squares_are_summed_in_single_precision_at_least(dtype):
+    before = jax.tree.map(lambda leaf: leaf.astype(dtype), PARAMS)
+    large = jax.tree.map(lambda leaf: (3e4 * leaf).astype(dtype), PARAMS)
+    assert is_sound(before, large)
+    assert not is_sound(before, large | {"b": jnp.array([1.0, jnp.nan], dtype)})
+
+
+# --- Results of failed runs
+
+
+def test_a_failed_simulation_leaves_a_result_to_continue():
+    trace = gemjax.arrivals.RoundRobin(2).trace(60)
+
+    def loss_fn(params, batch):
+        return jnp.sum((params - 1.0) ** 2) + jnp.where(batch > 5, jnp.nan, 0.0)
+
+    make = gemjax.asgd(0.1, 2)
+    with pytest.raises(gemjax.RunFailedError) as failure:
+        gemjax.simulate(make, loss_fn, jnp.zeros(3), lambda worker, step: step, trace, chunk_size=20)
+    result = failure.value.result
+    assert int(result.state.commits) == 12
+    assert len(result.trace) == len(result.history["loss"]) == int(result.state.arrivals)
+    good = lambda worker, step: 0 * step
+    again = gemjax.simulate(make, loss_fn, jnp.zeros(3), good, trace, state=result)
+    assert int(again.state.commits) == 60 - int(result.state.rejected)
+
+
+def test_an_error_in_the_callback_leaves_a_result():
+    def callback(progress):
+        if progress.commits == 8:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError) as failure:
+        run(
+            BY_NAME["gem"],
+            spiked((-1, 0), 0.0),
+            gemjax.arrivals.RoundRobin(4).trace(20),
+            chunk_size=4,
+            callback=callback,
+        )
+    assert len(failure.value.result.trace) == int(failure.value.result.state.commits) == 8
+
+
+def test_a_bare_state_with_rejections_is_refused_for_a_trace_without_them():
+    """Such is the trace of a run on devices: arrivals of the state and of the trace differ."""
+    trace, first = spiked_run(BY_NAME["asgd"], 1e30)
+    assert int(first.state.rejected) == 1
+    longer = without(gemjax.arrivals.Gamma(4).trace(40, seed=2), [BAD_ROW])
+    assert trace == gemjax.arrivals.Gamma(4).trace(40, seed=2).first(len(trace))
+    with pytest.raises(ValueError, match=r"give state=result"):
+        run(BY_NAME["asgd"], spiked((-1, 0), 0.0), longer, state=first.state)
+
+
+def test_a_bare_state_with_a_rejection_between_two_pulls_of_one_worker_is_refused():
+    """The trace has as many arrivals without the rejected one, of which the state would skip one."""
+    trace = gemjax.Trace([0, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2])
+    make, problem = BY_NAME["asgd"], spiked((0, 1), 1e30)
+    state = run(make, problem, trace.first(6)).state
+    assert (int(state.commits), int(state.rejected)) == (5, 1)
+    assert int(run(make, problem, trace, state=state).state.commits) == 11
+    longer = without(trace, [1])
+    assert longer.events().commits.all()
+    with pytest.raises(ValueError, match="its workers are at other steps"):
+        run(make, problem, longer, state=state)
+
+
+def test_a_result_of_a_run_on_devices_with_rejections_is_continued():
+    make, problem = BY_NAME["asgd"], spiked((0, 1), 1e30)
+    first = gemjax.run_on_devices(make(4), *problem[:3], 20)
+    assert int(first.state.rejected) == 1
+    longer = gemjax.run_on_devices(make(4), *problem[:3], 40, state=first).trace
+    continued = run(make, problem, longer, state=first)
+    assert int(continued.state.commits) == 40
+
+
+# --- Runs that diverge
+
+
+def diverging(commits):
+    """Return arguments of a run whose commits overflow one by one while others are applied."""
+    target = jnp.array([1.0, 2.0, 3.0])
+    loss_fn = lambda params, batch: 0.5 * jnp.sum((params - target) ** 2)
+    return gemjax.asgd(1.5, 4), loss_fn, jnp.zeros(3), lambda worker, step: 0.0, gemjax.arrivals.Gamma(4).trace(commits)
+
+
+def test_a_run_that_has_diverged_warns_at_its_end():
+    with pytest.warns(
+        gemjax.RunWarning, match=r"the median loss of the last 100 commits is .*e\+3\d, and the first was 7;"
+    ):
+        result = gemjax.simulate(*diverging(600))
+    assert np.isfinite(result.params).all()
+    assert 0 < int(result.state.rejected) < 300
+
+
+def test_a_run_most_of_whose_last_commits_were_rejected_warns():
+    tx, loss_fn, params, _, trace = diverging(200)
+    noisy = lambda params, batch: 1e-9 * loss_fn(params, 0) + jnp.where(batch % 3 > 0, jnp.nan, 0.0)
+    with pytest.warns(gemjax.RunWarning, match=r"the run has diverged: 6\d of the last 100 commits were rejected"):
+        gemjax.simulate(tx, noisy, params, lambda worker, step: step, trace)
+
+
+def test_a_warning_that_is_an_error_has_the_result():
+    with pytest.raises(gemjax.RunWarning, match="the run has diverged") as raised:
+        gemjax.simulate(*diverging(600))
+    assert int(raised.value.result.state.commits) > 300
+
+
+def test_a_run_on_devices_that_has_diverged_warns():
+    _, loss_fn, params, batches, _ = diverging(0)
+    with pytest.warns(gemjax.RunWarning, match="the run has diverged: the median loss"):
+        gemjax.run_on_devices(gemjax.asgd(2.5, 1), loss_fn, params, batches, 60, num_workers=1)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e20])
+def test_a_run_that_converges_does_not_warn(scale):
+    """Warnings are errors in tests."""
+    _, loss_fn, params, batches, trace = diverging(300)
+    gemjax.simulate(gemjax.asgd(0.05 / scale, 4), lambda p, b: scale * loss_fn(p, b), params, batches, trace)

@@ -1,0 +1,80 @@
+"""BibTeX of methods: each has the papers of its docstring, chains the union, and entries parse."""
+
+import re
+
+import optax
+import pytest
+from methods.rows import METHODS
+
+import gemjax
+from gemjax.methods.citation import PAPERS, PARTS
+
+PUBLISHED = [row for row in METHODS if "References:" in (row.alias.__doc__ or "")]
+ADDRESS = re.compile(r"https://(?:arxiv\.org|doi\.org|openreview\.net|papers\.nips\.cc)/[^>`\s]+")
+
+
+def parse(text):
+    """Return the entries of a BibTeX file by key, each a dict of its fields; braces must match."""
+    found = {}
+    for key, body in re.findall(r"^@\w+\{(\w+),\n(.*?)^\}$", text, re.DOTALL | re.MULTILINE):
+        fields = dict(re.findall(r"^  (\w+) = \{(.*)\},$", body, re.MULTILINE))
+        assert len(fields) == body.count("\n"), body
+        assert all(value.count("{") == value.count("}") for value in fields.values())
+        found[key] = fields
+    assert text.count("@") == len(found)
+    return found
+
+
+def addresses(tx):
+    entries = parse(gemjax.citation(tx)).values()
+    return {entry.get("url") or f"https://doi.org/{entry['doi']}" for entry in entries}
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.name)
+def test_every_method_cites_the_papers_of_its_docstring(row):
+    assert len(PUBLISHED) >= 34
+    references = row.alias.__doc__.partition("References:")[2].partition("Readings:")[0].partition("Deviations")[0]
+    stated = set(ADDRESS.findall(references))
+    assert stated
+    assert stated <= addresses(row(4)), "a new part needs its papers in gemjax/methods/citation.py"
+
+
+def test_every_entry_is_complete_and_of_some_part():
+    for key, (_, fields) in PAPERS.items():
+        assert {"author", "title", "year"} < fields.keys()
+        assert {"eprint", "url", "doi"} & fields.keys()
+        assert key[-1].isalpha()
+        assert fields["year"] in key
+    assert {key for papers in PARTS.values() for key in papers} | {"dean2012large"} == PAPERS.keys()
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.chain(gemjax.compensate_delay(), optax.sgd(0.1, 0.9)),
+        gemjax.asynchronous(optax.masked(gemjax.compensate_delay(), True), 2),
+        optax.inject_hyperparams(gemjax.dc_asgd)(learning_rate=0.1, num_workers=2),
+        gemjax.dc_asgd,
+    ],
+    ids=["chain", "masked", "injected", "function"],
+)
+def test_a_part_is_found_inside_of_other_transformations(tx):
+    assert addresses(tx) == {"https://arxiv.org/abs/1609.08326"}
+
+
+def test_a_chain_has_the_papers_of_all_its_parts():
+    chain = gemjax.asynchronous(optax.chain(gemjax.compensate_delay(), gemjax.drop_stale(4), optax.sgd(0.1)), 8)
+    union = addresses(gemjax.dc_asgd(0.1)) | addresses(gemjax.ringmaster(0.1))
+    assert len(union) == 2
+    assert addresses(chain) == union
+
+
+def test_methods_without_parts_of_their_own_have_the_papers_of_what_they_are_built_on():
+    assert list(parse(gemjax.citation(gemjax.asgd(0.1)))) == ["dean2012large"]
+    assert list(parse(gemjax.citation(gemjax.dana_slim(0.1)))) == ["hakimi2019taming"]
+    assert list(parse(gemjax.citation(gemjax.rennala(0.1)))) == ["tyurin2023optimal"]
+
+
+def test_what_is_no_transformation_is_refused():
+    with pytest.raises(TypeError, match="got str"):
+        gemjax.citation("gem")

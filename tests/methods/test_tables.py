@@ -1,0 +1,173 @@
+"""Incremental, Malenia and Ringleader against their references and their limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import reference_buffers as reference
+from methods.runs import NUM_WORKERS, ORDER, THETA_0, grad, rates, run
+
+import gemjax
+from gemjax.testing import quadratic
+
+N = NUM_WORKERS
+TABLES = {"incremental": gemjax.incremental, "malenia": gemjax.malenia, "ringleader": gemjax.ringleader}
+
+
+def as_schedule(rate):
+    return rate if callable(rate) else lambda t: rate
+
+
+@rates(0.05)
+def test_incremental_equals_the_reference(x64, rate):
+    found, _ = run(gemjax.incremental(rate, N))
+    np.testing.assert_allclose(found, reference.ia2sgd(THETA_0, grad, ORDER, as_schedule(rate), N), rtol=0, atol=1e-12)
+
+
+@rates(0.1)
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 7])
+def test_malenia_equals_the_reference(x64, rate, batch_size):
+    expected, counted = reference.malenia(THETA_0, grad, ORDER, as_schedule(rate), N, batch_size or N)
+    assert counted < len(ORDER)
+    found, _ = run(gemjax.malenia(rate, N, batch_size=batch_size))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@rates(0.05)
+def test_ringleader_equals_the_reference(x64, rate):
+    expected, delays = reference.ringleader(THETA_0, grad, ORDER, as_schedule(rate), N)
+    assert len(delays) > 4 * N
+    assert N <= max(delays) <= 2 * N - 2
+    found, _ = run(gemjax.ringleader(rate, N))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_with_one_worker_it_is_sgd(x64, name):
+    expected, _ = run(gemjax.asgd(0.05), [0] * 40)
+    found, _ = run(TABLES[name](0.05), [0] * 40)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_malenia_with_one_worker_is_rennala(x64):
+    expected, _ = run(gemjax.rennala(0.05, batch_size=3), [0] * 40)
+    found, _ = run(gemjax.malenia(0.05, batch_size=3), [0] * 40)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_malenia_with_one_gradient_of_each_worker_is_rennala(x64):
+    """In turn, each worker commits once per round, and its gradient of the round before is refused."""
+    order = [w for _ in range(12) for w in range(N)]
+    expected, _ = run(gemjax.rennala(0.05, N), order)
+    found, _ = run(gemjax.malenia(0.05, N), order)
+    assert np.ptp(found, axis=0).min() > 0
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_the_first_step_of_ringleader_is_that_of_malenia(x64):
+    first = next(k for k in range(len(ORDER)) if set(ORDER[: k + 1]) == set(range(N)))
+    malenia, ringleader = (
+        run(method(0.05, N), ORDER[: first + 1])[0] for method in (gemjax.malenia, gemjax.ringleader)
+    )
+    np.testing.assert_allclose(ringleader, malenia, rtol=0, atol=1e-14)
+    assert (malenia[-1] != THETA_0).all()
+    np.testing.assert_array_equal(malenia[first - 1], THETA_0)
+
+
+def test_incremental_with_a_barrier_is_synchronous_sgd(x64):
+    """The last commit of a round adds the step along the mean of all gradients at one point."""
+    tx, params = gemjax.incremental(lambda count: jnp.where(count % 3 == 2, 0.2, 0.0), 3), jnp.asarray(THETA_0)
+    state, expected = tx.init(params), THETA_0
+    for j in range(6):
+        view = np.asarray(params)
+        expected = expected - 0.2 * np.mean([grad(expected, i, j) for i in range(3)], axis=0)
+        for i in (2, 0, 1):
+            updates, state = tx.update(jnp.asarray(grad(view, i, j)), state, params, worker=i)
+            params = params + updates
+        for i in range(3):
+            _, state = gemjax.pull(state, params, i)
+        np.testing.assert_allclose(params, expected, rtol=0, atol=1e-13)
+
+
+def test_ringleader_refuses_nothing_and_uses_each_gradient_once_per_step_of_its_table(x64):
+    """Constant gradients 2^w: each step is along their plain mean, however often a worker commits."""
+    tx = gemjax.ringleader(1.0, N)
+    state, update = tx.init(jnp.zeros(1)), jax.jit(tx.update)
+    steps = []
+    for worker in ORDER:
+        updates, state = update(jnp.full(1, 2.0**worker), state, worker=worker)
+        steps.append(float(updates[0]))
+    moved = [step for step in steps if step]
+    assert len(moved) > 4 * N
+    np.testing.assert_allclose(moved, -(2.0**N - 1) / N, rtol=1e-12)
+    assert int(state.clock) == len(ORDER)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "ringleader" else pytest.mark.slow) for n in TABLES])
+def test_workers_with_data_of_their_own_count_alike(name):
+    """A fast worker draws ASGD to its own minimum; with a table the minimum of the sum is found."""
+    targets, order = jnp.array([2.0, -1.0, 8.0]), np.random.default_rng(0).choice(3, size=3000, p=[0.9, 0.05, 0.05])
+
+    def loss_fn(params, batch):
+        return 0.5 * jnp.sum((params - batch) ** 2)
+
+    def found(tx):
+        problem = loss_fn, jnp.zeros(1), gemjax.Computed(lambda worker, step: targets[worker])
+        return float(gemjax.simulate(tx, *problem, gemjax.Trace(order)).params[0])
+
+    assert abs(found(gemjax.asgd(0.01, 3)) - targets.mean()) > 0.5
+    rate = 0.5 if name == "malenia" else 0.05  # Malenia makes far fewer steps.
+    assert abs(found(TABLES[name](rate, 3)) - targets.mean()) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.parametrize("name", TABLES)
+def test_in_half_precision_means_are_kept_in_float32(name, dtype):
+    """A mean of many gradients of 1 and one of 1.5 would be rounded away."""
+    tx = TABLES[name](1.0, 2)
+    params, state, update = jnp.zeros(3, dtype), tx.init(jnp.zeros(3, dtype)), jax.jit(tx.update)
+    assert optax.tree.get(state, "mean").dtype == jnp.float32
+    for k in range(20):
+        updates, state = update(jnp.full(3, 1.5 if k == 0 else 1.0, dtype), state, params, worker=0)
+    assert updates.dtype == dtype
+    own = optax.tree.get(state, "own", None)
+    if own is not None:
+        np.testing.assert_allclose(own[0], 1.0 + 0.5 / 20, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_there_is_always_progress():
+    loss_fn, params, batches = quadratic()
+    trace = gemjax.arrivals.Gamma(16, machine_variation=0.6).trace(400)
+    result = gemjax.simulate(gemjax.malenia(0.1, 16), loss_fn, params, batches, trace)
+    applied = result.history["applied"]
+    assert applied[-100:].any()
+    assert int(result.state.dropped) == result.history["dropped"].sum() == (~applied).sum() > 0
+
+
+@pytest.mark.parametrize(("name", "copies"), [("incremental", (1, 1)), ("malenia", (1, 1)), ("ringleader", (1, 2))])
+def test_copies_of_the_parameters(name, copies):
+    state = jax.eval_shape(TABLES[name](0.1, 8).init, jnp.zeros(1000))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) // 1000 == 8 * copies[0] + copies[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gemjax.incremental(-0.1), "learning_rate must be finite and at least 0"),
+        (lambda: gemjax.ringleader(0.1, 0), "num_workers must be a positive int"),
+        (lambda: gemjax.incremental(0.1, 1.5), "num_workers must be a positive int"),
+        (lambda: gemjax.malenia(0.1, 4, batch_size=3), "batch_size must be finite and at least 4, got 3"),
+        (lambda: gemjax.malenia(0.1, 1, batch_size=1.5), "batch_size must be a positive int, got 1.5"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_outside_the_protocol_the_atoms_raise():
+    for atom in (gemjax.aggregate_last(2), gemjax.gather_per_worker(2), gemjax.take_turns(2)):
+        with pytest.raises(TypeError, match=r"must be inside gemjax.asynchronous"):
+            atom.update(jnp.zeros(1), atom.init(jnp.zeros(1)))

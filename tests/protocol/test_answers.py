@@ -1,0 +1,140 @@
+"""Checks of the answers of a rule: refusals, nodes, views, states and updates."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+from gemjax.protocol.hooks import Refusals
+from gemjax.protocol.slots import Slots
+
+PARAMS = {"x": jnp.array([1.0, -2.0])}
+
+
+def rule(state, update=lambda updates, state: (updates, state)):
+    """Return a method for two workers with this initial state."""
+    run = lambda updates, state, params=None, **_: update(updates, state)
+    return gemjax.asynchronous(optax.GradientTransformationExtraArgs(lambda params: state, run), 2)
+
+
+def commit(tx):
+    """Trace a commit of worker 0 and return its updates and state."""
+    return jax.jit(lambda: tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0))()
+
+
+ANSWERS = {
+    "true": lambda staleness: True,
+    "int": lambda staleness: (staleness >= 0) * 1,
+    "float": lambda staleness: jnp.float32(1),
+    "bool": lambda staleness: staleness >= 0,
+}
+
+
+class Refusing(NamedTuple):
+    """Node that refuses each commit with one kind of answer."""
+
+    refusals: Any
+    kind: Any
+
+    def refuses(self, staleness):
+        return list(ANSWERS.values())[len(self.kind) - 1](staleness)
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_refusal_of_any_type_stops_the_clock_and_is_counted(kind):
+    node = Refusing(Refusals(jnp.int32(0)), (None,) * (1 + list(ANSWERS).index(kind)))
+    updates, state = commit(rule(node))
+    np.testing.assert_array_equal(updates["x"], [0, 0])
+    assert (int(state.clock), int(state.inner_state.refusals.count)) == (0, 1)
+
+
+class Vector(NamedTuple):
+    """Node that refuses per number instead of per commit."""
+
+    refusals: Any
+
+    def refuses(self, staleness):
+        return jnp.array([True, False])
+
+
+def test_a_refusal_is_one_bool():
+    with pytest.raises(TypeError, match=r"Vector.refuses must return one bool, got an array of shape \[2\]"):
+        commit(rule(Vector(Refusals(jnp.int32(0)))))
+
+
+class Pulled(NamedTuple):
+    """Node whose answer to a pull is given by a name in ``BAD_PULLS``, kept as the number of its Nones."""
+
+    memory: Any
+    bad: Any
+
+    def on_pull(self, params, view, moved):
+        return list(BAD_PULLS.values())[len(self.bad)][0](self, view)
+
+
+SHORT = {"x": jnp.ones(1)}
+BAD_PULLS = {
+    "two": (lambda node, view: (node, view), r"on_pull must return \(node, view, anchors\)"),
+    "none": (lambda node, view: (node, view, None), r"on_pull must return \(node, view, anchors\)"),
+    "view": (
+        lambda node, view: (node, SHORT, ()),
+        r"view that Pulled.on_pull returned at \['x'\] is float32\[1\], expected float32\[2\]",
+    ),
+    "half": (
+        lambda node, view: (node, {"x": view["x"].astype(jnp.float16)}, ()),
+        r"view that Pulled.on_pull returned at \['x'\] is float16\[2\], expected float32\[2\]",
+    ),
+    "node": (
+        lambda node, view: (node._replace(memory=SHORT), view, ()),
+        r"node that Pulled.on_pull returned at .memory\['x'\] is float32\[1\], expected float32\[2\]",
+    ),
+    "class": (
+        lambda node, view: ((node.memory, node.bad), view, ()),
+        r"node that Pulled.on_pull returned at the root is tuple, expected Pulled",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PULLS)
+def test_an_answer_to_a_pull_is_checked(bad):
+    tx = rule(Slots(Pulled(PARAMS, (None,) * list(BAD_PULLS).index(bad))))
+    with pytest.raises((TypeError, ValueError), match=BAD_PULLS[bad][1]):
+        gemjax.pull(tx.init(PARAMS), PARAMS, worker=1)
+
+
+BAD_UPDATES = {
+    "a slot of another shape": (lambda u, s: (u, Slots(SHORT)), r"state after update at .value\['x'\] is float32\[1\]"),
+    "a state of another dtype": (
+        lambda u, s: (u, Slots({"x": s.value["x"].astype(jnp.float16)})),
+        r"state after update at .value\['x'\] is float16\[2\], expected float32\[2\]",
+    ),
+    "no slots": (lambda u, s: (u, s.value), r"state after update at the root is dict, expected Slots"),
+    "another leaf": (lambda u, s: (u, Slots({"x": (u["x"],)})), r"at .value\['x'\] is tuple, expected float32\[2\]"),
+    "another key": (lambda u, s: (u, Slots({"y": u["x"]})), r"at .value is PyTreeDef\({'y': \*}\), expected PyTreeDef"),
+    "short updates": (lambda u, s: (SHORT, s), r"tree of updates at \['x'\] is float32\[1\], expected float32\[2\]"),
+    "narrow updates": (lambda u, s: ({"x": u["x"].astype(jnp.float16)}, s), r"tree of updates at \['x'\] is float16"),
+    "updates of another tree": (
+        lambda u, s: (u["x"], s),
+        r"tree of updates at the root is float32\[2\], expected dict",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_UPDATES)
+def test_what_update_returns_is_checked(bad):
+    update, message = BAD_UPDATES[bad]
+    with pytest.raises(ValueError, match=message):
+        commit(rule(Slots(PARAMS), update))
+
+
+def test_wider_updates_and_weak_types_are_accepted():
+    half = jnp.ones(2, jnp.float16)
+    tx = rule(Slots(jnp.float32(0)), lambda u, s: (u.astype(jnp.float32), Slots(s.value * 0 + 1.0)))
+    updates, _ = tx.update(half, tx.init(half), half, worker=0)
+    assert updates.dtype == jnp.float32
+    weak = rule(Slots(0.0), lambda u, s: (u, Slots(jnp.ones([]))))
+    commit(weak)

@@ -1,0 +1,216 @@
+"""Nodes of a state that are called at each pull."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+from gemjax.protocol import slots
+from gemjax.protocol.hooks import LookAhead, Position, Refusals
+from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import pull_with_anchors
+
+PARAMS = jnp.array([1.0, -2.0])
+
+
+class Doubling(NamedTuple):
+    """Node that counts pulls, adds the central variable to the view and sends the earlier view as an anchor."""
+
+    pulls: Any
+
+    def on_pull(self, params, view, moved):
+        return Doubling(self.pulls + 1), view + params, (view,)
+
+
+def member(node):
+    """Return a member whose state is one node, per worker or shared."""
+    return optax.GradientTransformationExtraArgs(lambda params: node, lambda u, state, params=None, **_: (u, state))
+
+
+def doubling(num_workers=2):
+    return gemjax.asynchronous(member(Slots(Doubling(jnp.int32(0)))), num_workers)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("checked_out", [False, True])
+def test_a_second_pull_at_the_same_clock_leaves_the_node(compiled, checked_out):
+    """A trace records one of the two. Both return the same view."""
+    tx = doubling()
+    pull, state, counts = jax.jit(gemjax.pull) if compiled else gemjax.pull, tx.init(PARAMS), []
+    for commits in (False, True, False, False, True, True, False):
+        if commits:
+            _, state = tx.update(PARAMS, state, PARAMS, worker=0)
+        if checked_out:
+            view, mine = pull(slots.take(state, 1), PARAMS, 1)
+            state = slots.put(state, mine, 1)
+        else:
+            view, state = pull(state, PARAMS, 1)
+        np.testing.assert_array_equal(view, 2 * PARAMS)
+        counts.append(int(state.inner_state[1].pulls))
+    assert counts == [0, 1, 1, 1, 2, 3, 3]
+    assert int(state.inner_state[0].pulls) == 0
+
+
+ARRANGED = {
+    "side by side": lambda: optax.chain(doubling(), doubling()),
+    "in one": lambda: gemjax.asynchronous(optax.chain(*[member(Slots(Doubling(jnp.int32(0))))] * 2), 2),
+    "one inside": lambda: gemjax.asynchronous(optax.chain(member(Slots(Doubling(jnp.int32(0)))), doubling()), 2),
+    "one inside, first": lambda: gemjax.asynchronous(optax.chain(doubling(), member(Slots(Doubling(jnp.int32(0))))), 2),
+    "injected": lambda: optax.inject_hyperparams(lambda unused: optax.chain(doubling(), doubling()))(unused=1.0),
+}
+
+
+@pytest.mark.parametrize("arranged", ARRANGED)
+def test_nodes_are_called_in_order_and_each_sees_the_central_variable(arranged):
+    tx = ARRANGED[arranged]()
+    state = tx.init(PARAMS)
+    for _ in range(2):  # The second time, a commit has moved every clock.
+        view, after, anchors = pull_with_anchors(state, PARAMS, 1)
+        np.testing.assert_array_equal(view, 3 * PARAMS)
+        np.testing.assert_array_equal(anchors, [PARAMS, 2 * PARAMS])
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        _, state = tx.update(PARAMS, after, PARAMS, worker=0)
+    counts = [leaf for path, leaf in jax.tree.leaves_with_path(after) if "pulls" in jax.tree_util.keystr(path)]
+    np.testing.assert_array_equal(counts, [[0, 1]] * 2)
+
+
+def test_every_wrapper_records_the_view_of_all_nodes():
+    """A wrapper may call its own nodes before others change the view."""
+    reads = member(gemjax.ReadsStaleParams())
+    first = gemjax.asynchronous(optax.chain(reads, member(Slots(Doubling(jnp.int32(0))))), 2)
+    inside = gemjax.asynchronous(optax.chain(reads, doubling()), 2)
+    tx = optax.chain(first, gemjax.asynchronous(optax.chain(inside, doubling()), 2))
+    view, state = gemjax.pull(tx.init(PARAMS), PARAMS, 1)
+    np.testing.assert_array_equal(view, 4 * PARAMS)
+    for wrapper in (state[0], state[1].inner_state[0]):
+        np.testing.assert_array_equal(wrapper.stale_params[1], view)
+        np.testing.assert_array_equal(wrapper.stale_params[0], PARAMS)
+
+
+def test_the_nodes_of_the_library():
+    assert Position(PARAMS).on_pull(0 * PARAMS, 0 * PARAMS, True) == (Position(PARAMS), PARAMS, ())
+    node = LookAhead(PARAMS, jnp.float32(-0.5))
+    kept, view, anchors = node.on_pull(0 * PARAMS, PARAMS, True)
+    assert kept is node
+    assert anchors == ()
+    np.testing.assert_array_equal(view, 1.5 * PARAMS)
+    np.testing.assert_allclose(node.length(), 0.5 * np.sqrt(2.5))
+
+
+PATHS = {
+    "ringmaster": (gemjax.ringmaster(0.1, 2), [".inner_state[0].refusals.count"]),
+    "ringmaster, threshold an array": (
+        gemjax.ringmaster(0.1, 2, threshold=jnp.int32(2)),
+        [".inner_state[0].refusals.count"],
+    ),
+    "rennala": (
+        gemjax.rennala(0.1, 2),
+        [".inner_state[0].gathered", ".inner_state[0].mean", ".inner_state[0].refusals.count"],
+    ),
+    "lsgd": (
+        gemjax.lsgd(num_workers=2),
+        [
+            *(f".inner_state[1].following.{name}" for name in ("positions.rows", "losses", "worker.value")),
+            *(f".inner_state[1].following.{name}" for name in ("exchanges.value", "group_size", "strength")),
+            *(f".inner_state[1].following.{name}" for name in ("global_strength", "global_period")),
+            *(f".inner_state[1].{name}.value" for name in ("recent", "seen")),
+        ],
+    ),
+    "gem": (
+        gemjax.gem(0.1, num_workers=2, reading="code"),
+        [f".inner_state[1].{n}" for n in ("momentum.value", "stale_point.value.params", "stale_point.value.committed")],
+    ),
+    "easgd": (gemjax.easgd(num_workers=2), [".inner_state[2].position.value.params"]),
+    "lwp": (gemjax.lwp(0.1), [f".inner_state[0].{name}" for name in ("count", "ahead.velocity", "ahead.distance")]),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_arrays_have_the_paths_of_earlier_checkpoints(name):
+    """Orbax loads neither other paths nor additional nodes without arrays."""
+    tx, inner = PATHS[name]
+    state = tx.init(PARAMS)
+    for _ in range(2):
+        found = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
+        kept = [".stale_params.value"] if state.stale_params is not None else []
+        assert found == [".clock", ".pulled_at.value", *kept, *inner]
+        _, state = gemjax.pull(tx.update(PARAMS, state, PARAMS, worker=0, value=jnp.zeros([]))[1], PARAMS, 0)
+
+
+class Never(NamedTuple):
+    """Node that refuses nothing, without a count that engines need."""
+
+    def refuses(self, staleness):
+        return staleness < 0
+
+
+def test_a_node_that_refuses_without_a_count_is_an_error():
+    tx = gemjax.asynchronous(member(Never()), 2)
+    with pytest.raises(
+        TypeError, match="Never refuses commits but has no count of them; give it a field with Refusals"
+    ):
+        tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0)
+
+
+def test_an_injected_threshold_adds_no_array():
+    """The paths are those of earlier checkpoints."""
+    tx = optax.inject_hyperparams(gemjax.ringmaster, static_args=("num_workers",))(0.1, num_workers=2, threshold=2)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tx.init(PARAMS).inner_state)]
+    assert paths == [".clock", ".pulled_at.value", ".inner_state[0].refusals.count"]
+
+
+def counting_in_update():
+    """Return a member that refuses commits by raising its count, as rules of earlier versions do."""
+    update = lambda updates, node, params=None, *, staleness, **_: (updates, Refusals(node.count + (staleness >= 2)))
+    return optax.GradientTransformationExtraArgs(lambda params: Refusals(jnp.int32(0)), update)
+
+
+def test_a_rule_may_raise_its_count_in_update():
+    tx = gemjax.asynchronous(optax.chain(counting_in_update(), optax.trace(0.9), optax.sgd(0.1)), 2)
+    state = before = tx.init(PARAMS)
+    for worker in (0, 0, 1):
+        before = state
+        updates, state = tx.update(PARAMS, state, PARAMS, worker=worker)
+    np.testing.assert_array_equal(updates, 0 * PARAMS)
+    assert int(state.clock) == 2
+    assert int(state.inner_state[0].count) == 1
+    np.testing.assert_array_equal(state.inner_state[1].trace, before.inner_state[1].trace)
+
+
+class Shifting(NamedTuple):
+    """Node of an earlier version of the protocol."""
+
+    velocity: Any
+
+    def shift_view(self, view):
+        return view + self.velocity
+
+
+class Noticing(NamedTuple):
+    """Node of an earlier version of the protocol that is called at a pull."""
+
+    value: Any
+
+    def pulled(self, params):
+        return Noticing(params)
+
+
+class Anchoring(NamedTuple):
+    """Node of an earlier version of the protocol that sends anchors."""
+
+    value: Any
+
+    def anchors(self):
+        return (self.value,)
+
+
+@pytest.mark.parametrize(("node", "name"), [(Shifting, "shift_view"), (Noticing, "pulled"), (Anchoring, "anchors")])
+def test_a_node_of_the_earlier_protocol_is_an_error(node, name):
+    tx = gemjax.asynchronous(optax.chain(optax.trace(0.9), member(Slots(node(PARAMS)))), 2)
+    message = rf"{node.__name__} has {name}\(\), which is no longer called; define on_pull\(params, view, moved\)"
+    with pytest.raises(TypeError, match=message):
+        tx.init(PARAMS)

@@ -1,0 +1,90 @@
+"""Verdicts on pieces of a replay."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from train.report.replay.pieces import MORE_NUDGES, NUDGES, compare, judge, nudged, worst
+
+
+class State(SimpleNamespace):
+    """A state of two parameters and a statistic."""
+
+    def __init__(self, params, model_state=()):
+        super().__init__(params=params, model_state=model_state)
+
+    def _replace(self, **fields):
+        return State(**vars(self) | fields)
+
+
+BEGIN = State({"w": jnp.array([1.0, -2.0])})
+
+
+def moved(state, by):
+    return state._replace(params={"w": state.params["w"] + by})
+
+
+def piece(end, replay):
+    return compare(BEGIN, end, (3, 7), replay)
+
+
+def test_an_equal_replay_is_the_same_to_rounding():
+    found = piece(moved(BEGIN, 0.5), lambda state: moved(state, 0.5))
+    assert (found.verdict, found.difference, found.largest) == ("same to rounding", 0.0, 0.0)
+    assert (found.begin, found.end, found.moved, found.nudges) == (3, 7, 0.5, NUDGES)
+    assert found.is_telling
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(5, "as far as rounding carries"), (1000, "differs")])
+def test_a_difference_is_compared_with_the_effect_of_one_unit(factor, verdict):
+    """The replay amplifies a change of its beginning a thousandfold."""
+
+    def replay(state):
+        return moved(BEGIN, 0.5 + 1000 * (state.params["w"] - BEGIN.params["w"]))
+
+    unit = float(np.abs(replay(nudged(BEGIN, 0)).params["w"] - replay(BEGIN).params["w"]).max())
+    found = piece(moved(BEGIN, 0.5 + factor * unit), replay)
+    assert found.verdict == verdict
+    assert found.nudges == NUDGES + MORE_NUDGES * (verdict == "differs")
+
+
+def test_a_rare_effect_of_one_unit_is_looked_for_before_a_piece_differs():
+    """One beginning in eight crosses a kink, as the run did."""
+
+    def replay(state):
+        calls.append(state)
+        return moved(state, 0.5 + 0.01 * (len(calls) == 8))
+
+    calls = []
+    found = piece(moved(BEGIN, 0.51), replay)
+    assert (found.verdict, found.nudges) == ("as far as rounding carries", 7)
+    assert not found.is_telling
+
+
+def test_model_state_that_differs_makes_the_verdict_worse():
+    statistics = {"mean": jnp.array([1.0]), "least": jnp.array([jnp.inf]), "seen": jnp.array([3])}
+    end = State({"w": BEGIN.params["w"]}, statistics)
+    same = compare(end, end, (0, 1), lambda state: state)
+    other = compare(end, end, (0, 1), lambda state: state._replace(model_state=statistics | {"mean": jnp.array([1.1])}))
+    assert (same.verdict, other.verdict) == ("same to rounding", "differs")
+
+
+def test_parameters_that_are_not_finite_differ():
+    found = piece(moved(BEGIN, jnp.nan), lambda state: state)
+    assert found.verdict == "differs"
+
+
+def test_every_parameter_is_nudged_by_one_unit():
+    for seed in range(3):
+        found = np.asarray(nudged(BEGIN, seed).params["w"])
+        np.testing.assert_array_equal(np.abs(found - [1.0, -2.0]) <= np.spacing(np.float32([1.0, 2.0])), True)
+        assert (found != [1.0, -2.0]).all()
+
+
+def test_nothing_moves_in_a_piece_of_frozen_parameters():
+    found = piece(BEGIN, lambda state: state)
+    assert (found.relative(0.0), found.relative(1e-9)) == (0.0, float("inf"))
+    assert judge(0.0, 0.0, 0.0) == "same to rounding"
+    assert worst(["same to rounding", "differs", "as far as rounding carries"]) == "differs"

@@ -1,0 +1,246 @@
+"""Runs that are replayed from checkpoint to checkpoint: faithful ones, and those with an altered log or checkpoint."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import pytest
+from shrunk import COMMITS, Dense, flags
+
+import gemjax
+from train import cli
+from train.common.machine import precision
+from train.config.config import Config
+from train.run import train as training
+from train.run.folder import RunFolder
+from train.task import models
+from train.task.task import make_task
+
+SAME = "same to rounding"
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path, tmp_path_factory):
+    """Return a function that makes a small run with all its checkpoints and returns its folder."""
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 11)
+
+    def make(*more):
+        data = str(tmp_path_factory.getbasetemp() / "data")
+        assert cli.main(flags("run", "--keep-checkpoints", "0", "--data-dir", data, *more)) == 0
+        return RunFolder("run")
+
+    return make
+
+
+def replayed(folder, status=0):
+    """Replay a run with an expected exit status and return its `replay.json`."""
+    assert cli.main(["replay", str(folder.path)]) == status
+    return json.loads(folder.replay.read_text())
+
+
+def pieces(found):
+    return [(piece["begin"], piece["end"], piece["verdict"]) for piece in found["pieces"]]
+
+
+def altered(folder, number, alter):
+    """Replace a checkpoint by one with another state, digests included."""
+    config = Config.load(folder.config)
+    with precision(config.x64):
+        like = training.state_shapes(config, make_task(config), jax.devices()[0])
+    with folder.checkpoints(0) as checkpoints:
+        state, trace, metadata = checkpoints.load(like, number)
+    replace(folder, alter(state), trace, metadata)
+
+
+def replace(folder, state, trace, metadata):
+    """Replace the checkpoint of as many commits, and keep the later ones."""
+    number = str(len(trace))
+    with gemjax.Checkpoints(folder.path / "replacing") as checkpoints:
+        checkpoints.save(state, trace, metadata)
+    shutil.rmtree(folder.checkpoints_path / number)
+    (folder.path / "replacing" / number).rename(folder.checkpoints_path / number)
+
+
+def rewrite(folder, line, **fields):
+    """Change fields of a line of the event log."""
+    lines = folder.events.read_text().splitlines(keepends=True)
+    lines[line] = json.dumps(json.loads(lines[line]) | fields, separators=(",", ":")) + "\n"
+    folder.events.write_text("".join(lines))
+
+
+def test_a_simulation_replays_bit_for_bit(made, capsys):
+    found = replayed(made())
+    assert pieces(found) == [(0, 11, SAME), (11, 22, SAME), (22, COMMITS, SAME)]
+    assert found["verdict"] == SAME
+    assert [piece["difference"] for piece in found["pieces"]] == [0.0] * 3
+    assert all(piece["effect"] > 0 for piece in found["pieces"])
+    out = capsys.readouterr().out
+    assert f"{SAME}: 3 of 3 pieces end within one unit in the last place\n" in out
+
+
+def test_an_altered_checkpoint_differs_at_its_end_and_at_its_beginning(made):
+    folder = made()
+    altered(folder, 22, lambda s: s._replace(params=jax.tree.map(lambda leaf: leaf + 1e-4, s.params)))
+    found = replayed(folder, 1)
+    assert pieces(found) == [(0, 11, SAME), (11, 22, "differs"), (22, COMMITS, "differs")]
+    assert found["verdict"] == "differs"
+
+
+def test_an_altered_worker_in_the_log_differs_in_its_piece(made, capsys):
+    """The last commit of one worker is said to be the next one of another."""
+    folder = made()
+    events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+    last = events[-1]["worker"]
+    worker = next(event["worker"] for event in reversed(events) if event["worker"] != last)
+    step = 1 + max(event["step"] for event in events if event["worker"] == worker)
+    rewrite(folder, -1, worker=worker, step=step, pulled_at=COMMITS - 1, staleness=0)
+    found = replayed(folder, 1)
+    assert pieces(found) == [(0, 11, SAME), (11, 22, SAME), (22, COMMITS, "differs")]
+    assert "events.jsonl was changed after the checkpoint" in found["alterations"][0]
+    assert "differs: in 1 of 3 pieces the difference is more than 10 times the effect of" in capsys.readouterr().out
+
+
+def test_a_log_altered_without_effect_is_reported(made, capsys):
+    folder = made()
+    rewrite(folder, 5, loss=0.25)
+    found = replayed(folder, 1)
+    assert {piece["verdict"] for piece in found["pieces"]} == {SAME}
+    assert "differs: the records were changed, though not so that the parameters show it" in capsys.readouterr().out
+
+
+def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
+    folder = made("--epochs", "0.6")
+    assert cli.main(["--resume", "run", "--epochs", "1", "--learning-rate", "0.03"]) == 0
+    assert folder.settings == []
+    changed = 20
+    assert (folder.checkpoints_path / str(changed)).is_dir()
+    assert replayed(folder)["verdict"] == SAME
+    shutil.rmtree(folder.checkpoints_path / str(changed))
+    found = replayed(folder)
+    assert found["verdict"] == SAME
+    assert changed not in [piece["end"] for piece in found["pieces"]]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--method", "ringmaster"),
+        ("--x64", "--method", "dana_dc"),
+        pytest.param(("--method", "easgd", "--period", "2", "--local-momentum", "0.5"), marks=pytest.mark.slow),
+        pytest.param(("--schedule", "cosine", "--augment"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_simulation_of_any_kind_replays(made, more):
+    folder = made(*more)
+    found = replayed(folder)
+    assert found["verdict"] == SAME
+    summary = json.loads(folder.summary.read_text())
+    assert found["pieces"][-1]["end"] == summary["commits"] - summary["dropped"]
+
+
+def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(made, capsys):
+    folder = made()
+    whole = shutil.copytree("run", "whole")
+
+    def refusal():
+        capsys.readouterr()
+        assert cli.main(["replay", "run"]) == 2
+        error = capsys.readouterr().err
+        shutil.rmtree("run")
+        shutil.copytree(whole, "run")
+        assert error.count("\n") == 1
+        return error
+
+    dataclasses.replace(Config.load(folder.config), engine="cluster", compression="int8").save(folder.config)
+    assert "run cannot be replayed: its gradients were rounded (--compression int8)" in refusal()
+    folder.events.unlink()
+    assert "run cannot be replayed: it has no events.jsonl" in refusal()
+    folder.events.write_text("".join(folder.events.read_text().splitlines(keepends=True)[:15]))
+    assert "lines are missing at the end of the log" in refusal()
+    folder.events.write_text("[]\n")
+    assert "not an event of a gemjax log" in refusal()
+    shutil.rmtree(folder.checkpoints_path)
+    assert "run cannot be replayed: run/checkpoints is missing" in refusal()
+    for number in (11, 22, COMMITS):
+        shutil.rmtree(folder.checkpoints_path / str(number))
+    assert "it has no checkpoint after a commit yet" in refusal()
+    (folder.checkpoints_path / "11" / "_CHECKPOINT_METADATA").write_text("x")
+    assert "checkpoint 11 is damaged: " in refusal()
+    folder.config.write_text("{}x")
+    assert "is not the configuration of a run" in refusal()
+    assert cli.main(["replay", "elsewhere"]) == 2
+
+
+def test_the_report_shows_the_last_replay(made):
+    folder = made()
+    replayed(folder)
+    assert cli.main(["report", "run"]) == 0
+    assert f"<dt>replay</dt><dd>{SAME} " in folder.report.read_text()
+    folder.replay.write_text("[]")
+    assert cli.main(["report", "run"]) == 2
+
+
+def test_a_replay_changes_no_other_file(made):
+    folder = made()
+    unfinished = folder.checkpoints_path / "40.orbax-checkpoint-tmp"  # Of a run that is still going on.
+    unfinished.mkdir()
+    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.is_file()}
+    replayed(folder)
+    after = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.is_file()}
+    assert unfinished.is_dir()
+    assert after.keys() - before.keys() == {folder.replay}
+    assert before.items() <= after.items()
+
+
+def test_an_earlier_run_without_settings_replays(made):
+    """Its checkpoints hold sizes of the records alone, and there is none of 0 commits."""
+    folder = made()
+    shutil.rmtree(folder.checkpoints_path / "0")
+    config = Config.load(folder.config)
+    like = training.state_shapes(config, make_task(config), jax.devices()[0])
+    with folder.checkpoints(0) as checkpoints:
+        for number in (11, 22, COMMITS):
+            state, trace, metadata = checkpoints.load(like, number)
+            replace(folder, state, trace, {name: metadata[name] for name in ("events", "metrics")})
+    assert pieces(replayed(folder)) == [(0, 11, SAME), (11, 22, SAME), (22, COMMITS, SAME)]
+    assert cli.main(["--resume", "run", "--epochs", "1.2"]) == 0
+    assert replayed(folder)["verdict"] == SAME
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--x64",), ("--method", "easgd", "--period", "2"), ("--central", "host")])
+def test_a_run_on_devices_replays_also_after_it_was_resumed(made, more):
+    folder = made("--engine", "devices", "--epochs", "0.5", *more)
+    assert cli.main(["--resume", "run", "--epochs", "1"]) == 0
+    found = replayed(folder)
+    assert found["verdict"] in (SAME, "as far as rounding carries")
+    assert all(piece["telling"] for piece in found["pieces"])
+    config = Config.load(folder.config)
+    assert dataclasses.replace(config, epochs=1.0) == config
+    largest = max(piece["largest"] for piece in found["pieces"])
+    assert largest < (1e-13 if config.x64 else 1e-5)
+
+
+@pytest.mark.slow
+def test_an_altered_run_on_devices_differs(made):
+    """Two workers have changed places in the whole log, which is consistent with itself."""
+    folder = made("--engine", "devices")
+    other = {0: 1, 1: 0, 2: 2}
+    lines = [json.loads(line) for line in folder.events.read_text().splitlines()]
+    swapped = [line | {"worker": other[line["worker"]]} if "worker" in line else line for line in lines]
+    folder.events.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in swapped))
+    assert {verdict for _, _, verdict in pieces(replayed(folder, 1))} == {"differs"}
+
+
+@pytest.mark.slow
+def test_lost_gradients_are_replayed(made, monkeypatch):
+    """Gradients that raised, or were not finite, have no commit; their workers pulled again."""
+    run = gemjax.run_on_devices
+    with gemjax.testing.Faults().fail(worker=0, step=2).poison(worker=1, step=3) as faults:
+        monkeypatch.setattr(gemjax, "run_on_devices", lambda *args, **options: run(*args, gate=faults, **options))
+        folder = made("--engine", "devices")
+    assert len(faults.injected) == 2
+    assert replayed(folder)["verdict"] in (SAME, "as far as rounding carries")

@@ -1,0 +1,274 @@
+"""Damaged run folders: `--resume` and `report` refuse them in one line, before anything is computed or changed."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+
+import pytest
+from shrunk import Dense, flags
+
+from gemjax.checkpoints.files import DIGESTS, HAS_DIGESTS, METADATA
+from train import cli
+from train.config.config import Config
+from train.report import report
+from train.run import train as training
+from train.run.folder import RunFolder
+from train.task import models
+
+LONGER = ["--resume", "run", "--epochs", "1.2"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Make the folder of a finished run of 33 commits."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(models, "DigitsCNN", Dense)
+        assert (
+            cli.main(flags(path, "--eval-every", "5", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))) == 0
+        )
+    return path
+
+
+@pytest.fixture
+def folder(finished, monkeypatch, tmp_path):
+    """Make a copy of that folder, `run`, which tests may damage."""
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.setattr(report, "draw", lambda *_: [])
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, "run")
+    return RunFolder("run")
+
+
+def contents(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.path.rglob("*")}
+
+
+def refusal(capsys, folder, argv):
+    """Return the one line with which a command refuses a folder, and check that it changes nothing."""
+    before = contents(folder)
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error[:-1].isprintable()
+    assert contents(folder) == before
+    return error
+
+
+def without(path):
+    """Remove `checkpoints/`."""
+    shutil.rmtree(path)
+
+
+def empty(path):
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def a_file(path):
+    shutil.rmtree(path)
+    path.write_text("not a folder")
+
+
+def foreign(path):
+    empty(path)
+    (path / "notes").mkdir()
+
+
+def files(path):
+    empty(path)
+    (path / "33").write_text("not a folder")
+
+
+NONE_LEFT = [
+    (without, "run/checkpoints is missing"),
+    (empty, "run/checkpoints is empty"),
+    (a_file, "run/checkpoints is not a folder"),
+    (foreign, "run/checkpoints holds no checkpoint, only notes"),
+    (files, "run/checkpoints holds no checkpoint, only 33"),
+]
+
+
+@pytest.mark.parametrize(("remove", "missing"), NONE_LEFT, ids=[remove.__name__ for remove, _ in NONE_LEFT])
+@pytest.mark.parametrize("summary", ["finished", "killed"])
+def test_records_without_a_checkpoint_are_refused_and_kept(folder, capsys, remove, missing, summary):
+    remove(folder.checkpoints_path)
+    if summary == "killed":
+        folder.summary.unlink()
+    error = refusal(capsys, folder, LONGER)
+    assert (
+        f"train: run cannot be resumed: {missing}, but there are records in events.jsonl and metrics.jsonl, which"
+        in error
+    )
+    command = re.search(r"begin the run again in another folder: (python -m train .*)$", error)[1]
+    config, resume = cli.parse(shlex.split(command)[3:])
+    assert resume is None
+    assert config == dataclasses.replace(Config.load(folder.config), epochs=1.2, out="run-2")
+
+
+def test_metrics_alone_are_kept_too(folder, capsys):
+    empty(folder.checkpoints_path)
+    folder.events.write_text("")
+    assert "is empty, but there are records in metrics.jsonl, which" in refusal(capsys, folder, LONGER)
+
+
+def test_a_checkpoint_that_cannot_be_read_leaves_the_records(folder, capsys):
+    shutil.rmtree(folder.checkpoints_path / "33")
+    for path in folder.checkpoints_path.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    before = {path: path.read_bytes() for path in (folder.events, folder.metrics)}
+    assert cli.main(LONGER) == 2
+    assert "checkpoints: checkpoint 30 " in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
+    """It was killed before its first commit."""
+    shutil.rmtree(folder.checkpoints_path)
+    for path in (folder.summary, folder.metrics):
+        path.unlink()
+    folder.events.write_text("")
+    assert cli.main(["--resume", "run"]) == 0
+    assert "there is no checkpoint yet: starting again" in capsys.readouterr().out
+    assert folder.finished(33)
+
+
+def test_a_finished_run_without_checkpoints_is_still_finished(folder, capsys):
+    shutil.rmtree(folder.checkpoints_path)
+    before = contents(folder)
+    assert cli.main(["--resume", "run"]) == 0
+    assert "the run in run has made all 33 commits" in capsys.readouterr().out
+    assert contents(folder) == before
+
+
+def test_the_new_folder_does_not_exist_yet(folder, capsys):
+    empty(folder.checkpoints_path)
+    folder.path.with_name("run-2").mkdir()
+    assert "--out run-3" in refusal(capsys, folder, LONGER)
+
+
+def semicolon(lines):
+    """Replace one digit of a time."""
+    where = lines[4].index(b'"time":') + 9
+    lines[4] = lines[4][:where] + b";" + lines[4][where + 1 :]
+
+
+def swapped(lines):
+    """Exchange the first two lines."""
+    lines[:2] = lines[1::-1]
+
+
+def nul(lines):
+    """Write NUL bytes."""
+    lines[2] = lines[2][:20] + bytes(10) + lines[2][30:]
+
+
+def high_bit(lines):
+    """Flip the highest bit of one byte."""
+    lines[3] = lines[3][:30] + bytes([lines[3][30] ^ 0x80]) + lines[3][31:]
+
+
+def joined(lines):
+    """Overwrite a line break."""
+    lines[1] = lines[1][:-1] + b" "
+
+
+def truncated(lines):
+    """Cut a line in the middle of the file."""
+    lines[2] = lines[2][:30] + b"\n"
+
+
+def unbalanced(lines):
+    """Move the start of a line to the line before it."""
+    lines[1], lines[2] = lines[1][:-1] + lines[2][:9] + b"\n", lines[2][9:]
+
+
+DAMAGES = [semicolon, swapped, nul, high_bit, joined, truncated, unbalanced]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("name", ["events", "metrics"])
+def test_every_command_refuses_damaged_records(folder, capsys, monkeypatch, name, damage):
+    """The message names file and line, before data are prepared."""
+    path = getattr(folder, name)
+    lines = path.read_bytes().splitlines(keepends=True)
+    damage(lines)
+    path.write_bytes(b"".join(lines))
+    monkeypatch.setattr(training, "make_task", None)
+    for argv in (["--resume", "run"], LONGER, ["report", "run"]):
+        error = refusal(capsys, folder, argv)
+        assert re.match(rf"train: run/{name}\.jsonl, line [1-5]: not ", error), (argv, error)
+
+
+def change_a_digit(path, pattern):
+    """Change the digit that a pattern ends with; the length stays."""
+    content = path.read_bytes()
+    last = re.search(pattern, content).end() - 1
+    path.write_bytes(content[:last] + (b"7" if content[last : last + 1] != b"7" else b"3") + content[last + 1 :])
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("events", rb'"loss":\d\.\d'), ("metrics", rb'"test_loss": \d\.\d')])
+def test_other_numbers_of_the_same_length_are_found_by_the_checksum(folder, capsys, name, pattern):
+    change_a_digit(getattr(folder, name), pattern)
+    error = refusal(capsys, folder, LONGER)
+    assert f"run/{name}.jsonl was changed after the checkpoint in run/checkpoints was written: " in error
+
+
+def without_checksums(folder):
+    """Remove the digests of files and the checksums from all checkpoints, as in those of earlier versions."""
+    for path in folder.checkpoints_path.rglob(DIGESTS):
+        path.unlink()
+        metadata = path.with_name(METADATA)
+        metadata.write_text(metadata.read_text().replace(f'"{HAS_DIGESTS}"', '"other"'))
+    found = 0
+    for path in folder.checkpoints_path.rglob("*"):
+        if path.is_file() and b"sha256" in (content := path.read_bytes()):
+            path.write_bytes(content.replace(b"sha256", b"sha255"))
+            found += 1
+    assert found == 2
+
+
+def test_a_log_that_differs_from_the_trace_of_the_checkpoint_is_refused(folder, capsys):
+    without_checksums(folder)
+    change_a_digit(folder.events, rb'(.*\n){6}.*"time":\d+\.\d\d\d\d')
+    error = refusal(capsys, folder, LONGER)
+    assert re.match(
+        r"train: run/events\.jsonl, line 7: time of commit 6 is [\d.]+, but [\d.]+ in the checkpoint; ", error
+    )
+
+
+def test_a_run_of_an_earlier_version_continues(folder):
+    without_checksums(folder)
+    assert cli.main(LONGER) == 0
+    assert folder.finished(40)
+
+
+@pytest.mark.parametrize("tail", [b'{"event":"com', bytes(4096), b""])
+def test_damage_behind_the_checkpoint_is_removed(folder, tail):
+    """A crash may cut a line; after a power cut, the file system may show NUL bytes."""
+    whole = folder.events.read_bytes(), folder.metrics.read_bytes()
+    shutil.rmtree(folder.checkpoints_path / "33")
+    folder.summary.unlink()
+    for path in (folder.events, folder.metrics):
+        with open(path, "ab") as file:
+            file.write(tail)
+    assert cli.main(["--resume", "run"]) == 0
+    assert (folder.events.read_bytes(), folder.metrics.read_bytes()) == whole
+
+
+@pytest.mark.parametrize(
+    "change", [{"workers": True}, {"workers": 2.0}, {"workers": 10**9}, {"dataset": 5}, {"seed": None}, {"colour": 1}],
+    ids=str,
+)  # fmt: skip
+def test_every_command_refuses_a_changed_configuration(folder, capsys, monkeypatch, change):
+    fields = json.loads(folder.config.read_text())
+    folder.config.write_text(json.dumps(fields | change))
+    monkeypatch.setattr(training, "make_task", None)
+    for argv in (["--resume", "run"], LONGER, ["report", "run"]):
+        (name,) = change
+        error = refusal(capsys, folder, argv)
+        assert error.startswith("train: run/config.json is not the configuration of a run: ")
+        assert name in error

@@ -1,0 +1,66 @@
+"""Output to a reader that has ended, as in `python -m train --help | head -1`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train.run.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+ENDED = b"train: the reader of the output has ended; the command goes on without output\n"
+
+
+@pytest.fixture
+def closed():
+    """Return the end of a pipe that nothing reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["sweep", "--help"]])
+def test_a_broken_pipe_ends_the_help_silently(argv, closed):
+    command = [sys.executable, "-m", "train", *argv]
+    ended = subprocess.run(command, cwd=ROOT, stdout=closed, stderr=subprocess.PIPE, timeout=120)
+    assert ended.stderr == b""
+    assert ended.returncode == 141
+
+
+SAYS = """
+import sys
+from train.common.console import RunConsole, say
+console = RunConsole()
+for _ in range(3):
+    say(console, "text")
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_command_goes_on_without_a_reader(both, closed):
+    """Also if stderr leads to the same reader, as in `2>&1 | head`."""
+    command = [sys.executable, "-c", SAYS]
+    ended = subprocess.run(command, cwd=ROOT, stdout=closed, stderr=closed if both else subprocess.PIPE, timeout=120)
+    assert ended.stderr == (None if both else ENDED)
+    assert ended.returncode == 7
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_its_end_without_a_reader(tmp_path):
+    flags = ["--engine", "simulate", "--workers", "3", "--epochs", "20", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "train", *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        while b"/300 commits" not in process.stdout.readline():
+            pass
+        process.stdout.close()
+        assert process.stderr.read() == ENDED
+        assert process.wait(120) == 0
+    folder = RunFolder(tmp_path / "run")
+    assert folder.finished(300)
+    with folder.checkpoints() as checkpoints:
+        assert checkpoints.latest == 300
