@@ -42,6 +42,8 @@ class Checkpoints:
       NotADirectoryError: if there is a file of this name.
     """
 
+    warns_of_later = True  # False where the owner has said that a save replaces what is there.
+
     def __init__(self, folder: str | os.PathLike, keep: int | None = 2, *, read_only: bool = False):
         if keep is not None:
             check_positive_int("keep", keep)
@@ -95,7 +97,8 @@ class Checkpoints:
         if not wait:
             # A run that goes on donates the buffers of its state to the next commit.
             tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
-        if later := files.later_than(self.folder, len(trace)):
+        later = files.later_than(self.folder, len(trace))
+        if later and self.warns_of_later:
             fate = "removed, because keep=1" if self.keep == 1 else f"renamed to {files.SUPERSEDED}…"
             warnings.warn(
                 f"{self.folder} holds checkpoints of {files.in_words(later)} commits, of another continuation of the run than "
