@@ -12,7 +12,7 @@ from gemjax.engines.checks import check_given, check_option, check_tx, warn_of_t
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import COMPRESSIONS
 from gemjax.engines.cluster.connection import imported_ray
-from gemjax.engines.cluster.programs import ClusterPrograms, receive
+from gemjax.engines.cluster.programs import ClusterPrograms, DividedPrograms, receive
 from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
@@ -128,6 +128,8 @@ def run_on_cluster(
     else:
         num_workers = cluster.num_workers
     workers = cluster or Cluster(num_workers)
+    if compression is not None and workers.central_hosts is not None:
+        raise ValueError("compression= does not go with a central variable on several hosts; leave out one of the two")
     run = prepare(
         tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
@@ -139,9 +141,11 @@ def run_on_cluster(
     def programs(begin: RunState) -> ClusterPrograms:
         plain = as_batches(batches, num_workers)
         grouped = plain if local is None else LocalBatches(plain, local)
-        return ClusterPrograms(
-            run.transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression
-        )
+        kind = ClusterPrograms if workers.central_hosts is None else DividedPrograms
+        return kind(
+            run.transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression,
+            parts=workers.central_hosts or 0,
+        )  # fmt: skip
 
     def waiters(programs: ClusterPrograms) -> Waiters:
         if cluster is None:  # Nothing is started before all arguments have been checked.

@@ -1,6 +1,6 @@
 """The central variable with the workers' slots on its devices, and the program that commits and pulls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -80,7 +80,7 @@ class Central:
             lambda shared, slot: (self._shared.parts(shared), self._slot.parts(slot)), out_shardings=whole(place)
         )
         self.no_gradient = jax.jit(gradient.zeros, out_shardings=self._shardings(nothing))
-        self.first_view = jax.jit(first_view)
+        self._first_view = jax.jit(first_view)
         # Lent memory is not read by most methods, but holds the next view.
         self._commit = jax.jit(commit, donate_argnums=(0, 1), keep_unused=lend)
         if isinstance(place, tuple):
@@ -131,6 +131,10 @@ class Central:
     def bring(self, tree: PyTree) -> PyTree:
         """Send arrays to the devices of the central variable."""
         return jax.device_put(tree, self._shardings(tree))
+
+    def first_views(self) -> Iterator[Packed]:
+        """Yield the packed view of each worker, as the state has it."""
+        return (self._first_view(self.shared, slot) for slot in self.slots)
 
     def commit(self, worker: int, packed: Packed, event: np.ndarray) -> tuple[Packed, jax.Array]:
         """Dispatch a commit and the pull that follows.
