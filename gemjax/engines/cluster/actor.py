@@ -42,10 +42,17 @@ class Task(NamedTuple):
     draw: int
 
 
+class Scattered(NamedTuple):
+    """A view or a gradient of a divided central variable: small leaves, and an object of Ray per part with the others."""
+
+    small: list[Any]
+    parts: list[Any]  # Each is None for zeros.
+
+
 class Reply(NamedTuple):
     """A gradient in host memory, with the times that it took; durations need no common clock."""
 
-    gradient: Packed
+    gradient: Any  # Packed, or of a divided central variable.
     local: PyTree  # State of the local optimizer, with keys as integers.
     seconds: float  # In the actor,
     waited: float  # and of these for data.

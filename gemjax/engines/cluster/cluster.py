@@ -17,7 +17,6 @@ import jax
 
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.cluster.actor import Actor
-from gemjax.engines.cluster.central.actor import CentralActor
 from gemjax.engines.cluster.connection import (
     authenticated,
     check_reachable,
@@ -240,19 +239,18 @@ class Cluster:
             group = worker * self._reserved.bundle_count // self.num_workers
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._reserved, group)
         options = self._needs | {"max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": strategy}
-        return ray.remote(Actor).options(**options | self._environment).remote([os.path.abspath(path) for path in sys.path])
+        return ray.remote(Actor).options(**options | self._environment).remote(_paths())
 
     @property
     def _environment(self) -> dict[str, Any]:
         """The option of an actor for its environment, unless it is that of the connection."""
         return {} if self._runtime_env is None or self._connected else {"runtime_env": self._runtime_env}
 
-    def start_central(self) -> list[Any]:
+    def start_central(self, kind: type, parts: int) -> list[Any]:
         """Return new actors for the parts of a central variable. One that ends has lost its part, so none is restarted."""
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        kind = imported_ray().remote(CentralActor).options(**options | self._environment)
-        paths = [os.path.abspath(path) for path in sys.path]
-        self._central_actors = [kind.remote(paths) for _ in range(self.central_hosts or 0)]
+        make = imported_ray().remote(kind).options(**options | self._environment)
+        self._central_actors = [make.remote(_paths()) for _ in range(parts)]
         return self._central_actors
 
     def end_central(self) -> None:
@@ -283,9 +281,8 @@ class Cluster:
             the module itself.
         """
         ray = imported_ray()
-        config = {name: getattr(jax.config, name) for name in CONFIG if hasattr(jax.config, name)}
         while True:
-            self._begin = (uuid.uuid4().hex, config, ray.put(pickle()))
+            self._begin = (uuid.uuid4().hex, settings(), ray.put(pickle()))
             replies = [actor.begin.remote(*self._begin) for actor in self.actors]
             self._await(ray, replies)
             answers = [self._begun(ray, worker, self._begin, reply) for worker, reply in enumerate(replies)]
@@ -346,6 +343,16 @@ class Cluster:
         """Kill the actor of a worker, which Ray then restarts."""
         with contextlib.suppress(Exception):
             imported_ray().kill(self.actors[worker], no_restart=False)
+
+
+def settings() -> dict[str, Any]:
+    """Return the settings of JAX that actors take from the driver."""
+    return {name: getattr(jax.config, name) for name in CONFIG if hasattr(jax.config, name)}
+
+
+def _paths() -> list[str]:
+    """Return the folders from which this process imports."""
+    return [os.path.abspath(path) for path in sys.path]
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Task, arrived
-from gemjax.engines.cluster.central.driver import DividedCentral, Scattered
-from gemjax.engines.cluster.cluster import CONFIG, Cluster
+from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Scattered, Task, arrived
+from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
@@ -160,7 +159,7 @@ class ClusterPrograms(CentralPrograms):
                 self._put = version, ray.put(view)
             return self._put[1]
 
-    def bring(self, gradient: Reply) -> tuple[Packed, PyTree]:
+    def bring(self, gradient: Reply) -> tuple[Any, PyTree]:
         """Send a gradient, and the state of its worker's local optimizer, to the devices of the central variable."""
         packed = gradient.gradient
         if isinstance(self.placement.central, tuple):
@@ -196,62 +195,6 @@ class ClusterPrograms(CentralPrograms):
             for actor in self.cluster.actors:
                 with contextlib.suppress(Exception):  # It may be lost.
                     actor.end.remote(self._run)
-
-
-class DividedPrograms(ClusterPrograms):
-    """Commits at a central variable that is divided over actors: no large array passes through the driver.
-
-    The state of local optimizers, of which there is one per worker, stays with the driver.
-    """
-
-    largest_packed = -1  # Leaves travel alone, because they belong to several parts.
-    central: DividedCentral
-
-    def _make_central(self, transition: Transition, state: RunState) -> DividedCentral:
-        self._settle = lambda view, local, moved: moved if view.small[-1] > 0 else local
-        return DividedCentral(
-            transition, state, self.placement.central, self.packers, self._keeps_local, self.placement.parts
-        )
-
-    def warm_up(self) -> None:
-        """Divide the central variable over the actors of the cluster, and compile all programs."""
-        ray = imported_ray()
-        config = {name: getattr(jax.config, name) for name in CONFIG if hasattr(jax.config, name)}
-        self.central.connect(self.cluster.start_central(), config, ray.cloudpickle.dumps(self.central.recipe))
-        self._views = list(self.central.first_views())
-        super().warm_up()
-
-    def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
-        """Do what :meth:`ClusterPrograms.compute` does; the view is in Ray's memory already."""
-        view, local, task = self._views[worker], self._local[worker], Task(worker, self.steps[worker], self.draws[worker])
-        places = self.central.commit_program.view_places, self.central.commit_program.gradient_places
-
-        def send() -> tuple[Any, float]:
-            small, data = jax.tree.map(np.asarray, (view.small, keys.as_data(local) if self._keeps_local else ()))
-            sent = time.perf_counter()
-            method = self.cluster.actors[worker].gradient_in_parts.options(num_returns=1 + len(view.parts))
-            return method.remote(self._run, *places, small, data, True, task, *view.parts), sent
-
-        return send
-
-    def bring(self, gradient: Reply) -> tuple[Scattered, PyTree]:
-        """Send the parts of a gradient to the actors, which wait for them."""
-        self.central.receive(gradient.gradient)
-        return gradient.gradient, self._local_of(gradient)
-
-    @property
-    def params(self) -> PyTree:
-        """The central variable, gathered from the actors."""
-        return self.central.read(lambda state: state.params)
-
-    @property
-    def model_state(self) -> PyTree:
-        """The model state, gathered from the actors."""
-        return self.central.read(lambda state: state.model_state)
-
-    def close(self) -> None:
-        super().close()
-        self.cluster.end_central()
 
 
 def receive(in_transfer: list, send: Callable) -> Finished:

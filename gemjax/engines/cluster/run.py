@@ -9,10 +9,11 @@ import optax
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.cluster.central.programs import DividedPrograms
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import COMPRESSIONS
 from gemjax.engines.cluster.connection import imported_ray
-from gemjax.engines.cluster.programs import ClusterPrograms, DividedPrograms, receive
+from gemjax.engines.cluster.programs import ClusterPrograms, receive
 from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy

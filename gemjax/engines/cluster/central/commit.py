@@ -64,8 +64,8 @@ class Commit:
         given = (*keys.as_data((shared, slot)), gradient, event)
         program = Program(self._step, *given)
         sizes = [len(jax.tree.leaves(tree)) for tree in given]
-        names = [self._path(index) for index in range(sum(sizes[:2]))]
-        for before, after in zip(program.inputs, program.outputs[: len(names)], strict=False):
+        kept = sum(sizes[:2])
+        for before, after in zip(program.inputs[:kept], program.outputs[:kept], strict=True):
             old, new = program.avals[before], program.avals[after]
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise ValueError(
@@ -74,32 +74,36 @@ class Commit:
                     "central_hosts="
                 )
         self.division = Division(
-            program, recipe.parts, tied=[(n, n) for n in range(len(names))], names=names, small=recipe.small
+            program, recipe.parts, tied=[(n, n) for n in range(kept)], names=self._names(), small=recipe.small
         )
         ins, outs = iter(program.inputs), iter(program.outputs)
         take = lambda values, count: [next(values) for _ in range(count)]
         views = len(jax.eval_shape(recipe.packers.views.zeros).apart)
-        self.layout = Layout(
-            *(take(ins, size) for size in sizes), *(take(outs, size) for size in (*sizes[:2], views)), list(outs)
-        )
-        returned = self.division.returned[len(names) : len(names) + views]
+        given = [take(ins, size) for size in sizes]
+        self.layout = Layout(*given, *(take(outs, size) for size in (*sizes[:2], views, len(self.reported))))
+        returned = self.division.returned[kept : kept + views]
         self.view_places = [place for _, place, _ in returned]
         self.gradient_places = [self.division.place[number] for number in self.layout.gradient]
         self.digest = self.division.describe()
 
-    def _path(self, index: int) -> str | None:
-        """Return the path of a parameter among the kept leaves; ``None`` for another leaf of the state."""
+    def _names(self) -> list[str | None]:
+        """Return, per input of the program, the path of the parameter that it is, or of which it is the gradient."""
         shared, slot = self._kept
-        numbers = iter(range(len(shared)))
-        at = self.join(slot, list(numbers)).params
-        paths = {leaf: jax.tree_util.keystr(path) for path, leaf in jax.tree_util.tree_flatten_with_path(at)[0]}
-        return paths.get(index)
+        parameters = self.join(slot, list(range(len(shared)))).params
+        gradient = self.recipe.packers.gradients.example
+        grads = jax.tree.unflatten(jax.tree.structure(gradient), range(len(jax.tree.leaves(gradient)))).grads
+        found: list[str | None] = []
+        for tree, count in ((parameters, len(shared)), ((), len(jax.tree.leaves(slot))), (grads, None)):
+            paths = {leaf: jax.tree_util.keystr(path) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+            found += [paths.get(index) for index in range(len(jax.tree.leaves(gradient)) if count is None else count)]
+        return found
 
     def _step(self, shared: list, slot: list, gradient: list, event: tuple) -> tuple:
         recipe, (worker, step, commits) = self.recipe, event
         state = self.join(*reversed(keys.as_keys((shared, slot), self._kept)))
+        committed = recipe.packers.gradients.unpack(Packed({}, gradient))
         state, view, report = recipe.transition.commit_and_pull(
-            state, view_of(state).params, recipe.packers.gradients.unpack(Packed({}, gradient)), worker, step, commits > 0
+            state, view_of(state).params, committed, worker, step, commits > 0
         )
         slot, _, shared = slots.split(state)
         named = {name: getattr(report, name) for name in ("loss", "staleness", "applied", "dropped")} | report.metrics
@@ -117,8 +121,9 @@ class Commit:
 
         program = Program(first_view, *keys.as_data(self._kept))
         known = dict(zip(program.inputs, (*self.layout.shared, *self.layout.slot), strict=True))
-        for _, _, ins, outs in filter(lambda equation: equation.primitive.name.startswith("random_"), program.equations):
-            known[outs[0]] = known[ins[0]]  # Typed keys as integers, and back.
+        for equation in program.equations:
+            if equation.primitive.name in ("random_wrap", "random_unwrap"):  # Typed keys as integers, and back.
+                known[equation.outs[0]] = known[equation.ins[0]]
         return [known.get(out) for out in program.outputs]
 
     def shared(self, state: RunState) -> Arrays:
@@ -188,5 +193,3 @@ class Part:
             kept.update({n: values[out] for n, out in zip(before, after, strict=True) if n in kept})
         self.values = {}
         return {out: values[out] for out in (*layout.view, *layout.report) if out in here}
-
-

@@ -101,6 +101,10 @@ class Division:
                 sources.update({out: found for out in equation.outs if not found or not self._is_small[out]})
         return sources
 
+    def _is_tied(self, number: int) -> bool:
+        """Return True for a large array that has one place."""
+        return not self._is_small[number] and number not in self._sources
+
     def _needs(self, numbers: Iterable[int]) -> set[int]:
         """Return the values that have one place each, and from which a place can compute ``numbers``."""
         return {need for number in numbers for need in self._sources.get(number, {number})}
@@ -116,11 +120,11 @@ class Division:
             return number
 
         def tie(numbers, by):
-            large = [n for n in numbers if not self._is_small[n] and n not in self._sources]
+            large = list(filter(self._is_tied, numbers))
             for number in large:
                 one, other = root(large[0]), root(number)
                 if one != other:
-                    if one in named and other in named:
+                    if one in named and other in named and named[one] != named[other]:
                         culprits.append((named[one], named[other], by))
                     ties[other] = one
                     if other in named:
@@ -138,8 +142,8 @@ class Division:
             why = "".join(f"; `{by}` takes {one} together with {other}" for one, other, by in culprits[:3])
             raise ValueError(
                 f"the central variable cannot be divided over {self.parts} hosts, because its arrays of more than "
-                f"{self._small} numbers form only {len(sizes)} independent groups{why}; divide it over fewer hosts, or use a method whose rule treats each "
-                "leaf for itself"
+                f"{self._small} numbers form only {len(sizes)} independent groups{why}; divide it over fewer hosts, or use a "
+                "method whose rule treats each leaf for itself"
             )
         load, places = [0] * self.parts, {}
         for one in sorted(sizes, key=lambda one: (-sizes[one], one)):  # The largest first, where there is most room.
@@ -154,7 +158,7 @@ class Division:
         if all(out in self._sources for out in equation.outs):
             return None
         needs = self._needs(equation.ins)
-        large = {self.place[n] for n in (*equation.ins, *equation.outs) if not self._is_small[n] and n not in self._sources}
+        large = {self.place[n] for n in (*equation.ins, *equation.outs) if self._is_tied(n)}
         elsewhere = {self.place[need] for need in needs} - {DRIVER}
         # A number that depends on one part stays there, which saves a round.
         place = large.pop() if large else elsewhere.pop() if len(elsewhere) == 1 else DRIVER
@@ -173,7 +177,7 @@ class Division:
         after = {out: self.place[before] for before, out in self._tied}
         self.returned = []
         for out in self.program.outputs:
-            place = after.get(out, DRIVER if self._is_small[out] or out in self._sources else self.place.get(out, DRIVER))
+            place = after.get(out, self.place[out] if self._is_tied(out) else DRIVER)
             level = max((self._when(need, place) for need in self._needs([out])), default=0)
             self.returned.append((out, place, level))
 
@@ -212,7 +216,7 @@ class Division:
             made = {out for equation in inside for out in equation.outs}
             used = {number for equation in inside for number in equation.ins}
             later = {n for (p, k), numbers in reads.items() if (p, k) != (place, at) for n in numbers}
-            returned = {out for out, where, when in self.returned if out not in self._sources or (where, when) == (place, at)}
+            returned = {n for n, where, when in self.returned if n not in self._sources or (where, when) == (place, at)}
             elsewhere = {n for (p, _), numbers in reads.items() if p != place for n in numbers}
             computed = sorted(n for n in made & (later | returned) if self.place.get(n, place) == place)
             avals = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n in read for a in (self.program.avals[n],)}
@@ -226,9 +230,8 @@ class Division:
 
     def describe(self) -> str:
         """Return a digest of the pieces: equal if two processes may exchange their values."""
-        pieces = [
-            (place, piece.received, piece.kept, piece.computed, [equation.primitive.name for equation in piece.equations])
-            for pieces in self.pieces
-            for place, piece in sorted(pieces.items())
-        ]
-        return hashlib.sha256(repr(pieces).encode()).hexdigest()
+        digest = hashlib.sha256()
+        for place, piece in (item for pieces in self.pieces for item in sorted(pieces.items())):
+            names = [equation.primitive.name for equation in piece.equations]
+            digest.update(repr((place, piece.received, piece.kept, piece.computed, names)).encode())
+        return digest.hexdigest()

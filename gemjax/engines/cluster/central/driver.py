@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.engines.cluster.central.commit import Arrays, Commit, Part, Recipe
+from gemjax.engines.cluster.actor import Scattered
 from gemjax.engines.cluster.central import division
+from gemjax.engines.cluster.central.commit import Commit, Part, Recipe
 from gemjax.engines.cluster.central.division import DRIVER
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
@@ -22,11 +23,8 @@ from gemjax.protocol.slots import Slots
 PyTree = Any
 
 
-class Scattered(NamedTuple):
-    """A view or a gradient: the small leaves, and an object of Ray per part with the others; ``None`` for zeros."""
-
-    small: list[Any]
-    parts: list[Any]
+class PartLostError(RuntimeError):
+    """An actor of the central variable has ended."""
 
 
 class DividedCentral:
@@ -60,9 +58,9 @@ class DividedCentral:
         Raises:
           RuntimeError: if an actor divides the program in another way.
         """
-        ray, commit, state = imported_ray(), self.commit_program, self._begin
+        commit, state = self.commit_program, self._begin
         assert state is not None
-        self._actors, job = actors, ray.put(pickled)
+        self._actors, job = actors, imported_ray().put(pickled)
         digests = self._each(lambda actor, place: actor.begin.remote(place, config, job))
         if set(digests) != {commit.digest}:
             raise RuntimeError(
@@ -70,12 +68,13 @@ class DividedCentral:
                 "of Python, JAX, optax and gemjax"
             )
         shared = commit.shared(state)
+        on_host = lambda arrays: jax.tree.map(np.asarray, arrays)
         own = lambda arrays: jax.device_put(commit.at(DRIVER, arrays), self._here)
-        self._each(lambda actor, place: actor.load.remote(jax.tree.map(np.asarray, commit.at(place, shared))))
+        self._each(lambda actor, place: actor.load.remote(on_host(commit.at(place, shared))))
         kept = []
         for worker in range(self.num_workers):  # One at a time, as none of them may have room twice.
             slot = commit.slot(state, worker)
-            self._each(lambda actor, place, slot=slot: actor.load_slot.remote(jax.tree.map(np.asarray, commit.at(place, slot))))
+            self._each(lambda actor, place, slot=slot: actor.load_slot.remote(on_host(commit.at(place, slot))))
             kept.append(own(slot))
         self._driver = Part(commit, DRIVER, own(shared), kept)
         self._begin, self._version = None, 0
@@ -86,7 +85,17 @@ class DividedCentral:
 
     def _each(self, call: Callable[[Any, int], Any]) -> list[Any]:
         """Call every actor and wait for all answers."""
-        return imported_ray().get([call(actor, place) for place, actor in enumerate(self._actors)])
+        return self._answers({place: call(actor, place) for place, actor in enumerate(self._actors)})
+
+    def _answers(self, calls: Mapping[int, Any]) -> list[Any]:
+        ray = imported_ray()
+        try:
+            return ray.get(list(calls.values()))
+        except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
+            raise PartLostError(
+                f"one of {len(self._actors)} actors has ended, and its part of the central variable is lost; continue from "
+                "the last checkpoint with state= and recorded="
+            ) from error
 
     def first_views(self) -> Iterable[Scattered]:
         """Yield the view of each worker, as the state has it; empty ones before there are actors."""
@@ -95,8 +104,8 @@ class DividedCentral:
             return
         sources, places = self.commit_program.first_views(), self.commit_program.view_places
         for worker in range(self.num_workers):
-            kept = self._driver.shared | self._driver.slots[worker]
-            small = [kept[n] if n in kept else 0.0 for n, at in zip(sources, places, strict=True) if at == DRIVER]
+            kept: dict[int | None, Any] = {**self._driver.shared, **self._driver.slots[worker]}
+            small = [kept.get(n, 0.0) for n, at in zip(sources, places, strict=True) if at == DRIVER]
             numbers = [[n for n, at in zip(sources, places, strict=True) if at == k] for k in range(len(self._actors))]
             calls = [actor.read.remote(0, mine, worker) for actor, mine in zip(self._actors, numbers, strict=True)]
             yield Scattered(small, calls)
@@ -120,7 +129,8 @@ class DividedCentral:
         found = self._driver.finish()
         small = [found[out] for out in self.commit_program.view_at(DRIVER)]
         dtype = np.promote_types(self.reported["loss"], np.float32)
-        return Scattered(small, views), jnp.asarray(np.array([found[out] for out in self.commit_program.layout.report], dtype))
+        numbers = np.array([found[out] for out in self.commit_program.layout.report], dtype)
+        return Scattered(small, views), jnp.asarray(numbers)
 
     def warm_up(self, nothing: Scattered) -> None:
         """Compile all pieces by a commit of zeros that is not finished."""
@@ -141,7 +151,7 @@ class DividedCentral:
                         received = pieces[place].received if place in pieces else ()
                         values = {n: np.asarray(driver.values[n]) for n in received}
                         calls[place] = actor.round.remote(self._version, worker, level, values)
-                for answer in imported_ray().get(list(calls.values())):
+                for answer in self._answers(calls):
                     driver.values.update(answer)
 
     def bring(self, tree: PyTree) -> PyTree:
@@ -171,5 +181,6 @@ class DividedCentral:
         found = dict(self._driver.shared if worker is None else self._driver.slots[worker])
         for part, actor in enumerate(self._actors):
             mine = [number for number in numbers if place[number] == part]
-            found |= zip(mine, imported_ray().get(actor.read.remote(self._version, mine, worker)), strict=True)
+            answer = self._answers({part: actor.read.remote(self._version, mine, worker)})
+            found |= zip(mine, answer[0], strict=True)
         return jax.device_put([found[number] for number in numbers], self._here, may_alias=False)

@@ -77,10 +77,10 @@ class CentralPrograms(abc.ABC):
         self.packers = self._pack(
             packers(transition, batches, placement.central, view, self._local[0], example, self.largest_packed)
         )
-        self._settle = jax.jit(functools.partial(_settle, self.packers.views))
+        self._settle: Any = jax.jit(functools.partial(_settle, self.packers.views))
         self.central = self._make_central(transition, state)
         self.reported = self.central.reported
-        self._views = [self.send(worker, view) for worker, view in enumerate(self.central.first_views())]
+        self._views: list[Any] = [self.send(worker, view) for worker, view in enumerate(self.central.first_views())]
 
     def _pack(self, packed_as: "Packers") -> "Packers":
         """Return the packers that the transport uses."""
