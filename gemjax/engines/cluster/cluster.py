@@ -66,8 +66,9 @@ class Cluster:
         group on one host and the groups on different hosts, where there is room. Default: each worker is placed for itself.
       central: device of the central variable on the driver's host, or a tuple of devices over which it is sharded; default the
         host's CPU.
-      central_hosts: number of hosts over whose memory the central variable and the method's state are divided, positive; see
-        :func:`gemjax.run_on_cluster`. Ray spreads one more actor per part over the hosts. Default: the driver keeps both.
+      central_hosts: number of hosts over which central variable and method state are divided, positive; see
+        :func:`gemjax.run_on_cluster`. Ray spreads as many further actors over the hosts; ``central`` is then the place of small
+        arrays. Default: the driver keeps everything.
       runtime_env: environment of the workers, as for ``ray.init``, such as ``{"working_dir": "."}``; default that of Ray.
 
     Raises:

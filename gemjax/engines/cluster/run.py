@@ -61,6 +61,12 @@ def run_on_cluster(
     :class:`gemjax.FromSource` is read on the worker's host. Functions of the main script travel by value, as do modules that
     the workers cannot import.
 
+    **Several hosts for the central variable.** With ``Cluster(..., central_hosts=n)`` central variable and method state are
+    divided over ``n`` further actors, between which and the workers views and gradients travel. The driver schedules, and
+    combines what a rule needs of the whole tree, such as norms. A commit changes all parts or none. If one of these actors
+    ends, the run ends with an error; continue from the last checkpoint, with any ``n``. The driver gathers the state at the
+    beginning, for ``progress.state()`` and at the end, and keeps the states of local optimizers.
+
     **Failures.** If the process or the host of a worker ends, its gradient is lost and the worker leaves. It joins again when
     Ray has restarted its actor, on any host, and pulls. No commit is made twice. An exception in a worker is a fault, as on
     devices, with its traceback in the log of the caller. A worker that is silent beyond the ``deadline`` is killed, and counts
@@ -103,7 +109,8 @@ def run_on_cluster(
     Raises:
       ImportError: if Ray is not installed.
       TypeError: if an argument is of the wrong type, or cannot be pickled; the message names the object.
-      ValueError: if the workers cannot import a module, which the message names, or as :func:`gemjax.run_on_devices`.
+      ValueError: if the workers cannot import a module, which the message names; if the central variable cannot be divided
+        over ``central_hosts``; or as :func:`gemjax.run_on_devices`.
       RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``.
 
     The example is not run as a test, because Ray takes seconds to start:

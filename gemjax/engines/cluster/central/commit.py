@@ -18,7 +18,7 @@ Arrays = Mapping[int, Any]  # By the number of their value in the program.
 
 
 class Recipe(NamedTuple):
-    """What every process needs to divide a run's commits in the same way; it can be pickled."""
+    """Picklable description from which every process divides a run's commits in the same way."""
 
     transition: Transition
     state: RunState  # Shapes, with the slots of all workers.

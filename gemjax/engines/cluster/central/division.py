@@ -22,7 +22,7 @@ SMALL = 256  # Numbers in the largest array that is sent to the driver.
 
 
 class Piece(NamedTuple):
-    """What one place computes between two messages."""
+    """The computation of one place between two messages."""
 
     equations: list[Equation]
     constants: dict[int, Any]

@@ -114,6 +114,14 @@ class Divided:
         return [np.asarray(leaf).tobytes() for worker in range(self.num_workers) for leaf in self.state(worker)[0]]
 
 
+def assert_equal_to_rounding(actual, desired):
+    """Check float64 arrays to 1e-14 of the largest finite number; numbers that are not finite are equal."""
+    for a, d in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
+        a, d = np.asarray(a, np.float64), np.asarray(d, np.float64)
+        largest = np.abs(d[np.isfinite(d)]).max(initial=1e-30)
+        np.testing.assert_allclose(a, d, rtol=0, atol=1e-14 * largest)
+
+
 def spiked(gradient, size):
     """Return a gradient with ``size`` in one number of its largest leaf."""
     largest = max(range(len(gradient)), key=lambda index: gradient[index].size)
