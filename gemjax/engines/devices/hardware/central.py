@@ -80,7 +80,7 @@ class Central:
             lambda shared, slot: (self._shared.parts(shared), self._slot.parts(slot)), out_shardings=whole(place)
         )
         self.no_gradient = jax.jit(gradient.zeros, out_shardings=self._shardings(nothing))
-        self._first_view = jax.jit(first_view)
+        self.first_view = jax.jit(first_view)
         # Lent memory is not read by most methods, but holds the next view.
         self._commit = jax.jit(commit, donate_argnums=(0, 1), keep_unused=lend)
         if isinstance(place, tuple):
@@ -134,7 +134,7 @@ class Central:
 
     def first_views(self) -> Iterator[Packed]:
         """Yield the packed view of each worker, as the state has it."""
-        return (self._first_view(self.shared, slot) for slot in self.slots)
+        return (self.first_view(self.shared, slot) for slot in self.slots)
 
     def commit(self, worker: int, packed: Packed, event: np.ndarray) -> tuple[Packed, jax.Array]:
         """Dispatch a commit and the pull that follows.
