@@ -121,7 +121,7 @@ def test_it_holds_when_the_method_refuses_commits(make, x64):
 def test_it_holds_in_single_precision():
     """Rounding differs between compiled programs and accumulates; after 60 commits it is within 1e-4."""
     problem, make = mlp(), lambda n: gemjax.gem(0.05, num_workers=n)
-    assert_the_law(on_devices(make, problem), make, problem, rtol=1e-4)
+    assert_the_law(on_devices(make, problem, gate=Abreast(WORKERS)), make, problem, rtol=1e-4)
 
 
 @pytest.mark.parametrize("average", [pytest.param(False, marks=pytest.mark.slow), True], ids=["latest", "average"])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Problem, assert_close, assert_same_bits, every_method, without
+from engines.problems import Abreast, Problem, assert_close, assert_same_bits, every_method, without
 from methods.rows import METHODS
 
 import gemjax
@@ -88,7 +88,7 @@ def test_any_gradient_leaves_a_sound_state(make):
 def test_the_devices_reject_the_same_commits():
     make = BY_NAME["dc-asgd"]
     problem = spiked((1, 2), 3e19)
-    result = gemjax.run_on_devices(make(4), *problem[:3], 30)
+    result = gemjax.run_on_devices(make(4), *problem[:3], 30, gate=Abreast(4))
     assert int(result.state.rejected) == 1
     (row,) = np.flatnonzero(~result.history["applied"])
     assert (result.history["worker"][row], result.history["step"][row]) == (1, 2)
@@ -252,7 +252,7 @@ def test_a_bare_state_with_a_rejection_between_two_pulls_of_one_worker_is_refuse
 
 def test_a_result_of_a_run_on_devices_with_rejections_is_continued():
     make, problem = BY_NAME["asgd"], spiked((0, 1), 1e30)
-    first = gemjax.run_on_devices(make(4), *problem[:3], 20)
+    first = gemjax.run_on_devices(make(4), *problem[:3], 20, gate=Abreast(4))
     assert int(first.state.rejected) == 1
     longer = gemjax.run_on_devices(make(4), *problem[:3], 40, state=first).trace
     continued = run(make, problem, longer, state=first)

@@ -92,12 +92,10 @@ def test_a_worker_that_raises_is_retried_and_then_retired(cluster, faults, tmp_p
     faults.fail(0, 3, times=2).fail(1, 5, times=9)
     gate = Abreast(N, lost=lambda worker, step: worker == 1 and step >= 3)
     planned = [("fail", 0, 3)] * 2 + [("fail", 1, 5)] * 3
-    ends = []  # The reply to the last fault arrives within some commits of the others.
 
     def are_over(progress):
-        if faults.happened() == planned:
-            ends.append(progress.commits)
-        return bool(ends) and progress.commits >= ends[0] + 100
+        events = list(gemjax.eventlog.read(tmp_path / "log"))
+        return len(kinds_of(events, 0)) == 2 and "retire" in kinds_of(events, 1)
 
     result, events = train(cluster, faults, LONG, tmp_path, gate=gate, callback=Until(are_over), callback_every=20)
     assert kinds_of(events, 0) == ["fault"] * 2
@@ -205,7 +203,8 @@ def test_a_driver_leaves_no_process_behind(ending, tmp_path, x64):
         if ending != signal.SIGTERM:
             [commits] = until(process, "interrupted" if ending else "done")
             trace, params = driver.read(tmp_path)
-            assert len(trace) == commits == (20 if ending else 40)
+            assert len(trace) == commits
+            assert commits == 40 if ending is None else 20 <= commits < 40  # A callback may come some commits later.
             assert_replays(*driver.setting(), trace, params)
         process.wait(LIMIT)
     assert not processes.left(started, seconds=30)
@@ -226,7 +225,7 @@ def test_two_thousand_commits_while_workers_a_node_and_the_driver_end(two_nodes,
         assert process.wait() == -signal.SIGKILL
     with running(options) as process:
         [resumed] = until(process, "resumed")
-        assert 900 <= resumed <= 1000
+        assert 900 <= resumed < 1040  # A callback may come some commits later.
         until(process, "done", 2000)
         assert process.wait() == 0
     killed = (tmp_path / "killed").read_text().splitlines()

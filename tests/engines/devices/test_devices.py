@@ -9,7 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast, Behind, NotedLog, Problem, assert_close, assert_same_bits, mlp, poisoned, quadratic
+from engines.problems import (
+    Abreast,
+    Behind,
+    NotedLog,
+    Problem,
+    assert_close,
+    assert_same_bits,
+    mlp,
+    poisoned,
+    quadratic,
+)
 
 import gemjax
 from gemjax.engines.devices.scheduler import Scheduler
