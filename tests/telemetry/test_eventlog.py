@@ -269,7 +269,7 @@ def test_a_lost_repeated_or_moved_commit_is_found(tmp_path, real_log):
             list(eventlog.read(path))
 
 
-@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(data=st.data())
 def test_a_damaged_log_is_read_as_events_or_refused_by_name(real_log, tmp_path_factory, data):
     """After any change of bytes, reading returns events with the fields they need, or raises one ValueError."""
