@@ -161,6 +161,14 @@ def quadratic_with_dropout(dtype="float32") -> Problem:
     return Problem(loss_fn, params, batches, {"mean": jnp.zeros(3, dtype), "seen": jnp.int32(0)})
 
 
+def problem_of(row) -> Problem:
+    """Return the problem, in double precision, for a test that compiles each method in several engines.
+
+    It is :func:`mlp` for GEM and where matrices are treated apart, and :func:`quadratic_with_dropout` for the others.
+    """
+    return mlp(jnp.float64) if row.partitioned or row.name in ("gem", "muloco") else quadratic_with_dropout("float64")
+
+
 def poisoned(problem: Problem, at, kind: str = "loss") -> Problem:
     """Return ``problem`` with a loss, or only a gradient, that is not finite at the (worker, step) pairs ``at``."""
     with_state = bool(jax.tree.leaves(problem.model_state))

@@ -374,26 +374,28 @@ def test_a_hang_is_detected_though_the_queue_is_never_empty(monkeypatch, tmp_pat
 
 
 def test_a_callback_that_blocks_workers_does_not_count_as_silence(tmp_path, monkeypatch):
-    """For longer than the deadline no gradient arrives, and some only after the next look."""
-    clock, running = Clock(monkeypatch), threading.Event()
+    """For longer than the deadline worker 1 is blocked, and it goes on after the next look at the clock only."""
+    clock, running, overdue, silent = Clock(monkeypatch), threading.Event(), Roster.overdue, []
     running.set()
 
     def gate(worker, step):
-        assert running.wait(60)
+        if worker == 1:
+            assert running.wait(60)
 
-    class Log(NotedLog):
-        def write(self, event, time, **fields):
-            super().write(event, time, **fields)
-            if event == "pause":  # Written after the callback.
-                running.set()
+    def look(self, now):
+        silent.extend(found := overdue(self, now))
+        running.set()
+        return found
 
     def callback(progress):
         running.clear()
         clock.ahead += 3600
 
-    with Log(tmp_path / "log") as log:
+    monkeypatch.setattr(Roster, "overdue", look)
+    with NotedLog(tmp_path / "log") as log:
         run(policy=LIMIT, gate=gate, callback=callback, callback_every=20, log=log)
     assert clock.ahead >= 2 * 3600
+    assert not silent
     assert "hang" not in [kind for kind, _ in log.noted]
 
 
