@@ -57,7 +57,7 @@ class Abreast:
 
 
 class Behind:
-    """Gate that blocks ``worker`` until all others have begun ``by`` steps for each of its own, and these until it follows."""
+    """Gate that lets all others make exactly ``by`` commits each between a pull of ``worker`` and its next commit."""
 
     def __init__(self, num_workers, worker, by):
         self.steps, self.worker, self.by = [0] * num_workers, worker, by
@@ -66,7 +66,7 @@ class Behind:
     def _may_pass(self, worker, step):
         if worker == self.worker:
             return all(s >= self.by * (step + 1) for w, s in enumerate(self.steps) if w != worker)
-        return step <= self.by * (self.steps[self.worker] + 1) + 2
+        return step < self.by * (self.steps[self.worker] + 1)
 
     def __call__(self, worker, step):
         with self.changed:
