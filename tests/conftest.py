@@ -3,6 +3,7 @@
 import os
 import time
 
+import hypothesis
 import jax
 import pytest
 from xla_flags import set_flags
@@ -13,6 +14,11 @@ from gemjax.engines.devices.hardware.compat import enable_x64
 set_flags()
 gemjax.cpu_devices(9)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# The same cases each time, on a host of any speed.
+hypothesis.settings.register_profile(
+    "gemjax", derandomize=True, deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("gemjax")
 
 DAYS_KEPT = 7
 

@@ -114,7 +114,8 @@ def test_a_run_is_continued():
 
 def test_a_worker_that_repeats_its_step_has_the_same_rows():
     with Faults().fail(worker=1, step=2, times=2) as faults:
-        found = on_devices(FromSource(Source(), KINDS["epochs"](NUMBERS)), gate=faults)
+        found = on_devices(FromSource(Source(), KINDS["epochs"](NUMBERS)), gate=Abreast(N, faults))
+    assert len(faults.injected) == 2
     replay = simulate(KINDS["epochs"](DATA), trace=found.trace)
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
 
@@ -129,7 +130,7 @@ class Own(Rows):
 
 
 def test_a_worker_with_late_rows_does_not_delay_others():
-    """Row 1 is given twice, and then blocked until the three others have made twenty commits."""
+    """Row 1 is given twice, and then blocked until the three others have made twenty commits; then they wait for it."""
     enough, given = threading.Event(), []
 
     def at(number):
@@ -142,7 +143,8 @@ def test_a_worker_with_late_rows_does_not_delay_others():
         if np.sum(progress.trace().worker != 1) >= 20:
             enough.set()
 
-    found = on_devices(FromSource(Source(at), Own()), num_commits=40, callback=callback, callback_every=1)
+    gate = Abreast(N, lost=lambda worker, step: worker == 1 and not enough.is_set())
+    found = on_devices(FromSource(Source(at), Own()), num_commits=40, callback=callback, callback_every=1, gate=gate)
     assert enough.is_set()
     workers = found.trace.worker
     assert (np.bincount(workers, minlength=N) > 0).all()

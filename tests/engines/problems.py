@@ -1,6 +1,7 @@
 """Small problems, poisoned batches and traces that the tests of the engines share."""
 
 import threading
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ from methods.rows import METHODS
 
 import gemjax
 from gemjax import testing
+from gemjax.engines.devices import scheduler
+from gemjax.engines.devices.roster import Roster
 
 
 def every_method(*fast: str, only=lambda row: True):
@@ -33,42 +36,72 @@ class Abreast:
     Args:
       num_workers: number of workers N.
       gate: called for a worker that is no longer blocked; may raise or block.
-      lost: ``lost(worker, step)`` is True if no worker waits for this one any more.
+      lost: ``lost(worker, step)`` is True if no worker waits for this one any more; it may depend on anything.
     """
 
-    def __init__(self, num_workers=4, gate=lambda worker, step: None, lost=lambda worker, step: False):
+    def __init__(self, num_workers=4, gate=lambda worker, step: None, lost=None):
         self.steps, self.gate, self.lost = [0] * num_workers, gate, lost
         self.changed = threading.Condition()
 
     def _is_near(self, step):
-        return all(s >= step - 2 or self.lost(w, s) for w, s in enumerate(self.steps))
+        return all(s >= step - 2 or (self.lost is not None and self.lost(w, s)) for w, s in enumerate(self.steps))
 
     def __call__(self, worker, step):
         with self.changed:
             self.steps[worker] = step
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self._is_near(step), timeout=60)
-        try:
-            self.gate(worker, step)
-        finally:
-            with self.changed:
-                self.changed.notify_all()
+            until = time.monotonic() + 60
+            while not self._is_near(step) and time.monotonic() < until:
+                self.changed.wait(60 if self.lost is None else 0.01)  # Nothing notifies of a worker that is lost.
+        return self.gate(worker, step)
 
 
 class Behind:
-    """Gate that blocks ``worker`` until all others have begun ``by`` steps for each of its own."""
+    """Gate that lets all others make exactly ``by`` commits each between a pull of ``worker`` and its next commit."""
 
     def __init__(self, num_workers, worker, by):
         self.steps, self.worker, self.by = [0] * num_workers, worker, by
         self.changed = threading.Condition()
 
+    def _may_pass(self, worker, step):
+        if worker == self.worker:
+            return all(s >= self.by * (step + 1) for w, s in enumerate(self.steps) if w != worker)
+        return step < self.by * (self.steps[self.worker] + 1)
+
     def __call__(self, worker, step):
         with self.changed:
             self.steps[worker] = step
             self.changed.notify_all()
-            if worker == self.worker:
-                others = [w for w in range(len(self.steps)) if w != worker]
-                self.changed.wait_for(lambda: all(self.steps[w] >= self.by * (step + 1) for w in others), timeout=60)
+            self.changed.wait_for(lambda: self._may_pass(worker, step), timeout=60)
+
+
+class NotedLog(gemjax.EventLog):
+    """Event log that also keeps the kind and the worker of each event."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.noted = []
+
+    def write(self, event, time, **fields):
+        super().write(event, time, **fields)
+        self.noted.append((event, fields.get("worker")))
+
+
+def only_silent(monkeypatch, hangs):
+    """Let the deadline of a gradient expire only if ``hangs(worker, step)``: a busy host may delay the others, too."""
+    overdue = Roster.overdue
+    monkeypatch.setattr(Roster, "overdue", lambda self, now: [w for w in overdue(self, now) if hangs(w, self.steps[w])])
+
+
+class Clock:
+    """The scheduler's clock, which a test may set ``ahead``, as if the time had passed."""
+
+    def __init__(self, monkeypatch):
+        self.ahead = 0.0
+        monkeypatch.setattr(scheduler, "time", self)
+
+    def perf_counter(self):
+        return time.perf_counter() + self.ahead
 
 
 class Problem(NamedTuple):
@@ -126,6 +159,14 @@ def quadratic_with_dropout(dtype="float32") -> Problem:
 
     params = {"x": jnp.ones(3, dtype), "b": jnp.asarray(0.5, dtype)}
     return Problem(loss_fn, params, batches, {"mean": jnp.zeros(3, dtype), "seen": jnp.int32(0)})
+
+
+def problem_of(row) -> Problem:
+    """Return the problem, in double precision, for a test that compiles each method in several engines.
+
+    It is :func:`mlp` for GEM and where matrices are treated apart, and :func:`quadratic_with_dropout` for the others.
+    """
+    return mlp(jnp.float64) if row.partitioned or row.name in ("gem", "muloco") else quadratic_with_dropout("float64")
 
 
 def poisoned(problem: Problem, at, kind: str = "loss") -> Problem:

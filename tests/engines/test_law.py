@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast, Behind, assert_close, distinct, every_method, mlp, poisoned
+from engines.problems import Abreast, Behind, assert_close, distinct, every_method, mlp, poisoned, problem_of
 
 import gemjax
 from gemjax.testing import Faults, run_in_python
@@ -56,7 +56,7 @@ def assert_the_law(result, make, problem, rtol, *, retired=False, refused=False)
 
 @every_method("gem", only=lambda row: not row.refuses)
 def test_the_same_trace_gives_the_same_parameters(make, x64):
-    problem = mlp(jnp.float64)
+    problem = problem_of(make)
     commits = COMMITS if make.converges_stale else 16  # Divergence also amplifies rounding errors.
     result = on_devices(make, problem, commits, gate=Abreast(WORKERS))
     assert len(result.trace) == commits
@@ -79,7 +79,7 @@ def test_a_worker_that_is_retried_before_any_commit_has_pulled_once(reading, x64
 @every_method("gem", only=lambda row: distinct(row) and row.converges_stale and not row.refuses)
 def test_it_holds_when_workers_fail_and_gradients_are_not_finite(make, x64):
     """Retried workers pulled late; the only trace of a rejected gradient is a lost step."""
-    clean = mlp(jnp.float64)
+    clean = problem_of(make)
     period = make.local.period if make.local else 1
     problem = poisoned(clean, [(1, 3 * period), (2, 0), (2, 5 * period)])
     with Faults().fail(0, 2).fail(3, 0, times=2).fail(3, 4, times=9) as faults:
@@ -121,7 +121,7 @@ def test_it_holds_when_the_method_refuses_commits(make, x64):
 def test_it_holds_in_single_precision():
     """Rounding differs between compiled programs and accumulates; after 60 commits it is within 1e-4."""
     problem, make = mlp(), lambda n: gemjax.gem(0.05, num_workers=n)
-    assert_the_law(on_devices(make, problem), make, problem, rtol=1e-4)
+    assert_the_law(on_devices(make, problem, gate=Abreast(WORKERS)), make, problem, rtol=1e-4)
 
 
 @pytest.mark.parametrize("average", [pytest.param(False, marks=pytest.mark.slow), True], ids=["latest", "average"])

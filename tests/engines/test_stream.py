@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast, assert_close, assert_same_bits, late
+from engines.problems import Abreast, Behind, assert_close, assert_same_bits, late
 
 import gemjax
 from gemjax.testing import Faults, run_in_python
@@ -166,7 +166,7 @@ def test_rejected_gradients_draw_too():
 
 def test_dropped_gradients_draw_too():
     tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(3), optax.sgd(0.05)), num_workers=N)
-    result = on_devices(tx=tx)
+    result = on_devices(tx=tx, gate=Behind(N, 3, by=2))  # Six others commit before each of worker 3.
     assert int(result.state.dropped) > 2
     assert_nothing_skipped(result.history["draw"], result.state)
     assert_replays(result, tx)

@@ -141,7 +141,7 @@ def test_a_late_pull_is_an_arrival_without_a_commit():
     np.testing.assert_array_equal(events.row, [0, 1, 1, 2, 3, 3])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(history())
 def test_events_execute_to_the_staleness_of_the_trace(trace):
     """Executing the arrivals one by one (commit, then pull) reproduces the clocks of the trace."""
@@ -160,7 +160,7 @@ def test_events_execute_to_the_staleness_of_the_trace(trace):
     assert rows == list(range(len(trace)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(history(with_late_pulls=False))
 def test_without_late_pulls_the_pulls_are_the_default(trace):
     assert trace.events().commits.all()
@@ -169,7 +169,7 @@ def test_without_late_pulls_the_pulls_are_the_default(trace):
     assert trace.staleness.sum() <= len(trace) * (trace.num_workers - 1) * max(1, len(trace))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(history(), st.data())
 def test_a_broken_row_is_refused(trace, data):
     if not len(trace):
@@ -189,7 +189,7 @@ def test_a_broken_row_is_refused(trace, data):
         gemjax.Trace(**columns, num_workers=trace.num_workers)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(trace=history())
 def test_a_saved_trace_is_loaded(tmp_path_factory, trace):
     path = tmp_path_factory.mktemp("trace") / "run.trace"

@@ -1,11 +1,13 @@
 """Event logs: plain JSON lines that survive a crash and contain the trace."""
 
+import functools
 import json
 
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines.problems import Abreast
 from hypothesis import strategies as st
 
 import gemjax
@@ -198,7 +200,7 @@ def real_log(tmp_path_factory):
             12,
             num_workers=2,
             log=log,
-            gate=gate,
+            gate=Abreast(2, gate),
         )
     return path.read_bytes()
 
@@ -221,10 +223,11 @@ def mixed_log(tmp_path_factory):
     problem = testing.quadratic()
     faults = testing.Faults().fail(1, 1).poison(0, 1).poison(2, 2).poison(1, 3)
     with faults, EventLog(path) as log:
-        first = gemjax.run_on_devices(tx, *problem, 9, num_workers=3, log=log, gate=faults)
-        begun = gemjax.run_on_devices(tx, *problem, 12, num_workers=3, log=log, state=first.state, recorded=first.trace)
-        gemjax.run_on_devices(tx, *problem, 18, num_workers=3, log=log, state=first.state, recorded=first.trace)
-    assert len(begun.trace) == 12
+        run = functools.partial(gemjax.run_on_devices, tx, *problem, num_workers=3, log=log)
+        first = run(num_commits=21, gate=Abreast(3, faults))
+        begun = run(num_commits=24, state=first.state, recorded=first.trace)
+        run(num_commits=30, state=first.state, recorded=first.trace)
+    assert len(begun.trace) == 24
     lines = path.read_bytes().splitlines(keepends=True)
     assert {line.split(b'"')[3] for line in lines} >= {b"start", b"dispatch", b"ready", b"commit", b"reject", b"fault"}
     return lines
@@ -234,7 +237,7 @@ def test_the_log_of_a_continued_run_can_be_read(mixed_log, tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"".join(mixed_log))
     assert len(list(eventlog.read(path))) == len(mixed_log)
-    assert len(eventlog.trace_of(path, 3)) == 18
+    assert len(eventlog.trace_of(path, 3)) == 30
 
 
 def test_control_sequences_in_a_name_are_escaped(tmp_path):
@@ -266,7 +269,7 @@ def test_a_lost_repeated_or_moved_commit_is_found(tmp_path, real_log):
             list(eventlog.read(path))
 
 
-@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(data=st.data())
 def test_a_damaged_log_is_read_as_events_or_refused_by_name(real_log, tmp_path_factory, data):
     """After any change of bytes, reading returns events with the fields they need, or raises one ValueError."""

@@ -29,7 +29,7 @@ class Options:
       kills: numbers of commits at which a worker's process is killed.
       signal_at: number of commits at which the driver sends itself ``signal``; ``None`` for never.
       every: commits between two callbacks.
-      checkpoint_every: commits between two checkpoints, a multiple of ``every``.
+      checkpoint_every: commits between two checkpoints, or some more.
     """
 
     folder: str
@@ -95,7 +95,7 @@ def main(options):
         print("resumed", len(recorded), flush=True)
 
     def callback(progress):
-        if progress.commits % options.checkpoint_every < options.every:
+        if progress.commits >= (checkpoints.latest or 0) + options.checkpoint_every:
             checkpoints.save(progress.state(), progress.trace())
         killer(progress.commits)
         if options.signal_at is not None and progress.commits >= options.signal_at:

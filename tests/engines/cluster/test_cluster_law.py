@@ -1,8 +1,7 @@
 """The law on a Ray cluster: the simulator repeats a run of actors from its record alone."""
 
-import jax.numpy as jnp
 import pytest
-from engines.problems import Abreast, every_method, mlp
+from engines.problems import Abreast, every_method, problem_of
 from engines.test_law import COMMITS, SEED, WORKERS, assert_the_law
 
 import gemjax
@@ -19,7 +18,7 @@ def on_the_cluster(cluster, make, problem, num_commits=COMMITS, **options):
 
 @every_method()
 def test_the_same_trace_gives_the_same_parameters(make, cluster, x64):
-    problem = mlp(jnp.float64)
+    problem = problem_of(make)
     commits = COMMITS if make.converges_stale else 16
     result = on_the_cluster(cluster, make, problem, commits, gate=Abreast(WORKERS))
     assert len(result.trace) == commits

@@ -12,7 +12,15 @@ import numpy as np
 import optax
 import pytest
 from engines.cluster.fake_ray import FakeRay
-from engines.problems import Problem, assert_close, quadratic, quadratic_with_dropout
+from engines.problems import (
+    Abreast,
+    NotedLog,
+    Problem,
+    assert_close,
+    only_silent,
+    quadratic,
+    quadratic_with_dropout,
+)
 
 import gemjax
 from gemjax.engines.cluster.actor import Actor, Task
@@ -63,30 +71,30 @@ def test_states_of_local_optimizers_travel(fake):
 
 
 def test_an_actor_that_is_lost_leaves_and_joins(fake, tmp_path):
-    lost = []
+    lost, actors = [], threading.Lock()
 
     def lose(actor, method, arguments):
-        if method == "gradient" and arguments[-1].step == 2 and len(lost) < 4:
-            lost.append(actor)
-            return True
+        with actors:
+            if method == "gradient" and arguments[-1].step == 2 and len(lost) < 4:
+                lost.append(actor)
+                return True
         return False
 
     fake.lose = lose
     with gemjax.EventLog(tmp_path / "log") as log:
-        run(log=log)
+        run(log=log, gate=Abreast(N))
     kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log")]
-    assert len(lost) == kinds.count("leave") == 4
-    assert kinds.count("join") in (3, 4)  # The last one may not have returned.
+    assert len(lost) == kinds.count("leave") == kinds.count("join") == 4
     assert "fault" not in kinds
 
 
 def test_a_worker_that_is_lost_again_and_again_is_retired(fake, tmp_path):
     fake.lose = lambda actor, method, arguments: method == "gradient" and actor == 1 and arguments[-1].step == 1
-    with gemjax.EventLog(tmp_path / "log") as log, pytest.MonkeyPatch.context() as patch:
+    with NotedLog(tmp_path / "log") as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
         patch.setattr("gemjax.engines.devices.roster.Roster.LOSSES", 3)
-        with gemjax.testing.Faults().slow(0, 0.01).slow(2, 0.01) as faults:
-            result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 100, log=log, gate=faults)
+        gate = Abreast(N, lost=lambda worker, step: worker == 1 and ("retire", 1) in log.noted)
+        result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 30, log=log, gate=gate)
     assert np.bincount(result.trace.worker, minlength=N)[1] == 1
     kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log") if event.get("worker") == 1]
     assert [kinds.count(kind) for kind in ("leave", "join", "retire")] == [3, 3, 1]
@@ -155,14 +163,15 @@ def test_a_lost_worker_that_has_left_does_not_return(fake):
         return False
 
     fake.lose = lose
-    with gemjax.testing.Faults().slow(0, 0.01).slow(2, 0.01) as faults:
-        result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 80, members=members, gate=faults)
+    gate = Abreast(N, lost=lambda worker, step: worker in members.absent)
+    result = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 80, members=members, gate=gate)
     assert np.bincount(result.trace.worker, minlength=N)[1] == 2
     assert members.absent == {1}
 
 
-def test_a_silent_actor_is_killed_and_returns(fake, tmp_path):
+def test_a_silent_actor_is_killed_and_returns(fake, tmp_path, monkeypatch):
     faults = gemjax.testing.Faults().hang(1, 2)
+    only_silent(monkeypatch, lambda worker, step: ("hang", worker, step) in faults.injected)
     calls = []
 
     def lose(actor, method, arguments):
@@ -197,7 +206,7 @@ class Numbers:
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_readers_of_the_actors_end_with_the_run(fake, failing):
     """A cluster may outlive its runs."""
-    before, readers = set(threading.enumerate()), set()
+    before, readers, begun = set(threading.enumerate()), set(), threading.Barrier(N)
     batches = gemjax.FromSource(Numbers(), batch_size=2)
     loss_fn = lambda params, batch: jnp.sum((params - batch.mean()) ** 2)
 
@@ -207,10 +216,22 @@ def test_the_readers_of_the_actors_end_with_the_run(fake, failing):
         if failing:
             raise KeyError("enough")
 
+    def gate(worker, step):
+        if step == 0:
+            begun.wait(60)
+
     with gemjax.Cluster(N) as cluster:
         with contextlib.suppress(KeyError):
             gemjax.run_on_cluster(
-                ASGD, loss_fn, jnp.zeros(2), batches, 12, cluster=cluster, callback=callback, callback_every=6
+                ASGD,
+                loss_fn,
+                jnp.zeros(2),
+                batches,
+                12,
+                cluster=cluster,
+                gate=gate,
+                callback=callback,
+                callback_every=6,
             )
         assert len(readers) == N
         for thread in readers:

@@ -116,6 +116,7 @@ def test_thousands_of_commits_with_a_fault_every_fifty(case, tmp_path):
     tx, problem, local = make()
     faults, hanging = chaos(random.Random(0), commits)
     members, held, since = gemjax.Members(N), [], {}
+    others = jax.live_arrays()  # Those of earlier tests are kept until the end, so that their number is constant.
 
     def callback(progress):
         now = progress.history["time"][-1]
@@ -142,6 +143,7 @@ def test_thousands_of_commits_with_a_fault_every_fifty(case, tmp_path):
         assert result.trace.staleness.max() <= policy.max_staleness
     replay = gemjax.simulate(tx, *problem, result.trace, local=local)
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-3)
+    del others
     arrays, kilobytes = np.array(held[len(held) // 5 :]).T
     assert arrays.max() - arrays.min() <= 10 * N
     assert kilobytes[-1] - kilobytes[0] < 4_000 + commits  # The history: some hundred bytes per commit.

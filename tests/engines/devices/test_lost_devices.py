@@ -4,12 +4,11 @@ import jax
 import numpy as np
 import optax
 import pytest
-from engines.problems import assert_close, quadratic
+from engines.problems import Abreast, NotedLog, assert_close, quadratic
 
 import gemjax
 from gemjax.engines.devices.hardware.programs import Programs
 from gemjax.engines.devices.roster import Roster
-from gemjax.testing import Faults
 
 QUADRATIC = quadratic()
 N = 4
@@ -56,7 +55,7 @@ def test_a_view_that_cannot_be_sent_once_is_sent_again(name, tx, local, monkeypa
     """Its commit is made and recorded; its local optimizer receives the outcome with the next attempt."""
     raised = breaking(monkeypatch, name, lambda programs, worker, call: worker == 1 and call < 2)
     with gemjax.EventLog(tmp_path / "log") as log:
-        result = run(tx=tx, local=local, log=log)
+        result = run(tx=tx, local=local, log=log, gate=Abreast(N))
     assert raised == [(1, 1), (1, 1)]
     assert kinds(tmp_path / "log").count("fault") == 2
     assert (result.trace.worker == 1).sum() > 1
@@ -64,12 +63,13 @@ def test_a_view_that_cannot_be_sent_once_is_sent_again(name, tx, local, monkeypa
 
 @pytest.mark.parametrize("policy", [gemjax.Policy(), gemjax.Policy(max_staleness=2), gemjax.Policy(quorum=3)])
 def test_a_worker_whose_device_is_lost_is_retired(policy, monkeypatch, tmp_path):
-    """Its device computes and receives nothing any more; the other workers continue."""
-    broken = lambda programs, worker, call: worker == 1 and programs.steps[1] >= 3
+    """After its third commit its device computes and receives nothing any more; the other workers continue."""
+    first = run(3 * N, policy=gemjax.Policy(quorum=N))
+    broken = lambda programs, worker, call: worker == 1 and ("start", None) in log.noted
     breaking(monkeypatch, "compute", broken)
     breaking(monkeypatch, "send", broken)
-    with gemjax.EventLog(tmp_path / "log") as log:
-        result = run(policy=policy, log=log)
+    with NotedLog(tmp_path / "log") as log:
+        result = run(policy=policy, log=log, state=first)
     assert (result.trace.worker == 1).sum() == 3
     assert kinds(tmp_path / "log").count("retire") == 1
 
@@ -84,7 +84,8 @@ def test_a_lost_device_is_found_when_its_worker_joins(monkeypatch):
         pull_again(self, worker)
 
     monkeypatch.setattr(Programs, "pull_again", sometimes)
-    result = run(members=members, callback=lambda progress: members.join(1), callback_every=20)
+    gate = Abreast(N, lost=lambda worker, step: worker == 1)
+    result = run(members=members, callback=lambda progress: members.join(1), callback_every=20, gate=gate)
     assert set(result.trace.worker) == {0, 2, 3}
 
 
@@ -212,7 +213,7 @@ def read_run(source, **options):
 
 def test_a_read_that_fails_is_repeated(tmp_path):
     with gemjax.EventLog(tmp_path / "log") as log:
-        result = read_run(Source(fails=2), log=log)
+        result = read_run(Source(fails=2), log=log, gate=Abreast(N))
     assert len(result.trace) == 60
     assert kinds(tmp_path / "log").count("fault") == 2
 
@@ -223,11 +224,12 @@ def test_when_nothing_can_be_read_the_run_fails_with_its_result():
     assert 0 < len(failure.value.result.trace) < 60
 
 
-def test_a_run_continues_without_a_worker_that_has_no_more_periods():
+def test_a_run_continues_without_a_worker_that_has_no_more_periods(tmp_path):
     """Worker 0 has a device of its own, so that its program is compiled with its batch."""
     local = gemjax.LocalSteps(optax.sgd(0.02), period=[[2] * 3, [2] * 40, [2] * 40, [2] * 40])
-    with Faults() as faults:
-        first = run(40, DOWNPOUR, local=local, gate=faults)
+    with NotedLog(tmp_path / "log") as log:
+        gate = Abreast(N, lost=lambda worker, step: ("end", worker) in log.noted)
+        first = run(40, DOWNPOUR, local=local, gate=gate, log=log)
     assert (first.trace.worker == 0).sum() == 3
     second = gemjax.run_on_devices(
         DOWNPOUR, *QUADRATIC[:3], 60, num_workers=N, local=local, state=first.state, recorded=first.trace

@@ -38,6 +38,7 @@ class Recorded(Programs):
         self.placement = Placement(tuple(Device(i, platform) for i in range(2)), Device(2, platform))
         self.running, self.most, self.warm, self.changed = 0, 0, [], threading.Condition()
         self._selections = self
+        self.patience = 60 if platform == "cpu" else 0.3  # Seconds to wait for a second worker.
 
     example = _settled = lambda self, *arguments: None
 
@@ -46,7 +47,7 @@ class Recorded(Programs):
             self.running += 1
             self.most = max(self.most, self.running)
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.most > 1, timeout=0.3)
+            self.changed.wait_for(lambda: self.most > 1, timeout=self.patience)
             self.running -= 1
             self.warm.append(worker)
         return jnp.zeros(1)
