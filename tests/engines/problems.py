@@ -49,7 +49,7 @@ class Abreast:
             self.changed.notify_all()
             self.changed.wait_for(lambda: self._is_near(step), timeout=60)
         try:
-            self.gate(worker, step)
+            return self.gate(worker, step)
         finally:
             with self.changed:
                 self.changed.notify_all()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from shrunk import COMMITS, Dense, flags
@@ -23,8 +24,9 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """Give each test Python's own handlers, and no earlier signal."""
+    """Give each test Python's own handlers, no earlier signal, and a clock that stands still."""
     monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]
     yield

@@ -346,15 +346,35 @@ def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, mo
     assert folder.table.read_text() == whole
 
 
+BLOCKED = """
+import sys
+from train import cli
+from train.sweep import sweep
+run_cell = sweep.run_cell
+
+def run_or_wait(grid, cell, *rest):
+    if cell == grid.cells[2]:
+        sys.stdin.read()
+    return run_cell(grid, cell, *rest)
+
+sweep.run_cell = run_or_wait
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on(data_dir, tmp_path):
+    """It is killed in its second cell, or before its third one, for which it waits."""
     grid = Grid(
         methods=("asgd",), workers=(2, 3, 4), learning_rates=(0.1,), seeds=(0,), gradients=20, data_dir=data_dir
     )
     folders = [SweepFolder(tmp_path / name) for name in ("killed", "whole")]
     command = [[sys.executable, "-m", "train", "sweep", *arguments(grid), "--out", str(f.path)] for f in folders]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command[0], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, *command[0][3:]],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    ) as process:  # fmt: skip
         for line in process.stdout:
             if line.startswith("1/3 cells done"):
                 process.send_signal(signal.SIGKILL)
