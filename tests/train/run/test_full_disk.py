@@ -23,6 +23,7 @@ from gemjax.telemetry import eventlog
 from train import cli
 from train.common.files import append_whole, in_words, write_whole
 from train.run import callback
+from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
 
@@ -32,6 +33,7 @@ TENSORSTORE = "RESOURCE_EXHAUSTED: Failed writing: \"x\": No space left on devic
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.chdir(tmp_path)
     return flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))
 

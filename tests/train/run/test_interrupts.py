@@ -26,6 +26,7 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 def as_before(monkeypatch):
     """Give each test Python's own handlers, no earlier signal, and a clock that stands still."""
     monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
+    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than a run.
     monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]

@@ -33,6 +33,8 @@ from train.task.models.layers import BatchNorm
 from train.task.models.ops.layout import Layout
 from train.task.task import make_task
 
+DRAW_RUN = training.plots.draw_run
+
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory):
@@ -41,8 +43,12 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture
 def small(data_dir, tmp_path, monkeypatch):
-    """Return a run of 33 commits; its callback is called after commits, at no time that depends on the machine."""
+    """Return a run of 33 commits; its callback is called after commits, at no time that depends on the machine.
+
+    Its picture is left out: it takes longer than such a run.
+    """
     monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e6)
+    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)
     return Config(
         workers=3,
         epochs=1.0,
@@ -67,7 +73,8 @@ def run(config, folder=None):
 
 
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
-def test_a_run_leaves_all_its_records(tiny, small, engine):
+def test_a_run_leaves_all_its_records(tiny, small, engine, monkeypatch):
+    monkeypatch.setattr(training.plots, "draw_run", DRAW_RUN)
     config = dataclasses.replace(small, engine=engine)
     folder, summary, output = run(config)
     assert summary["finished"]
@@ -516,6 +523,7 @@ def test_a_wrong_checkpoint_is_refused_before_work_starts(tiny, small):
 def test_every_configuration_runs_at_a_small_scale(name, tmp_path, data_dir, monkeypatch):
     from train.task.data import load as data
 
+    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)
     config = presets.load(name)
     if config.dataset != "digits":  # Digits in the same shapes, as its files are not available.
         digits = data.load("digits", data_dir=data_dir)
