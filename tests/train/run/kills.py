@@ -22,7 +22,7 @@ MOMENTS = ("any", "records", "checkpoint")
 
 
 class Whole(NamedTuple):
-    """An uninterrupted run, and the duration of another one that finds its compiled programs."""
+    """An uninterrupted run, and about the duration of another one, which finds its compiled programs."""
 
     folder: RunFolder
     flags: list[str]
@@ -150,9 +150,7 @@ def uninterrupted_run(tmp_path, flags):
     flags = [*flags.split(), "--data-dir", str(tmp_path / "data")]
     folder, began = RunFolder(tmp_path / "whole"), time.perf_counter()
     finish(environment, *flags, "--out", str(folder.path))
-    seconds = 0.6 * (
-        time.perf_counter() - began
-    )  # Of a random moment; a run that ends before it is followed by another.
+    seconds = 0.6 * (time.perf_counter() - began)  # Later runs find its compiled programs.
     return Whole(folder, flags, environment, seconds, len(load(folder).trace))
 
 
