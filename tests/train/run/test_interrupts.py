@@ -198,7 +198,7 @@ def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
                 if select.select([terminal], [], [], 0.05)[0]:
                     os.read(terminal, 1 << 16)
             os.close(terminal)
-            assert process.wait(60) == 129
+            assert process.wait(300) == 129
         finally:
             process.kill()
     assert folder.checkpoints_path.exists()
