@@ -24,7 +24,7 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """Give each test Python's own handlers, no earlier signal, and a clock that stands still."""
+    """Give each test Python's own handlers, no earlier signal, and a clock whose time is constant."""
     monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
     monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than a run.
     monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
