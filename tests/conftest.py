@@ -35,8 +35,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Share compiled programs between tests, xdist workers, subprocesses and runs; `--cache-clear` deletes them."""
     # A program that cannot be read (another process may be writing it) or written is compiled as without a cache.
-    for verb in ("reading", "writing"):
-        config.addinivalue_line("filterwarnings", f"ignore:Error {verb} persistent compilation cache entry")
+    late = [f"ignore:Error {verb} persistent compilation cache entry" for verb in ("reading", "writing")]
+    for ignored in late:
+        config.addinivalue_line("filterwarnings", ignored)
+    os.environ["PYTHONWARNINGS"] = ",".join(late)  # For subprocesses, of which some tests read stderr.
     if config.getoption("--compile-anew") or not hasattr(config, "cache") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     try:

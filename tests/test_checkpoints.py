@@ -267,7 +267,7 @@ def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path, engine):
         else:
             gemjax.run_on_devices(tx, loss_fn, params, batches, 24, num_workers=3, callback=callback, callback_every=4)
         state, recorded, metadata = checkpoints.load(gemjax.initial_state(tx, params, num_workers=3))
-    assert len(then) > 2
+    assert len(then) > 1
     expected, trace = then[max(then)]
     assert recorded == trace
     assert metadata == {"commits": max(then)}

@@ -99,9 +99,10 @@ def test_the_installation_upgrades_no_package(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_and_its_claims_hold(path, tmp_path, monkeypatch, request):
-    for name in ("IPYTHONDIR", "MPLCONFIGDIR", "TFDS_DATA_DIR"):
+def test_runs_and_its_claims_hold(path, tmp_path, tmp_path_factory, monkeypatch, request):
+    for name in ("IPYTHONDIR", "TFDS_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.getbasetemp() / "mplconfigdir"))  # With its list of fonts.
     folder = tmp_path / "folder"
     folder.mkdir()
     notebook = read(path)

@@ -1,5 +1,6 @@
 """Damaged checkpoints: each is refused in one line, or loads exactly what was saved."""
 
+import collections
 import errno
 import gc
 import json
@@ -96,10 +97,10 @@ def refusal(folder):
 
 
 def assert_silent(folder, capfd, caplog):
-    """Check that nothing was printed or logged; late tasks of Orbax may, for checkpoints without digests."""
+    """Check that nothing was printed or logged; late tasks of Orbax may, also those that an earlier test abandoned."""
     if (folder / "5" / files.DIGESTS).is_file():
         assert capfd.readouterr().err == ""
-        assert caplog.records == []
+        assert [record for record in caplog.records if record.name != "asyncio"] == []
 
 
 def damages(path, content):
@@ -148,21 +149,21 @@ def test_a_file_in_place_of_a_folder_or_an_empty_one_is_refused_in_one_line(dama
     assert_silent(damaged, capfd, caplog)
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_renamed_key_in_metadata_is_refused_in_one_line_or_does_not_matter(damaged, every, capfd, caplog):
-    """One key at a time: the first of each name, or each of them."""
+@pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_renamed_key_in_metadata_is_refused_in_one_line_or_does_not_matter(damaged, most, capfd, caplog):
+    """One key at a time: the first of each name in a file, or four of them; the others are of other arrays."""
     renamed = 0
     for path in sorted(path for path in (damaged / "5").rglob("*") if path.is_file()):
         try:
             json.loads(text := path.read_text())
         except ValueError:
             continue
-        seen = set()
+        seen = collections.Counter()
         for key in re.finditer(r'"((?:[^"\\]|\\.)+)"(?=\s*:)', text):
             is_unprotected = key[1] in USER and not (damaged / "5" / files.DIGESTS).exists()
-            if is_unprotected or (key[1] in seen and not every):
+            if is_unprotected or seen[key[1]] == most:
                 continue
-            seen.add(key[1])
+            seen[key[1]] += 1
             path.write_text(f"{text[: key.start(1)]}x{text[key.start(1) + 1 :]}")
             refusal(damaged)
             renamed += 1
@@ -171,7 +172,7 @@ def test_a_renamed_key_in_metadata_is_refused_in_one_line_or_does_not_matter(dam
     assert_silent(damaged, capfd, caplog)
 
 
-@pytest.mark.parametrize("flips", [300, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [300, pytest.param(600, marks=pytest.mark.slow)])
 def test_a_flipped_byte_is_refused_in_one_line(saved, tmp_path, flips, capfd, caplog):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     rng = random.Random(0)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from engines.problems import Abreast
 
 import gemjax
 from gemjax.testing import Faults, InjectedFaultError, quadratic, run_in_python
@@ -115,12 +116,26 @@ def test_the_quadratic_has_the_documented_curvature_and_noise():
     assert not np.array_equal(batches(1, 2), batches(2, 1))
 
 
-def test_a_slow_worker_commits_less():
-    with Faults().slow(worker=1, seconds=0.05) as faults:
-        result = run_with(faults)
-    commits = np.bincount(result.trace.worker, minlength=3)
-    assert commits[1] < commits[[0, 2]].min() / 2
-    assert ("slow", 1, 0) in faults.injected
+def test_a_slow_worker_takes_longer_for_the_planned_steps_alone():
+    """The others do not wait for it; leaving the context ends its waiting."""
+    done = []
+    with Faults().slow(worker=1, seconds=60.0, first=1, last=2) as faults:
+        for at in ((0, 1), (1, 0), (1, 3)):
+            faults(*at)
+        slow = threading.Thread(target=lambda: (faults(1, 1), done.append(True)))
+        slow.start()
+        faults(0, 2)
+        assert not done
+    slow.join(30)
+    assert done
+    assert faults.injected == [("slow", 1, 1)]
+
+
+def test_a_run_with_a_slow_worker_makes_all_its_commits():
+    with Faults().slow(worker=1, seconds=0.001) as faults:
+        result = run_with(faults, gate=Abreast(3, faults))
+    assert np.bincount(result.trace.worker, minlength=3).min() > 10
+    assert {("slow", 1, step) for step in range(10)} <= set(faults.injected)
 
 
 def test_a_poisoned_gradient_is_rejected_once():
@@ -134,17 +149,32 @@ def test_a_poisoned_gradient_is_rejected_once():
 
 
 def test_a_worker_that_hangs_may_be_released():
+    """The others wait for its first commit, make twenty of their own, and wait for its second one."""
+    commits = {1: threading.Event(), 2: threading.Event()}
+
+    def gate(worker, step):
+        if worker == 1 and step in commits:  # Its earlier steps are committed.
+            commits[step].set()
+        elif worker != 1 and step in (1, 15):
+            assert commits[1 if step == 1 else 2].wait(60)
+        return faults(worker, step)
+
+    def callback(progress):
+        if np.sum(progress.trace().worker != 1) >= 20:
+            faults.let_go(1, 1)
+
     with Faults().hang(worker=1, step=1) as faults:
-        result = run_with(faults, callback=lambda progress: faults.let_go(1, 1), callback_every=20)
-    assert 1 in result.trace.step[result.trace.worker == 1]
+        result = run_with(faults, gate=gate, callback=callback, callback_every=1)
     late = np.flatnonzero(result.trace.worker == 1)[1]
-    assert result.trace.staleness[late] >= 15
+    assert result.trace.step[late] == 1
+    assert result.trace.staleness[late] >= 18
 
 
 def run_with(faults, **options):
+    options = {"gate": faults, **options}
     loss_fn, params, batches = quadratic()
     tx = gemjax.asgd(0.05, num_workers=3)
-    result = gemjax.run_on_devices(tx, loss_fn, params, batches, 80, num_workers=3, gate=faults, **options)
+    result = gemjax.run_on_devices(tx, loss_fn, params, batches, 80, num_workers=3, **options)
     replay = gemjax.simulate(tx, loss_fn, params, batches, result.trace)
     np.testing.assert_allclose(jax.device_get(result.params)["x"], replay.params["x"], rtol=1e-3, atol=1e-5)
     return result

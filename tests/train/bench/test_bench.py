@@ -15,7 +15,9 @@ from train.bench.simulate import make_problem
 
 
 @pytest.mark.slow
-def test_the_benchmark_measures_both_engines(tmp_path, capsys):
+def test_the_benchmark_measures_both_engines(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))
+    monkeypatch.setattr(bench_devices, "GRADIENT", 0.001)  # Seconds; 600 of them, and of its multiples, are waited for.
     out = tmp_path / "bench.json"
     argv = ["--rounds", "1", "--steps", "3", "--workers", "1", "2", "--methods", "gem", "easgd", "--networks", "mlp"]
     argv += ["--commits", "200", "--parameters", "160000", "--out", str(out)]
@@ -27,7 +29,7 @@ def test_the_benchmark_measures_both_engines(tmp_path, capsys):
     engine = figures["devices"]["overhead"]["160,000"]["engine with 1 worker, per commit"]
     assert engine["mean"] == pytest.approx(1e6 / engine["per second"])
     assert engine["median"] > 0
-    assert set(figures["devices"]["leaves"]) == {"3 leaves", "30 leaves", "120 leaves"}
+    assert set(figures["devices"]["leaves"]) == {"3 leaves", "6 leaves"}
     assert "ratio" in capsys.readouterr().out
 
 
@@ -43,7 +45,7 @@ def test_the_check_is_measured_against_the_same_programs_without_it(tmp_path):
 
 @pytest.mark.slow
 def test_the_cost_of_methods_is_a_ratio_to_asgd(monkeypatch, tmp_path):
-    names = ("asgd", "gem", "lsgd", "ringmaster")
+    names = ("asgd", "gem", "lsgd")
     monkeypatch.setattr(bench, "METHODS", {name: bench.METHODS[name] for name in names})
     out = tmp_path / "bench.json"
     assert bench.main(["methods", "--rounds", "1", "--steps", "16", "--out", str(out)]) == 0

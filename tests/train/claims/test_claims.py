@@ -114,29 +114,41 @@ def some(runs):
     return [run for run in runs if len(runs) < 100 or run.config.method in SHRUNK]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path, monkeypatch, request):
-    """So few commits that only wiring is tested, and one run a method, which stands for those that differ in numbers."""
-    made = {}
-    request.addfinalizer(_task.cache_clear)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a function that makes a run so short that only wiring is tested.
+
+    One run of a method stands for those of all claims that differ from it in numbers. The first run with a network has that
+    network, the others have one that compiles quickly.
+    """
+    records, networks = {}, set()
+    machine = {"data_dir": str(tmp_path_factory.mktemp("data")), "manual_dir": None}
 
     def make(run):
-        kind = run.config.method, *_setting(run)
-        if kind not in made:
-            # The first run has the network of the claim, the others one that compiles quickly.
-            own = {"model": "auto", "depth": None, "width": 1.0} if made else {}
-            if len(made) == 1:
-                monkeypatch.setattr(models, "DigitsCNN", Tiny)
+        kind = run.config.method, *_setting(run), run.diagnostics, run.evaluations, run.pretraining
+        network = run.config.model, run.config.depth, run.config.width
+        if kind not in records:
+            config = dataclasses.replace(run.config, epochs=min(0.1, run.config.epochs))
+            with pytest.MonkeyPatch.context() as patched:
+                if network in networks:
+                    patched.setattr(models, "DigitsCNN", Tiny)
+                    config = dataclasses.replace(config, model="auto", depth=None, width=1.0)
+                records[kind] = record(dataclasses.replace(run, config=config), machine)
+            if network not in networks:
+                networks.add(network)
                 _task.cache_clear()
-            config = dataclasses.replace(run.config, epochs=min(0.1, run.config.epochs), **own)
-            short = dataclasses.replace(run, config=config)
-            made[kind] = record(short, {"data_dir": str(tmp_path), "manual_dir": None})
-        return run, made[kind]
+        return run, records[kind]
 
-    found = Measured("small", [make(run) for run in some(claim.runs["small"])])
+    yield make
+    _task.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_the_small_scale_runs_from_end_to_end_shrunk(claim, tmp_path, made):
+    found = Measured("small", [made(run) for run in some(claim.runs["small"])])
     if claim.then is not None:
-        found = Measured("small", [*found.records, *map(make, claim.then(found))])
+        found = Measured("small", [*found.records, *map(made, claim.then(found))])
     assert all(statement.text for statement in claim.judge(found))
     outcome.draw(claim, found, tmp_path / "claim.png")
     assert (tmp_path / "claim.png").stat().st_size > 10_000
@@ -161,6 +173,7 @@ def _setting(run):
 
 
 FULL = {_setting(run): run for claim in CLAIMS for run in some(claim.runs["full"])}
+DEEP = {setting[:2]: setting for setting in FULL}.values()  # One setting for each network.
 
 
 @pytest.mark.slow
@@ -168,12 +181,13 @@ FULL = {_setting(run): run for claim in CLAIMS for run in some(claim.runs["full"
 def test_the_first_commits_of_the_full_scale_run_shrunk(run, tmp_path, monkeypatch):
     """A run in each setting that claims share, its network a quarter as wide, its schedule and period, on made-up rows.
 
-    Methods are compiled by their own tests, networks nowhere else at full depth.
+    Methods are compiled by their own tests, networks nowhere else at full depth; here each is once.
     """
     monkeypatch.setattr(task.data, "load", few_rows)
     _task.cache_clear()
     width = {"width": 0.25} if run.config.dataset in ("cifar10", "tiny_shakespeare") else {}
-    config = dataclasses.replace(run.config, batch_size=4, **width)
+    depth = {"depth": 8} if run.config.model == "resnet20" and _setting(run) not in DEEP else {}
+    config = dataclasses.replace(run.config, batch_size=4, **width, **depth)
     epochs = 3 * pace.mean_period(config) / (config.workers * 4)
     run = dataclasses.replace(run, config=dataclasses.replace(config, epochs=epochs), evaluations=1)
     found = record(run, {"data_dir": str(tmp_path), "manual_dir": None})

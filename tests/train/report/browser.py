@@ -42,8 +42,7 @@ class Page:
         for domain in ("Page", "Network", "Log", "Runtime"):
             self.call(f"{domain}.enable")
         self.call("Page.navigate", url=url)
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-            self._receive()
+        self.wait_for("Page.loadEventFired")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command to the browser and return its result."""
@@ -63,6 +62,11 @@ class Page:
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]
+
+    def wait_for(self, method: str) -> None:
+        """Wait until the page has caused an event."""
+        while not any(event["method"] == method for event in self.events):
+            self._receive()
 
     def requests(self) -> list[str]:
         """Addresses that the page requested."""

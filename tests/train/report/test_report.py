@@ -321,6 +321,6 @@ def test_the_browser_notices_a_fetch_and_a_broken_figure(tmp_path):
     path.write_text("<figure id=a><img src='http://outside.example/x.png'></figure>")
     with browser.Page(CHROMIUM, str(tmp_path / "profile"), path.as_uri()) as page:
         assert "http://outside.example/x.png" in page.requests()
-        assert page.complaints()
+        page.wait_for("Log.entryAdded")
         with pytest.raises(AssertionError, match="cannot be decoded"):
             page.evaluate(PICTURES)

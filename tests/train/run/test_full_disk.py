@@ -23,6 +23,7 @@ from gemjax.telemetry import eventlog
 from train import cli
 from train.common.files import append_whole, in_words, write_whole
 from train.run import callback
+from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
 
@@ -32,6 +33,7 @@ TENSORSTORE = "RESOURCE_EXHAUSTED: Failed writing: \"x\": No space left on devic
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.chdir(tmp_path)
     return flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))
 
@@ -171,17 +173,34 @@ def test_a_file_that_does_not_fit_leaves_only_the_previous_one(tmp_path):
     assert os.listdir(tmp_path) == ["summary.json"]
 
 
+LIMITED = """
+import resource, sys
+from train import cli
+from train.run import callback
+
+poll, say = callback.RunCallback.poll, callback.say
+
+def warn(console, text):
+    say(console, text)
+    callback.RunCallback.poll = wait
+
+def wait(self, progress):
+    poll(self, progress)
+    sys.stdin.read()
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+callback.say = warn
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 def test_a_run_in_a_process_whose_files_may_not_grow(tmp_path):
-    """The first checkpoints do not fit; once the limit is lifted, the next one is written."""
-    limited = (
-        "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY)); "
-        "runpy.run_module('train', run_name='__main__')"
-    )
+    """The first checkpoints do not fit; after a warning it waits until the limit is lifted, and the next one is written."""
     flags = ["--engine", "simulate", "--workers", "4", "--checkpoint-every", "50", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
-        [sys.executable, "-c", limited, *flags], cwd=Path(__file__).parents[3], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", LIMITED, *flags], cwd=Path(__file__).parents[3], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if "CACHE" not in name},
     )  # fmt: skip
     lines = iter(process.stdout.readline, "")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from shrunk import COMMITS, Dense, flags
@@ -23,8 +24,10 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """Give each test Python's own handlers, and no earlier signal."""
+    """Give each test Python's own handlers, no earlier signal, and a clock whose time is constant."""
     monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
+    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than a run.
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]
     yield
@@ -195,7 +198,7 @@ def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
                 if select.select([terminal], [], [], 0.05)[0]:
                     os.read(terminal, 1 << 16)
             os.close(terminal)
-            assert process.wait(60) == 129
+            assert process.wait(300) == 129
         finally:
             process.kill()
     assert folder.checkpoints_path.exists()

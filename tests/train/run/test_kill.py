@@ -19,7 +19,7 @@ def test_a_simulation_killed_at_random_moments_ends_as_an_uninterrupted_one(tmp_
             assert getattr(whole.folder, name).read_bytes().startswith(complete_lines(getattr(folder, name)))
 
     expected = load(whole.folder)
-    for folder in killed_repeatedly(whole, 12, seed=5, check=check):
+    for folder in killed_repeatedly(whole, 7, seed=5, check=check):
         found = load(folder)
         assert_same_bits(found.state, expected.state)
         assert found.trace == expected.trace

@@ -29,7 +29,7 @@ def test_a_run_on_devices_continues_after_being_killed_at_random_moments(tmp_pat
         if folder.events.exists():
             list(eventlog.read(folder.events))
 
-    for folder in killed_repeatedly(whole, 8, seed=6, check=check):
+    for folder in killed_repeatedly(whole, 4, seed=6, check=check):
         state, trace = load(folder)
         assert len(trace) == task.num_commits
         assert eventlog.trace_of(folder.events, 3) == trace

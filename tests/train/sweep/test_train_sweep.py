@@ -78,6 +78,12 @@ def pretend(grid, cell, task, progress):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Leave out the picture, which takes longer than such a sweep."""
+    monkeypatch.setattr(sweep.sweep_plots, "draw", lambda rows, path, title: None)
+
+
+@pytest.fixture
 def pretended(monkeypatch):
     """List the cells that would be computed."""
     cells = []
@@ -145,6 +151,7 @@ def test_every_grid_can_be_drawn(small, change):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_learns(small):
     _, rows, _ = run(small)
     assert len(rows) == 16
@@ -152,6 +159,7 @@ def test_a_sweep_learns(small):
     assert len({row["test_loss"] for row in rows}) == 16
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("method", ["gem", pytest.param("lsgd", marks=pytest.mark.slow)])
 def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
     """Initial parameters, shuffles and arrivals are those of the seed."""
@@ -278,6 +286,7 @@ def test_a_run_diverged_if_its_training_loss_says_so(small):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_swept(small, method):
     """Numbers that are traced go through every method."""
@@ -311,8 +320,8 @@ def test_a_cosine_of_a_sweep_ends_with_each_run(small, monkeypatch):
 # --- Interrupted
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, monkeypatch, capsys):
-    monkeypatch.setattr(sweep.sweep_plots, "draw", lambda rows, path, title: None)
     folder, _, _ = run(dataclasses.replace(small, out=small.out + "-whole"))
     whole = folder.table.read_text()
     run_cell, argv = sweep.run_cell, ["sweep", *arguments(small)]
@@ -346,15 +355,35 @@ def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, mo
     assert folder.table.read_text() == whole
 
 
+BLOCKED = """
+import sys
+from train import cli
+from train.sweep import sweep
+run_cell = sweep.run_cell
+
+def run_or_wait(grid, cell, *rest):
+    if cell == grid.cells[2]:
+        sys.stdin.read()
+    return run_cell(grid, cell, *rest)
+
+sweep.run_cell = run_or_wait
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on(data_dir, tmp_path):
+    """It is killed in its second cell, or before its third one, for which it waits."""
     grid = Grid(
         methods=("asgd",), workers=(2, 3, 4), learning_rates=(0.1,), seeds=(0,), gradients=20, data_dir=data_dir
     )
     folders = [SweepFolder(tmp_path / name) for name in ("killed", "whole")]
     command = [[sys.executable, "-m", "train", "sweep", *arguments(grid), "--out", str(f.path)] for f in folders]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command[0], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, *command[0][3:]],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    ) as process:  # fmt: skip
         for line in process.stdout:
             if line.startswith("1/3 cells done"):
                 process.send_signal(signal.SIGKILL)
@@ -397,6 +426,7 @@ def test_what_is_damaged_or_of_a_single_run_is_refused(small, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_cell_that_does_not_fit_is_several_programs(small, monkeypatch):
     grid = dataclasses.replace(small, methods=("gem",), workers=(3,))
     _, rows, _ = run(grid)
