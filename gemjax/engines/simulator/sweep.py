@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
@@ -168,7 +169,7 @@ def sweep(
 
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
-    lanes = [(np.uint32(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
+    lanes = [(np.int64(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
     runs, starts = len(lanes), _each(params, each)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
@@ -280,9 +281,7 @@ def _grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
         raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
     if single := [name for name, values in over.items() if np.ndim(values) != 1]:
         raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
-    columns = {name: list(values) for name, values in over.items()} | {"seed": list(seeds)}
-    if fractional := [seed for seed in columns["seed"] if not isinstance(seed, (int, np.integer)) or seed < 0]:
-        raise ValueError(f"seeds must be non-negative ints, got {fractional[0]!r}")
+    columns = {name: list(values) for name, values in over.items()} | {"seed": [checked_key_seed(one) for one in seeds]}
     wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
     if wrong:
         raise ValueError(
