@@ -34,7 +34,7 @@ def hold(folder: Path) -> Callable[[], None]:
     def release() -> None:
         nonlocal held
         if held is not None:
-            path.unlink(missing_ok=True)  # While it is locked, so that nobody else has locked this file.
+            path.unlink(missing_ok=True)  # While it is locked, so that no other writer has locked this file.
             os.close(held)
             held = None
 

@@ -16,10 +16,11 @@ from gemjax.engines.checks import check_callback, check_given, check_make, ends_
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
-from gemjax.engines.simulator.chunks import chunks
+from gemjax.engines.simulator.chunks import checked_stops, chunks
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.checks import shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace
@@ -142,15 +143,15 @@ def sweep(
     check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
     check_make(make)
     check_callback(callback)
-    seeds = list(seeds)
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds must be a sequence of ints, got {shown(seeds)}; give [{shown(seeds)}]")
+    seeds, stops = list(seeds), checked_stops(stops).tolist()
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(seeds)].tolist()
     traces = _traces(trace, each)
     first = {name: points[name][0].item() for name in names}
     steps = local(**first) if callable(local) else local
-    if steps is not None:
-        warn_of_two_rates(make(**first), params.make(each[0]) if isinstance(params, PerSeed) else params, steps)
     data = _batches(batches, each, traces[0].num_workers)
     if batched is None:
         batched = is_faster_batched(params.make(each[0]) if isinstance(params, PerSeed) else params)
@@ -173,6 +174,8 @@ def sweep(
     runs, starts = len(lanes), _each(params, each)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
+    if steps is not None:
+        warn_of_two_rates(make(**first), starts[0], steps)
     data = [offload_if_needed(one, needed, default_device(), advice=advice) for one in data]
     data = data if steps is None else [LocalBatches(one, steps) for one in data]
     events = [one.events() for one in traces]
@@ -190,7 +193,6 @@ def sweep(
     compiled: Callable = in_one_batch if batched else one_by_one
     state, run_chunk = compiled(begin, step, lanes, starts)
     parts: list[Any] = []
-    stops = list(stops)
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)
