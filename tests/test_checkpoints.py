@@ -540,6 +540,27 @@ def test_a_checkpoint_that_another_process_replaces_while_it_is_read_is_not_dama
     assert os.listdir(tmp_path) == ["6"]
 
 
+@pytest.mark.parametrize("commits", [None, 5])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed_with_its_replacement(
+    tmp_path, monkeypatch, commits
+):
+    load = ocp.load_checkpointables
+
+    def replaced(path, abstract):
+        monkeypatch.setattr(ocp, "load_checkpointables", load)
+        checkpoints.save(like()._replace(params=second), arrivals.Gamma(3).trace(5), {"note": "second"})
+        return load(path, abstract)
+
+    second = jax.tree.map(lambda leaf: leaf + 1, like().params)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "first"})
+        monkeypatch.setattr(ocp, "load_checkpointables", replaced)
+        state, _, metadata = gemjax.Checkpoints(tmp_path, read_only=True).load(like(), commits)
+    assert metadata == {"note": "second"}
+    for one, other in zip(jax.tree.leaves(state.params), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_write_in_the_background_can_be_polled(tmp_path, monkeypatch):
     ready = concurrent.futures.Future()
     monkeypatch.setattr(ocp, "save_checkpointables_async", lambda path, *_, **__: os.mkdir(path) or ready)

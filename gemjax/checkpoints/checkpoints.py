@@ -227,10 +227,13 @@ class Checkpoints:
             latest = self.latest if commits is None else commits
             found = self._identity(latest)
             try:
-                return read(latest)
+                value = read(latest)
             except CheckpointError:
                 if (commits is not None or self.latest == latest) and self._identity(latest) == found:
                     raise
+            else:
+                if self._identity(latest) == found:
+                    return value  # Otherwise it may be of two checkpoints.
 
     def _load(self, like: RunState, latest: int) -> tuple[RunState, Trace, dict[str, Any]]:
         """Load the checkpoint of so many commits."""
@@ -253,12 +256,15 @@ class Checkpoints:
         state, trace = self._read(latest, read)
         return keys.as_keys(state, like), trace, metadata["user"]
 
-    def _identity(self, commits: int | None) -> int | None:
-        """Return a number that changes when a checkpoint is replaced; ``None`` if there is none."""
+    def _identity(self, commits: int | None) -> tuple[int, int] | None:
+        """Return numbers that change when a checkpoint is replaced; ``None`` if there is none."""
+        if commits is None:
+            return None
         try:
-            return None if commits is None else files.path_of(self.folder, commits).stat().st_ino
+            status = files.path_of(self.folder, commits).stat()
         except OSError:
             return None
+        return status.st_ino, status.st_ctime_ns  # The number of a removed folder is given to another one.
 
     def _name(self, commits: int) -> str:
         """Return the name of a checkpoint in messages."""
