@@ -76,11 +76,15 @@ PAPERS: dict[str, tuple[str, dict[str, str]]] = {
         "title": "{SlowMo}: Improving Communication-Efficient Distributed {SGD} with Slow Momentum",
         "booktitle": "International Conference on Learning Representations", "year": "2020", "eprint": "1910.00643"}),
     "douillard2025streaming": ("article", {
-        "author": "Douillard, Arthur and Donchev, Yanislav and Rush, Keith and Kale, Satyen and Charles, Zachary and others",
+        "author": "Douillard, Arthur and Donchev, Yanislav and Rush, Keith and Kale, Satyen and Charles, Zachary and "
+        "Garrett, Zachary and Teston, Gabriel and Lacey, Dave and McIlroy, Ross and Shen, Jiajun and "
+        "Ram{\\'e}, Alexandre and Szlam, Arthur and Ranzato, Marc'Aurelio and Barham, Paul",
         "title": "Streaming {DiLoCo} with overlapping communication: Towards a Distributed Free Lunch", "year": "2025",
         "eprint": "2501.18512"}),
     "douillard2026decoupled": ("article", {
-        "author": "Douillard, Arthur and Rush, Keith and Donchev, Yani and Charles, Zachary and Fallen, Nova and others",
+        "author": "Douillard, Arthur and Rush, Keith and Donchev, Yani and Charles, Zachary and Fallen, Nova and "
+        "Dubey, Ayush and Gog, Ionel and Dean, Josef and Woodworth, Blake and Garrett, Zachary and Keating, Nate and "
+        "Bishop, Jenny and Prior, Henry and Yvinec, Edouard and Szlam, Arthur and Ranzato, Marc'Aurelio and Dean, Jeff",
         "title": "Decoupled {DiLoCo} for Resilient Distributed Pre-training", "year": "2026", "eprint": "2604.21428"}),
     "ajanthan2025nesterov": ("inproceedings", {
         "author": "Ajanthan, Thalaiyasingam and Ramasinghe, Sameera and Zuo, Yan and Avraham, Gil and Long, Alexander",
@@ -90,20 +94,24 @@ PAPERS: dict[str, tuple[str, dict[str, str]]] = {
         "author": "Liu, Bo and Chhaparia, Rachita and Douillard, Arthur and Kale, Satyen and Rusu, Andrei A. and "
         "Shen, Jiajun and Szlam, Arthur and Ranzato, Marc'Aurelio",
         "title": "Asynchronous Local-{SGD} Training for Language Modeling", "year": "2024", "eprint": "2401.09135"}),
-    "ajanthan2025momentum": ("misc", {
-        "author": "Ajanthan, Thalaiyasingam and others",
-        "title": "Momentum Look-Ahead for Asynchronous Distributed Low-Communication Training", "year": "2025",
+    "ajanthan2025momentum": ("inproceedings", {
+        "author": "Ajanthan, Thalaiyasingam and Ramasinghe, Sameera and Avraham, Gil and Zuo, Yan and Long, Alexander",
+        "title": "Momentum Look-Ahead for Asynchronous Distributed Low-Communication Training",
+        "booktitle": "ICLR Workshop on Modular, Collaborative and Decentralized Deep Learning", "year": "2025",
         "url": "https://openreview.net/forum?id=4O8nzTkHPI"}),
     "alasif2026heloco": ("article", {
-        "author": "{Al Asif} and others",
+        "author": "{Al Asif}, Abdullah and Diem, Patrick and Mu{\\~n}oz, Juan Pablo and Wolf, Felix and "
+        "Jannesari, Ali and Mazaheri, Arya",
         "title": "{HeLoCo}: Efficient asynchronous low-communication training under data and device heterogeneity",
         "year": "2026", "eprint": "2606.00271"}),
-    "zmushko2026one": ("article", {
-        "author": "Zmushko and others",
+    "zmushko2026one": ("inproceedings", {
+        "author": "Zmushko, Philip and Petrov, Egor and Abdullaev, Nursultan and Khrushchev, Mikhail and "
+        "Horv{\\'a}th, Samuel",
         "title": "One-Step Gradient Delay is Not a Barrier for Large-Scale Asynchronous Pipeline Parallel {LLM} Pretraining",
-        "year": "2026", "eprint": "2606.30634"}),
+        "booktitle": "International Conference on Machine Learning", "year": "2026", "eprint": "2606.30634"}),
     "chang2025mitigating": ("article", {
-        "author": "Chang and others",
+        "author": "Chang, Xiangyu and Yao, Manyi and Krishnamurthy, Srikanth V. and Shelton, Christian R. and "
+        "Chakraborty, Anirban and Swami, Ananthram and Oymak, Samet and {Roy-Chowdhury}, Amit",
         "title": "Mitigating Participation Imbalance Bias in Asynchronous Federated Learning", "year": "2025",
         "eprint": "2511.19066"}),
     "maranjyan2025ringleader": ("article", {

@@ -188,8 +188,9 @@ def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = F
     if path is None:
         pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True)
         for (place, wanted), leaf in pairs:
-            dtype = jnp.result_type(leaf)
-            least = jnp.promote_types(dtype, jnp.result_type(wanted)) if or_wider else jnp.result_type(wanted)
+            dtype, least = jnp.result_type(leaf), jnp.result_type(wanted)
+            if or_wider and dtype != least:  # Typed keys cannot be promoted.
+                least = jnp.promote_types(dtype, least)
             if dtype != least or jnp.shape(leaf) != jnp.shape(wanted):
                 path, got, want = place, *(f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (leaf, wanted))
                 break

@@ -138,3 +138,10 @@ def test_wider_updates_and_weak_types_are_accepted():
     assert updates.dtype == jnp.float32
     weak = rule(Slots(0.0), lambda u, s: (u, Slots(jnp.ones([]))))
     commit(weak)
+
+
+def test_a_state_may_have_typed_keys():
+    """They have no dtype to which another one could be promoted."""
+    tx = gemjax.asynchronous(optax.add_noise(0.01, 0.5, key=3), 2)
+    _, state = tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.zeros(2), worker=0)
+    assert int(state.inner_state.count) == 1

@@ -221,4 +221,5 @@ def tally(statements: Iterable[Statement]) -> str:
     counts = Counter(str(statement.verdict) for statement in statements)
     if len(counts) == 1:
         return next(iter(counts))
-    return ", ".join(f"{counts[word]} {word}" for word in VERDICTS if word in counts)
+    words = [f"{counts[word]} {word}" for word in VERDICTS if word in counts]
+    return ", ".join(words).replace("differs", "differs" if counts["differs"] == 1 else "differ")

@@ -65,12 +65,14 @@ def draw(claim: Claim, measured: Measured, path: Path) -> None:
     setting = claim.setting.get(
         measured.scale, datasets if measured.full else f"{datasets} in place of the paper's setting"
     )
-    verdict = tally(claim.judge(measured))
+    statements = claim.judge(measured)
+    verdict, setting = tally(statements), setting[:1].upper() + setting[1:]
+    title = claim.title if claim.own or all(one.held for one in statements) else f"Claimed: “{claim.title}”"
     with style():
         figure = picture(columns=2, height=claim.height)
         grey = "grey: the paper" if claim.paper and measured.full else ""
         subtitle = ". ".join(filter(None, (verdict.capitalize(), ", ".join(filter(None, (setting, means, grey))))))
-        heading(figure, claim.title, subtitle)
+        heading(figure, title, subtitle)
         claim.draw(figure, measured)
         write_picture(path, figure, dpi=200)
 

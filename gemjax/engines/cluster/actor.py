@@ -42,10 +42,17 @@ class Task(NamedTuple):
     draw: int
 
 
+class Scattered(NamedTuple):
+    """A view or a gradient of a divided central variable: small leaves, and an object of Ray per part with the others."""
+
+    small: list[Any]
+    parts: list[Any]  # Each is None for zeros.
+
+
 class Reply(NamedTuple):
     """A gradient in host memory, with the times that it took; durations need no common clock."""
 
-    gradient: Packed
+    gradient: Any  # Packed, or of a divided central variable.
     local: PyTree  # State of the local optimizer, with keys as integers.
     seconds: float  # In the actor,
     waited: float  # and of these for data.
@@ -152,6 +159,22 @@ class Actor:
         sent, local = jax.tree.map(np.asarray, (packed, keys.as_data(local) if self._keeps_local else ()))
         self._memory = None if isinstance(self._place, tuple) else packed
         return Reply(sent, local, time.perf_counter() - began, waited)
+
+    def gradient_in_parts(
+        self, run: str, view_places: list[int], places: list[int], small: list, local: PyTree, applied: bool, task: Task,
+        *parts: list,
+    ) -> tuple:  # fmt: skip
+        """Do what :meth:`gradient` does, for a central variable that is divided over actors.
+
+        ``small`` has the leaves of the view that are at place -1, the driver, and ``parts[k]`` those at place k. Returned are a
+        reply with the small leaves of the gradient, and for each part the others.
+        """
+        sources = {place: iter(leaves) for place, leaves in enumerate((*parts, small))}
+        view = Packed({}, [next(sources[place % len(sources)]) for place in view_places])
+        reply = self.gradient(run, view, local, applied, task)
+        leaves = list(zip(places, reply.gradient.apart, strict=True))
+        split = [[leaf for place, leaf in leaves if place == at] for at in range(-1, len(parts))]
+        return (reply._replace(gradient=split[0]), *split[1:])
 
     def _select(self, task: Task) -> PyTree:
         """Return the data and the selection of the task's batch; prefetch the next one, unless other workers may take it."""

@@ -66,6 +66,9 @@ class Cluster:
         group on one host and the groups on different hosts, where there is room. Default: each worker is placed for itself.
       central: device of the central variable on the driver's host, or a tuple of devices over which it is sharded; default the
         host's CPU.
+      central_hosts: number of hosts over which central variable and method state are divided, positive; see
+        :func:`gemjax.run_on_cluster`. Ray spreads as many further actors over the hosts; ``central`` is then the place of small
+        arrays. Default: the driver keeps everything.
       runtime_env: environment of the workers, as for ``ray.init``, such as ``{"working_dir": "."}``; default that of Ray.
 
     Raises:
@@ -101,6 +104,7 @@ class Cluster:
         resources: Mapping[str, float] | None = None,
         groups: int | None = None,
         central: Place | None = None,
+        central_hosts: int | None = None,
         runtime_env: Mapping[str, Any] | None = None,
     ):
         check_num_workers(num_workers)
@@ -111,12 +115,16 @@ class Cluster:
             check_positive_int("groups", groups)
             if num_workers % groups:
                 raise ValueError(f"groups must divide the workers: got {groups} groups for {num_workers} workers")
+        if central_hosts is not None:
+            check_positive_int("central_hosts", central_hosts)
         imported_ray()
+        self.central_hosts = central_hosts
         self.num_workers, self.address = num_workers, address
         self._needs = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {})}
         self._runtime_env = dict(runtime_env or {}) or None
         self._central, self._groups = central, groups
         self.actors: list[Any] = []
+        self._central_actors: list[Any] = []
         self._restarts: queue.SimpleQueue = queue.SimpleQueue()
         self._connection = contextlib.ExitStack()  # Made by this object, and ended with it.
         self._connected = False  # By this object.
@@ -157,6 +165,7 @@ class Cluster:
         self._closed.set()
         ray = imported_ray()
         if ray.is_initialized():
+            self.end_central()
             for actor in self.actors:
                 with contextlib.suppress(Exception):
                     ray.kill(actor)
@@ -231,9 +240,26 @@ class Cluster:
             group = worker * self._reserved.bundle_count // self.num_workers
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._reserved, group)
         options = self._needs | {"max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": strategy}
-        if self._runtime_env is not None and not self._connected:
-            options["runtime_env"] = self._runtime_env
-        return ray.remote(Actor).options(**options).remote([os.path.abspath(path) for path in sys.path])
+        return ray.remote(Actor).options(**options | self._environment).remote(_paths())
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        """The option of an actor for its environment, unless it is that of the connection."""
+        return {} if self._runtime_env is None or self._connected else {"runtime_env": self._runtime_env}
+
+    def start_central(self, kind: type, parts: int) -> list[Any]:
+        """Return new actors for the parts of a central variable. One that ends has lost its part, so none is restarted."""
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        make = imported_ray().remote(kind).options(**options | self._environment)
+        self._central_actors = [make.remote(_paths()) for _ in range(parts)]
+        return self._central_actors
+
+    def end_central(self) -> None:
+        """End the actors of the central variable."""
+        for actor in self._central_actors:
+            with contextlib.suppress(Exception):
+                imported_ray().kill(actor)
+        self._central_actors = []
 
     def _await(self, ray: Any, replies: list[Any]) -> None:
         """Wait for all replies; warn once of resources that the actors wait for."""
@@ -256,9 +282,8 @@ class Cluster:
             the module itself.
         """
         ray = imported_ray()
-        config = {name: getattr(jax.config, name) for name in CONFIG if hasattr(jax.config, name)}
         while True:
-            self._begin = (uuid.uuid4().hex, config, ray.put(pickle()))
+            self._begin = (uuid.uuid4().hex, settings(), ray.put(pickle()))
             replies = [actor.begin.remote(*self._begin) for actor in self.actors]
             self._await(ray, replies)
             answers = [self._begun(ray, worker, self._begin, reply) for worker, reply in enumerate(replies)]
@@ -319,6 +344,16 @@ class Cluster:
         """Kill the actor of a worker, which Ray then restarts."""
         with contextlib.suppress(Exception):
             imported_ray().kill(self.actors[worker], no_restart=False)
+
+
+def settings() -> dict[str, Any]:
+    """Return the settings of JAX that actors take from the driver."""
+    return {name: getattr(jax.config, name) for name in CONFIG if hasattr(jax.config, name)}
+
+
+def _paths() -> list[str]:
+    """Return the folders from which this process imports."""
+    return [os.path.abspath(path) for path in sys.path]
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Task, arrived
+from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Scattered, Task, arrived
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
@@ -34,12 +34,14 @@ class Hosts(NamedTuple):
 
     workers: tuple[int, ...]
     central: Place
+    parts: int  # Of the central variable, in actors; 0 if it is on the driver's host.
     devices: list[str]  # Names, once the actors have begun the run.
     sizes: dict[str, int]  # Bytes of a view and of a gradient.
 
     def names(self) -> dict[str, Any]:
         """Return the devices by name, as in an event log: ``host:cpu:0``."""
         central = Placement((self.central,), self.central).names()["central"]
+        central = f"{self.parts} actors and {central}" if self.parts else central
         return {"devices": self.devices, "central": central} | self.sizes
 
 
@@ -53,6 +55,7 @@ class ClusterPrograms(CentralPrograms):
       central: the place of the central variable.
       retries: attempts after the first one to read a batch before the run.
       compression: as for :func:`gemjax.run_on_cluster`.
+      parts: number of actors of the central variable, if there are any.
 
     Raises:
       TypeError: if an argument of the run cannot be pickled.
@@ -63,17 +66,18 @@ class ClusterPrograms(CentralPrograms):
 
     def __init__(
         self, transition: Transition, batches: Any, grouped: Any, central: Place, state: RunState, *, retries: int = 0,
-        compression: str | None = None,
+        compression: str | None = None, parts: int = 0,
     ):  # fmt: skip
         self._compression = compression
         num_workers = transition.num_workers
         with contextlib.closing(Selections(grouped, num_workers, retries)) as selections:
             example = selections.example()
-        hosts = Hosts(tuple(range(num_workers)), central, [], {})
+        hosts = Hosts(tuple(range(num_workers)), central, parts, [], {})
         super().__init__(transition, grouped, hosts, state, [central] * num_workers, example)
         self._span = None if transition.local is None else transition.local.span
-        for name, arrays in (("view", self._views[0]), ("gradient", jax.eval_shape(self.packers.gradients.zeros))):
-            hosts.sizes[f"{name}_bytes"] = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
+        for name, packer in (("view", self.packers.views), ("gradient", self.packers.gradients)):
+            leaves = jax.tree.leaves(jax.eval_shape(packer.zeros))
+            hosts.sizes[f"{name}_bytes"] = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
         step = WorkerStep(loss_fn=transition.loss_fn, seed=transition.seed, local=transition.local)
         self._job = Job(step, batches, self.packers, jax.eval_shape(lambda: self._local[0]), compression is not None)
         self._retries, self._version = retries, 0  # The version counts commits.
@@ -155,14 +159,17 @@ class ClusterPrograms(CentralPrograms):
                 self._put = version, ray.put(view)
             return self._put[1]
 
-    def bring(self, gradient: Reply) -> tuple[Packed, PyTree]:
+    def bring(self, gradient: Reply) -> tuple[Any, PyTree]:
         """Send a gradient, and the state of its worker's local optimizer, to the devices of the central variable."""
-        packed, local, central = gradient.gradient, self._job.local, self.placement.central
-        if isinstance(central, tuple):
+        packed = gradient.gradient
+        if isinstance(self.placement.central, tuple):
             packed = self.central.bring(packed)
-        if self._keeps_local:
-            local = keys.as_keys(arrived(gradient.local, central), local)
-        return packed, local
+        return packed, self._local_of(gradient)
+
+    def _local_of(self, gradient: Reply) -> PyTree:
+        """Return the state of the worker's local optimizer, on the devices of the central variable."""
+        local = self._job.local
+        return keys.as_keys(arrived(gradient.local, self.placement.central), local) if self._keeps_local else local
 
     def commit(self, worker: int, packed: Any) -> jax.Array:
         gradient, self._moved[worker] = packed
@@ -208,6 +215,9 @@ def _reply(reference: Any) -> Reply:
     """
     ray = imported_ray()
     try:
+        if isinstance(reference, list):  # A gradient in parts, which stay where they are.
+            reply = ray.get(reference[0])
+            return reply._replace(gradient=Scattered(reply.gradient, reference[1:]))
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         cause = getattr(error, "cause", None)

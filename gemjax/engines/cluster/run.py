@@ -9,6 +9,7 @@ import optax
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.cluster.central.programs import DividedPrograms
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import COMPRESSIONS
 from gemjax.engines.cluster.connection import imported_ray
@@ -60,6 +61,12 @@ def run_on_cluster(
     :class:`gemjax.FromSource` is read on the worker's host. Functions of the main script travel by value, as do modules that
     the workers cannot import.
 
+    **Several hosts for the central variable.** With ``Cluster(..., central_hosts=n)`` central variable and method state are
+    divided over ``n`` further actors, between which and the workers views and gradients travel. The driver schedules, and
+    combines what a rule needs of the whole tree, such as norms. A commit changes all parts or none. If one of these actors
+    ends, the run ends with an error; continue from the last checkpoint, with any ``n``. The driver gathers the state at the
+    beginning, for ``progress.state()`` and at the end, and keeps the states of local optimizers.
+
     **Failures.** If the process or the host of a worker ends, its gradient is lost and the worker leaves. It joins again when
     Ray has restarted its actor, on any host, and pulls. No commit is made twice. An exception in a worker is a fault, as on
     devices, with its traceback in the log of the caller. A worker that is silent beyond the ``deadline`` is killed, and counts
@@ -102,7 +109,8 @@ def run_on_cluster(
     Raises:
       ImportError: if Ray is not installed.
       TypeError: if an argument is of the wrong type, or cannot be pickled; the message names the object.
-      ValueError: if the workers cannot import a module, which the message names, or as :func:`gemjax.run_on_devices`.
+      ValueError: if the workers cannot import a module, which the message names; if the central variable cannot be divided
+        over ``central_hosts``; or as :func:`gemjax.run_on_devices`.
       RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``.
 
     The example is not run as a test, because Ray takes seconds to start:
@@ -128,6 +136,8 @@ def run_on_cluster(
     else:
         num_workers = cluster.num_workers
     workers = cluster or Cluster(num_workers)
+    if compression is not None and workers.central_hosts is not None:
+        raise ValueError("compression= does not go with a central variable on several hosts; leave out one of the two")
     run = prepare(
         tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
@@ -139,9 +149,11 @@ def run_on_cluster(
     def programs(begin: RunState) -> ClusterPrograms:
         plain = as_batches(batches, num_workers)
         grouped = plain if local is None else LocalBatches(plain, local)
-        return ClusterPrograms(
-            run.transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression
-        )
+        kind = ClusterPrograms if workers.central_hosts is None else DividedPrograms
+        return kind(
+            run.transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression,
+            parts=workers.central_hosts or 0,
+        )  # fmt: skip
 
     def waiters(programs: ClusterPrograms) -> Waiters:
         if cluster is None:  # Nothing is started before all arguments have been checked.

@@ -95,7 +95,7 @@ class Run:
             except BaseException as error:
                 leave_result(error, lambda: _reached(programs, history))
                 raise
-        result = Result(programs.gather(), history.history(), history.trace(), stopped)
+            result = Result(programs.gather(), history.history(), history.trace(), stopped)
         warn_if_diverged(result, stacklevel=3)
         return result
 

@@ -59,6 +59,8 @@ class FakeRay(types.ModuleType):
         return Put(value)
 
     def get(self, reply, timeout=None):
+        if isinstance(reply, list):
+            return [self.get(one, timeout) for one in reply]
         try:
             return reply.value if isinstance(reply, Put) else reply.result(timeout)
         except TimeoutError:
@@ -94,7 +96,10 @@ class Handle:
                 reply.set_exception(ray.exceptions.ActorUnavailableError(GONE, None))
 
     def __getattr__(self, method):
-        return types.SimpleNamespace(remote=lambda *arguments: self.call(method, arguments))
+        def options(num_returns):
+            return types.SimpleNamespace(remote=lambda *arguments: self.call_for(num_returns, method, arguments))
+
+        return types.SimpleNamespace(remote=lambda *arguments: self.call(method, arguments), options=options)
 
     def call(self, method, arguments):
         self.fake.calls.append((method, arguments))
@@ -103,12 +108,31 @@ class Handle:
         self.thread.submit(self.serve, method, arguments, reply)
         return reply
 
+    def call_for(self, num_returns, method, arguments):
+        """Return a reply for each of the returned values."""
+        replies = [concurrent.futures.Future() for _ in range(num_returns)]
+
+        def fill(reply):
+            for index, one in enumerate(replies):
+                if reply.exception() is None:
+                    one.set_result(reply.result()[index])
+                else:
+                    one.set_exception(reply.exception())
+
+        self.call(method, arguments).add_done_callback(fill)
+        return replies
+
+    def copied(self, part):
+        if isinstance(part, (Put, concurrent.futures.Future)):
+            part = self.fake.get(part)
+        return pickle.loads(pickle.dumps(part))
+
     def serve(self, method, arguments, reply):
         actor = self.actor
         if self.fake.lose(self.number, method, arguments):
             return self.restart()
         try:
-            copied = [part.value if isinstance(part, Put) else pickle.loads(pickle.dumps(part)) for part in arguments]
+            copied = [part.value if isinstance(part, Put) else self.copied(part) for part in arguments]
             value = getattr(actor, method)(*copied)
         except Exception as error:
             value = ray.exceptions.RayTaskError(method, "the traceback of the actor", error, method, 1, "local")

@@ -180,6 +180,13 @@ def test_figure_8_has_its_optimum_between_the_ends():
     assert judged(paper | {1.0: 0.03}) == [DIFFERS]
     assert judged(paper | {4.0: 0.06}) == [DIFFERS]
 
+    # A gain that is smaller than its scatter over seeds is none.
+    found = measured(claim, "full", lambda s, kappa: (paper | {4.0: 0.2})[kappa])
+    for run, one in found.records:
+        if run.point == 2.0:
+            one["train_loss"] *= 1 + 0.3 * (run.config.seed - 1)
+    assert verdicts(claim, found) == [DIFFERS]
+
 
 def test_investigations_state_the_papers_curve_and_ours():
     claim = BY_NAME["gem_adaptive_staleness"]

@@ -50,7 +50,7 @@ def judge(measured) -> list[Statement]:
         last[series] = float(np.mean(looks[-3:])) if whole else np.inf
         rise[series] = float(last[series] / np.min(looks)) if whole else np.inf
     ahead = last[GEM] < last[SGD] < np.inf
-    text = "validation loss after 30 epochs of data, GEM / momentum SGD"
+    text = "validation loss after 30 epochs of data (mean of the last three evaluations), GEM / momentum SGD"
     if not measured.full:
         return [Statement(f"{text}: GEM is ahead", ahead, numbers(last.values()))]
     paper = [curve("5", name)[1] for name in PUBLISHED.values()]

@@ -136,6 +136,16 @@ class Findings:
         """Return True if a method reached the target with every seed in all settings."""
         return all(None not in self.rows[Cell.at(setting, method)]["time"] for setting in settings)
 
+    def lost(self, setting: Setting, method: str) -> int:
+        """Return the number of seeds that reached the target and ended below it."""
+        row = self.rows[Cell.at(setting, method)]
+        pairs = zip(row["time"], row["accuracy"], strict=True)
+        return sum(time is not None and accuracy < row["target"] for time, accuracy in pairs)
+
+    def holds(self, settings: Sequence[Setting], method: str) -> bool:
+        """Return True if a method reached the target with every seed in all settings, and none ended below it."""
+        return self.arrives(settings, method) and not any(self.lost(setting, method) for setting in settings)
+
     def times(self, settings: Sequence[Setting], method: str) -> list[Seeds]:
         """Return times to the target; where it was not reached, the time of the whole run, which is a lower bound."""
         rows = [self.rows[Cell.at(setting, method)] for setting in settings]
@@ -160,8 +170,8 @@ class Findings:
         return 100 * np.subtract(self.rows[Cell.at(setting, method)]["accuracy"], one)
 
     def fastest(self, settings: Sequence[Setting]) -> list[str]:
-        """Return the method that reaches the target first, and those that tie with it; without any that failed to."""
-        able = [name for name in self.methods(settings) if self.arrives(settings, name)]
+        """Return the method that reaches the target first, and those that tie with it; only methods that hold it."""
+        able = [name for name in self.methods(settings) if self.holds(settings, name)]
         return leaders({name: [-np.log(one) for one in self.times(settings, name)] for name in able})
 
     def most_accurate(self, settings: Sequence[Setting]) -> list[str]:
@@ -178,8 +188,8 @@ class Findings:
         return settings, profile(times, factors) if times else {}
 
     def _typical(self, setting: Setting, method: str) -> float:
-        """Return the geometric mean of the times; infinite if a seed did not arrive."""
-        if not self.arrives([setting], method):
+        """Return the geometric mean of the times; infinite if a seed did not reach the target or did not hold it."""
+        if not self.holds([setting], method):
             return math.inf
         return float(np.exp(np.mean(np.log(self.times([setting], method)[0]))))
 
@@ -214,11 +224,11 @@ def advice(content: Mapping[str, Any]) -> list[str]:
     if "asgd" in found.methods(settings):
         if "asgd" in fastest:
             sentences.append("Plain `asgd` with a tuned rate ties with the fastest there, so begin with it.")
-        elif found.arrives(settings, "asgd"):
+        elif found.holds(settings, "asgd"):
             behind = ratio(found.times(settings, "asgd"), found.times(settings, first))
             sentences.append(f"Plain `asgd` with a tuned rate takes {times(behind)} the time of `{first}` there.")
         else:
-            sentences.append("Plain `asgd` with a tuned rate does not reach the target with every seed there.")
+            sentences.append("Plain `asgd` with a tuned rate does not reach and hold the target with every seed there.")
     every, shares = found.profile([1.25])
     if shares:
         most = max(share[0] for share in shares.values())

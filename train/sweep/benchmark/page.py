@@ -57,7 +57,10 @@ def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
     here, fastest, accurate = [setting], found.fastest([setting]), found.most_accurate([setting])
     references = [name for name in (SYNCHRONOUS, LOCAL) if Cell.at(setting, name) in found.rows]
     names = [name for name in plan.methods if Cell.at(setting, name) in found.rows]
-    order = lambda name: (not found.arrives(here, name), float(np.mean(np.log(found.times(here, name)[0]))))
+    order = lambda name: (
+        name not in REFERENCES and not found.holds(here, name),
+        float(np.mean(np.log(found.times(here, name)[0]))),
+    )
     one = found.rows[Cell(setting[0], 1, "homogeneous", ONE)]
     target = 100 * one["target"]
     lines = [
@@ -75,9 +78,10 @@ def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
         label = NAMES[name] if name in REFERENCES else f"**`{name}`**" if name in fastest else f"`{name}`"
         kept = points(found.kept(here, name))
         kept = f"**{kept}**" if name in accurate else kept
-        gradients = found.gradients(setting, name)
-        if gradients is None:
-            count = f"reached with {found.reached(setting, name)} of {len(row['time'])} seeds"
+        gradients, seeds = found.gradients(setting, name), len(row["time"])
+        if gradients is None or (lost := found.lost(setting, name)):
+            count = f"reached with {found.reached(setting, name)} of {seeds} seeds" if gradients is None else ""
+            count = count or f"reached at {gradients:,.0f}, lost again with {lost} of {seeds} seeds"
             ratios = ["—"] * len(references)
         else:
             count, ratios = f"{gradients:,.0f}", [_ratio(found, setting, name, other) for other in references]
@@ -117,7 +121,8 @@ def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
         "gamma-distributed with a coefficient of variation of 0.1; the means of unequal workers have one of 0.6. Synchronous "
         "SGD and local SGD wait for the slowest worker, with the same durations. Communication takes no time, which favours "
         "methods that send every gradient. Where a reference did not reach the target, its whole run counts, so the ratio is "
-        "a lower bound (≥).",
+        "a lower bound (≥). A method whose run ends below the target has lost it again, and has no ratio: tuning saw only a "
+        "quarter of a run, in which its rate did no harm.",
         "",
         "Intervals are those of 95 % by bootstrap over seeds, paired by seed; with few seeds they are narrow. Bold: the best "
         "method and all whose difference to it lies inside its interval, which is a tie.",

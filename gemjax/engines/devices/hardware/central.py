@@ -1,6 +1,6 @@
 """The central variable with the workers' slots on its devices, and the program that commits and pulls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -131,6 +131,10 @@ class Central:
     def bring(self, tree: PyTree) -> PyTree:
         """Send arrays to the devices of the central variable."""
         return jax.device_put(tree, self._shardings(tree))
+
+    def first_views(self) -> Iterator[Packed]:
+        """Yield the packed view of each worker, as the state has it."""
+        return (self.first_view(self.shared, slot) for slot in self.slots)
 
     def commit(self, worker: int, packed: Packed, event: np.ndarray) -> tuple[Packed, jax.Array]:
         """Dispatch a commit and the pull that follows.

@@ -77,23 +77,23 @@ class CentralPrograms(abc.ABC):
         self.packers = self._pack(
             packers(transition, batches, placement.central, view, self._local[0], example, self.largest_packed)
         )
-        self._settle = jax.jit(functools.partial(_settle, self.packers.views))
-        self.central = Central(
-            transition, state, placement.central, *self.packers, self._with_outcome, lend=self.lends_views
-        )
+        self._settle: Any = jax.jit(functools.partial(_settle, self.packers.views))
+        self.central = self._make_central(transition, state)
         self.reported = self.central.reported
-        self._views = [
-            self.send(worker, self.central.first_view(self.central.shared, slot))
-            for worker, slot in enumerate(self.central.slots)
-        ]
+        self._views: list[Any] = [self.send(worker, view) for worker, view in enumerate(self.central.first_views())]
 
     def _pack(self, packed_as: "Packers") -> "Packers":
         """Return the packers that the transport uses."""
         return packed_as
 
+    def _make_central(self, transition: Transition, state: RunState) -> Any:
+        """Return the central variable."""
+        return Central(
+            transition, state, self.placement.central, *self.packers, self._with_outcome, lend=self.lends_views
+        )
+
     def _with_outcome(self, view: View, applied: jax.Array) -> tuple[View, Any]:
-        """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0."""
-        return view, applied.astype(jnp.result_type(float)) if self._keeps_local else ()
+        return with_outcome(view, applied, self._keeps_local)
 
     @abc.abstractmethod
     def warm_up(self) -> None:
@@ -346,6 +346,11 @@ def gradient_at(step, batches, place, view, local, data, selection, event):
     """Compute a gradient from the selection of its batch."""
     batch = split_batch(place, batches.batch(data, selection))
     return step.gradient(view._replace(local=local), batch, event[0], event[1])
+
+
+def with_outcome(view: View, applied: jax.Array, keeps_local: bool) -> tuple[View, Any]:
+    """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0."""
+    return view, applied.astype(jnp.result_type(float)) if keeps_local else ()
 
 
 def _settle(views, packed, local, moved):

@@ -261,7 +261,7 @@ def test_the_advice_names_the_fastest_method_its_ties_and_both_ratios():
 
 
 def test_a_method_that_failed_with_one_seed_is_not_advised_and_a_lost_reference_is_a_lower_bound():
-    content = content_of(gem=(0.89, 100.0), asgd=(0.8, 120.0), synchronous_sgd=(0.7, None))
+    content = content_of(gem=(0.89, 100.0), asgd=(0.82, 120.0), synchronous_sgd=(0.7, None))
     content["rows"][3]["time"][1] = content["rows"][3]["gradients"][1] = None  # GEM.
     sentences = outcome.advice(content)
     assert sentences[0].startswith(
@@ -271,6 +271,14 @@ def test_a_method_that_failed_with_one_seed_is_not_advised_and_a_lost_reference_
     assert re.search(r"\| `gem` .*reached with 2 of 3 seeds \| — \| — \|", text)
     assert "| ≥ 16.67 (" in text
     assert "Plain `asgd` with a tuned rate ties with the fastest there" in sentences[2]
+
+
+def test_a_method_that_loses_the_target_again_is_not_advised():
+    content = content_of(gem=(0.6, 100.0), asgd=(0.82, 150.0))
+    assert outcome.advice(content)[0].startswith("With 16 unequal workers take `asgd`: on digits")
+    assert "`asgd` is most often" in outcome.advice(content)[3]
+    text = page.written(QUICK, content, "command")
+    assert re.search(r"\| `gem` .*reached at 1,000, lost again with 3 of 3 seeds \| — \| — \|", text)
 
 
 def test_a_task_with_few_methods_does_not_narrow_the_advice():

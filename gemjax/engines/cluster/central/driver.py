@@ -1,0 +1,186 @@
+"""The driver's side of a central variable that is divided over actors."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gemjax.engines.cluster.actor import Scattered
+from gemjax.engines.cluster.central import division
+from gemjax.engines.cluster.central.commit import Commit, Part, Recipe
+from gemjax.engines.cluster.central.division import DRIVER
+from gemjax.engines.cluster.connection import imported_ray
+from gemjax.engines.devices.hardware import keys
+from gemjax.engines.devices.hardware.programs import Packers
+from gemjax.engines.devices.hardware.sharding import Place
+from gemjax.engines.transition import RunState, Transition, no_loss
+from gemjax.protocol import slots
+from gemjax.protocol.slots import Slots
+
+PyTree = Any
+
+
+class PartLostError(RuntimeError):
+    """An actor of the central variable has ended."""
+
+
+class DividedCentral:
+    """The central variable in actors, one per part; the driver has the small values, and sees no large ones.
+
+    A commit is atomic: in each round every part computes on copies, and only after the last round all parts are told to replace
+    their arrays. If a part fails before that, all of them have the state before the commit.
+
+    Args:
+      transition, state, place: as for :class:`gemjax.engines.devices.hardware.central.Central`.
+      packers: of views and gradients, no leaf of which is packed with others.
+      keeps_local: True if the worker has a local optimizer.
+      parts: number of actors.
+    """
+
+    def __init__(
+        self, transition: Transition, state: RunState, place: Place, packers: Packers, keeps_local: bool, parts: int
+    ):
+        self.place, self.num_workers = place, transition.num_workers
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        tx_alone = dataclasses.replace(transition, loss_fn=no_loss, local=None)  # A commit computes no gradient.
+        self.recipe = Recipe(tx_alone, shapes, packers, keeps_local, parts, division.SMALL)
+        self.commit_program = Commit(self.recipe)
+        self.reported = {name: np.dtype(dtype) for name, dtype in self.commit_program.reported.items()}
+        self._begin: RunState | None = state
+        self._actors: Sequence[Any] = ()
+
+    def connect(self, actors: Sequence[Any], config: Mapping[str, Any], pickled: bytes) -> None:
+        """Divide the state that the run begins with over the actors.
+
+        Raises:
+          RuntimeError: if an actor divides the program in another way.
+        """
+        commit, state = self.commit_program, self._begin
+        assert state is not None
+        self._actors, job = actors, imported_ray().put(pickled)
+        digests = self._each(lambda actor, place: actor.begin.remote(place, config, job))
+        if set(digests) != {commit.digest}:
+            raise RuntimeError(
+                "a central actor has divided the commit in another way than the driver; let all hosts have the same versions "
+                "of Python, JAX, optax and gemjax"
+            )
+        shared = commit.shared(state)
+        on_host = lambda arrays: jax.tree.map(np.asarray, arrays)
+        own = lambda arrays: jax.device_put(commit.at(DRIVER, arrays), self._here)
+        self._each(lambda actor, place: actor.load.remote(on_host(commit.at(place, shared))))
+        kept = []
+        for worker in range(self.num_workers):  # One at a time, as none of them may have room twice.
+            slot = commit.slot(state, worker)
+            self._each(lambda actor, place, slot=slot: actor.load_slot.remote(on_host(commit.at(place, slot))))
+            kept.append(own(slot))
+        self._driver = Part(commit, DRIVER, own(shared), kept)
+        self._begin, self._version = None, 0
+
+    @property
+    def _here(self) -> jax.Device:
+        return self.place[0] if isinstance(self.place, tuple) else self.place
+
+    def _each(self, call: Callable[[Any, int], Any]) -> list[Any]:
+        """Call every actor and wait for all answers."""
+        return self._answers({place: call(actor, place) for place, actor in enumerate(self._actors)})
+
+    def _answers(self, calls: Mapping[int, Any]) -> list[Any]:
+        ray = imported_ray()
+        try:
+            return ray.get(list(calls.values()))
+        except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
+            raise PartLostError(
+                f"one of {len(self._actors)} actors has ended, and its part of the central variable is lost; continue from "
+                "the last checkpoint with state= and recorded="
+            ) from error
+
+    def first_views(self) -> Iterable[Scattered]:
+        """Yield the view of each worker, as the state has it; empty ones before there are actors."""
+        if not self._actors:
+            yield from [Scattered([], [])] * self.num_workers
+            return
+        sources, places = self.commit_program.first_views(), self.commit_program.view_places
+        for worker in range(self.num_workers):
+            kept: dict[int | None, Any] = {**self._driver.shared, **self._driver.slots[worker]}
+            small = [kept.get(n, 0.0) for n, at in zip(sources, places, strict=True) if at == DRIVER]
+            numbers = [[n for n, at in zip(sources, places, strict=True) if at == k] for k in range(len(self._actors))]
+            calls = [actor.read.remote(0, mine, worker) for actor, mine in zip(self._actors, numbers, strict=True)]
+            yield Scattered(small, calls)
+
+    def no_gradient(self) -> Scattered:
+        """Return zeros in place of a gradient."""
+        avals, here = self.commit_program.division.program.avals, self.commit_program.gradient_at(DRIVER)
+        return Scattered([np.zeros(avals[n].shape, avals[n].dtype) for n in here], [None] * len(self._actors))
+
+    def receive(self, gradient: Scattered) -> None:
+        """Send a gradient to the actors and wait until each has its part; a failure leaves the central variable untouched."""
+        self._each(lambda actor, place: actor.receive.remote(gradient.parts[place]))
+
+    def commit(self, worker: int, gradient: Scattered, event: np.ndarray) -> tuple[Scattered, jax.Array]:
+        """Commit a gradient that the actors have received, and return the worker's next view and the report's numbers."""
+        if None in gradient.parts:
+            self.receive(gradient)
+        self._run(worker, gradient, event)
+        views = [actor.finish.remote() for actor in self._actors]
+        self._version += 1
+        found = self._driver.finish()
+        small = [found[out] for out in self.commit_program.view_at(DRIVER)]
+        dtype = np.promote_types(self.reported["loss"], np.float32)
+        numbers = np.array([found[out] for out in self.commit_program.layout.report], dtype)
+        return Scattered(small, views), jnp.asarray(numbers)
+
+    def warm_up(self, nothing: Scattered) -> None:
+        """Compile all pieces by a commit of zeros that is not finished."""
+        self.receive(nothing)
+        self._run(0, nothing, np.array((0, 0, 1), np.int32))
+
+    def _run(self, worker: int, gradient: Scattered, event: np.ndarray) -> None:
+        commit = self.commit_program
+        driver = self._driver
+        numbers = (*commit.gradient_at(DRIVER), *commit.layout.event)
+        driver.begin(worker, dict(zip(numbers, (*gradient.small, *event), strict=True)))
+        with jax.default_device(self._here):
+            for level, pieces in enumerate(commit.division.pieces):
+                driver.run(level, driver.values)
+                calls = {}
+                for place, actor in enumerate(self._actors):
+                    if level == 0 or place in pieces:
+                        received = pieces[place].received if place in pieces else ()
+                        values = {n: np.asarray(driver.values[n]) for n in received}
+                        calls[place] = actor.round.remote(self._version, worker, level, values)
+                for answer in self._answers(calls):
+                    driver.values.update(answer)
+
+    def bring(self, tree: PyTree) -> PyTree:
+        """Return arrays on the driver."""
+        return jax.device_put(tree, self._here)
+
+    def read(self, select: Callable[[RunState], PyTree]) -> PyTree:
+        """Return a subtree of what all workers share, gathered from the actors."""
+        slot, _, shared = slots.split(self.commit_program.taken)
+        indices = select(self.commit_program.join(slot, list(range(len(shared)))))
+        wanted, structure = jax.tree.flatten(indices)
+        found = self._gathered([self.commit_program.layout.shared[index] for index in wanted], None)
+        return keys.as_keys(jax.tree.unflatten(structure, found), jax.tree.map(lambda index: shared[index], indices))
+
+    def gather(self) -> RunState:
+        """Return the whole state, with the slots of all workers stacked, in the driver's memory."""
+        commit, layout = self.commit_program, self.commit_program.layout
+        slot, _, shared = slots.split(commit.taken)
+        whole = keys.as_keys(self._gathered(layout.shared, None), shared)
+        each = [self._gathered(layout.slot, worker) for worker in range(self.num_workers)]
+        stacked = [jnp.stack(leaves) for leaves in zip(*each, strict=True)]
+        stacked = jax.tree.unflatten(jax.tree.structure(slot), stacked)
+        return commit.join([Slots(one.value, self.num_workers) for one in keys.as_keys(stacked, slot)], whole)
+
+    def _gathered(self, numbers: Sequence[int], worker: int | None) -> list[jax.Array]:
+        place = self.commit_program.division.place
+        found = dict(self._driver.shared if worker is None else self._driver.slots[worker])
+        for part, actor in enumerate(self._actors):
+            mine = [number for number in numbers if place[number] == part]
+            answer = self._answers({part: actor.read.remote(self._version, mine, worker)})
+            found |= zip(mine, answer[0], strict=True)
+        return jax.device_put([found[number] for number in numbers], self._here, may_alias=False)

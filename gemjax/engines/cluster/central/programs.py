@@ -1,0 +1,82 @@
+"""Commits at a central variable that is divided over actors of Ray."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from gemjax.engines.cluster.actor import Reply, Task
+from gemjax.engines.cluster.central.actor import CentralActor
+from gemjax.engines.cluster.central.driver import DividedCentral
+from gemjax.engines.cluster.cluster import settings
+from gemjax.engines.cluster.connection import imported_ray
+from gemjax.engines.cluster.programs import ClusterPrograms
+from gemjax.engines.devices.hardware import keys
+from gemjax.engines.transition import RunState, Transition
+
+PyTree = Any
+
+
+class DividedPrograms(ClusterPrograms):
+    """Commits at a central variable that is divided over actors: no large array passes through the driver.
+
+    The state of local optimizers, of which there is one per worker, stays with the driver.
+    """
+
+    largest_packed = -1  # Leaves travel alone, because they belong to several parts.
+    central: DividedCentral
+    _views: list[Any]
+    _settle: Any
+
+    def _make_central(self, transition: Transition, state: RunState) -> DividedCentral:
+        self._settle = lambda view, local, moved: moved if view.small[-1] > 0 else local
+        return DividedCentral(
+            transition, state, self.placement.central, self.packers, self._keeps_local, self.placement.parts
+        )
+
+    def warm_up(self) -> None:
+        """Divide the central variable over the actors of the cluster, and compile all programs."""
+        pickled = imported_ray().cloudpickle.dumps(self.central.recipe)
+        actors = self.cluster.start_central(CentralActor, self.placement.parts)
+        self.central.connect(actors, settings(), pickled)
+        self._views = list(self.central.first_views())
+        super().warm_up()
+
+    def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
+        """Do what :meth:`ClusterPrograms.compute` does; the view is in Ray's memory already."""
+        view: Any = self._views[worker]
+        local, task = self._local[worker], Task(worker, self.steps[worker], self.draws[worker])
+        places = self.central.commit_program.view_places, self.central.commit_program.gradient_places
+
+        def send() -> tuple[Any, float]:
+            small, data = jax.tree.map(np.asarray, (view.small, keys.as_data(local) if self._keeps_local else ()))
+            sent = time.perf_counter()
+            method = self.cluster.actors[worker].gradient_in_parts.options(num_returns=1 + len(view.parts))
+            return method.remote(self._run, *places, small, data, True, task, *view.parts), sent
+
+        return send
+
+    def bring(self, gradient: Reply) -> tuple[Any, PyTree]:
+        """Send the parts of a gradient to the actors, which wait for them."""
+        self.central.receive(gradient.gradient)
+        return gradient.gradient, self._local_of(gradient)
+
+    @property
+    def _central_in_words(self) -> str:
+        return f"the central variable, divided over {self.placement.parts} actors,"
+
+    @property
+    def params(self) -> PyTree:
+        """The central variable, gathered from the actors."""
+        return self.central.read(lambda state: state.params)
+
+    @property
+    def model_state(self) -> PyTree:
+        """The model state, gathered from the actors."""
+        return self.central.read(lambda state: state.model_state)
+
+    def close(self) -> None:
+        super().close()
+        self.cluster.end_central()

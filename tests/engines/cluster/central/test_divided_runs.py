@@ -1,0 +1,169 @@
+"""Runs whose central variable is divided over actors, on a fake Ray of threads, and on Ray."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.cluster.fake_ray import FakeRay
+from engines.problems import Abreast, Problem, assert_close, mlp, quadratic_with_dropout
+
+import gemjax
+from gemjax.engines.cluster.central import division
+from gemjax.testing import Faults
+
+N = 3
+GEM = gemjax.gem(0.05, num_workers=N)
+LOST = "divided over 2 actors, failed at a .* of worker .*one of 2 actors has ended.*continue from the last checkpoint"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Arrays of five numbers are large."""
+    monkeypatch.setattr(division, "SMALL", 4)
+
+
+@pytest.fixture
+def fake(monkeypatch, small):
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    yield fake
+    assert not fake.running
+
+
+def run(tx, problem, num_commits=20, *, cluster=None, **options):
+    with cluster or gemjax.Cluster(N, central_hosts=2) as cluster:
+        return gemjax.run_on_cluster(
+            tx, *problem[:3], num_commits, model_state=problem.model_state, cluster=cluster, **options
+        )
+
+
+def assert_replays(result, tx, problem, *, pulled_twice=False, **options):
+    """Check all states; with ``pulled_twice`` only those that a pull leaves alone, because the trace lacks such a pull."""
+    replay = gemjax.simulate(tx, *problem[:3], result.trace, model_state=problem.model_state, **options)
+    for name in ("params", "model_state") if pulled_twice else ("params", "opt_state", "model_state"):
+        assert_close(jax.device_get(getattr(result, name)), jax.device_get(getattr(replay, name)), rtol=1e-10)
+    rows = len(result.history["loss"])  # Those since the run was continued.
+    np.testing.assert_allclose(result.history["loss"], replay.history["loss"][-rows:], rtol=1e-8)
+
+
+def test_a_run_replays_and_is_continued(fake, x64, tmp_path):
+    problem = mlp(jnp.float64)
+    seen = []
+
+    def callback(progress):
+        seen.append((progress.params, progress.model_state, progress.state()))
+
+    with gemjax.EventLog(tmp_path / "log") as log:
+        first = run(GEM, problem, 12, gate=Abreast(N), callback=callback, callback_every=6, log=log)
+    assert next(iter(gemjax.eventlog.read(tmp_path / "log")))["central"].startswith("2 actors and ")
+    assert first.trace.staleness.max() > 0
+    for params, model_state, state in seen:
+        assert_close(jax.device_get((params, model_state)), jax.device_get((state.params, state.model_state)), rtol=0)
+    checkpoints = gemjax.Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(first.state, first.trace)
+    state, trace, _ = checkpoints.load(first.state)
+    cluster = gemjax.Cluster(N, central_hosts=4)  # Another number of hosts.
+    assert_replays(run(GEM, problem, 20, state=state, recorded=trace, cluster=cluster), GEM, problem)
+
+
+def test_no_large_array_passes_through_the_driver(fake, x64):
+    problem = mlp(jnp.float64)
+    run(GEM, problem)
+    begun = next(index for index, (method, _) in enumerate(fake.calls) if method == "gradient_in_parts")
+    for method, arguments in fake.calls[begun:]:
+        sent = [part for part in jax.tree.leaves(arguments) if isinstance(part, np.ndarray)]
+        assert all(array.size <= division.SMALL for array in sent), method
+
+
+def test_states_of_local_optimizers_travel(fake, x64):
+    problem = mlp(jnp.float64)
+    local, tx = gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), 2), gemjax.downpour(num_workers=N)
+    with Faults().fail(1, 2) as faults:
+        result = run(tx, problem, local=local, gate=faults)
+    assert len(faults.injected) == 1
+    assert_replays(result, tx, problem, local=local)
+
+
+def test_keys_in_both_states(fake, x64):
+    """Typed keys travel as integers."""
+    problem = quadratic_with_dropout("float64")
+    tx = gemjax.asynchronous(optax.chain(optax.add_noise(0.01, 0.5, key=3), optax.sgd(0.05)), N)
+    keyed = {"key": jax.random.key(3), "inner": problem.model_state}
+
+    def loss_fn(params, model_state, batch, key):
+        loss, (inner, metrics) = problem.loss_fn(params, model_state["inner"], batch, model_state["key"])
+        after = {"key": jax.random.fold_in(model_state["key"], 1), "inner": inner}
+        return loss + jnp.sum(params["y"] ** 2), (after, metrics)
+
+    params = problem.params | {"y": jnp.ones(6), "z": jnp.ones((2, 3))}
+    keyed_problem = Problem(loss_fn, params, problem.batches, keyed)
+    result = run(tx, keyed_problem)
+    replay = gemjax.simulate(tx, *keyed_problem[:3], result.trace, model_state=keyed)
+    assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-10)
+    assert (jax.random.key_data(result.model_state["key"]) == jax.random.key_data(replay.model_state["key"])).all()
+
+
+def test_a_lost_worker_returns(fake, x64):
+    lost = []
+
+    def lose(actor, method, arguments):
+        if method == "gradient_in_parts" and arguments[-3].step == 2 and not lost:
+            lost.append(actor)
+            return True
+        return False
+
+    fake.lose = lose
+    problem = mlp(jnp.float64)
+    assert_replays(run(GEM, problem, 30), GEM, problem, pulled_twice=True)
+    assert len(lost) == 1
+
+
+def test_an_actor_of_the_central_variable_that_ends_ends_the_run(fake, x64):
+    """The caller continues from the state that it has."""
+    problem, saved, rounds = mlp(jnp.float64), [], []
+
+    def lose(actor, method, arguments):
+        rounds.extend([actor] if method == "round" else [])
+        return method == "round" and actor == max(rounds) and len(rounds) > 60
+
+    fake.lose = lose
+    keep = lambda progress: saved.append((progress.state(), progress.trace()))
+    with pytest.raises(gemjax.RunFailedError, match=LOST) as failure:
+        run(GEM, problem, 60, callback=keep, callback_every=4)
+    assert any("the state of the run is lost" in note.lower() for note in failure.value.__notes__)
+    fake.lose = lambda actor, method, arguments: False
+    state, trace = saved[-1]
+    assert_replays(run(GEM, problem, len(trace) + 8, state=state, recorded=trace), GEM, problem)
+
+
+def test_what_does_not_go_together_is_refused(fake):
+    problem = mlp()
+    with pytest.raises(ValueError, match="central_hosts must be"):
+        gemjax.Cluster(N, central_hosts=0)
+    with pytest.raises(ValueError, match="compression= does not go with a central variable on several hosts"):
+        run(GEM, problem, compression="int8")
+    with pytest.raises(ValueError, match="cannot be divided over 9 hosts"):
+        run(GEM, problem, cluster=gemjax.Cluster(N, central_hosts=9))
+
+
+@pytest.mark.slow
+def test_on_ray_an_actor_of_the_central_variable_is_killed(small, x64):
+    ray = pytest.importorskip("ray")
+    problem, saved = mlp(jnp.float64), []
+    with gemjax.Cluster(N, central_hosts=2) as cluster:
+        arguments = (GEM, *problem[:3])
+        options = {"model_state": problem.model_state, "cluster": cluster}
+
+        def callback(progress):
+            saved.append((progress.state(), progress.trace()))
+            if progress.commits >= 20:
+                ray.kill(cluster._central_actors[1])
+
+        with pytest.raises(gemjax.RunFailedError, match=LOST):
+            gemjax.run_on_cluster(*arguments, 100, callback=callback, callback_every=10, **options)
+        state, trace = saved[-1]
+        result = gemjax.run_on_cluster(*arguments, 40, state=state, recorded=trace, **options)
+    assert_replays(result, GEM, problem)
