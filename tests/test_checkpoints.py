@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.checkpoints import CheckpointWriteError, files
+from gemjax.checkpoints import CheckpointWriteError, files, lock
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 
@@ -373,15 +374,90 @@ def test_a_checkpoint_whose_replacement_is_incomplete_is_restored(tmp_path, monk
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.load(like())[2] == {"note": "first"}
     write.set_exception(OSError("killed"))
+    with pytest.raises(CheckpointWriteError, match="killed"):
+        interrupted.wait()
     files.set_aside(tmp_path, 5)  # As after a crash just before the new checkpoint gets its name.
     (replaced,) = tmp_path.iterdir()
     assert replaced.name != "5"
+    for read_only in (False, True):
+        with gemjax.Checkpoints(tmp_path, read_only=read_only) as checkpoints:
+            assert checkpoints.load(like())[2] == checkpoints.metadata == {"note": "first"}
+            assert checkpoints.commits == [5]
+    assert os.listdir(tmp_path) == [replaced.name]  # It may be that of a writer at work.
+    shutil.copytree(replaced, tmp_path / "5")  # As after a crash just after the write.
     with gemjax.Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.load(like())[2] == {"note": "first"}
+        assert checkpoints.commits == [5]
+        checkpoints.save(like(), arrivals.Gamma(3).trace(7))
+    assert sorted(os.listdir(tmp_path)) == ["5", "7"]
+
+
+def test_a_writer_waits_for_the_write_of_another_object(tmp_path, monkeypatch):
+    """Otherwise it would remove the files of that write as those of a failed one."""
+    write, first, second = concurrent.futures.Future(), gemjax.Checkpoints(tmp_path), gemjax.Checkpoints(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(ocp, "save_checkpointables_async", lambda path, *_, **__: os.mkdir(path) or write)
+        first.save(like(), arrivals.Gamma(3).trace(5), wait=False)
+    refused = r"the checkpoint of 6 commits could not be written: .*another object of this one, has been writing there"
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(monkeypatch.context()).setattr(lock, "PATIENCE", 0)
+        patched.callback(write.set_result, True)
+        with pytest.raises(CheckpointWriteError, match=refused):
+            second.save(like(), arrivals.Gamma(3).trace(6))
+    second.save(like(), arrivals.Gamma(3).trace(7))
+    assert first.wait()
+    assert sorted(os.listdir(tmp_path)) == ["5", "7"]
+
+
+def test_a_checkpoint_may_be_loaded_while_it_is_replaced(tmp_path, monkeypatch):
+    set_aside, loaded = files.set_aside, []
+
+    def then_load(folder, commits):
+        set_aside(folder, commits)
+        loaded.append(gemjax.Checkpoints(folder).load(like())[2])
+
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "first"})
+        monkeypatch.setattr(files, "set_aside", then_load)
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "second"})
+        assert loaded == [{"note": "first"}]
+        assert checkpoints.metadata == {"note": "second"}
     assert os.listdir(tmp_path) == ["5"]
-    shutil.copytree(tmp_path / "5", replaced)  # As after a crash just after the write.
+
+
+def test_the_files_of_a_killed_process_are_removed_but_not_those_of_a_running_one(tmp_path, monkeypatch):
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import pathlib
+from gemjax.checkpoints import lock
+folder = pathlib.Path({str(tmp_path)!r})
+lock.hold(folder)
+(folder / "7.orbax-checkpoint-tmp" / "part").mkdir(parents=True)
+print("writing", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"writing\n"
+        with gemjax.Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patched:
+            patched.setattr(lock, "PATIENCE", 0)
+            with pytest.raises(CheckpointWriteError, match="another process"):
+                checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        assert (tmp_path / "7.orbax-checkpoint-tmp" / "part").is_dir()
+        writer.kill()
     with gemjax.Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.latest == 5
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert os.listdir(tmp_path) == ["5"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), None])
+def test_a_file_system_without_locks_has_checkpoints(tmp_path, monkeypatch, error):
+    def no_locks(*_):
+        raise error
+
+    fake = None if error is None else types.SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)
+    monkeypatch.setattr(lock, "fcntl", fake)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
     assert os.listdir(tmp_path) == ["5"]
 
 
@@ -462,6 +538,27 @@ def test_a_checkpoint_that_another_process_replaces_while_it_is_read_is_not_dama
         monkeypatch.setattr(files, "damage_of", replaced)
         assert len(checkpoints.load(like())[1]) == 6
     assert os.listdir(tmp_path) == ["6"]
+
+
+@pytest.mark.parametrize("commits", [None, 5])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed_with_its_replacement(
+    tmp_path, monkeypatch, commits
+):
+    load = ocp.load_checkpointables
+
+    def replaced(path, abstract):
+        monkeypatch.setattr(ocp, "load_checkpointables", load)
+        checkpoints.save(like()._replace(params=second), arrivals.Gamma(3).trace(5), {"note": "second"})
+        return load(path, abstract)
+
+    second = jax.tree.map(lambda leaf: leaf + 1, like().params)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "first"})
+        monkeypatch.setattr(ocp, "load_checkpointables", replaced)
+        state, _, metadata = gemjax.Checkpoints(tmp_path, read_only=True).load(like(), commits)
+    assert metadata == {"note": "second"}
+    for one, other in zip(jax.tree.leaves(state.params), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_write_in_the_background_can_be_polled(tmp_path, monkeypatch):

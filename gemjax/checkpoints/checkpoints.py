@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax.checkpoints import contents, files
+from gemjax.checkpoints import contents, files, lock
 from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
 from gemjax.checkpoints.quiet import quietly
 from gemjax.engines.checks import RunWarning
@@ -28,6 +28,7 @@ STATE = "state"  # Folder of the arrays of a checkpoint.
 class Checkpoints:
     """Checkpoints of one run in one folder; each is complete or absent, and the newest are kept.
 
+    Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing.
     A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
     view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had.
 
@@ -52,7 +53,6 @@ class Checkpoints:
             raise NotADirectoryError(f"{self.folder} is not a folder; give another name, or remove the file")
         if not read_only:  # Unfinished writes remain until the next one: they may be those of another process.
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.settle_replaced(self.folder)
         self._writing: Future | None = None  # Of a write in the background.
         self._written = 0  # Commits and bytes of that write.
         self._size = 0
@@ -78,8 +78,9 @@ class Checkpoints:
 
         Raises:
           CheckpointError: if a number in ``state.params`` is not finite; nothing is written, and earlier checkpoints remain.
-          CheckpointWriteError: (an OSError) if this checkpoint cannot be written, or the previous one could not be written
-            in the background. Existing checkpoints remain valid, and the next call tries again.
+          CheckpointWriteError: (an OSError) if this checkpoint cannot be written, another writer has been at work for 5
+            minutes, or the previous one could not be written in the background. Existing checkpoints remain valid, and the next
+            call tries again.
           TypeError: if ``metadata`` cannot be written as JSON; nothing is written.
           ValueError: if the folder was opened with ``read_only``.
         """
@@ -88,27 +89,35 @@ class Checkpoints:
         custom_metadata = contents.metadata_of(state, trace, metadata)
         self.wait()
         contents.check_finite(state.params, f"{self.folder}: the state after {len(trace)} commits", self.latest)
-        files.remove_unfinished(self.folder)
         plain = contents.without_empty(keys.as_data(state))
         tree: Any = {"state": plain}
         if len(trace):
             tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-        if not wait:
-            # A run that goes on donates the buffers of its state to the next commit.
-            tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
-        later = files.later_than(self.folder, len(trace))
-        if later and self.warns_of_later:
-            fate = "removed, because keep=1" if self.keep == 1 else f"renamed to {files.SUPERSEDED}…"
-            warnings.warn(
-                f"{self.folder} holds checkpoints of {files.in_words(later)} commits, of another continuation of the run than "
-                f"the state after {len(trace)} commits that is saved; they are {fate}",
-                RunWarning, stacklevel=2,
-            )  # fmt: skip
         with self._recovering():
-            unfinished = files.unfinished(self.folder, len(trace))
-            response = ocp.save_checkpointables_async(str(unfinished), {STATE: tree}, custom_metadata=custom_metadata)
-            self._writing = files.completed(response, unfinished, self.folder / str(len(trace)), self.keep)
+            release = lock.hold(self.folder)
+            try:
+                files.clean(self.folder)
+                if not wait:
+                    # A run that goes on donates the buffers of its state to the next commit.
+                    tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
+                if (later := files.later_than(self.folder, len(trace))) and self.warns_of_later:
+                    fate = "removed, because keep=1" if self.keep == 1 else f"renamed to {files.SUPERSEDED}…"
+                    what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
+                    warnings.warn(
+                        f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are {fate}",
+                        RunWarning,
+                        stacklevel=2,
+                    )
+                unfinished = files.unfinished(self.folder, len(trace))
+                response = ocp.save_checkpointables_async(
+                    str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+                )
+                checkpoint = self.folder / str(len(trace))
+                self._writing = files.completed(response, unfinished, checkpoint, self.keep, release)
+            except BaseException:
+                release()
+                raise
         if wait:
             self.wait()
 
@@ -137,13 +146,11 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _recovering(self) -> Iterator[None]:
-        """Remove what a failed write has left, and turn an error of I/O into a :class:`CheckpointWriteError`."""
+        """Forget a failed write, and turn an error of I/O into a :class:`CheckpointWriteError`."""
         try:
             yield
         except Exception as error:
             self._writing = None
-            files.remove_unfinished(self.folder)
-            files.settle_replaced(self.folder)
             if is_write_error(error):
                 raise write_error(error, self.folder, self._written, self._size, self.latest) from error
             raise
@@ -157,7 +164,7 @@ class Checkpoints:
         """
         self.wait()
         found = files.numbers(self.folder)
-        folders = [number for number in found if (self.folder / str(number)).is_dir()]
+        folders = [number for number in found if files.path_of(self.folder, number).is_dir()]
         if found[-1:] != folders[-1:]:
             raise damage(f"{self.folder}: checkpoint {found[-1]}", "it is not a folder")
         return folders
@@ -178,10 +185,14 @@ class Checkpoints:
         Raises:
           CheckpointError: if the checkpoint is damaged, or not written by gemjax.
         """
-        if (latest := self.latest) is None:
-            return None
-        self._check_files(latest, only=files.METADATA)
-        return self._read_metadata(latest)[0]["user"]
+
+        def read(commits: int | None) -> dict[str, Any] | None:
+            if commits is None:
+                return None
+            self._check_files(commits, only=files.METADATA)
+            return self._read_metadata(commits)[0]["user"]
+
+        return self._steadily(None, read)
 
     def load(self, like: RunState, commits: int | None = None) -> tuple[RunState, Trace, dict[str, Any]]:
         """Load a checkpoint.
@@ -201,16 +212,28 @@ class Checkpoints:
             checkpoints of older versions do not have.
         """
         like = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "sharding") else jnp.asarray(leaf), like)
-        while True:
-            latest = self.latest if commits is None else commits
-            if latest is None or latest not in self.commits:
+
+        def read(found: int | None) -> tuple[RunState, Trace, dict[str, Any]]:
+            if found is None or found not in self.commits:
                 what = "checkpoint to continue from" if commits is None else f"checkpoint {commits}"
                 raise FileNotFoundError(f"{self.folder} holds no {what}")
+            return self._load(like, found)
+
+        return self._steadily(commits, read)
+
+    def _steadily(self, commits: int | None, read: Callable[[int | None], Any]) -> Any:
+        """Return ``read(commits)``, with ``None`` of the newest checkpoint; again if another writer replaces it meanwhile."""
+        while True:
+            latest = self.latest if commits is None else commits
+            found = self._identity(latest)
             try:
-                return self._load(like, latest)
+                value = read(latest)
             except CheckpointError:
-                if commits is not None or self.latest == latest:
-                    raise  # Otherwise another process has written a newer checkpoint, and may have removed this one.
+                if (commits is not None or self.latest == latest) and self._identity(latest) == found:
+                    raise
+            else:
+                if self._identity(latest) == found:
+                    return value  # Otherwise it may be of two checkpoints.
 
     def _load(self, like: RunState, latest: int) -> tuple[RunState, Trace, dict[str, Any]]:
         """Load the checkpoint of so many commits."""
@@ -226,12 +249,22 @@ class Checkpoints:
             abstract["trace"] = {name: np.empty(latest, kind) for name, kind in contents.KINDS.items()}
 
         def read():
-            tree: Any = ocp.load_checkpointables(str(self.folder / str(latest)), {STATE: abstract})[STATE]
+            tree: Any = ocp.load_checkpointables(str(files.path_of(self.folder, latest)), {STATE: abstract})[STATE]
             trace = Trace(**tree.get("trace", {"worker": []}), num_workers=num_workers)
             return contents.with_empty(tree["state"], plain), trace
 
         state, trace = self._read(latest, read)
         return keys.as_keys(state, like), trace, metadata["user"]
+
+    def _identity(self, commits: int | None) -> tuple[int, int] | None:
+        """Return numbers that change when a checkpoint is replaced; ``None`` if there is none."""
+        if commits is None:
+            return None
+        try:
+            status = files.path_of(self.folder, commits).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns  # The number of a removed folder is given to another one.
 
     def _name(self, commits: int) -> str:
         """Return the name of a checkpoint in messages."""
@@ -239,12 +272,12 @@ class Checkpoints:
 
     def _check_files(self, commits: int, only: str | None = None) -> None:
         """Raise :class:`CheckpointError` if a file of the checkpoint is damaged."""
-        if (what := files.damage_of(self.folder / str(commits), only)) is not None:
+        if (what := files.damage_of(files.path_of(self.folder, commits), only)) is not None:
             raise damage(self._name(commits), what)
 
     def _read_metadata(self, commits: int) -> tuple[dict[str, Any], Any]:
         """Read the metadata of a checkpoint and the shapes of its arrays."""
-        found = self._read(commits, lambda: ocp.metadata(str(self.folder / str(commits)), STATE))
+        found = self._read(commits, lambda: ocp.metadata(str(files.path_of(self.folder, commits)), STATE))
         return contents.check_metadata(found.custom_metadata, self._name(commits), commits), found.metadata
 
     def _read(self, commits: int, read: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ DIGESTS = "gemjax.digests.json"  # Size and SHA-256 of every other file of a che
 METADATA = "_CHECKPOINT_METADATA"  # The file in which Orbax keeps what gemjax writes as metadata.
 HAS_DIGESTS = "digests"  # In the metadata, true if digests belong to the checkpoint.
 _WRITES = itertools.count()
-_writing: dict[Path, Future] = {}  # Writes in progress.
+_writing: dict[Future, Path] = {}  # Writes in progress.
 
 
 def write_digests(checkpoint: Path) -> None:
@@ -38,10 +39,11 @@ def unfinished(folder: Path, commits: int) -> Path:
     return folder / f"{commits}{UNFINISHED}-{os.getpid()}-{next(_WRITES)}"
 
 
-def completed(response: Any, written: Path, checkpoint: Path, keep: int | None) -> Future:
+def completed(response: Any, written: Path, checkpoint: Path, keep: int | None, release: Callable[[], None]) -> Future:
     """Return a future for Orbax's response, after which the checkpoint gets its digests and then its name.
 
-    After it checkpoints of more commits lose their names, and those beyond the newest ``keep`` are removed.
+    After it checkpoints of more commits lose their names, and those beyond the newest ``keep`` are removed. At the end, and
+    after a failure, the folder's lock is released.
     """
     done = Future()
 
@@ -60,19 +62,22 @@ def completed(response: Any, written: Path, checkpoint: Path, keep: int | None) 
             for path in renamed if keep == 1 else []:
                 _remove(path)
         except BaseException as error:
+            clean(checkpoint.parent)
+            release()
             done.set_exception(error)
         else:
+            release()
             done.set_result(None)
 
+    _writing[done] = checkpoint
+    done.add_done_callback(_writing.pop)
     threading.Thread(target=finish, name="gemjax-checkpoint", daemon=True).start()
-    _writing[checkpoint] = done
-    done.add_done_callback(lambda _: _writing.pop(checkpoint, None))
     return done
 
 
 def _finish_writes() -> None:
     """Wait at the end of the interpreter for writes that nothing has waited for."""
-    for checkpoint, done in list(_writing.items()):
+    for done, checkpoint in list(_writing.items()):
         if (error := done.exception()) is not None:
             print(f"gemjax: {checkpoint} could not be written: {error!r}", file=sys.stderr)
 
@@ -127,7 +132,14 @@ def _digest(path: Path) -> tuple[int, str]:
 
 def numbers(folder: Path) -> list[int]:
     """Return the commits of all checkpoints, in increasing order; some may not be folders."""
-    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal())
+    names = {path.name.removeprefix(REPLACED) for path in folder.iterdir()} if folder.is_dir() else ()
+    return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
+
+
+def path_of(folder: Path, commits: int) -> Path:
+    """Return the path of a checkpoint; it has another name while it is replaced."""
+    checkpoint, replaced = folder / str(commits), folder / f"{REPLACED}{commits}"
+    return checkpoint if checkpoint.exists() or not replaced.exists() else replaced
 
 
 def own_numbers(folder: Path) -> list[int]:
@@ -159,10 +171,14 @@ def _remove(checkpoint: Path) -> None:
         shutil.rmtree(checkpoint.rename(removed), ignore_errors=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove the files of failed writes; for a moment after the failure, threads of Orbax may still add to them."""
+def clean(folder: Path) -> None:
+    """Remove the files of failed writes, and settle what they have set aside; only with the folder's lock.
+
+    For a moment after a failure, threads of Orbax may still add to the files; the next write removes those.
+    """
     for path in folder.glob(f"*{UNFINISHED}*"):
         shutil.rmtree(path, ignore_errors=True)
+    settle_replaced(folder)
 
 
 def set_aside(folder: Path, commits: int) -> None:

@@ -45,6 +45,10 @@ def checked_loss(loss_fn: Callable) -> Callable:
             raise ValueError(
                 f"loss_fn must return one number, got an array of shape {list(jnp.shape(loss))}; take its mean"
             )
+        if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+            raise TypeError(
+                f"loss_fn returned a loss of {jnp.result_type(loss)}, expected a real float; others have no gradient"
+            )
         _check_model_state(model_state, args[1])
         _check_metrics(metrics)
         return loss, (model_state, metrics)

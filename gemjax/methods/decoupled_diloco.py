@@ -96,13 +96,13 @@ def merge_quorum(
         if merge == "radial":
             wide, structure = jax.tree.flatten(wide)
             norms = [_norm(w) for w in wide]
-            radius = radius + share * jnp.stack(norms).astype(share.dtype)
+            radius = radius + share * jnp.array(norms, share.dtype)
             wide = jax.tree.unflatten(structure, [_over(w, norm) for w, norm in zip(wide, norms, strict=True)])
         mean = jax.tree.map(lambda m, w: m + share.astype(m.dtype) * w, mean, wide)
-        merged = jax.tree.map(lambda m: m / weight.astype(m.dtype), mean)
+        merged = jax.tree.map(lambda m: _over(m, weight.astype(m.dtype)), mean)
         if merge == "radial":
             merged, structure = jax.tree.flatten(merged)
-            lengths = [r.astype(m.dtype) for r, m in zip(radius / weight, merged, strict=True)]
+            lengths = [r.astype(m.dtype) for r, m in zip(_over(radius, weight), merged, strict=True)]
             merged = jax.tree.unflatten(structure, [_with_norm(m, r) for m, r in zip(merged, lengths, strict=True)])
         merged = jax.tree.map(lambda m, u: m.astype(u.dtype), merged, updates)
         full = state.gathered + 1 >= count
@@ -118,10 +118,14 @@ def merge_quorum(
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(x * x))
+    """Return the norm of ``x``, which is divided by a power of 2 meanwhile, so that squares are neither infinite nor 0."""
+    _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
+    scaled = jnp.ldexp(x, -exponent)
+    return jnp.ldexp(jnp.sqrt(jnp.sum(scaled * scaled)), exponent)
 
 
 def _over(x: jax.Array, norm: jax.Array) -> jax.Array:
+    """Return ``x / norm``; 0 if the norm is 0."""
     return jnp.where(norm > 0, x / jnp.where(norm > 0, norm, 1), jnp.zeros_like(x))
 
 

@@ -9,7 +9,7 @@ import optax
 from gemjax.methods.dana import dana_momentum
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol import diagnostics
-from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_method, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.slots import match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
@@ -63,6 +63,8 @@ def scale_by_gap(
     check_choice("accumulate", accumulate, ORDERS)
     ahead = accumulate == "before"  # The mean counts this commit already,
     takes_gradient = ahead and inner is None  # and its gradient is known.
+    if inner is not None:
+        check_method("inner", inner)
     inner = optax.with_extra_args_support(optax.identity() if inner is None else inner)
 
     def init_fn(params) -> Any:

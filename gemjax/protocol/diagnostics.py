@@ -23,6 +23,8 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
+from gemjax.protocol.checks import shown
+
 PyTree = Any
 
 
@@ -114,8 +116,17 @@ def _is_injected(node: Any) -> bool:
 
 
 def names(diagnostics: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the requested names; a single one may be a plain string."""
-    return (diagnostics,) if isinstance(diagnostics, str) else tuple(diagnostics)
+    """Return the requested names; a single one may be a plain string.
+
+    Raises:
+      TypeError: if they are no names.
+    """
+    found = (
+        (diagnostics,) if isinstance(diagnostics, str) or not isinstance(diagnostics, Iterable) else tuple(diagnostics)
+    )
+    if wrong := [name for name in found if not isinstance(name, str)]:
+        raise TypeError(f'diagnostics must be names, such as ["gap"], got {shown(wrong[0])}')
+    return found
 
 
 def gap(params: PyTree, stale_params: PyTree) -> jax.Array:

@@ -240,3 +240,35 @@ def test_arguments_out_of_range_are_refused(make, message):
 def test_whole_methods_and_refusals_are_no_members(inner):
     with pytest.raises(TypeError, match="by_fragment takes atoms that refuse nothing"):
         gemjax.by_fragment(inner).init(jnp.zeros(2))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+def test_a_radial_merge_is_in_proportion_to_displacements_of_any_size(scale):
+    """Squares of these numbers are 0 or infinite in float32."""
+    displacements, weights = np.array([[1.0, 2.0, 2.0], [2.0, 1.0, 2.0]]), np.array([0.25, 0.75])
+    direction = weights @ displacements / 3
+    expected = 3 * direction / np.linalg.norm(direction)
+    tx = gemjax.merge_quorum(optax.identity(), 2)
+    state = tx.init(jnp.zeros(3))
+    for displacement, steps in zip(displacements, (1, 3), strict=True):
+        merged, state = tx.update(jnp.array(displacement * scale, jnp.float32), state, local_steps=steps)
+    np.testing.assert_allclose(np.asarray(merged, np.float64) / scale, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("merge", ["radial", "mean"])
+def test_a_quorum_of_no_work_moves_nothing(merge):
+    """And it leaves a quorum of work after it as it is."""
+    tx = gemjax.merge_quorum(optax.identity(), 2, merge=merge)
+    state = tx.init(jnp.zeros(2))
+    for steps, expected in ((0, 0.0), (0, 0.0), (0, 0.0), (2, 1.0)):
+        merged, state = tx.update(jnp.ones(2), state, local_steps=steps)
+        np.testing.assert_allclose(merged, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("merge", ["radial", "mean"])
+@pytest.mark.parametrize("params", [{}, {"w": jnp.zeros((0, 3))}], ids=["no-leaf", "no-number"])
+def test_nothing_can_be_merged(merge, params):
+    """Such trees are what a mask leaves for a member that has no leaf."""
+    tx = gemjax.merge_quorum(optax.trace(0.9), 1, merge=merge)
+    merged, _ = tx.update(params, tx.init(params), params)
+    assert jax.tree.structure(merged) == jax.tree.structure(params)

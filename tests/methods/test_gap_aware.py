@@ -163,3 +163,9 @@ def test_copies_of_the_parameters():
 def test_hyper_parameters_out_of_range_are_refused(name, keywords, message):
     with pytest.raises(ValueError, match=message):
         ALIASES[name](0.1, **keywords)
+
+
+@pytest.mark.parametrize("inner", [0.9, "trace", optax.trace])
+def test_an_inner_rule_is_a_transformation(inner):
+    with pytest.raises(TypeError, match="inner must be an optax transformation, such as"):
+        gemjax.scale_by_gap(0.1, inner)

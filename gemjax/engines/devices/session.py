@@ -140,7 +140,7 @@ def prepare(
             f"more; give num_commits={len(recorded) + num_commits} for {num_commits} more",
             RunWarning, stacklevel=3,
         )  # fmt: skip
-    if callback_every < 1:
+    if whole("callback_every", callback_every) < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
     if callback_seconds is not None and not callback_seconds > 0:
         raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")

@@ -31,15 +31,25 @@ def chunks(events: Events, chunk_size: int, stops: Iterable[int] = (), done: int
     [(2, 3), (3, 6), (6, 9), (9, 12)]
     """
     after_commit = np.concatenate([[0], np.flatnonzero(events.commits) + 1])
-    counts = np.asarray([*stops])
-    if counts.size and (counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer)):
-        raise ValueError(
-            f"stops must be numbers of commits, a sequence of ints; got {counts.dtype}{list(counts.shape)}"
-        )
-    counts = counts[(counts > 0) & (counts < len(after_commit))].astype(int)
+    counts = checked_stops(stops)
+    counts = counts[(counts > 0) & (counts < len(after_commit))]
     edges = np.unique([0, *after_commit[counts], len(events.worker)])
     ends = [done]
     for begin, end in itertools.pairwise(edges.tolist()):
         pieces = -(-(end - begin) // chunk_size)
         ends += [cut for k in range(1, pieces + 1) if (cut := begin + (end - begin) * k // pieces) > done]
     return list(itertools.pairwise(ends))
+
+
+def checked_stops(stops: Iterable[int]) -> np.ndarray:
+    """Return ``stops`` as an array of ints.
+
+    Raises:
+      ValueError: if they are no sequence of ints.
+    """
+    counts = np.asarray([*stops] if isinstance(stops, Iterable) else stops)
+    if counts.ndim != 1 or (counts.size and not np.issubdtype(counts.dtype, np.integer)):
+        raise ValueError(
+            f"stops must be numbers of commits, a sequence of ints; got {counts.dtype}{list(counts.shape)}"
+        )
+    return counts.astype(int)

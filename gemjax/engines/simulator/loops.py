@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from gemjax.batches.base import select
+from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
 from gemjax.engines.transition import RunState, Transition, view_of
 from gemjax.protocol import slots
@@ -21,9 +22,9 @@ CHUNK, CHUNK_BYTES = 1024, 2**28
 
 
 def check_positive(**numbers: int | None) -> None:
-    """Raise ``ValueError`` unless all numbers are positive or ``None``."""
+    """Raise ``TypeError`` or ``ValueError`` unless all numbers are positive ints or ``None``."""
     for name, value in numbers.items():
-        if value is not None and value < 1:
+        if value is not None and whole(name, value) < 1:
             raise ValueError(f"{name} must be positive, got {value}")
 
 

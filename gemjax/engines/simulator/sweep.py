@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
@@ -15,10 +16,11 @@ from gemjax.engines.checks import check_callback, check_given, check_make, ends_
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
-from gemjax.engines.simulator.chunks import chunks
+from gemjax.engines.simulator.chunks import checked_stops, chunks
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.checks import shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace
@@ -141,15 +143,15 @@ def sweep(
     check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
     check_make(make)
     check_callback(callback)
-    seeds = list(seeds)
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds must be a sequence of ints, got {shown(seeds)}; give [{shown(seeds)}]")
+    seeds, stops = list(seeds), checked_stops(stops).tolist()
     points = _grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(seeds)].tolist()
     traces = _traces(trace, each)
     first = {name: points[name][0].item() for name in names}
     steps = local(**first) if callable(local) else local
-    if steps is not None:
-        warn_of_two_rates(make(**first), params.make(each[0]) if isinstance(params, PerSeed) else params, steps)
     data = _batches(batches, each, traces[0].num_workers)
     if batched is None:
         batched = is_faster_batched(params.make(each[0]) if isinstance(params, PerSeed) else params)
@@ -168,10 +170,12 @@ def sweep(
 
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
-    lanes = [(np.uint32(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
+    lanes = [(np.int64(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
     runs, starts = len(lanes), _each(params, each)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
+    if steps is not None:
+        warn_of_two_rates(make(**first), starts[0], steps)
     data = [offload_if_needed(one, needed, default_device(), advice=advice) for one in data]
     data = data if steps is None else [LocalBatches(one, steps) for one in data]
     events = [one.events() for one in traces]
@@ -189,7 +193,6 @@ def sweep(
     compiled: Callable = in_one_batch if batched else one_by_one
     state, run_chunk = compiled(begin, step, lanes, starts)
     parts: list[Any] = []
-    stops = list(stops)
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)
@@ -280,9 +283,7 @@ def _grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
         raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
     if single := [name for name, values in over.items() if np.ndim(values) != 1]:
         raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
-    columns = {name: list(values) for name, values in over.items()} | {"seed": list(seeds)}
-    if fractional := [seed for seed in columns["seed"] if not isinstance(seed, (int, np.integer)) or seed < 0]:
-        raise ValueError(f"seeds must be non-negative ints, got {fractional[0]!r}")
+    columns = {name: list(values) for name, values in over.items()} | {"seed": [checked_key_seed(one) for one in seeds]}
     wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
     if wrong:
         raise ValueError(
