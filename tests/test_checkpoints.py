@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.checkpoints import CheckpointWriteError, files, lock
+from gemjax.checkpoints import CheckpointWriteError, files
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 
@@ -389,76 +388,6 @@ def test_a_checkpoint_whose_replacement_is_incomplete_is_restored(tmp_path, monk
         assert checkpoints.commits == [5]
         checkpoints.save(like(), arrivals.Gamma(3).trace(7))
     assert sorted(os.listdir(tmp_path)) == ["5", "7"]
-
-
-def test_a_writer_waits_for_the_write_of_another_object(tmp_path, monkeypatch):
-    """Otherwise it would remove the files of that write as those of a failed one."""
-    write, first, second = concurrent.futures.Future(), gemjax.Checkpoints(tmp_path), gemjax.Checkpoints(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(ocp, "save_checkpointables_async", lambda path, *_, **__: os.mkdir(path) or write)
-        first.save(like(), arrivals.Gamma(3).trace(5), wait=False)
-    refused = r"the checkpoint of 6 commits could not be written: .*another object of this one, has been writing there"
-    with contextlib.ExitStack() as patched:
-        patched.enter_context(monkeypatch.context()).setattr(lock, "PATIENCE", 0)
-        patched.callback(write.set_result, True)
-        with pytest.raises(CheckpointWriteError, match=refused):
-            second.save(like(), arrivals.Gamma(3).trace(6))
-    second.save(like(), arrivals.Gamma(3).trace(7))
-    assert first.wait()
-    assert sorted(os.listdir(tmp_path)) == ["5", "7"]
-
-
-def test_a_checkpoint_may_be_loaded_while_it_is_replaced(tmp_path, monkeypatch):
-    set_aside, loaded = files.set_aside, []
-
-    def then_load(folder, commits):
-        set_aside(folder, commits)
-        loaded.append(gemjax.Checkpoints(folder).load(like())[2])
-
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "first"})
-        monkeypatch.setattr(files, "set_aside", then_load)
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "second"})
-        assert loaded == [{"note": "first"}]
-        assert checkpoints.metadata == {"note": "second"}
-    assert os.listdir(tmp_path) == ["5"]
-
-
-def test_the_files_of_a_killed_process_are_removed_but_not_those_of_a_running_one(tmp_path, monkeypatch):
-    code = f"""
-import sys
-sys.path[:0] = {sys.path!r}
-import pathlib
-from gemjax.checkpoints import lock
-folder = pathlib.Path({str(tmp_path)!r})
-lock.hold(folder)
-(folder / "7.orbax-checkpoint-tmp" / "part").mkdir(parents=True)
-print("writing", flush=True)
-sys.stdin.read()
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout.readline() == b"writing\n"
-        with gemjax.Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patched:
-            patched.setattr(lock, "PATIENCE", 0)
-            with pytest.raises(CheckpointWriteError, match="another process"):
-                checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-        assert (tmp_path / "7.orbax-checkpoint-tmp" / "part").is_dir()
-        writer.kill()
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-    assert os.listdir(tmp_path) == ["5"]
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), None])
-def test_a_file_system_without_locks_has_checkpoints(tmp_path, monkeypatch, error):
-    def no_locks(*_):
-        raise error
-
-    fake = None if error is None else types.SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)
-    monkeypatch.setattr(lock, "fcntl", fake)
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-    assert os.listdir(tmp_path) == ["5"]
 
 
 @pytest.mark.parametrize("error", [OSError(), MemoryError()])

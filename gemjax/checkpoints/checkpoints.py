@@ -94,7 +94,8 @@ class Checkpoints:
         if len(trace):
             tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-        with self._recovering():
+        with self._recovering(), lock.alone_in(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
             release = lock.hold(self.folder)
             try:
                 files.clean(self.folder)
@@ -113,11 +114,11 @@ class Checkpoints:
                 response = ocp.save_checkpointables_async(
                     str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
                 )
-                checkpoint = self.folder / str(len(trace))
-                self._writing = files.completed(response, unfinished, checkpoint, self.keep, release)
             except BaseException:
                 release()
                 raise
+            checkpoint = self.folder / str(len(trace))
+            self._writing = files.completed(response, unfinished, checkpoint, self.keep, release)
         if wait:
             self.wait()
 
@@ -224,12 +225,13 @@ class Checkpoints:
     def _steadily(self, commits: int | None, read: Callable[[int | None], Any]) -> Any:
         """Return ``read(commits)``, with ``None`` of the newest checkpoint; again if another writer replaces it meanwhile."""
         while True:
-            latest = self.latest if commits is None else commits
-            found = self._identity(latest)
+            before = self._identities()
             try:
+                latest = self.latest if commits is None else commits
+                found = self._identity(latest)
                 value = read(latest)
-            except CheckpointError:
-                if (commits is not None or self.latest == latest) and self._identity(latest) == found:
+            except (CheckpointError, FileNotFoundError):
+                if self._identities() == before:
                     raise
             else:
                 if self._identity(latest) == found:
@@ -255,6 +257,10 @@ class Checkpoints:
 
         state, trace = self._read(latest, read)
         return keys.as_keys(state, like), trace, metadata["user"]
+
+    def _identities(self) -> dict[int, tuple[int, int] | None]:
+        """Return the identity of each checkpoint, by commits."""
+        return {number: self._identity(number) for number in files.numbers(self.folder)}
 
     def _identity(self, commits: int | None) -> tuple[int, int] | None:
         """Return numbers that change when a checkpoint is replaced; ``None`` if there is none."""

@@ -66,9 +66,10 @@ def write_error(error: Exception, folder: Path, commits: int, size: int, newest:
         number = int(found[1])
     if number is not None:
         cause = os.strerror(number)
+    there = next(path for path in (folder, *folder.parents) if path.exists())
     return CheckpointWriteError(
         number,
         f"{folder}: the checkpoint of {commits} commits could not be written: {cause} (its arrays take "
-        f"{readable(size)}, {readable(shutil.disk_usage(folder).free)} are free); "
+        f"{readable(size)}, {readable(shutil.disk_usage(there).free)} are free); "
         + ("there is no other" if newest is None else f"the newest good one is of {newest} commits"),
     )

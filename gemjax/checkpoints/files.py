@@ -48,6 +48,7 @@ def completed(response: Any, written: Path, checkpoint: Path, keep: int | None, 
     done = Future()
 
     def finish():
+        failure = None
         try:
             response.result()
             write_digests(written)
@@ -62,16 +63,22 @@ def completed(response: Any, written: Path, checkpoint: Path, keep: int | None, 
             for path in renamed if keep == 1 else []:
                 _remove(path)
         except BaseException as error:
-            clean(checkpoint.parent)
-            release()
-            done.set_exception(error)
-        else:
-            release()
+            failure = error
+            with contextlib.suppress(OSError):
+                clean(checkpoint.parent)
+        release()
+        if failure is None:
             done.set_result(None)
+        else:
+            done.set_exception(failure)
 
     _writing[done] = checkpoint
     done.add_done_callback(_writing.pop)
-    threading.Thread(target=finish, name="gemjax-checkpoint", daemon=True).start()
+    try:
+        threading.Thread(target=finish, name="gemjax-checkpoint", daemon=True).start()
+    except RuntimeError as error:  # The system has no more threads.
+        release()
+        done.set_exception(error)
     return done
 
 

@@ -1,0 +1,197 @@
+"""Writers of one folder of checkpoints wait for each other, and none waits for ever."""
+
+import concurrent.futures
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import threading
+import types
+
+import optax
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+import gemjax
+from gemjax import arrivals, testing
+from gemjax.checkpoints import CheckpointWriteError, files, lock
+
+_, PARAMS, _ = testing.quadratic()
+
+
+def like():
+    tx = optax.chain(optax.clip_by_global_norm(1.0), gemjax.gem(0.1, num_workers=3))
+    return gemjax.initial_state(tx, PARAMS, num_workers=3)
+
+
+def test_a_writer_waits_for_the_write_of_another_object(tmp_path, monkeypatch):
+    """Otherwise it would remove the files of that write as those of a failed one."""
+    write, first, second = concurrent.futures.Future(), gemjax.Checkpoints(tmp_path), gemjax.Checkpoints(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(ocp, "save_checkpointables_async", lambda path, *_, **__: os.mkdir(path) or write)
+        first.save(like(), arrivals.Gamma(3).trace(5), wait=False)
+    refused = r"the checkpoint of 6 commits could not be written: .*another object of this one, has been writing there"
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(monkeypatch.context()).setattr(lock, "PATIENCE", 0)
+        patched.callback(write.set_result, True)
+        with pytest.raises(CheckpointWriteError, match=refused):
+            second.save(like(), arrivals.Gamma(3).trace(6))
+    second.save(like(), arrivals.Gamma(3).trace(7))
+    assert first.wait()
+    assert sorted(os.listdir(tmp_path)) == ["5", "7"]
+
+
+def test_a_checkpoint_may_be_loaded_while_it_is_replaced(tmp_path, monkeypatch):
+    set_aside, loaded = files.set_aside, []
+
+    def then_load(folder, commits):
+        set_aside(folder, commits)
+        loaded.append(gemjax.Checkpoints(folder).load(like())[2])
+
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "first"})
+        monkeypatch.setattr(files, "set_aside", then_load)
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": "second"})
+        assert loaded == [{"note": "first"}]
+        assert checkpoints.metadata == {"note": "second"}
+    assert os.listdir(tmp_path) == ["5"]
+
+
+def test_the_files_of_a_killed_process_are_removed_but_not_those_of_a_running_one(tmp_path, monkeypatch):
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import pathlib
+from gemjax.checkpoints import lock
+folder = pathlib.Path({str(tmp_path)!r})
+lock.hold(folder)
+(folder / "7.orbax-checkpoint-tmp" / "part").mkdir(parents=True)
+print("writing", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"writing\n"
+        with gemjax.Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patched:
+            patched.setattr(lock, "PATIENCE", 0)
+            with pytest.raises(CheckpointWriteError, match="another process"):
+                checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        assert (tmp_path / "7.orbax-checkpoint-tmp" / "part").is_dir()
+        writer.kill()
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert os.listdir(tmp_path) == ["5"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), None])
+def test_a_file_system_without_locks_has_checkpoints(tmp_path, monkeypatch, error):
+    def no_locks(*_):
+        raise error
+
+    fake = None if error is None else types.SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)
+    monkeypatch.setattr(lock, "fcntl", fake)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert os.listdir(tmp_path) == ["5"]
+
+
+def test_a_failed_write_in_a_folder_that_has_become_read_only_is_reported(tmp_path, monkeypatch):
+    """Neither the lock nor the files can be removed then; the next write of this object has the lock all the same."""
+    write, unlink = concurrent.futures.Future(), os.unlink
+
+    def refused(path, *arguments, **options):
+        if os.path.basename(path) == lock.LOCK:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(path, *arguments, **options)
+
+    def no_cleaning(folder):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr(ocp, "save_checkpointables_async", lambda *_, **__: write)
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5), wait=False)
+            patched.setattr(files, "clean", no_cleaning)
+            patched.setattr(os, "unlink", refused)
+            write.set_exception(OSError(errno.EROFS, os.strerror(errno.EROFS)))
+            with pytest.raises(CheckpointWriteError, match="5 commits could not be written: Read-only file system"):
+                checkpoints.wait(60)
+        monkeypatch.setattr(lock, "PATIENCE", 0)
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert os.listdir(tmp_path) == ["5"]
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path):
+    with gemjax.Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
+        os.rmdir(tmp_path / "run" / "checkpoints")
+        os.rmdir(tmp_path / "run")
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        assert checkpoints.commits == [5]
+
+
+def test_a_signal_handler_that_saves_during_a_save_is_refused_at_once(tmp_path, monkeypatch):
+    """It would wait for itself."""
+    clean, told = files.clean, []
+
+    def interrupted(folder):
+        with pytest.raises(
+            CheckpointWriteError, match="this thread is saving there already; let the signal handler set"
+        ):
+            gemjax.Checkpoints(folder).save(like(), arrivals.Gamma(3).trace(6))
+        told.append(True)
+        clean(folder)
+
+    monkeypatch.setattr(files, "clean", interrupted)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert told == [True]
+    assert os.listdir(tmp_path) == ["5"]
+
+
+def test_a_system_without_more_threads_writes_none_and_keeps_no_lock(tmp_path, monkeypatch):
+    def no_more(thread):
+        raise RuntimeError("can't start new thread")
+
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr(ocp, "save_checkpointables_async", lambda *_, **__: concurrent.futures.Future())
+            patched.setattr(threading.Thread, "start", no_more)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        monkeypatch.setattr(lock, "PATIENCE", 0)
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert os.listdir(tmp_path) == ["5"]
+
+
+def test_a_lock_that_has_gone_stale_is_tried_again_and_other_errors_are_reported(tmp_path, monkeypatch):
+    """As on a network file system after another host has removed the file."""
+    errors = [errno.ESTALE, errno.EIO]
+
+    def flock(*_):
+        if errors:
+            number = errors.pop(0)
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(lock, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4))
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(CheckpointWriteError, match="Input/output error"):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        assert checkpoints.commits == [5]
+
+
+def test_the_newest_is_loaded_though_it_is_removed_between_its_choice_and_its_reading(tmp_path, monkeypatch):
+    with gemjax.Checkpoints(tmp_path, keep=1) as writer:
+        writer.save(like(), arrivals.Gamma(3).trace(5))
+        reader = gemjax.Checkpoints(tmp_path, read_only=True)
+        identity, calls = reader._identity, []
+
+        def then_save(commits):
+            found = identity(commits)
+            calls.append(commits)
+            if len(calls) == 2:  # After the first choice of the newest.
+                writer.save(like(), arrivals.Gamma(3).trace(7))
+            return found
+
+        monkeypatch.setattr(reader, "_identity", then_save)
+        assert len(reader.load(like())[1]) == 7
