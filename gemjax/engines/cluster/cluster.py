@@ -287,15 +287,8 @@ class Cluster:
             replies = [actor.begin.remote(*self._begin) for actor in self.actors]
             self._await(ray, replies)
             answers = [self._begun(ray, worker, self._begin, reply) for worker, reply in enumerate(replies)]
-            missing = sorted({name for kind, name in answers if kind == "missing"})
-            if not missing:
+            if not sent_by_value(answers, by_value):
                 return self._begin[0], _distinct([name for _, name in answers])
-            sent = [by_value(name) for name in missing]
-            if not all(sent):
-                raise ValueError(
-                    f"the workers cannot import {', '.join(missing)}; install it on all hosts or give "
-                    "Cluster(runtime_env={'py_modules': [...]}), or 'working_dir' or 'pip', as for ray.init"
-                )
 
     def restart(self, worker: int, wake: Callable[[], None]) -> None:
         """Wait in a thread until the actor of ``worker`` has begun the run anew; then call ``wake``."""
@@ -354,6 +347,22 @@ def settings() -> dict[str, Any]:
 def _paths() -> list[str]:
     """Return the folders from which this process imports."""
     return [os.path.abspath(path) for path in sys.path]
+
+
+def sent_by_value(answers: list[tuple[str, str]], by_value: Callable[[str], bool]) -> bool:
+    """Let the modules that actors could not import be sent; return False if there are none.
+
+    Raises:
+      ValueError: if a module cannot be sent.
+    """
+    missing = sorted({name for kind, name in answers if kind == "missing"})
+    sent = [by_value(name) for name in missing]
+    if not all(sent):
+        raise ValueError(
+            f"the workers cannot import {', '.join(missing)}; install it on all hosts or give "
+            "Cluster(runtime_env={'py_modules': [...]}), or 'working_dir' or 'pip', as for ray.init"
+        )
+    return bool(missing)
 
 
 def _distinct(names: list[str]) -> list[str]:

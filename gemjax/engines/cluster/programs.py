@@ -85,7 +85,11 @@ class ClusterPrograms(CentralPrograms):
         self._run = ""
         self._put: tuple[int, Any] = -1, None  # Version and reference of the last large view.
         self._reports: dict[int, jax.Array] = {}  # Of each worker's last commit, if gradients are rounded.
-        pickled(self._job)
+        self._pickled_job()
+
+    def _pickled_job(self) -> bytes:
+        step = self._job.step
+        return pickled(self._job, loss_fn=step.loss_fn, batches=self._job.batches, local=step.local)
 
     def _pack(self, packed_as: Packers) -> Packers:
         if self._compression is None:
@@ -99,7 +103,7 @@ class ClusterPrograms(CentralPrograms):
 
     def warm_up(self) -> None:
         """Compile all programs: those of the actors, at the same time, and the commit."""
-        self._run, names = self.cluster.begin(lambda: pickled(self._job), by_value)
+        self._run, names = self.cluster.begin(self._pickled_job, by_value)
         self.placement.devices.extend(names)
         waiting = dict.fromkeys(range(self.num_workers), self._retries)
         while waiting:
@@ -231,8 +235,12 @@ def _reply(reference: Any) -> Reply:
         raise WorkerLostError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
-def pickled(job: Job) -> bytes:
+def pickled(job: Any, **parts: Any) -> bytes:
     """Return a pickled job; functions of the main module travel by value.
+
+    Args:
+      job: what is to be pickled.
+      parts: the user's objects in it, by the name of their argument.
 
     Raises:
       TypeError: in one line with the object that cannot be pickled.
@@ -241,7 +249,7 @@ def pickled(job: Job) -> bytes:
     try:
         return cloudpickle.dumps(job)
     except Exception as error:
-        for name, part in (("loss_fn", job.step.loss_fn), ("batches", job.batches), ("local", job.step.local)):
+        for name, part in parts.items():
             if (culprit := _unpicklable(name, part)) is not None:
                 raise TypeError(
                     f"{name} cannot be sent to the workers, because {culprit} cannot be pickled; use arrays and plain values, "

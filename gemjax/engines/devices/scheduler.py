@@ -146,6 +146,8 @@ class Scheduler:
         now, draw = self.history.now(), self.programs.draws[worker]
         try:
             gradient = self.programs.bring(arrival.gradient)
+        except RunFailedError:  # A failure of the central variable is not one of the worker.
+            raise
         except Exception as error:
             return self.roster.fault(worker, error)
         report = self.programs.commit(worker, gradient)

@@ -92,10 +92,10 @@ class Run:
             scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members)
             try:
                 stopped = scheduler.run(*self.callback)
+                result = Result(programs.gather(), history.history(), history.trace(), stopped)
             except BaseException as error:
                 leave_result(error, lambda: _reached(programs, history))
                 raise
-            result = Result(programs.gather(), history.history(), history.trace(), stopped)
         warn_if_diverged(result, stacklevel=3)
         return result
 

@@ -24,7 +24,7 @@ from engines.problems import (
 
 import gemjax
 from gemjax.engines.cluster.actor import Actor, Task
-from gemjax.engines.cluster.programs import LARGE, ClusterPrograms, pickled
+from gemjax.engines.cluster.programs import LARGE, ClusterPrograms
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.transition import Transition
 
@@ -347,7 +347,7 @@ def test_the_memory_of_a_sent_gradient_holds_the_next_one(fake):
 
     at = lambda worker, step: jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), step)
     programs, actor = large_programs(at=at), Actor([])
-    actor.begin("run", {}, pickled(programs._job))
+    actor.begin("run", {}, programs._pickled_job())
     view = jax.tree.map(np.asarray, programs._views[0])
     gradient = lambda step: actor.gradient("run", view, (), True, Task(0, step, 0)).gradient.apart[0]
     assert len({address(gradient(step)) for step in range(3)}) == 1

@@ -23,15 +23,19 @@ class CentralActor:
     def __init__(self, paths: list[str]):
         sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
 
-    def begin(self, place: int, config: Mapping[str, Any], pickled: bytes) -> str:
-        """Prepare for a run as the part ``place``; return the digest of its division."""
+    def begin(self, place: int, config: Mapping[str, Any], pickled: bytes) -> tuple[str, str]:
+        """Prepare for a run as the part ``place``; return "divided" and a digest, or "missing" and a module's name."""
         for name, value in config.items():
             jax.config.update(name, value)
-        self._place, self._commit = place, Commit(pickle.loads(pickled))
+        try:
+            recipe = pickle.loads(pickled)
+        except ModuleNotFoundError as error:
+            return "missing", error.name or str(error)
+        self._place, self._commit = place, Commit(recipe)
         self._shared: Arrays = {}
         self._slots: list[Arrays] = []
         self._gradient_here, self._view_here = (self._commit.gradient_at(place), self._commit.view_at(place))
-        return self._commit.digest
+        return "divided", self._commit.digest
 
     def load(self, shared: Arrays) -> None:
         """Begin with leaves of what all workers share."""

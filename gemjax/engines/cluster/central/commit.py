@@ -186,10 +186,14 @@ class Part:
         layout, division = self._commit.layout, self._commit.division
         values = division.program.constants | self.values
         here = {out for out, place, _ in division.returned if place == self.place}
-        for kept, before, after in (
-            (self.shared, layout.shared, layout.shared_after),
-            (self.slots[self._worker], layout.slot, layout.slot_after),
-        ):
-            kept.update({n: values[out] for n, out in zip(before, after, strict=True) if n in kept})
+        shared, slot = (
+            {n: values[out] for n, out in zip(before, after, strict=True) if n in kept}
+            for kept, before, after in (
+                (self.shared, layout.shared, layout.shared_after),
+                (self.slots[self._worker], layout.slot, layout.slot_after),
+            )
+        )
+        self.shared.update(shared)  # Both or none.
+        self.slots[self._worker].update(slot)
         self.values = {}
         return {out: values[out] for out in (*layout.view, *layout.report) if out in here}

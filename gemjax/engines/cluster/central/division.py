@@ -79,7 +79,8 @@ class Division:
         self.program, self.parts = program, parts
         self._small = small
         self._is_small = [int(np.prod(aval.shape)) <= small for aval in program.avals]
-        self._tied = [(program.inputs[before], program.outputs[after]) for before, after in tied]
+        self._before = {after: program.inputs[before] for before, after in tied}
+        self._tied = [(before, program.outputs[after]) for after, before in self._before.items()]
         self._names = {number: name for number, name in zip(program.inputs, names, strict=False) if name}
         self._sources = self._find_sources()
         self.place = self._assign()
@@ -174,10 +175,12 @@ class Division:
 
     def _settle_outputs(self) -> None:
         """Decide where each output is returned, and when it is there."""
-        after = {out: self.place[before] for before, out in self._tied}
         self.returned = []
-        for out in self.program.outputs:
-            place = after.get(out, self.place[out] if self._is_tied(out) else DRIVER)
+        for index, out in enumerate(self.program.outputs):
+            if index in self._before:
+                place = self.place[self._before[index]]
+            else:
+                place = self.place[out] if self._is_tied(out) else DRIVER
             level = max((self._when(need, place) for need in self._needs([out])), default=0)
             self.returned.append((out, place, level))
 

@@ -12,10 +12,12 @@ from gemjax.engines.cluster.actor import Scattered
 from gemjax.engines.cluster.central import division
 from gemjax.engines.cluster.central.commit import Commit, Part, Recipe
 from gemjax.engines.cluster.central.division import DRIVER
+from gemjax.engines.cluster.cluster import sent_by_value
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.programs import Packers
 from gemjax.engines.devices.hardware.sharding import Place
+from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, no_loss
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots
@@ -23,7 +25,7 @@ from gemjax.protocol.slots import Slots
 PyTree = Any
 
 
-class PartLostError(RuntimeError):
+class PartLostError(RunFailedError):
     """An actor of the central variable has ended."""
 
 
@@ -52,17 +54,33 @@ class DividedCentral:
         self._begin: RunState | None = state
         self._actors: Sequence[Any] = ()
 
-    def connect(self, actors: Sequence[Any], config: Mapping[str, Any], pickled: bytes) -> None:
+    def connect(
+        self,
+        actors: Sequence[Any],
+        config: Mapping[str, Any],
+        pickle: Callable[[], bytes],
+        by_value: Callable[[str], bool],
+    ) -> None:
         """Divide the state that the run begins with over the actors.
+
+        Args:
+          actors: the actors, one per part.
+          config: settings of JAX.
+          pickle, by_value: as for :meth:`gemjax.engines.cluster.cluster.Cluster.begin`; ``pickle`` returns the recipe.
 
         Raises:
           RuntimeError: if an actor divides the program in another way.
+          ValueError: if the actors cannot import a module.
         """
         commit, state = self.commit_program, self._begin
         assert state is not None
-        self._actors, job = actors, imported_ray().put(pickled)
-        digests = self._each(lambda actor, place: actor.begin.remote(place, config, job))
-        if set(digests) != {commit.digest}:
+        self._actors = actors
+        while True:
+            job = imported_ray().put(pickle())
+            answers = self._each(lambda actor, place, job=job: actor.begin.remote(place, config, job))
+            if not sent_by_value(answers, by_value):
+                break
+        if {digest for _, digest in answers} != {commit.digest}:
             raise RuntimeError(
                 "a central actor has divided the commit in another way than the driver; let all hosts have the same versions "
                 "of Python, JAX, optax and gemjax"
@@ -93,8 +111,8 @@ class DividedCentral:
             return ray.get(list(calls.values()))
         except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
             raise PartLostError(
-                f"one of {len(self._actors)} actors has ended, and its part of the central variable is lost; continue from "
-                "the last checkpoint with state= and recorded="
+                f"the central variable, divided over {len(self._actors)} actors, has lost one of them with its part; continue "
+                "from the last checkpoint with state= and recorded="
             ) from error
 
     def first_views(self) -> Iterable[Scattered]:
@@ -160,6 +178,8 @@ class DividedCentral:
 
     def read(self, select: Callable[[RunState], PyTree]) -> PyTree:
         """Return a subtree of what all workers share, gathered from the actors."""
+        if self._begin is not None:
+            return select(self._begin)
         slot, _, shared = slots.split(self.commit_program.taken)
         indices = select(self.commit_program.join(slot, list(range(len(shared)))))
         wanted, structure = jax.tree.flatten(indices)
@@ -168,6 +188,8 @@ class DividedCentral:
 
     def gather(self) -> RunState:
         """Return the whole state, with the slots of all workers stacked, in the driver's memory."""
+        if self._begin is not None:
+            return self._begin
         commit, layout = self.commit_program, self.commit_program.layout
         slot, _, shared = slots.split(commit.taken)
         whole = keys.as_keys(self._gathered(layout.shared, None), shared)

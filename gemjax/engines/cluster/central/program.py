@@ -29,6 +29,9 @@ class Program:
     Calls are expanded. So is a ``cond``, whose branches are all computed and one of which is selected: its branches may belong
     to several places. One that chooses between platforms stays.
 
+    Raises:
+      ValueError: if an operation has effects, such as printing.
+
     Attributes:
       avals: per value, its shape and dtype.
       constants: values that the program contains.
@@ -74,6 +77,11 @@ class Program:
             elif name == "cond" and eqn.params.get("branches_platforms") is None:
                 outs = self._select(eqn.params["branches"], *numbers)
             else:
+                if eqn.effects:
+                    raise ValueError(
+                        f"the method calls `{name}`, which has an effect besides its result, so that its commits cannot be "
+                        "divided over hosts; remove the call, such as jax.debug.print, or leave out central_hosts="
+                    )
                 outs = [self._new(var.aval) for var in eqn.outvars]
                 self.equations.append(Equation(eqn.primitive, eqn.params, numbers, tuple(outs)))
             known.update(zip(eqn.outvars, outs, strict=True))

@@ -11,8 +11,7 @@ from gemjax.engines.cluster.actor import Reply, Task
 from gemjax.engines.cluster.central.actor import CentralActor
 from gemjax.engines.cluster.central.driver import DividedCentral
 from gemjax.engines.cluster.cluster import settings
-from gemjax.engines.cluster.connection import imported_ray
-from gemjax.engines.cluster.programs import ClusterPrograms
+from gemjax.engines.cluster.programs import ClusterPrograms, by_value, pickled
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.transition import RunState, Transition
 
@@ -36,11 +35,17 @@ class DividedPrograms(ClusterPrograms):
             transition, state, self.placement.central, self.packers, self._keeps_local, self.placement.parts
         )
 
+    def _pickled_job(self) -> bytes:
+        self._pickled_recipe()  # Refuses a method that cannot be pickled before anything starts.
+        return super()._pickled_job()
+
+    def _pickled_recipe(self) -> bytes:
+        return pickled(self.central.recipe, tx=self.central.recipe.transition.tx)
+
     def warm_up(self) -> None:
         """Divide the central variable over the actors of the cluster, and compile all programs."""
-        pickled = imported_ray().cloudpickle.dumps(self.central.recipe)
         actors = self.cluster.start_central(CentralActor, self.placement.parts)
-        self.central.connect(actors, settings(), pickled)
+        self.central.connect(actors, settings(), self._pickled_recipe, by_value)
         self._views = list(self.central.first_views())
         super().warm_up()
 

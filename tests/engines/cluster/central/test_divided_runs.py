@@ -1,6 +1,7 @@
 """Runs whose central variable is divided over actors, on a fake Ray of threads, and on Ray."""
 
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from gemjax.testing import Faults
 
 N = 3
 GEM = gemjax.gem(0.05, num_workers=N)
-LOST = "divided over 2 actors, failed at a .* of worker .*one of 2 actors has ended.*continue from the last checkpoint"
+LOST = "divided over 2 actors, has lost one of them with its part; continue from the last checkpoint"
 
 
 @pytest.fixture
@@ -107,13 +108,14 @@ def test_keys_in_both_states(fake, x64):
 
 
 def test_a_lost_worker_returns(fake, x64):
-    lost = []
+    lost, one_by_one = [], threading.Lock()
 
     def lose(actor, method, arguments):
-        if method == "gradient_in_parts" and arguments[-3].step == 2 and not lost:
-            lost.append(actor)
-            return True
-        return False
+        with one_by_one:
+            if method == "gradient_in_parts" and arguments[-3].step == 2 and not lost:
+                lost.append(actor)
+                return True
+            return False
 
     fake.lose = lose
     problem = mlp(jnp.float64)
@@ -137,6 +139,40 @@ def test_an_actor_of_the_central_variable_that_ends_ends_the_run(fake, x64):
     fake.lose = lambda actor, method, arguments: False
     state, trace = saved[-1]
     assert_replays(run(GEM, problem, len(trace) + 8, state=state, recorded=trace), GEM, problem)
+
+
+@pytest.mark.parametrize("call", ["read", "receive"])
+def test_the_loss_of_a_part_is_one_of_the_central_variable_wherever_it_is_seen(fake, x64, call):
+    """Not a fault of the worker whose gradient arrives, and no error of the callback that reads parameters."""
+    problem, calls = mlp(jnp.float64), []
+
+    def lose(actor, method, arguments):
+        calls.extend([actor] if method == call else [])
+        return method == call and actor == max(calls) and len(calls) > 60
+
+    fake.lose = lose
+    with pytest.raises(gemjax.RunFailedError, match=LOST):
+        run(GEM, problem, 60, callback=lambda progress: progress.params and None, callback_every=1)
+
+
+def test_a_method_that_cannot_be_sent_or_prints_is_refused_by_name(fake):
+    problem, door = mlp(), threading.Lock()
+
+    def printing(updates, state, params=None):
+        jax.debug.print("a commit")
+        return updates, state
+
+    def locked(updates, state, params=None):
+        with door:
+            return updates, state
+
+    rule = lambda update: gemjax.asynchronous(optax.GradientTransformation(lambda params: (), update), N)
+    with pytest.raises(
+        ValueError, match="which has an effect besides its result, so that its commits cannot be divided"
+    ):
+        run(rule(printing), problem)
+    with pytest.raises(TypeError, match=r"tx cannot be sent to the workers, because .* cannot be pickled"):
+        run(rule(locked), problem)
 
 
 def test_what_does_not_go_together_is_refused(fake):
