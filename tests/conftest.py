@@ -38,7 +38,10 @@ def pytest_configure(config):
     late = [f"ignore:Error {verb} persistent compilation cache entry" for verb in ("reading", "writing")]
     for ignored in late:
         config.addinivalue_line("filterwarnings", ignored)
-    os.environ["PYTHONWARNINGS"] = ",".join(late)  # For subprocesses, of which some tests read stderr.
+    given = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(
+        [given, *late] if given else late
+    )  # For subprocesses whose stderr tests read.
     if config.getoption("--compile-anew") or not hasattr(config, "cache") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     try:

@@ -25,6 +25,7 @@ from train.sweep.benchmark.statistics import Estimate, Seeds, crossing, estimate
 from train.task.cluster import mean_period
 
 KEPT = 0.9  # The target, as a share of one worker's accuracy.
+SLACK = 0.01  # Of accuracy, below which a run has lost the target: it is reached on 2,000 rows, and kept on all.
 Row = dict[str, Any]
 
 
@@ -137,10 +138,10 @@ class Findings:
         return all(None not in self.rows[Cell.at(setting, method)]["time"] for setting in settings)
 
     def lost(self, setting: Setting, method: str) -> int:
-        """Return the number of seeds that reached the target and ended below it."""
+        """Return the number of seeds that reached the target and ended more than ``SLACK`` below it."""
         row = self.rows[Cell.at(setting, method)]
         pairs = zip(row["time"], row["accuracy"], strict=True)
-        return sum(time is not None and accuracy < row["target"] for time, accuracy in pairs)
+        return sum(time is not None and accuracy < row["target"] - SLACK for time, accuracy in pairs)
 
     def holds(self, settings: Sequence[Setting], method: str) -> bool:
         """Return True if a method reached the target with every seed in all settings, and none ended below it."""

@@ -79,7 +79,7 @@ def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
         kept = points(found.kept(here, name))
         kept = f"**{kept}**" if name in accurate else kept
         gradients, seeds = found.gradients(setting, name), len(row["time"])
-        if gradients is None or (lost := found.lost(setting, name)):
+        if gradients is None or (name not in REFERENCES and (lost := found.lost(setting, name))):
             count = f"reached with {found.reached(setting, name)} of {seeds} seeds" if gradients is None else ""
             count = count or f"reached at {gradients:,.0f}, lost again with {lost} of {seeds} seeds"
             ratios = ["—"] * len(references)
@@ -121,8 +121,8 @@ def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
         "gamma-distributed with a coefficient of variation of 0.1; the means of unequal workers have one of 0.6. Synchronous "
         "SGD and local SGD wait for the slowest worker, with the same durations. Communication takes no time, which favours "
         "methods that send every gradient. Where a reference did not reach the target, its whole run counts, so the ratio is "
-        "a lower bound (≥). A method whose run ends below the target has lost it again, and has no ratio: tuning saw only a "
-        "quarter of a run, in which its rate did no harm.",
+        "a lower bound (≥). A method of which a run ends more than a point below the target has lost it again, and has no "
+        "ratio.",
         "",
         "Intervals are those of 95 % by bootstrap over seeds, paired by seed; with few seeds they are narrow. Bold: the best "
         "method and all whose difference to it lies inside its interval, which is a tie.",
