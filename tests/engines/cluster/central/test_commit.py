@@ -9,6 +9,8 @@ from engines.cluster.central.in_process import Divided, assert_equal_to_rounding
 from engines.problems import Problem, assert_close, every_method, mlp
 
 import gemjax
+from gemjax.engines.cluster.central.division import Division
+from gemjax.engines.cluster.central.program import Program
 
 N = 3
 TRACE = gemjax.arrivals.Gamma(N, machine_variation=0.4).trace(20, seed=3).worker.tolist()
@@ -113,3 +115,15 @@ def test_transformations_of_optax_are_divided(tx):
         divided, whole = run.finish(), run.as_one(worker, gradient)
         assert_close(jax.device_get(divided), jax.device_get(whole), rtol=1e-6)
         run.moves_on(worker, divided[0])
+
+
+def test_one_value_that_replaces_two_arrays_is_returned_where_each_of_them_is():
+    def alike(one, other):
+        both = jnp.full(8, jnp.sum(one) + jnp.sum(other))
+        return both, both
+
+    program = Program(alike, jnp.ones(8), jnp.ones(8))
+    division = Division(program, 2, tied=[(0, 0), (1, 1)], small=4)
+    assert (
+        [place for _, place, _ in division.returned] == [division.place[number] for number in program.inputs] == [0, 1]
+    )
