@@ -1,6 +1,7 @@
 """Strict settings of all tests: eight worker devices and a central one, no rank promotion, slow tests on demand."""
 
 import os
+import signal
 import time
 
 import hypothesis
@@ -19,6 +20,11 @@ hypothesis.settings.register_profile(
     "gemjax", derandomize=True, deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("gemjax")
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # In the background of a shell, where subprocesses would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DAYS_KEPT = 7
 
