@@ -84,6 +84,15 @@ def pytest_testnodedown(node):
         reporter.stats["deselected"] = [node] * getattr(node, "workeroutput", {}).get("slow", 0)
 
 
+@pytest.fixture(autouse=True)
+def _single_precision_remains():
+    """Fail the test that leaves double precision enabled, and not another one an hour later."""
+    yield
+    left = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", False)
+    assert not left, "the test has left double precision enabled"
+
+
 @pytest.fixture
 def x64():
     """Enable double precision for one test."""

@@ -13,6 +13,7 @@ from engines.problems import Abreast, Problem, assert_close, mlp, quadratic_with
 
 import gemjax
 from gemjax.engines.cluster.central import division
+from gemjax.engines.cluster.cluster import settings
 from gemjax.testing import Faults
 
 N = 3
@@ -28,10 +29,12 @@ def small(monkeypatch):
 
 @pytest.fixture
 def fake(monkeypatch, small):
-    fake = FakeRay()
+    fake, before = FakeRay(), settings()
     monkeypatch.setitem(sys.modules, "ray", fake)
     yield fake
     assert not fake.running
+    for name, value in before.items():  # Its actors are threads, whose settings are those of this process.
+        jax.config.update(name, value)
 
 
 def run(tx, problem, num_commits=20, *, cluster=None, **options):
