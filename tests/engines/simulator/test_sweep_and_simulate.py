@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import gemjax
+from gemjax.engines.devices.hardware.compat import enable_x64
 
 RUN = {
     "make": lambda: gemjax.asgd(0.1, 3),
@@ -44,7 +45,7 @@ SEEDS = [-(2**63), -1, 7, 2**31, 2**32 + 1, 2**40 + 3, 2**63 - 1, 2**63, np.uint
 @pytest.mark.parametrize("seed", SEEDS, ids=str)
 def test_a_seed_gives_the_same_keys_or_the_same_refusal(bits, seed):
     draw = lambda params, model_state, batch, key: (jnp.sum(params * jax.random.normal(key, (2,))), ((), {}))
-    with jax.enable_x64(bits == 64):
+    with enable_x64(bits == 64):
         alone, swept = both(seed, loss_fn=draw, params=jnp.zeros(2))
     assert alone == swept
     assert isinstance(alone, list) == (isinstance(seed, int) and -(2**63) <= seed < 2**63)
