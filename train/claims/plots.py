@@ -43,9 +43,11 @@ def shades(color: Any, count: int) -> list[tuple[float, ...]]:
 def looks(measured: Measured) -> dict[str, dict[str, Any]]:
     """Return colour, marker and line of each series: those of its method, in shades where several series share one."""
     methods = {run.series: run.config.method for run, _ in reversed(measured.records)}
+    alone = {run.series for run, _ in measured.records if run.config.workers == 1}
     found = {}
     for method in dict.fromkeys(methods.values()):
         alike = [series for series in measured.series if methods[series] == method]
+        alike.sort(key=lambda series: series in alone)  # The method's own colour is for its asynchronous runs.
         own = look(method)
         for index, (series, color) in enumerate(zip(alike, shades(own["color"], len(alike)), strict=True)):
             found[series] = own | {"color": color} | ({"marker": MARKERS[index % len(MARKERS)]} if index else {})
