@@ -37,7 +37,7 @@ class Policy:
       deadline: longest time in seconds from the dispatch of a gradient to its arrival, positive; ``None`` (default) sets no
         limit. It must be longer than the slowest worker needs for a gradient.
       retries: a non-negative int, default 2.
-      interrupt: R, a positive int; ``None`` (default) interrupts nobody. It cannot be combined with ``max_staleness``, which
+      interrupt: R, a positive int; ``None`` (default) interrupts no worker. It cannot be combined with ``max_staleness``, which
         discards nothing, or with a quorum.
 
     Raises:
