@@ -1,5 +1,7 @@
 """FedBuff: displacements are buffered, and their weighted mean makes a step (Nguyen et al., 2022)."""
 
+from typing import Any
+
 import optax
 
 from gemjax.methods.gather import Weight, gather, weight_by_name
@@ -91,8 +93,12 @@ def fedbuff(
     """
     check_learning_rate(learning_rate)
     check_positive_int("buffer_size", buffer_size)
+
+    def is_full(step: Any, **extra_args: Any) -> Any:
+        return step % buffer_size == buffer_size - 1
+
     parts = [displacements(), gather(buffer_size, weight_by_name(weight, mean_staleness))]
     if inner is not None:
         check_method("inner", inner)
-        parts.append(optax.conditionally_transform(inner, lambda commit, **_: commit % buffer_size == buffer_size - 1))
+        parts.append(optax.conditionally_transform(inner, is_full))
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)
