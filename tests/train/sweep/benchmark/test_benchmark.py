@@ -176,15 +176,28 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     assert "digits, 16 unequal workers: 1 of 3 methods" in text
     assert "`gem`" not in text
     before = len(inline.made)
-    # Another machine has the file alone; its rows are kept.
-    assert cli.main([*command, "--methods", "gem", "--work", str(tmp_path / "elsewhere")]) == 0
+    # Another machine has the file alone: its rows are kept, and not measured again.
+    elsewhere = ["--work", str(tmp_path / "elsewhere")]
+    assert cli.main([*command, "--methods", "gem", *elsewhere]) == 0
     text = (out / "benchmark-quick.md").read_text()
     assert "Measured so far: 5 of 6 pairs" in text
     assert "**`gem`**" in text
     assert "| `asgd` |" in text
-    assert len(inline.made) == before + 4 * 19
+    assert len(inline.made) == before + 19
+    assert "Cost so far: 95 runs, 1.6 process minutes" in text
     assert cli.main(command) == 0
     assert "All 1 settings are measured" in (out / "benchmark-quick.md").read_text()
+    before = len(inline.made)
+    assert cli.main([*command, "--anew", *elsewhere]) == 0  # The runs of `gem` are in its work folder.
+    assert len(inline.made) == before + 5 * 19
+
+
+def test_a_damaged_file_of_an_earlier_benchmark_is_refused_before_work(inline, tmp_path, capsys):
+    for content in ("{", "[]", '{"rows": [{}]}', "3"):
+        (tmp_path / "benchmark-quick.json").write_text(content)
+        assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
+        assert "is damaged" in capsys.readouterr().err
+    assert not inline.made
 
 
 def test_no_number_is_shown_of_an_unfinished_cell():
