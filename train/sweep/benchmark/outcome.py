@@ -243,11 +243,16 @@ def advice(content: Mapping[str, Any]) -> list[str]:
     if shares:
         most = max(share[0] for share in shares.values())
         names = [f"`{name}`" for name, share in shares.items() if share[0] == most]
-        sentences.append(
-            f"Over all {len(every)} setting{'s' if len(every) != 1 else ''} measured so far, {_listed(names)} "
-            f"{'is' if len(names) == 1 else 'are'} most often within 1.25 times of the fastest method: in "
-            f"{round(most * len(every))} of {len(every)}."
-        )
+        verb = "is" if len(names) == 1 else "are"
+        if len(every) == 1:
+            sentences.append(
+                f"In the one setting measured so far {_listed(names)} {verb} within 1.25 times of the fastest method."
+            )
+        else:
+            sentences.append(
+                f"Over the {len(every)} settings measured so far {_listed(names)} {verb} most often within 1.25 times of the "
+                f"fastest method: in {round(most * len(every))} of them."
+            )
     return sentences
 
 
