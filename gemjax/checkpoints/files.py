@@ -92,6 +92,8 @@ def _finish_writes() -> None:
 # Before the pools of threads end, which Orbax needs; `atexit` would be too late. Functions are called in reverse order.
 ThreadPoolExecutor(1).shutdown()
 getattr(threading, "_register_atexit", atexit.register)(_finish_writes)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_writing.clear)  # The threads that write are not in the forked process.
 
 
 def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
