@@ -110,7 +110,7 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
         digests = {name: (size, digest) for name, (size, digest) in digests.items()}
     except FileNotFoundError:
         return f"its file {DIGESTS} is missing" if _had_digests(checkpoint) else None
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"its file {DIGESTS} cannot be read ({type(error).__name__})"
     for name in digests if only is None else [only]:
         try:

@@ -18,7 +18,7 @@ from train.claims.execution.processes import Processes
 from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.console import RunConsole, say
-from train.common.errors import UsageError, either
+from train.common.errors import RecordError, UsageError, either
 from train.common.files import check_out, write_picture, write_whole
 from train.config.parsing import in_flags, parse_flags
 from train.run.folder import RUNS
@@ -137,8 +137,10 @@ def run(asked: Benchmark, known: dict[Run, Record], console: Console) -> dict[st
 
     Raises:
       UsageError: if data are missing or a run cannot be made. Finished runs are kept.
+      RecordError: before anything is computed, if the benchmark's file is damaged.
     """
     plan, pool = asked.whole, asked.pool
+    _earlier(plan, asked.folder / f"{plan.name}.json")
     waiting = [cell for cell in asked.cells if missing(plan, cell, known)]
     say(
         console,
@@ -182,8 +184,7 @@ def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
     from gemjax.telemetry import style
 
     plan, path = asked.whole, asked.folder / f"{asked.whole.name}.json"
-    before = json.loads(path.read_text()) if path.exists() else None
-    content = outcome.document(plan, known, before)
+    content = outcome.document(plan, known, _earlier(plan, path))
     asked.folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
     others = json.dumps({name: value for name, value in content.items() if name != "rows"}, indent=1)
@@ -195,6 +196,26 @@ def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
             write_picture(path.with_suffix(".png"), figure, dpi=150)
     write_whole(path.with_suffix(".md"), page.written(plan, content, command(plan)))
     return content
+
+
+def _earlier(plan: Plan, path: Path) -> dict[str, Any] | None:
+    """Return the content of an earlier file of the benchmark, if there is one.
+
+    Raises:
+      RecordError: if it is damaged or something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not found:
+            raise ValueError("it is empty")
+        outcome.document(plan, {}, found)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecordError(
+            f"{path} is not the result of a benchmark ({error!r}); delete it to write it again"
+        ) from error
+    return found
 
 
 def command(plan: Plan) -> str:

@@ -203,6 +203,17 @@ def test_rows_of_another_definition_are_dropped(inline, tmp_path):
     assert outcome.document(dataclasses.replace(SMALL, gradients=9600), {}, content)["rows"] == []
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"definition": {}}', "[" * 100_000], ids=["cut", "list", "parts", "deep"])
+def test_a_damaged_file_of_the_benchmark_is_refused_before_anything_is_computed(inline, tmp_path, capsys, text):
+    path = tmp_path / "runs/benchmark/benchmark-quick.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert cli.main(["benchmark", "--quick"]) == 2
+    assert "benchmark-quick.json is not the result of a benchmark" in capsys.readouterr().err
+    assert path.read_text() == text
+    assert inline.made == []
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
