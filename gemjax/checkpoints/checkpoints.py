@@ -19,7 +19,7 @@ from gemjax.checkpoints.quiet import quietly
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.transition import RunState
-from gemjax.protocol.checks import check_positive_int
+from gemjax.protocol.checks import check_bool, check_positive_int
 from gemjax.protocol.trace import Trace
 
 STATE = "state"  # Folder of the arrays of a checkpoint.
@@ -38,8 +38,7 @@ class Checkpoints:
       read_only: True to only load, while another process may write to the folder.
 
     Raises:
-      TypeError: if ``keep`` is neither an int nor ``None``.
-      ValueError: if ``keep`` is not positive.
+      ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
       NotADirectoryError: if there is a file of this name.
     """
 
@@ -48,6 +47,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike, keep: int | None = 2, *, read_only: bool = False):
         if keep is not None:
             check_positive_int("keep", keep)
+        check_bool("read_only", read_only)
         self.folder, self.keep, self.read_only = Path(folder).absolute(), keep, read_only
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is not a folder; give another name, or remove the file")

@@ -92,6 +92,8 @@ def _finish_writes() -> None:
 # Before the pools of threads end, which Orbax needs; `atexit` would be too late. Functions are called in reverse order.
 ThreadPoolExecutor(1).shutdown()
 getattr(threading, "_register_atexit", atexit.register)(_finish_writes)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_writing.clear)  # The threads that write are not in the forked process.
 
 
 def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
@@ -108,7 +110,7 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
         digests = {name: (size, digest) for name, (size, digest) in digests.items()}
     except FileNotFoundError:
         return f"its file {DIGESTS} is missing" if _had_digests(checkpoint) else None
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"its file {DIGESTS} cannot be read ({type(error).__name__})"
     for name in digests if only is None else [only]:
         try:

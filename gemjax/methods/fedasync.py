@@ -88,8 +88,8 @@ def fedasync(
       parameters per worker (:math:`s_w`), and offers the diagnostic ``compensation``.
 
     Raises:
-      ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``num_workers`` not positive or ``weight`` unknown; in
-        an engine, without ``local=``.
+      ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``num_workers`` not positive, ``weight`` unknown, or
+        :math:`u(\bar\tau)` not finite and positive; in an engine, without ``local=``.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.fedasync(learning_rate=0.5, num_workers=2, weight="constant")

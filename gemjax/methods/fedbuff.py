@@ -54,7 +54,7 @@ def fedbuff(
 
     Raises:
       ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``buffer_size`` or ``num_workers`` not positive, or
-        ``weight`` unknown; in an engine, without ``local=``.
+        ``weight`` unknown, or :math:`u(\bar\tau)` not finite and positive; in an engine, without ``local=``.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.fedbuff(num_workers=2, buffer_size=2)

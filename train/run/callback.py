@@ -58,6 +58,9 @@ class RunCallback:
         self.line = ProgressLine(console, task.num_commits, done, config.workers)
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)
+        every = config.checkpoint_every
+        saves = range(every, task.num_commits, every) if every else ()
+        self.stops = sorted({*self.evaluations.tolist(), *saves})  # Of a simulation.
         self._evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
         self._saved_after_error = False
@@ -91,7 +94,8 @@ class RunCallback:
     def _is_time_to_save(self, done: int) -> bool:
         every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
         return bool(
-            (every and done - self._saved >= every) or (seconds and time.perf_counter() - self._saved_at >= seconds)
+            (every and done // every > self._saved // every)
+            or (seconds and time.perf_counter() - self._saved_at >= seconds)
         )
 
     @contextlib.contextmanager

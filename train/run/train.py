@@ -64,7 +64,9 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
             else f"{made} commits, and {task.num_commits} are asked for"
         )
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
-        return json.loads(folder.summary.read_text())
+        return json.loads(folder.summary.read_bytes()) | {
+            "finished": True
+        }  # It may have been stopped, of more commits.
     if logged is None:
         folder.check_empty(config)
     check_memory(config, task.params, task.num_commits)
@@ -129,7 +131,7 @@ def _run_engine(
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
             model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
-            callback=callback, chunk_size=callback_every, stops=callback.evaluations,
+            callback=callback, chunk_size=callback_every, stops=callback.stops,
         )  # fmt: skip
     if workers is not None:
         compression = None if config.compression == "none" else config.compression

@@ -18,7 +18,7 @@ from train.claims.execution.processes import Processes
 from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.console import RunConsole, say
-from train.common.errors import UsageError, either
+from train.common.errors import RecordError, UsageError, either
 from train.common.files import check_out, write_picture, write_whole
 from train.config.parsing import in_flags, parse_flags
 from train.run.folder import RUNS
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
     console = RunConsole()
     known = load(asked.whole, asked.whole.cells(), asked.pool, {})
-    before = _before(asked)
+    before = earlier(asked)
     if asked.dry_run:
         dry_run(asked, unfinished(asked, known, before), console)
         return 0
@@ -126,18 +126,25 @@ def main(argv: Sequence[str]) -> int:
     return until_interrupted(lambda: run(asked, known, before, console), console, lambda: resume)
 
 
-def _before(asked: Benchmark) -> dict[str, Any] | None:
-    """Return the content of the file that the command will write again; `None` if there is none.
+def earlier(asked: Benchmark) -> dict[str, Any] | None:
+    """Return the content of an earlier file of the benchmark, if there is one.
 
     Raises:
-      UsageError: if the file is damaged.
+      RecordError: if it is damaged or something else.
     """
+    plan, path = asked.whole, asked.file
     try:
-        content = json.loads(asked.file.read_text()) if asked.file.exists() else None
-        outcome.earlier(asked.whole, content)
-        return content
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{asked.file} is damaged ({error}); restore or delete it") from error
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not found:
+            raise ValueError("it is empty")
+        outcome.document(plan, {}, found)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecordError(
+            f"{path} is not the result of a benchmark ({error!r}); delete it to write it again"
+        ) from error
+    return found
 
 
 def load(plan: Plan, cells: Sequence[Cell], pool: Pool, known: dict[Run, Record]) -> dict[Run, Record]:

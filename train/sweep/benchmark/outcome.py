@@ -65,9 +65,10 @@ def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] 
 
 def earlier(plan: Plan, before: Mapping[str, Any] | None) -> dict[Cell, Row]:
     """Return the rows of an earlier content of the file by cell; none if another definition made them."""
-    if before is None or before["definition"] != definition(plan):
+    if before is None:
         return {}
-    return {cell_of(row): row for row in before["rows"]}
+    rows = {cell_of(row): row for row in before["rows"]}
+    return rows if before["definition"] == definition(plan) else {}
 
 
 def definition(plan: Plan) -> dict[str, Any]:

@@ -192,14 +192,6 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     assert len(inline.made) == before + 5 * 19
 
 
-def test_a_damaged_file_of_an_earlier_benchmark_is_refused_before_work(inline, tmp_path, capsys):
-    for content in ("{", "[]", '{"rows": [{}]}', "3"):
-        (tmp_path / "benchmark-quick.json").write_text(content)
-        assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
-        assert "is damaged" in capsys.readouterr().err
-    assert not inline.made
-
-
 def test_no_number_is_shown_of_an_unfinished_cell():
     known = {run: made_up(run) for run in SMALL.next_runs(Cell("digits", 16, UNEQUAL, "gem"), {})[0]}
     content = outcome.document(SMALL, known)
@@ -214,6 +206,17 @@ def test_rows_of_another_definition_are_dropped(inline, tmp_path):
     content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
     assert len(outcome.document(SMALL, {}, content)["rows"]) == 6
     assert outcome.document(dataclasses.replace(SMALL, gradients=9600), {}, content)["rows"] == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"definition": {}}', "[" * 100_000], ids=["cut", "list", "parts", "deep"])
+def test_a_damaged_file_of_the_benchmark_is_refused_before_anything_is_computed(inline, tmp_path, capsys, text):
+    path = tmp_path / "runs/benchmark/benchmark-quick.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert cli.main(["benchmark", "--quick"]) == 2
+    assert "benchmark-quick.json is not the result of a benchmark" in capsys.readouterr().err
+    assert path.read_text() == text
+    assert inline.made == []
 
 
 @pytest.mark.parametrize(
