@@ -20,7 +20,8 @@ class Interrupted(Around):
     at the present parameters, instead of on such that are refused.
 
     An interrupted gradient uses up its duration, but no step: the worker computes it again from the same batch and key at the
-    newer view. In the trace that is a late pull, so every engine and every method can replay it.
+    newer view. In the trace that is a late pull, so every engine and every method can replay it. Real workers are
+    interrupted by ``gemjax.Policy(interrupt=R)``.
 
     Args:
       model: how long workers compute.

@@ -1,6 +1,7 @@
 """The computation of a worker on a batch: one gradient, or local steps of its own optimizer."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -82,34 +83,50 @@ class WorkerStep:
     def _displacement(self, view: View, batch: Minibatches, worker: jax.Array) -> Gradient:
         """Run the local optimizer from the view; loss and metrics are means over its steps."""
         assert self.local is not None
-        longest, local_tx = self.local.longest, optax.with_extra_args_support(self.local.tx)
-
-        def step(j, carry):
-            params, model_state, state, losses, sums = carry
-            loss, grads, model_state, metrics = self._value_and_grad(
-                params, model_state, batch.at(j), worker, batch.first + j
-            )
-            updates, state = local_tx.update(grads, state, params, value=loss, anchors=view.anchors)
-            sums = jax.tree.map(lambda total, m: (total + m).astype(total.dtype), sums, metrics)
-            return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
-
-        shapes = jax.eval_shape(self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first)
-        losses = jnp.zeros(longest, shapes[0].dtype)
-        kinds = jax.tree.map(lambda m: jnp.result_type(m.dtype, losses.dtype), shapes[3])
-        # Half precision is too coarse for counts and sums.
-        sums = jax.tree.map(lambda m, kind: jnp.zeros(m.shape, _at_least_single(kind)), shapes[3], kinds)
-        carry = (view.params, view.model_state, view.local, losses, sums)
+        carry, step = self.begin(view, batch, worker), functools.partial(self.local_step, view, batch, worker)
         # A loop of one step would copy its carry. For a pull alone the result of the step is not used.
-        params, model_state, state, losses, sums = (
-            step(0, carry) if longest == 1 else jax.lax.fori_loop(0, batch.count, step, carry)
+        carry = step(0, carry) if self.local.longest == 1 else jax.lax.fori_loop(0, batch.count, step, carry)
+        return self.end(view, batch, worker, carry)
+
+    def begin(self, view: View, batch: Minibatches, worker: jax.Array) -> tuple:
+        """Return parameters, model state, local state, losses and sums of metrics before the first local step."""
+        assert self.local is not None
+        loss, kinds = self._kinds(view, batch, worker)
+        # Half precision is too coarse for counts and sums.
+        sums = jax.tree.map(lambda m: jnp.zeros(m.shape, _at_least_single(m.dtype)), kinds)
+        return view.params, view.model_state, view.local, jnp.zeros(self.local.longest, loss.dtype), sums
+
+    def local_step(self, view: View, batch: Minibatches, worker: jax.Array, j: Any, carry: tuple) -> tuple:
+        """Return what :meth:`begin` returns, after the local step ``j``."""
+        assert self.local is not None
+        params, model_state, state, losses, sums = carry
+        loss, grads, model_state, metrics = self._value_and_grad(
+            params, model_state, batch.at(j), worker, batch.first + j
         )
+        local_tx = optax.with_extra_args_support(self.local.tx)
+        updates, state = local_tx.update(grads, state, params, value=loss, anchors=view.anchors)
+        sums = jax.tree.map(lambda total, m: (total + m).astype(total.dtype), sums, metrics)
+        return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
+
+    def end(self, view: View, batch: Minibatches, worker: jax.Array, carry: tuple) -> Gradient:
+        """Return the displacement after the last local step."""
+        params, model_state, state, losses, sums = carry
         displacement = jax.tree.map(jnp.subtract, view.params, params)
         steps = jnp.maximum(batch.count, 1).astype(_at_least_single(losses.dtype))  # The count of a pull is 0.
         loss = (jnp.sum(losses.astype(steps.dtype)) / steps).astype(losses.dtype)
         finite = all_finite((loss, displacement, model_state)) & _stays_finite(view.local, state)
         finite = finite.astype(losses.dtype)
-        metrics = jax.tree.map(lambda total, kind: (total / steps).astype(kind), sums, kinds)
+        _, kinds = self._kinds(view, batch, worker)
+        metrics = jax.tree.map(lambda total, m: (total / steps).astype(m.dtype), sums, kinds)
         return Gradient(loss, displacement, model_state, metrics, finite, losses, steps, state)
+
+    def _kinds(self, view: View, batch: Minibatches, worker: jax.Array) -> tuple[Any, dict[str, Any]]:
+        """Return shapes and dtypes of the loss of a local step and of the means of its metrics."""
+        loss, _, _, metrics = jax.eval_shape(
+            self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first
+        )
+        kind = lambda m: jax.ShapeDtypeStruct(m.shape, jnp.result_type(m.dtype, loss.dtype))
+        return loss, jax.tree.map(kind, metrics)
 
 
 def all_finite(tree: PyTree) -> jax.Array:

@@ -126,7 +126,8 @@ def agn(learning_rate: optax.ScalarOrSchedule = 1.0, num_workers: int = 1) -> op
       Hermans, Spanakis & Möckel, `Accumulated Gradient Normalization <https://arxiv.org/abs/1710.02368>`_, 2017
 
     Readings: the mean over the window is that of the author's dist-keras, where the class is called ADAG. There, too, the
-    worker's own optimizer makes the steps.
+    worker's own optimizer makes the steps. The program of TensorFlow 1 sends the mean of the gradients instead, to an optimizer
+    of the central variable; :func:`gemjax.scale_by_local_steps` in front of one does that with a sum of gradients.
     """
     check_learning_rate(learning_rate)
     chain = optax.chain(displacements(), scale_by_local_steps(), scale_by_learning_rate(learning_rate))

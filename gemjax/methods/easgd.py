@@ -110,6 +110,7 @@ def easgd(
         that gradient at its position before the exchange, so that the two overlap. They differ by :math:`O(\eta\alpha)` per
         period.
       2. Model state (BatchNorm statistics) is one for all workers and follows the engine's policy.
+      3. The default strength does not depend on the period. The program of TensorFlow 1 divides it by the period, too.
     """
     check_learning_rate(learning_rate)
     pull = average_elastically(_default_strength(strength, num_workers))

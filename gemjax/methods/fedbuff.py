@@ -4,7 +4,7 @@ import optax
 
 from gemjax.methods.gather import Weight, gather, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate, check_positive_int
+from gemjax.protocol.checks import check_learning_rate, check_method, check_positive_int
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous
 
@@ -16,6 +16,7 @@ def fedbuff(
     buffer_size: int = 10,
     weight: str | Weight = "polynomial",
     mean_staleness: float = 0.0,
+    inner: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""FedBuff: the central variable moves once per buffer of displacements, and none is refused.
 
@@ -33,7 +34,8 @@ def fedbuff(
     and :math:`\tau_k` the number of steps since that worker's pull.
 
     Reductions: at ``buffer_size=1`` and a constant weight it is :func:`gemjax.downpour`; at ``buffer_size=num_workers`` and a
-    constant weight it is :func:`gemjax.diloco` without momentum, so with a barrier FedAvg.
+    constant weight it is :func:`gemjax.diloco` without momentum, so with a barrier FedAvg, and :func:`gemjax.diloco` with
+    ``inner=optax.trace(0.9, nesterov=True)``.
 
     Args:
       learning_rate: :math:`\eta` of the central step, a non-negative float or a schedule over commits of the central variable;
@@ -47,14 +49,18 @@ def fedbuff(
         other numbers. Under ``optax.inject_hyperparams`` a function must be named in ``static_args``.
       mean_staleness: :math:`\bar\tau \ge 0`, the staleness that counts in full, default 0. With the mean staleness of a run,
         fresher displacements count more and staler ones less than in full.
+      inner: an optimizer of the central variable without a learning rate, applied to the mean of each full buffer and not
+        called in between: ``optax.trace(0.9)`` for momentum, ``optax.scale_by_adam()`` for FedAdam. ``None`` (default): none.
 
     Returns:
       A transformation to be committed with ``update(displacement, state, params, worker=w)``. It keeps no copy of the
-      parameters per worker and one centrally (the sum so far), and offers the diagnostic ``compensation``.
+      parameters per worker and one centrally (the sum so far), besides the state of ``inner``, and offers the diagnostic
+      ``compensation``.
 
     Raises:
       ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``buffer_size`` or ``num_workers`` not positive, or
         ``weight`` unknown, or :math:`u(\bar\tau)` not finite and positive; in an engine, without ``local=``.
+      TypeError: if ``inner`` is no optax transformation.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.fedbuff(num_workers=2, buffer_size=2)
@@ -79,11 +85,14 @@ def fedbuff(
       1. A step takes the sum of weighted displacements over :math:`K`. There the sum is not divided, so its rate is
          :math:`\eta / K`; it can also divide by the sum of the weights.
       2. Displacements are not weighted by the number of a worker's examples.
-      3. There is no momentum and no Adam at the central variable, and no privacy.
+      3. There is no privacy. Without a buffer the simulator has a momentum that rises with the staleness; here it is constant.
       4. The rest of a buffer at the end of a run is not applied.
       5. The sum is kept in float32 where the parameters are narrower.
     """
     check_learning_rate(learning_rate)
     check_positive_int("buffer_size", buffer_size)
-    atom = gather(buffer_size, weight_by_name(weight, mean_staleness))
-    return asynchronous(optax.chain(displacements(), atom, scale_by_learning_rate(learning_rate)), num_workers)
+    parts = [displacements(), gather(buffer_size, weight_by_name(weight, mean_staleness))]
+    if inner is not None:
+        check_method("inner", inner)
+        parts.append(optax.conditionally_transform(inner, lambda commit, **_: commit % buffer_size == buffer_size - 1))
+    return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

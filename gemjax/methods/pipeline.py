@@ -250,6 +250,10 @@ def async_pipeline(
       2. The whole gradient is computed at the parameters of one commit and delayed. In a pipeline with stashed weights its
          parts are also computed at weights of different ages.
       3. The momentum is not corrected for its bias at the start.
+
+    Deviations from Marin's program, which has the delays, ``strength`` and ``horizon``:
+      1. With both, the correction is measured from the parameters at which the gradient was computed, prediction included.
+      2. The curvature is that of the gradient alone; there it may be an average of squared gradients.
     """
     check_learning_rate(learning_rate)
     check_at_least("strength", strength, 0.0)

@@ -127,8 +127,9 @@ def ringmaster(
 
     Deviations from the paper:
       1. This is the first form in the paper, in which a worker finishes a gradient that has become too old. Traces of the
-        second form (algorithm 2), which interrupts the worker, come from :class:`gemjax.arrivals.Interrupted`. There is none on
-        devices and clusters, because XLA finishes what it has begun.
+        second form (algorithm 2), which interrupts the worker, come from :class:`gemjax.arrivals.Interrupted`, and runs on
+        devices and clusters have it with ``gemjax.Policy(interrupt=R)``. There a worker ends its local steps at the next one; a
+        single gradient is finished, because XLA cannot be stopped, and then dropped.
     """
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)

@@ -25,9 +25,10 @@ class EventLog:
     and step; ``ready`` also adds ``began``, the time when the view arrived at the worker. ``commit``, ``reject`` (not finite)
     and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
     :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested diagnostics. ``fault`` adds worker,
-    step and ``error``; ``retire`` (the worker kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the
-    ``seconds`` of a callback; ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view
-    and of a gradient, a ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was lost.
+    step and ``error``; ``interrupt`` (the gradient of a worker that was called back is dropped) worker and step; ``retire``
+    (the worker kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback;
+    ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
+    ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was lost.
 
     Args:
       path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is

@@ -7,6 +7,7 @@ from gemjax.telemetry.schema import MOST_WORKERS, OUTCOMES
 
 FAILURES = (
     "fault",
+    "interrupt",
     "hang",
     "leave",
 )  # The current gradient is lost; the worker may be dispatched with the same step again.

@@ -5,14 +5,14 @@ import sys
 from typing import Any
 
 EVENTS = (
-    "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "retire", "hang", "late", "join", "leave", "end",
-    "pause", "idle",
+    "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "interrupt", "retire", "hang", "late", "join", "leave",
+    "end", "pause", "idle",
 )  # fmt: skip
 OUTCOMES = ("commit", "drop", "reject")  # Of a gradient that arrives at the central variable.
 
 # Fields that an event must have besides its time, and kinds of fields; any other measurement is a number or null.
 NEEDED = (
-    dict.fromkeys(("dispatch", "ready", "fault", "hang", "late"), ("worker", "step"))
+    dict.fromkeys(("dispatch", "ready", "fault", "interrupt", "hang", "late"), ("worker", "step"))
     | dict.fromkeys(OUTCOMES, ("worker", "step", "pulled_at", "staleness"))
     | dict.fromkeys(("retire", "join", "leave", "end"), ("worker",))
     | dict.fromkeys(("pause", "idle"), ("seconds",))

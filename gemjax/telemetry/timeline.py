@@ -9,7 +9,7 @@ import numpy as np
 
 from gemjax.telemetry.schema import LATEST, OUTCOMES
 
-ARRIVALS = (*OUTCOMES, "fault")  # The events that end a cycle.
+ARRIVALS = (*OUTCOMES, "fault", "interrupt")  # The events that end a cycle.
 TIMES = ("dispatch", "began", "ready")  # Of a cycle, logged before the event that ends it.
 ALWAYS = ("worker", "step", "time", *TIMES, "staleness", "pulled_at", "loss")
 Columns = dict[str, np.ndarray]
@@ -20,10 +20,10 @@ class Timeline:
     """The cycles of all workers, from dispatch to commit, in the order in which they ended.
 
     Attributes:
-      cycles: columns of equal length: ``event`` (``commit``, ``drop``, ``reject`` or ``fault``), ``worker``, ``step``, the
-        times ``dispatch`` (its view was sent to the worker), ``began`` (the view arrived there), ``ready`` (the gradient was
-        finished) and ``time`` (it was committed), ``staleness``, ``pulled_at``, ``loss`` and other measurements; NaN where
-        a value is not known.
+      cycles: columns of equal length: ``event`` (``commit``, ``drop``, ``reject``, ``fault`` or ``interrupt``), ``worker``,
+        ``step``, the times ``dispatch`` (its view was sent to the worker), ``began`` (the view arrived there), ``ready`` (the
+        gradient was finished) and ``time`` (it was committed), ``staleness``, ``pulled_at``, ``loss`` and other measurements;
+        NaN where a value is not known.
       incidents: the other events, as they were logged: faults with their errors, retirements, pauses, ….
       num_workers: number of workers N.
       measured: True if times of dispatch are known; in a simulated run a worker starts when its last cycle ended.
@@ -133,7 +133,7 @@ class _Rows:
                 np.minimum(column, time, out=column)  # NaN stays.
 
     def arrays(self) -> Columns:
-        columns: Columns = {"event": np.array(ARRIVALS, "U6")[np.frombuffer(self.kinds, np.int8)]}
+        columns: Columns = {"event": np.array(ARRIVALS)[np.frombuffer(self.kinds, np.int8)]}
         for name in list(self.columns):
             column = np.frombuffer(self.columns.pop(name))
             columns[name] = np.concatenate([column, np.full(len(self) - len(column), np.nan)])

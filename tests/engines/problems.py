@@ -161,6 +161,20 @@ def quadratic_with_dropout(dtype="float32") -> Problem:
     return Problem(loss_fn, params, batches, {"mean": jnp.zeros(3, dtype), "seen": jnp.int32(0)})
 
 
+def samples_of_several_versions() -> Problem:
+    """Return a problem whose samples are weighted by the staleness of their versions, in double precision."""
+
+    def loss_fn(params, batch):
+        weights = gemjax.weigh_samples(batch["version"], batch["clock"], max_staleness=6)
+        return jnp.mean(weights * (batch["x"] @ params["w"] - params["b"] - 1.0) ** 2)
+
+    def batches(worker, step):
+        x = jnp.sin(jnp.arange(24.0, dtype=jnp.float64) * (worker + 1) + step).reshape(8, 3)
+        return {"x": x, "version": step + jnp.arange(8) % 5 - worker, "clock": step + 4}
+
+    return Problem(loss_fn, {"w": jnp.zeros(3, jnp.float64), "b": jnp.zeros([], jnp.float64)}, batches)
+
+
 def problem_of(row) -> Problem:
     """Return the problem, in double precision, for a test that compiles each method in several engines.
 

@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast, Behind, assert_close, distinct, every_method, mlp, poisoned, problem_of
+from engines.problems import (
+    Abreast,
+    Behind,
+    assert_close,
+    distinct,
+    every_method,
+    mlp,
+    poisoned,
+    problem_of,
+    samples_of_several_versions,
+)
 
 import gemjax
 from gemjax.testing import Faults, run_in_python
@@ -45,7 +55,7 @@ def assert_the_law(result, make, problem, rtol, *, retired=False, refused=False)
         assert_close(result.opt_state, simulated.opt_state, rtol)
         assert_close(result.state.view, simulated.state.view, rtol)  # With the local optimizers' states.
     applied = result.history["applied"]
-    for name in ("loss", "error"):
+    for name in {"loss", "error"} & simulated.history.keys():
         np.testing.assert_allclose(
             result.history[name][applied], simulated.history[name], rtol=100 * rtol, err_msg=name
         )
@@ -115,6 +125,17 @@ def test_it_holds_when_the_method_refuses_commits(make, x64):
     assert not (dropped & result.history["applied"]).any()
     assert len(result.trace) == COMMITS == result.history["applied"].sum()
     assert_the_law(result, make, problem, rtol=1e-10, refused=True)
+
+
+def test_it_holds_for_samples_of_several_versions(x64):
+    problem, make = samples_of_several_versions(), lambda n: gemjax.asgd(0.05, num_workers=n)
+    result = on_devices(make, problem, num_commits=30, gate=Abreast(WORKERS))
+    assert_the_law(result, make, problem, rtol=1e-10)
+    plain = lambda worker, step: (
+        problem.batches(worker, step) | {"version": jnp.zeros(8, int)}
+    )  # All weights are equal.
+    other = in_the_simulator(make, problem._replace(batches=plain), result.trace)
+    assert np.abs(other.params["w"] - result.params["w"]).max() > 1e-4
 
 
 @pytest.mark.slow

@@ -343,7 +343,7 @@ def test_local_optimizers_never_leave_their_workers():
     for worker, device in enumerate(placement.workers):
         for kept in (momentum._local[worker], momentum._moved[worker]):
             assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(kept))
-    sizes = [numbers(programs.compute(0, programs.select(0))) for programs in (plain, momentum)]
+    sizes = [numbers(programs.compute(0, programs.select(0))[0]) for programs in (plain, momentum)]
     # Displacement, running mean and count; loss, metric, finite (1 or 0), number of steps, and the losses of the steps.
     assert sizes == [4 + 4 + 4 + 4] * 2
     assert numbers(momentum._views[0]) == numbers(plain._views[0]) + 1

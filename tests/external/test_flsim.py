@@ -1,8 +1,8 @@
 """Tests of FLSim's asynchronous aggregators and weights.
 
 Source: https://github.com/facebookresearch/FLSim/tree/7311f2d, ``flsim/utils/async_trainer/async_staleness_weights.py``,
-``flsim/optimizers/async_aggregators.py`` and their tests. Weights by a worker's number of examples, momentum and Adam at the
-server are not in gemjax (deviations 2 and 3 of FedBuff).
+``flsim/optimizers/async_aggregators.py`` and their tests. Weights by a worker's number of examples, privacy, and a momentum
+that rises with the staleness are not in gemjax (deviations 2 and 3 of FedBuff).
 """
 
 import jax.numpy as jnp
@@ -132,4 +132,64 @@ def test_a_polynomial_weight_cancels_the_weight_of_examples(x64):
             updates, state = method.update(weighted, state, params, worker=user)
             params = optax.apply_updates(params, updates)
         found.append(params)
+    np.testing.assert_allclose(*found, rtol=1e-12)
+
+
+def _momentum(lr, m=0.9):
+    """Return the step of SGD with momentum, as PyTorch has it."""
+    buf = 0.0
+
+    def step(g):
+        nonlocal buf
+        buf = m * buf + g
+        return lr * buf
+
+    return step
+
+
+def _adam(lr, b1=0.9, b2=0.999, eps=1e-3):
+    """Return the step of Adam, as PyTorch has it."""
+    m = v = t = 0
+
+    def step(g):
+        nonlocal m, v, t
+        m, v, t = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g, t + 1
+        return lr * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("server", "inner"),
+    [(_momentum, lambda: optax.trace(0.9)), (_adam, lambda: optax.scale_by_adam(eps=1e-3))],
+    ids=["FedAvgWithLRHybridAggregator with momentum", "FedAdamHybridAggregator"],
+)
+def test_an_optimizer_at_the_server(x64, server, inner):
+    """HybridAggregator: total += delta * weight; at a full buffer the optimizer takes one step along the total."""
+    K, lr, workers = 3, 0.1, 4
+    displacements, order = RNG.normal(size=(20, 3)), RNG.integers(0, workers, 20)
+    theta, total, pulled, version, reported, step, expected = np.zeros(3), 0.0, [0] * workers, 0, 0, server(lr), []
+    for delta, user in zip(displacements, order, strict=True):
+        total, reported = total + delta / np.sqrt(1 + version - pulled[user]), reported + 1
+        if reported == K:
+            theta, total, reported, version = theta - step(total), 0.0, 0, version + 1
+        pulled[user] = version
+        expected.append(theta)
+    # The program's total is K times the mean (deviation 1).
+    tx = gemjax.fedbuff(lr, workers, buffer_size=K, inner=optax.chain(optax.scale(float(K)), inner()))
+    params, found = jnp.zeros(3), []
+    state = tx.init(params)
+    for delta, user in zip(displacements, order, strict=True):
+        updates, state = tx.update(jnp.asarray(delta), state, params, worker=int(user))
+        params = optax.apply_updates(params, updates)
+        _, state = gemjax.pull(state, params, int(user))
+        found.append(np.asarray(params))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_buffer_of_all_workers_with_momentum_is_diloco(x64):
+    displacements, found = RNG.normal(size=(12, 3)), []
+    inner = optax.trace(0.9, nesterov=True)
+    for tx in (gemjax.fedbuff(0.7, 3, buffer_size=3, weight="constant", inner=inner), gemjax.diloco(0.7, 0.9, 3)):
+        found.append(_committed(tx, displacements, np.ones(12))[0])
     np.testing.assert_allclose(*found, rtol=1e-12)

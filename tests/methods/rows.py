@@ -191,6 +191,15 @@ METHODS = (
     Row("ringleader", gemjax.ringleader, 0.05, gathers=True, variant=True),
     Row("fedbuff", gemjax.fedbuff, 0.05, {"buffer_size": 2}, variant=True, gathers=True, takes_displacements=True),
     Row(
+        "fedbuff-adam",
+        gemjax.fedbuff,
+        0.02,
+        {"buffer_size": 2, "inner": optax.scale_by_adam()},
+        variant=True,
+        gathers=True,
+        takes_displacements=True,
+    ),
+    Row(
         "fedasync",
         gemjax.fedasync,
         0.05,

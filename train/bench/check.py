@@ -63,7 +63,7 @@ def _on_device(kind: type[Transition], size: int, steps: int) -> Callable[[], fl
     transition = kind(tx=gemjax.gem(1e-3), loss_fn=trivial_loss, num_workers=1).bind(params)
     programs = Programs(transition, gemjax.Computed(no_batches), gemjax.place(1, "dedicated"), transition.init(params))
     programs.warm_up()
-    gradient = programs.bring(jax.block_until_ready(programs.compute(0, programs.select(0))))
+    gradient, _ = programs.bring(jax.block_until_ready(programs.compute(0, programs.select(0))))
 
     def once() -> float:
         began = time.perf_counter()

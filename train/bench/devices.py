@@ -246,7 +246,7 @@ def _pieces(programs: Programs, count: int) -> dict[str, list[float]]:
         selection = programs.select(0)
         gradient = timed("gradient program", functools.partial(programs.compute, 0, selection))
         timed("  of that, its dispatch on the host", functools.partial(programs.compute, 0, selection), wait=False)
-        packed = timed("transfer of the gradient", functools.partial(programs.bring, gradient))
+        packed, _ = timed("transfer of the gradient", functools.partial(programs.bring, gradient))
         view, report = timed("commit + pull program", functools.partial(programs.run_commit, 0, packed))
         timed("transfer of the view", functools.partial(programs.send, 0, view))
         timed("reading the report", functools.partial(programs.read, report), wait=False)

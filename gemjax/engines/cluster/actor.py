@@ -16,7 +16,7 @@ from gemjax.engines.cluster.compression import with_feedback
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.prefetch import Selections
-from gemjax.engines.devices.hardware.programs import Packers, event_of, packed_gradient
+from gemjax.engines.devices.hardware.programs import Packers, event_of, packed_gradient, stepwise
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.memory import offload_if_needed
 from gemjax.engines.worker import WorkerStep
@@ -32,6 +32,7 @@ class Job(NamedTuple):
     packers: Packers
     local: PyTree  # Shapes of the state of a local optimizer.
     rounds: bool  # True if the packer of gradients rounds them.
+    interruptible: bool  # True if local steps end early when the worker is called back.
 
 
 class Task(NamedTuple):
@@ -40,6 +41,12 @@ class Task(NamedTuple):
     worker: int
     step: int
     draw: int
+    attempt: int = 0  # Number of the call, as a task may be repeated.
+
+    @property
+    def batch(self) -> tuple[int, int, int]:
+        """Worker, step and draw, which decide the batch."""
+        return self.worker, self.step, self.draw
 
 
 class Scattered(NamedTuple):
@@ -52,7 +59,7 @@ class Scattered(NamedTuple):
 class Reply(NamedTuple):
     """A gradient in host memory, with the times that it took; durations need no common clock."""
 
-    gradient: Any  # Packed, or of a divided central variable.
+    gradient: Any  # Packed, or of a divided central variable; ``None`` if the worker was called back.
     local: PyTree  # State of the local optimizer, with keys as integers.
     seconds: float  # In the actor,
     waited: float  # and of these for data.
@@ -115,8 +122,9 @@ class Actor:
         self._shared = batches.shared
         self._selections = Selections(batches, 1)
         self._data = jax.device_put(batches.data, whole(self._place))
-        self._last: Task | None = None
-        self._task: Task | None = None
+        self._last: tuple[int, int, int] | None = None
+        self._task: tuple[int, int, int] | None = None
+        self._interrupted = -1  # The last attempt that was called back.
         place = self._place if several else None
         # What earlier gradients lost by rounding, before and after the last task. It stays here, where it costs no transfer;
         # with the actor at most one gradient's rounding is lost.
@@ -124,7 +132,10 @@ class Actor:
         if job.rounds:
             zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), job.packers.gradients.example.grads)
             self._before = self._after = jax.device_put(zeros, whole(self._place))
-        compute = (with_feedback if job.rounds else packed_gradient)(job.step, batches, job.packers)
+        finish = with_feedback if job.rounds else packed_gradient
+        interruptible = job.interruptible and job.step.local is not None
+        self._stepwise = stepwise(job.step, batches, job.packers, place, finish) if interruptible else None
+        compute = finish(job.step.gradient, batches, job.packers)
         self._compute = jax.jit(
             lambda memory, *arguments: compute(*arguments, place=place), donate_argnums=0, keep_unused=True
         )
@@ -147,18 +158,29 @@ class Actor:
         if isinstance(self._place, tuple):
             view = arrived(view, self._place)
         local = keys.as_keys(arrived(local, self._place), self._local) if self._keeps_local else self._local
-        memory, self._memory = self._make_memory() if self._memory is None else self._memory, None
-        arguments = memory, view, local, data, selection, event_of(task.worker, task.step)
-        if self._before is None:
-            packed, local = self._compute(*arguments)
+        if self._before is not None and applied and task.batch != self._task:  # A task may be repeated.
+            self._before = self._after
+        residual = () if self._before is None else (self._before,)
+        arguments = view, local, data, selection, event_of(task.worker, task.step)
+        interrupted = lambda: self._interrupted >= task.attempt
+        if self._stepwise is not None:
+            found = self._stepwise(interrupted, int(selection[1]), arguments, *residual)
         else:
-            if applied and task != self._task:  # A task may be repeated.
-                self._before = self._after
-            packed, local, self._after = self._compute(*arguments, self._before)
-            self._task = task
+            memory, self._memory = self._make_memory() if self._memory is None else self._memory, None
+            found = jax.block_until_ready(self._compute(memory, *arguments, *residual))
+            self._memory = None if isinstance(self._place, tuple) else found[0]
+        if found is None or interrupted():
+            return Reply(None, (), time.perf_counter() - began, waited)
+        packed, local, *after = found
+        if after:
+            self._after, self._task = after[0], task.batch
         sent, local = jax.tree.map(np.asarray, (packed, keys.as_data(local) if self._keeps_local else ()))
-        self._memory = None if isinstance(self._place, tuple) else packed
         return Reply(sent, local, time.perf_counter() - began, waited)
+
+    def interrupt(self, run: str, attempt: int) -> None:
+        """Let the gradient of an attempt, or an earlier one, end early; called beside it, in another thread."""
+        if run == self._run:
+            self._interrupted = max(self._interrupted, attempt)
 
     def gradient_in_parts(
         self, run: str, view_places: list[int], places: list[int], small: list, local: PyTree, applied: bool, task: Task,
@@ -172,6 +194,8 @@ class Actor:
         sources = {place: iter(leaves) for place, leaves in enumerate((*parts, small))}
         view = Packed({}, [next(sources[place % len(sources)]) for place in view_places])
         reply = self.gradient(run, view, local, applied, task)
+        if reply.gradient is None:
+            return (reply, *[None] * len(parts))
         leaves = list(zip(places, reply.gradient.apart, strict=True))
         split = [[leaf for place, leaf in leaves if place == at] for at in range(-1, len(parts))]
         return (reply._replace(gradient=split[0]), *split[1:])
@@ -179,8 +203,8 @@ class Actor:
     def _select(self, task: Task) -> PyTree:
         """Return the data and the selection of the task's batch; prefetch the next one, unless other workers may take it."""
         if self._shared:
-            return self._selections.read(*task)
-        if self._last is not None and self._last != task:
+            return self._selections.read(*task.batch)
+        if self._last is not None and self._last != task.batch:
             self._selections.drop(*self._last)
-        self._last = task
-        return self._selections.take(*task, next_draw=0)
+        self._last = task.batch
+        return self._selections.take(*task.batch, next_draw=0)

@@ -33,6 +33,7 @@ from gemjax.protocol.staleness import check_num_workers
 PATIENCE = 60.0  # Seconds without an answer of the actors after which a warning names the resources that they wait for.
 PAUSE = 0.2  # Seconds between two calls of an actor that is being restarted.
 REPLACED = 20.0  # Seconds after which an actor that Ray does not restart is replaced by a new one.
+INTERRUPTIONS = "interruptions"  # Ray's name of the actors' thread for calls that overtake a gradient.
 LOOPBACK = ("127.0.0.1", "::1")
 # Settings of JAX that change numbers or compilation: the actors take those of the driver.
 CONFIG = (
@@ -240,7 +241,8 @@ class Cluster:
             group = worker * self._reserved.bundle_count // self.num_workers
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._reserved, group)
         options = self._needs | {"max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": strategy}
-        return ray.remote(Actor).options(**options | self._environment).remote(_paths())
+        make = ray.remote(concurrency_groups={INTERRUPTIONS: 1})(Actor)  # So that a call can overtake a gradient.
+        return make.options(**options | self._environment).remote(_paths())
 
     @property
     def _environment(self) -> dict[str, Any]:

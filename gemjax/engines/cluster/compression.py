@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, Packer
 from gemjax.engines.devices.hardware.programs import Packers, gradient_at
-from gemjax.engines.worker import Gradient, WorkerStep
+from gemjax.engines.worker import Gradient
 
 PyTree = Any
 COMPRESSIONS = (None, "bfloat16", "int8")
@@ -73,7 +73,7 @@ class RoundingPacker:
         return rounded._replace(grads=grads)
 
 
-def with_feedback(step: WorkerStep, batches: Any, packed_as: Packers) -> Callable:
+def with_feedback(gradient: Callable, batches: Any, packed_as: Packers) -> Callable:
     """Return ``compute(packed, local, data, selection, event, residual, place) -> (packed gradient, new local, new residual)``.
 
     The residual, a tree like the gradient, is what earlier gradients lost by rounding. It is added to this gradient, and what
@@ -81,7 +81,7 @@ def with_feedback(step: WorkerStep, batches: Any, packed_as: Packers) -> Callabl
     """
 
     def compute(packed, local, data, selection, event, residual, place):
-        sent = gradient_at(step, batches, place, packed_as.views.unpack(packed)[0], local, data, selection, event)
+        sent = gradient_at(gradient, batches, place, packed_as.views.unpack(packed)[0], local, data, selection, event)
         total = sent._replace(grads=jax.tree.map(jnp.add, sent.grads, residual), local=())
         rounded = packed_as.gradients.pack(total)
         lost = jax.tree.map(jnp.subtract, total.grads, packed_as.gradients.unpack(rounded).grads)

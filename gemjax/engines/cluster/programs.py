@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Scattered, Task, arrived
-from gemjax.engines.cluster.cluster import Cluster
+from gemjax.engines.cluster.cluster import INTERRUPTIONS, Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
@@ -56,6 +56,7 @@ class ClusterPrograms(CentralPrograms):
       retries: attempts after the first one to read a batch before the run.
       compression: as for :func:`gemjax.run_on_cluster`.
       parts: number of actors of the central variable, if there are any.
+      interruptible: True if local steps are to end early when asked (:meth:`interrupt`).
 
     Raises:
       TypeError: if an argument of the run cannot be pickled.
@@ -66,7 +67,7 @@ class ClusterPrograms(CentralPrograms):
 
     def __init__(
         self, transition: Transition, batches: Any, grouped: Any, central: Place, state: RunState, *, retries: int = 0,
-        compression: str | None = None, parts: int = 0,
+        compression: str | None = None, parts: int = 0, interruptible: bool = False,
     ):  # fmt: skip
         self._compression = compression
         num_workers = transition.num_workers
@@ -79,7 +80,9 @@ class ClusterPrograms(CentralPrograms):
             leaves = jax.tree.leaves(jax.eval_shape(packer.zeros))
             hosts.sizes[f"{name}_bytes"] = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
         step = WorkerStep(loss_fn=transition.loss_fn, seed=transition.seed, local=transition.local)
-        self._job = Job(step, batches, self.packers, jax.eval_shape(lambda: self._local[0]), compression is not None)
+        local = jax.eval_shape(lambda: self._local[0])
+        self._job = Job(step, batches, self.packers, local, compression is not None, interruptible)
+        self._attempts = [0] * num_workers
         self._retries, self._version = retries, 0  # The version counts commits.
         self._putting = threading.Lock()
         self._run = ""
@@ -140,7 +143,7 @@ class ClusterPrograms(CentralPrograms):
         It returns the ``ray.ObjectRef`` of a :class:`Reply`, and ``time.perf_counter()`` before the call of the actor.
         """
         view, local = self._views[worker], self._local[worker]
-        version, task = self._version, Task(worker, self.steps[worker], self.draws[worker])
+        version, task = self._version, self._next_task(worker)
         report, index = self._reports.get(worker), list(self.reported).index("applied")
 
         def send() -> tuple[Any, float]:
@@ -151,6 +154,15 @@ class ClusterPrograms(CentralPrograms):
             return self.cluster.actors[worker].gradient.remote(self._run, outgoing, arrays[1], applied, task), sent
 
         return send
+
+    def _next_task(self, worker: int) -> Task:
+        self._attempts[worker] += 1
+        return Task(worker, self.steps[worker], self.draws[worker], self._attempts[worker])
+
+    def interrupt(self, worker: int) -> None:
+        call = self.cluster.actors[worker].interrupt.options(concurrency_group=INTERRUPTIONS)
+        with contextlib.suppress(Exception):  # A worker that is lost computes nothing.
+            call.remote(self._run, self._attempts[worker])
 
     def _outgoing(self, view: Packed, version: int) -> Any:
         """Return a view as an argument of a call: itself if it is small, else a reference, one for equal views of a version."""
@@ -175,10 +187,9 @@ class ClusterPrograms(CentralPrograms):
         local = self._job.local
         return keys.as_keys(arrived(gradient.local, self.placement.central), local) if self._keeps_local else local
 
-    def commit(self, worker: int, packed: Any) -> jax.Array:
-        gradient, self._moved[worker] = packed
+    def commit(self, worker: int, brought: tuple[Any, PyTree]) -> jax.Array:
         self._version += 1
-        report = super().commit(worker, gradient)
+        report = super().commit(worker, brought)
         if self._compression is not None:
             self._reports[worker] = report
         return report

@@ -152,7 +152,7 @@ def run_on_cluster(
         kind = ClusterPrograms if workers.central_hosts is None else DividedPrograms
         return kind(
             run.transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression,
-            parts=workers.central_hosts or 0,
+            parts=workers.central_hosts or 0, interruptible=run.policy.interrupt is not None,
         )  # fmt: skip
 
     def waiters(programs: ClusterPrograms) -> Waiters:

@@ -15,7 +15,7 @@ from gemjax.telemetry.eventlog import EventLog
 
 # Facts about a commit that the host knows; a row of the history has these columns and the numbers of its report.
 KNOWN = ("worker", "step", "draw", "time", "dispatched", "began", "ready", "pulled_at")
-COUNTS = ("worker", "step", "draw", "pulled_at")
+COUNTS = ("worker", "step", "draw", "pulled_at", "interrupted")
 
 
 class Pending(NamedTuple):

@@ -19,6 +19,12 @@ class Policy:
     **Quorum.** With ``quorum=Q`` gradients wait until there are Q of them, then for another ``grace`` seconds, or until no
     worker is in flight. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier.
 
+    **Interruption.** With ``interrupt=R`` a worker whose staleness reaches R while it computes is called back: what it has
+    computed is dropped, it pulls, and begins its step again (algorithm 2 of Ringmaster ASGD; in the simulator
+    :class:`gemjax.arrivals.Interrupted`). Every commit then has a staleness below R. Local steps end at the next step, because
+    each is a program of its own in such a run. A single gradient is finished on its device, but neither sent nor committed.
+    ``history["interrupted"]`` has the interruptions since the worker's commit before.
+
     **Faults.** A worker that raises pulls and repeats its step, up to ``retries`` times in a row; then it is retired. The same
     holds if a source (:class:`gemjax.FromSource`) cannot read its batch, or if nothing can be sent to its device. A worker that
     is silent for ``deadline`` seconds is retired at once. If it finishes after all, its gradient is discarded, and the worker
@@ -31,6 +37,8 @@ class Policy:
       deadline: longest time in seconds from the dispatch of a gradient to its arrival, positive; ``None`` (default) sets no
         limit. It must be longer than the slowest worker needs for a gradient.
       retries: a non-negative int, default 2.
+      interrupt: R, a positive int; ``None`` (default) interrupts no worker. It cannot be combined with ``max_staleness``, which
+        discards nothing, or with a quorum.
 
     Raises:
       ValueError: if a value is outside its range.
@@ -46,11 +54,12 @@ class Policy:
     grace: float = 0.0
     deadline: float | None = None
     retries: int = 2
+    interrupt: int | None = None
 
     def __post_init__(self):
-        for name, lowest in (("max_staleness", 0), ("quorum", 1), ("retries", 0)):
+        for name, lowest in (("max_staleness", 0), ("quorum", 1), ("retries", 0), ("interrupt", 1)):
             value = getattr(self, name)
-            if value is None and name == "max_staleness":
+            if value is None and name in ("max_staleness", "interrupt"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise ValueError(f"{name} must be an int of at least {lowest}, got {shown(value)}")
@@ -60,6 +69,8 @@ class Policy:
             raise ValueError(f"deadline must be a positive number of seconds or None, got {self.deadline!r}")
         if self.max_staleness is not None and self.quorum > 1:
             raise ValueError("max_staleness and quorum both decide when a gradient may commit; give one of them")
+        if self.interrupt is not None and (self.max_staleness is not None or self.quorum > 1):
+            raise ValueError("interrupt discards what max_staleness or a quorum would keep; give only one of the three")
         if self.grace and self.quorum == 1:
             raise ValueError("grace is the time after a quorum; give quorum= as well")
 
@@ -71,6 +82,10 @@ class Policy:
     def admits(self, in_flight: int) -> bool:
         """Return True if a worker may be dispatched while ``in_flight`` others have not committed."""
         return self.max_staleness is None or in_flight <= self.max_staleness
+
+    def interrupts(self, staleness: int) -> bool:
+        """Return True if a worker is called back at this staleness."""
+        return self.interrupt is not None and staleness >= self.interrupt
 
     def may_commit(self, clock: int, pulled_at: Iterable[int]) -> bool:
         """Return True if a commit at ``clock`` lets all others in flight, which pulled at ``pulled_at``, keep the bound.

@@ -31,6 +31,12 @@ class Pull(NamedTuple):
     worker: int
 
 
+class Interrupt(NamedTuple):
+    """Ask a worker that computes to end early; its gradient will be dropped when it arrives."""
+
+    worker: int
+
+
 class Record(NamedTuple):
     """Write an event to the log."""
 
@@ -90,6 +96,8 @@ class Roster:
         self.retired: dict[int, None] = {}
         self._active = (self.in_flight, self.ready, self.pulling, self.waiting, self.returning)
         self._prepared: set[int] = set()  # Workers whose batch is available.
+        self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
+        self._called_back: dict[int, int] = {}  # The number of the last dispatch that was interrupted.
         self._computing: dict[int, int] = {}  # Numbers of dispatches that have not arrived, also of workers outside.
         self._dispatches = 0
         self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients in flight per device.
@@ -103,10 +111,14 @@ class Roster:
         for worker in sorted(set(range(len(self.steps))) - set(self.absent), key=lambda worker: -behind[worker]):
             self.waiting[worker] = None
 
-    def instruct(self, now: float) -> Dispatch | Commit | Pull | Record | None:
+    def instruct(self, now: float) -> Dispatch | Commit | Pull | Interrupt | Record | None:
         """Return the next instruction, or ``None`` if an event has to come first."""
+        interrupt = self._interrupt()
         if self._records:
             return self._records.popleft()
+        if interrupt is not None:
+            self._called_back[interrupt] = self._computing[interrupt]
+            return Interrupt(interrupt)
         if (worker := self._next_to_commit(now)) is not None:
             return Commit(worker, self.ready[worker])
         for worker in list(self.pulling):
@@ -190,6 +202,8 @@ class Roster:
                 self._enter(worker)
         elif error is not None:
             self.fault(worker, error)
+        elif self._called_back.get(worker) == number:
+            self._drop(worker)
         else:
             self._put(worker, self.ready, gradient)
 
@@ -198,7 +212,7 @@ class Roster:
         self.clock += 1
         self.pulled_at[worker] = self.clock
         self.steps[worker] += 1
-        self._faults[worker] = self._losses[worker] = 0
+        self._faults[worker] = self._losses[worker] = self.interruptions[worker] = 0
         self._put(worker, self.waiting if self.policy.quorum == 1 else self.pulling)
 
     def refused(self, commits: int) -> None:
@@ -306,8 +320,28 @@ class Roster:
             self._releasing = now >= self._quorum_at or not (self.in_flight or self.pulling or self.waiting)
         return next(iter(self.ready)) if self._releasing else None
 
+    def _interrupt(self) -> int | None:
+        """Drop gradients that have become too old; return a worker that computes such a one and is to be called back."""
+        if self.policy.interrupt is None:
+            return None
+        for worker in [worker for worker in self.ready if self._is_too_old(worker)]:
+            self._drop(worker)
+        called_back = lambda worker: self._called_back.get(worker) == self._computing[worker]
+        return next((w for w in self.in_flight if self._is_too_old(w) and not called_back(w)), None)
+
+    def _is_too_old(self, worker: int) -> bool:
+        return self.policy.interrupts(self.clock - self.pulled_at[worker])
+
+    def _drop(self, worker: int) -> None:
+        """Drop the gradient of a worker that was called back, and let it pull."""
+        self.interruptions[worker] += 1
+        self._put(worker, self.pulling)
+        self._record("interrupt", worker)
+
     def _is_outdated(self, worker: int) -> bool:
         """Return True if a gradient computed on the worker's view could never commit."""
+        if self._is_too_old(worker):
+            return True
         pulled_at = self.pulled_at[worker]
         if pulled_at == self.clock:
             return False

@@ -136,7 +136,8 @@ def run_on_devices(
     def programs(begin: RunState) -> Programs:
         kept = _on_workers(as_batches(batches, run.num_workers), placement, begin)
         kept = kept if local is None else LocalBatches(kept, local)
-        return Programs(run.transition, kept, placement, begin, retries=run.policy.retries)
+        interruptible = run.policy.interrupt is not None
+        return Programs(run.transition, kept, placement, begin, retries=run.policy.retries, interruptible=interruptible)
 
     return run.execute(programs, lambda programs: Waiters(run.num_workers, gate))
 

@@ -9,7 +9,7 @@ from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLost
 from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.roster import INFINITY, Commit, Dispatch, Pull, Record, Roster
+from gemjax.engines.devices.roster import INFINITY, Commit, Dispatch, Interrupt, Pull, Record, Roster
 from gemjax.engines.result import Callback, Progress, RunFailedError, RunWarning
 from gemjax.protocol.local_steps import PeriodsEndError
 
@@ -34,7 +34,9 @@ class Scheduler:
         if self.programs.prefetcher is not None:
             self.programs.prefetcher.on_read(self.waiters.wake)
         with self.members.waking(self.waiters.wake):
-            measured = ("network",) if self.programs.measures_network else ()
+            interrupts = self.policy.interrupt is not None
+            there = {"network": self.programs.measures_network, "interrupted": interrupts}
+            measured = tuple(name for name, measures in there.items() if measures)
             self.history.begin(self.programs.reported, measured, **self.programs.placement.names())
             self.roster = Roster(
                 self.policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
@@ -112,6 +114,8 @@ class Scheduler:
                     self.commit(worker, arrival)
                 case Pull(worker):
                     self.pull(worker)
+                case Interrupt(worker):
+                    self.programs.interrupt(worker)
                 case Record(event, worker, step, error):
                     fields = {} if error is None else {"error": repr(error)[:500]}
                     self.history.event(event, self.history.now(), worker=worker, step=step, **fields)
@@ -152,7 +156,8 @@ class Scheduler:
             return self.roster.fault(worker, error)
         report = self.programs.commit(worker, gradient)
         # Without the gradient, so that its memory is freed.
-        self.history.pending.append(Pending(arrival._replace(gradient=None), now, draw, report))
+        arrival = arrival._replace(gradient=None, interrupted=self.roster.interruptions[worker])
+        self.history.pending.append(Pending(arrival, now, draw, report))
         self.roster.committed(worker)
         try:
             self.programs.deliver(worker)

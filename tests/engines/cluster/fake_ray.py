@@ -45,7 +45,9 @@ class FakeRay(types.ModuleType):
     def available_resources(self):
         return {}
 
-    def remote(self, kind):
+    def remote(self, kind=None, concurrency_groups=None):
+        if kind is None:
+            return self.remote
         return types.SimpleNamespace(
             options=lambda **options: types.SimpleNamespace(remote=lambda *arguments: self._make(kind, *arguments))
         )
@@ -96,7 +98,9 @@ class Handle:
                 reply.set_exception(ray.exceptions.ActorUnavailableError(GONE, None))
 
     def __getattr__(self, method):
-        def options(num_returns):
+        def options(num_returns=1, concurrency_group=None):
+            if concurrency_group is not None:  # It overtakes the calls in the actor's thread.
+                return types.SimpleNamespace(remote=getattr(self.actor, method))
             return types.SimpleNamespace(remote=lambda *arguments: self.call_for(num_returns, method, arguments))
 
         return types.SimpleNamespace(remote=lambda *arguments: self.call(method, arguments), options=options)

@@ -55,6 +55,9 @@ def test_without_a_bound_every_worker_may_commit():
         ({"deadline": 0.0}, "deadline must be a positive number of seconds"),
         ({"deadline": float("inf")}, "deadline must be a positive number of seconds or None"),
         ({"max_staleness": 3, "quorum": 2}, "max_staleness and quorum both decide"),
+        ({"interrupt": 0}, "interrupt must be an int of at least 1, got 0"),
+        ({"max_staleness": 3, "interrupt": 2}, "give only one of the three"),
+        ({"quorum": 2, "interrupt": 2}, "give only one of the three"),
     ],
 )
 def test_values_outside_their_range_are_refused(fields, message):

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.roster import Commit, Dispatch, Pull, Record, Roster
+from gemjax.engines.devices.roster import Commit, Dispatch, Interrupt, Pull, Record, Roster
 
 ERROR = OSError("the device is lost")
 FOREVER = float("inf")
@@ -52,6 +52,9 @@ class Run:
                 assert worker not in self.computing, "a view is sent to a worker that computes"
                 self._commit(worker, gradient)
                 return "commit", worker
+            case Interrupt(worker):
+                assert worker in self.computing, "nothing to interrupt"
+                return "call back", worker
             case Pull(worker):
                 assert worker not in self.computing, "a view is sent to a worker that computes"
                 if worker in self.lost:
@@ -159,6 +162,55 @@ def test_pacing_renews_a_view_that_could_never_commit():
     run = Run(3, max_staleness=1)
     run.go()
     assert run.arrive(0) == [("commit", 0), ("pull", 2), ("dispatch", 2)]
+
+
+def test_a_worker_is_called_back_once_and_its_gradient_is_dropped():
+    run = Run(2, interrupt=2)
+    run.go()
+    assert run.arrive(0) == [("commit", 0), ("dispatch", 0)]
+    assert run.arrive(0) == [("commit", 0), ("call back", 1), ("dispatch", 0)]
+    assert run.arrive(0) == [("commit", 0), ("dispatch", 0)]  # It has not come back yet.
+    assert run.arrive(1) == [("interrupt", 1), ("pull", 1), ("dispatch", 1)]
+    assert (run.roster.steps, run.roster.interruptions) == ([3, 0], [0, 1])
+    assert run.arrive(1) == [("commit", 1), ("dispatch", 1)]
+    assert (run.staleness, run.roster.interruptions) == ([0, 0, 0, 0], [0, 0])
+
+
+def test_gradients_that_arrive_together_are_dropped_when_they_are_too_old():
+    run = Run(3, interrupt=1)
+    run.go()
+    for worker in (2, 0, 1):
+        run.roster.arrived(worker, run.computing.pop(worker), 0.0, worker)
+    assert run.go()[:3] == [("commit", 2), ("interrupt", 0), ("interrupt", 1)]
+
+
+def test_a_worker_that_is_too_old_before_it_begins_pulls():
+    run = Run(2, interrupt=1)
+    run.unread = {1}
+    run.go()
+    run.arrive(0)
+    run.unread = set()
+    assert run.go() == [("pull", 1), ("dispatch", 1)]
+
+
+def test_a_called_back_worker_may_fail_or_leave_instead():
+    run = Run(3, interrupt=1)
+    run.go()
+    assert run.arrive(0) == [("commit", 0), ("call back", 1), ("call back", 2), ("dispatch", 0)]
+    assert run.arrive(1, ERROR)[:2] == [("fault", 1), ("pull", 1)]
+    assert run.leave(2) == [("leave", 2)]
+    assert run.arrive(2) == [("late", 2)]
+    assert run.roster.interruptions == [0, 0, 0]
+
+
+def test_a_called_back_gradient_is_dropped_even_if_the_commit_before_is_refused():
+    """Its local steps may have ended early, so it is no gradient; the view is new enough."""
+    run = Run(2, interrupt=1)
+    run.go()
+    run.refuses = True
+    assert run.arrive(0) == [("commit", 0), ("call back", 1), ("dispatch", 0)]
+    run.read()
+    assert run.arrive(1) == [("interrupt", 1), ("dispatch", 1)]
 
 
 def test_a_quorum_commits_together_and_then_pulls_together():
@@ -482,6 +534,7 @@ POLICIES = {
     "sequential": {"max_staleness": 0},
     "quorum": {"quorum": 3, "grace": 1.0, "deadline": 1.0},
     "barrier": {"quorum": 5},
+    "interrupting": {"interrupt": 3, "deadline": 1.0},
 }
 
 
@@ -536,7 +589,8 @@ class Walk:
         if not any(refused for _, refused in run.reports):
             computing = (*roster.in_flight, *roster.ready)
             assert [roster.pulled_at[w] for w in computing] == [run.pulled[w] for w in computing]
-        assert max(run.staleness, default=0) <= self.policy.get("max_staleness", FOREVER)
+        bound = self.policy.get("max_staleness", self.policy.get("interrupt", FOREVER) - 1)
+        assert max(run.staleness, default=0) <= bound
         assert max(collections.Counter(roster.devices[w] for w in roster.in_flight).values(), default=0) <= Roster.ROOM
         if roster.is_short:
             assert not roster.pulling
@@ -589,4 +643,5 @@ def test_the_random_runs_cover_everything():
         for _ in range(600):
             walk.follow(walk.event())
         seen += walk.seen
-    assert set(seen) == {"dispatch", "commit", "pull", "fault", "retire", "hang", "late", "join", "leave"}
+    interrupted = {"call back", "interrupt"}
+    assert set(seen) == {"dispatch", "commit", "pull", "fault", "retire", "hang", "late", "join", "leave"} | interrupted

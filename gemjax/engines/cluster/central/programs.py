@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gemjax.engines.cluster.actor import Reply, Task
+from gemjax.engines.cluster.actor import Reply
 from gemjax.engines.cluster.central.actor import CentralActor
 from gemjax.engines.cluster.central.driver import DividedCentral
 from gemjax.engines.cluster.cluster import settings
@@ -52,7 +52,7 @@ class DividedPrograms(ClusterPrograms):
     def compute(self, worker: int, selected: None) -> Callable[[], tuple[Any, float]]:
         """Do what :meth:`ClusterPrograms.compute` does; the view is in Ray's memory already."""
         view: Any = self._views[worker]
-        local, task = self._local[worker], Task(worker, self.steps[worker], self.draws[worker])
+        local, task = self._local[worker], self._next_task(worker)
         places = self.central.commit_program.view_places, self.central.commit_program.gradient_places
 
         def send() -> tuple[Any, float]:

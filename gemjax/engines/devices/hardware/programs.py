@@ -5,6 +5,7 @@ import concurrent.futures
 import functools
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from gemjax.engines.devices.hardware.packing import Packed, Packer, pack_whole, 
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, split_batch, whole
+from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, View, view_of
 from gemjax.engines.worker import WorkerStep
@@ -116,8 +118,16 @@ class CentralPrograms(abc.ABC):
         """Dispatch the worker's gradient on its view; return at once."""
 
     @abc.abstractmethod
-    def bring(self, gradient: Any) -> Any:
-        """Send a gradient to the devices of the central variable; a failure leaves the latter untouched."""
+    def bring(self, gradient: Any) -> tuple[Any, PyTree]:
+        """Send a gradient to the devices of the central variable; a failure leaves the latter untouched.
+
+        Returns:
+          What :meth:`commit` takes: the packed gradient there, and the state of the worker's local optimizer.
+        """
+
+    @abc.abstractmethod
+    def interrupt(self, worker: int) -> None:
+        """Ask the worker to end its computation early, if it can; what then arrives is no gradient."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -145,7 +155,7 @@ class CentralPrograms(abc.ABC):
             return self._local[worker]
         return self._settle(self._views[worker], self._local[worker], self._moved[worker])
 
-    def commit(self, worker: int, packed: Any) -> jax.Array:
+    def commit(self, worker: int, brought: tuple[Any, PyTree]) -> jax.Array:
         """Dispatch the commit of a gradient and the pull that follows; return the report's array at once.
 
         The commit holds from then on, even if the worker is lost. :meth:`deliver` sends the pulled view.
@@ -153,6 +163,7 @@ class CentralPrograms(abc.ABC):
         Raises:
           RunFailedError: if the devices of the central variable fail.
         """
+        packed, self._moved[worker] = brought
         report = self._at_central(worker, packed, commits=True)
         self.steps[worker] += 1
         self.draws[worker], self._drawn = self._drawn, self._drawn + 1
@@ -233,22 +244,26 @@ class Programs(CentralPrograms):
       transition: the run's transition, bound.
       batches, placement, state: its batches, its devices, and the state to begin with.
       retries: attempts after the first one to read a batch before the run.
+      interruptible: True if local steps are to end early when asked (:meth:`interrupt`).
     """
 
     def __init__(
-        self, transition: Transition, batches: Any, placement: Placement, state: RunState, *, retries: int = 0
-    ):
+        self, transition: Transition, batches: Any, placement: Placement, state: RunState, *, retries: int = 0,
+        interruptible: bool = False,
+    ):  # fmt: skip
         self._selections = Selections(batches, transition.num_workers, retries)
         self.prefetcher = self._selections.prefetcher
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
         super().__init__(transition, batches, placement, state, placement.workers, self._selections.example())
-        compute = packed_gradient(transition, batches, self.packers)
+        if interruptible and transition.local is not None:
+            compiled = lambda place: stepwise(transition, batches, self.packers, place, packed_gradient)
+        else:
+            compute = packed_gradient(transition.gradient, batches, self.packers)
+            compiled = lambda place: jax.jit(functools.partial(compute, place=place))
         # All single devices share one program; workers of several devices have one each.
-        alone = jax.jit(functools.partial(compute, place=None))
-        self._compute = {
-            place: jax.jit(functools.partial(compute, place=place)) if isinstance(place, tuple) else alone
-            for place in placement.workers
-        }
+        alone = compiled(None)
+        self._compute = {place: compiled(place) if isinstance(place, tuple) else alone for place in placement.workers}
+        self._interrupted = [threading.Event() for _ in placement.workers]  # One per gradient in flight.
 
     def warm_up(self) -> None:
         """Compile all programs: those of the workers, one per device, and the commit.
@@ -262,7 +277,8 @@ class Programs(CentralPrograms):
         def run_once(worker):
             with enable_x64(x64):
                 batch = self._selections.example(worker, lambda: self.select(worker))
-                gradient = jax.block_until_ready(self.compute(worker, batch))
+                gradient = self.compute(worker, batch)
+                gradient = jax.block_until_ready(gradient() if callable(gradient) else gradient)
                 self._settled(worker)
                 return gradient
 
@@ -271,7 +287,7 @@ class Programs(CentralPrograms):
         at_once = 1 if accelerated else min(len(first), os.cpu_count() or 1)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             gradients = list(pool.map(run_once, first.values()))
-        self.central.warm_up(self.central.bring(gradients[0]))
+        self.central.warm_up(self.central.bring(gradients[0][0]))
 
     def is_ready(self, worker: int) -> bool:
         """Return True if :meth:`select` would not wait for data that have to be read; begin to read them otherwise."""
@@ -286,32 +302,46 @@ class Programs(CentralPrograms):
         return self._views[worker]
 
     def compute(self, worker: int, selected: PyTree) -> PyTree:
-        """Dispatch the worker's gradient on its view; return at once."""
+        """Dispatch the worker's gradient on its view; return at once.
+
+        Returns:
+          The packed gradient and the new state of the local optimizer. If local steps can be interrupted: a function that makes
+          them and returns that, or ``None`` after an interruption; it is called in the worker's thread.
+        """
         place = self.placement.workers[worker]
         data, selection = selected
         data = self._data[place] if data is None else jax.device_put(data, whole(place))
         view, local, event = self._views[worker], self._local[worker], event_of(worker, self.steps[worker])
-        gradient, self._moved[worker] = self._compute[place](view, local, data, selection, event)
-        return gradient
+        compute, arguments = self._compute[place], (view, local, data, selection, event)
+        if not isinstance(compute, Stepwise):
+            return compute(*arguments)
+        self._interrupted[worker] = interrupted = threading.Event()
+        return lambda: compute(interrupted.is_set, int(selection[1]), arguments)
 
-    def bring(self, gradient: Packed) -> Packed:
+    def interrupt(self, worker: int) -> None:
+        self._interrupted[worker].set()
+
+    def bring(self, gradient: tuple[Packed, PyTree]) -> tuple[Packed, PyTree]:
+        packed, moved = gradient
         if isinstance(self.placement.central, tuple):
-            return self.central.bring(gradient)
-        return send(gradient, self.placement.central)
+            return self.central.bring(packed), moved
+        return send(packed, self.placement.central), moved
 
     def send(self, worker: int, packed_view: Packed) -> Packed:
         """Send a packed view to its worker; return at once."""
         return send(packed_view, self.placement.workers[worker])
 
-    def commit(self, worker: int, packed: Packed) -> jax.Array:
+    def commit(self, worker: int, brought: tuple[Packed, PyTree]) -> jax.Array:
         step, draw = self.steps[worker], self.draws[worker]
-        report = super().commit(worker, packed)
+        report = super().commit(worker, brought)
         self._selections.drop(worker, step, draw)
         return report
 
     def close(self) -> None:
-        """Prefetch no more data."""
+        """Prefetch no more data, and let no local steps go on."""
         self._selections.close()
+        for interrupted in self._interrupted:
+            interrupted.set()
 
 
 class Packers(NamedTuple):
@@ -327,25 +357,40 @@ def packers(
     """Return the packers of views with outcomes, and of gradients, from arrays or shapes; larger leaves are apart."""
     data, selection = example
     data = batches.data if data is None else data
-    compute = functools.partial(gradient_at, step, batches, None)
+    compute = functools.partial(gradient_at, step.gradient, batches, None)
     shapes = jax.eval_shape(compute, view[0], local, data, selection, event_of(0, 0))
     return Packers(pack_whole(view, central, largest), pack_whole(shapes._replace(local=()), central, largest))
 
 
-def packed_gradient(step: WorkerStep, batches: Any, packed_as: Packers) -> Callable:
-    """Return ``compute(packed, local, data, selection, event, place) -> (packed gradient, new local)``."""
+def packed_gradient(gradient: Callable, batches: Any, packed_as: Packers) -> Callable:
+    """Return ``compute(packed, local, data, selection, event, place) -> (packed gradient, new local)``.
+
+    ``gradient`` is :meth:`gemjax.engines.worker.WorkerStep.gradient`.
+    """
 
     def compute(packed, local, data, selection, event, place):
-        sent = gradient_at(step, batches, place, packed_as.views.unpack(packed)[0], local, data, selection, event)
+        sent = gradient_at(gradient, batches, place, packed_as.views.unpack(packed)[0], local, data, selection, event)
         return packed_as.gradients.pack(sent._replace(local=())), sent.local
 
     return compute
 
 
-def gradient_at(step, batches, place, view, local, data, selection, event):
+def gradient_at(gradient, batches, place, view, local, data, selection, event):
     """Compute a gradient from the selection of its batch."""
     batch = split_batch(place, batches.batch(data, selection))
-    return step.gradient(view._replace(local=local), batch, event[0], event[1])
+    return gradient(view._replace(local=local), batch, event[0], event[1])
+
+
+def stepwise(step: WorkerStep, batches: Any, packed_as: Packers, place: Place | None, finish: Callable) -> Stepwise:
+    """Return local steps that can be interrupted; ``finish`` is :func:`packed_gradient` or another one like it."""
+
+    def at(function, packed, *arguments):
+        return gradient_at(function, batches, place, packed_as.views.unpack(packed)[0], *arguments)
+
+    def send_off(function, *arguments):
+        return finish(function, batches, packed_as)(*arguments, place=place)
+
+    return Stepwise(step, at, send_off)
 
 
 def with_outcome(view: View, applied: jax.Array, keeps_local: bool) -> tuple[View, Any]:

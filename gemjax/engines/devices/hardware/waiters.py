@@ -24,6 +24,7 @@ class Arrival(NamedTuple):
     gradient: Any  # Packed; on the worker's device.
     error: BaseException | None = None
     network: float | None = None  # Seconds in which it was neither computing nor waiting for data; None on one host.
+    interrupted: int = 0  # Interruptions of its worker since the commit before.
 
 
 class Finished(NamedTuple):
@@ -141,6 +142,7 @@ def wait_for_arrays(in_transfer: list[jax.Array], gradient: Any) -> Finished:
     for array in in_transfer:
         array.block_until_ready()
         began = time.perf_counter()
+    gradient = gradient() if callable(gradient) else gradient  # Local steps, made in this thread.
     for array in jax.tree.leaves(gradient):
         array.block_until_ready()
     return Finished(gradient, began)

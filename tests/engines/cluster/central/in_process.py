@@ -48,7 +48,7 @@ class Divided:
         self._whole = jax.jit(commit._step)
         self._gradient = jax.jit(
             lambda view, local, data, selection, event: gradient_at(
-                transition, self.batches, None, view, local, data, selection, event
+                transition.gradient, self.batches, None, view, local, data, selection, event
             )
         )
 

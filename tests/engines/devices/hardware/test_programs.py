@@ -130,5 +130,5 @@ def test_views_have_buffers_of_their_own(make, home, central_devices):
         assert buffers(views)
         assert len(buffers((central.shared, central.slots))) >= central_devices
         assert not buffers(views) & buffers((central.shared, central.slots))
-        gradient = programs.bring(programs.compute(0, programs.select(0)))
+        gradient, _ = programs.bring(programs.compute(0, programs.select(0)))
         views = [central.commit(0, gradient, COMMIT)[0]]
