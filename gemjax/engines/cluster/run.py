@@ -9,6 +9,7 @@ import optax
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.cluster.central.first import first_state
 from gemjax.engines.cluster.central.programs import DividedPrograms
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import COMPRESSIONS
@@ -19,7 +20,7 @@ from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.result import Callback, Result
-from gemjax.engines.transition import RunState, workers_of
+from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
@@ -163,4 +164,4 @@ def run_on_cluster(
         return made
 
     with contextlib.ExitStack() as stack:
-        return run.execute(programs, waiters)
+        return run.execute(programs, waiters, Transition.init if workers.central_hosts is None else first_state)

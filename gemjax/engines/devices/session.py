@@ -68,6 +68,7 @@ class Run:
         self,
         make_programs: Callable[[RunState], CentralPrograms],
         make_waiters: Callable[[Any], Waiters],
+        first_state: Callable[[Transition, PyTree, PyTree], RunState] = Transition.init,
     ) -> Result:
         """Run, with the transport's programs for the state to begin with, and its waiters for these programs.
 
@@ -79,7 +80,7 @@ class Run:
             params, model_state = jax.tree.map(on_host, (self.params, self.model_state))
             self.transition = self.transition.bind(params, model_state)
             if self.state is None or self.recorded is None:
-                begin = self.transition.init(params, model_state)
+                begin = first_state(self.transition, params, model_state)
             else:
                 begin = checked_state(self.state, jax.eval_shape(self.transition.init, params, model_state))
                 begin = continued(begin, self.recorded)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.cluster.central.commit import Arrays, Commit, Part
+from gemjax.engines.cluster.central.first import First
 
 
 class CentralActor:
@@ -36,6 +37,11 @@ class CentralActor:
         self._slots: list[Arrays] = []
         self._gradient_here, self._view_here = (self._commit.gradient_at(place), self._commit.view_at(place))
         return "divided", self._commit.digest
+
+    def make_first(self, given: list, num_workers: int) -> None:
+        """Begin with the first state, from the leaves of parameters and model state that this part needs for it."""
+        shared, self._slots = First(self._commit).make(self._place, jax.tree.map(jnp.array, given), num_workers)
+        self._part, self._version = Part(self._commit, self._place, shared, self._slots), 0
 
     def load(self, shared: Arrays) -> None:
         """Begin with leaves of what all workers share."""

@@ -10,8 +10,9 @@ import numpy as np
 
 from gemjax.engines.cluster.actor import Scattered
 from gemjax.engines.cluster.central import division
-from gemjax.engines.cluster.central.commit import Commit, Part, Recipe
+from gemjax.engines.cluster.central.commit import Arrays, Commit, Part, Recipe
 from gemjax.engines.cluster.central.division import DRIVER
+from gemjax.engines.cluster.central.first import First, is_unmade
 from gemjax.engines.cluster.cluster import sent_by_value
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
@@ -85,17 +86,28 @@ class DividedCentral:
                 "a central actor has divided the commit in another way than the driver; let all hosts have the same versions "
                 "of Python, JAX, optax and gemjax"
             )
-        shared = commit.shared(state)
+        self._driver = Part(commit, DRIVER, *(self._make(state) if is_unmade(state) else self._send(state)))
+        self._begin, self._version = None, 0
+
+    def _make(self, state: RunState) -> tuple[Arrays, list[Arrays]]:
+        """Let each actor make its own leaves of the first state; return those of the driver."""
+        first, leaves = First(self.commit_program), jax.tree.leaves(keys.as_data((state.params, state.model_state)))
+        given = lambda place: [np.asarray(leaves[index]) for index in first.inputs(place)]
+        self._each(lambda actor, place: actor.make_first.remote(given(place), self.num_workers))
+        return jax.device_put(first.make(DRIVER, given(DRIVER), self.num_workers), self._here)
+
+    def _send(self, state: RunState) -> tuple[Arrays, list[Arrays]]:
+        """Send each actor its own leaves of a state that is here; return those of the driver."""
+        commit = self.commit_program
         on_host = lambda arrays: jax.tree.map(np.asarray, arrays)
         own = lambda arrays: jax.device_put(commit.at(DRIVER, arrays), self._here)
+        shared, kept = commit.shared(state), []
         self._each(lambda actor, place: actor.load.remote(on_host(commit.at(place, shared))))
-        kept = []
         for worker in range(self.num_workers):  # One at a time, as none of them may have room twice.
             slot = commit.slot(state, worker)
             self._each(lambda actor, place, slot=slot: actor.load_slot.remote(on_host(commit.at(place, slot))))
             kept.append(own(slot))
-        self._driver = Part(commit, DRIVER, own(shared), kept)
-        self._begin, self._version = None, 0
+        return own(shared), kept
 
     @property
     def _here(self) -> jax.Device:

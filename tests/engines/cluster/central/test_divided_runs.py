@@ -1,5 +1,6 @@
 """Runs whose central variable is divided over actors, on a fake Ray of threads, and on Ray."""
 
+import gc
 import sys
 import threading
 
@@ -19,6 +20,13 @@ from gemjax.testing import Faults
 N = 3
 GEM = gemjax.gem(0.05, num_workers=N)
 LOST = "divided over 2 actors, has lost one of them with its part; continue from the last checkpoint"
+
+
+MATRICES = Problem(
+    lambda params, batch: sum(jnp.sum((leaf - batch) ** 2) for leaf in jax.tree.leaves(params)),
+    {name: np.ones((32, 32)) for name in "abc"},
+    lambda worker, step: jnp.sin(1.0 * worker + step),
+)
 
 
 @pytest.fixture
@@ -80,6 +88,26 @@ def test_no_large_array_passes_through_the_driver(fake, x64):
     for method, arguments in fake.calls[begun:]:
         sent = [part for part in jax.tree.leaves(arguments) if isinstance(part, np.ndarray)]
         assert all(array.size <= division.SMALL for array in sent), method
+
+
+def size(tree):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if hasattr(leaf, "nbytes"))
+
+
+def test_the_first_state_is_made_by_the_actors(fake, x64):
+    """The driver holds parameters, and sends each of them once; before it held the views of all workers, too."""
+    workers, held = 16, []
+    gc.collect()
+    before = size(jax.live_arrays())
+    fake.lose = lambda actor, method, arguments: (
+        held.append(size(jax.live_arrays()) - before) if method == "begin" else None
+    )
+    tx = gemjax.gem(0.05, num_workers=workers)
+    run(tx, MATRICES, 5, cluster=gemjax.Cluster(workers, central_hosts=2))
+    begun = next(index for index, (method, _) in enumerate(fake.calls) if method == "read")
+    sent = sum(size(arguments) for _, arguments in fake.calls[:begun])
+    assert size(MATRICES.params) <= sent < 1.1 * size(MATRICES.params)
+    assert min(held) < 2 * size(MATRICES.params)
 
 
 def test_states_of_local_optimizers_travel(fake, x64):
