@@ -1,6 +1,7 @@
 """A module like Ray whose actors are threads of this process, for tests of the engine without processes."""
 
 import concurrent.futures
+import functools
 import pickle
 import types
 
@@ -96,8 +97,9 @@ class Handle:
                 reply.set_exception(ray.exceptions.ActorUnavailableError(GONE, None))
 
     def __getattr__(self, method):
-        def options(num_returns):
-            return types.SimpleNamespace(remote=lambda *arguments: self.call_for(num_returns, method, arguments))
+        def options(num_returns=None, concurrency_group=None):  # An actor has one thread for all groups.
+            call = self.call if num_returns is None else functools.partial(self.call_for, num_returns)
+            return types.SimpleNamespace(remote=lambda *arguments: call(method, arguments))
 
         return types.SimpleNamespace(remote=lambda *arguments: self.call(method, arguments), options=options)
 
@@ -125,7 +127,7 @@ class Handle:
     def copied(self, part):
         if isinstance(part, (Put, concurrent.futures.Future)):
             part = self.fake.get(part)
-        return pickle.loads(pickle.dumps(part))
+        return pickle.loads(self.fake.cloudpickle.dumps(part))
 
     def serve(self, method, arguments, reply):
         actor = self.actor
