@@ -260,7 +260,7 @@ class Cluster:
             self.end_central()
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         options |= {"concurrency_groups": {FILES: 1}}
-        make = imported_ray().remote(kind).options(**options | self._environment)
+        make = imported_ray().remote(**options | self._environment)(kind)
         self._central_actors.append([make.remote(_paths()) for _ in range(parts)])
         return self._central_actors[-1]
 

@@ -46,10 +46,12 @@ class FakeRay(types.ModuleType):
     def available_resources(self):
         return {}
 
-    def remote(self, kind):
-        return types.SimpleNamespace(
-            options=lambda **options: types.SimpleNamespace(remote=lambda *arguments: self._make(kind, *arguments))
-        )
+    def remote(self, *kinds, **options):
+        def made(kind):
+            make = types.SimpleNamespace(remote=lambda *arguments: self._make(kind, *arguments))
+            return types.SimpleNamespace(options=lambda **options: make, remote=make.remote)
+
+        return made(*kinds) if kinds else made
 
     def _make(self, kind, *arguments):
         self.handles.append(Handle(self, len(self.handles), kind, arguments))
