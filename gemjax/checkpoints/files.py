@@ -26,11 +26,14 @@ _writing: dict[Future, Path] = {}  # Writes in progress.
 
 def write_digests(checkpoint: Path) -> None:
     """Note the sizes and digests of the files of a checkpoint, for :func:`damage_of`."""
-    digests = {
-        path.relative_to(checkpoint).as_posix(): _digest(path)
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and path.name != DIGESTS
-    }
+    paths, digests = sorted(checkpoint.rglob("*")), {}
+    for noted in (path for path in paths if path.name == DIGESTS):  # By the writer of a part.
+        part = noted.parent.relative_to(checkpoint)
+        digests |= {(part / name).as_posix(): digest for name, digest in json.loads(noted.read_bytes()).items()}
+    for path in paths:
+        name = path.relative_to(checkpoint).as_posix()
+        if path.is_file() and path.name != DIGESTS and name not in digests:
+            digests[name] = _digest(path)
     (checkpoint / DIGESTS).write_text(json.dumps(digests, indent=0), encoding="utf-8")
 
 

@@ -94,5 +94,5 @@ def fedbuff(
     parts = [displacements(), gather(buffer_size, weight_by_name(weight, mean_staleness))]
     if inner is not None:
         check_method("inner", inner)
-        parts.append(optax.conditionally_transform(inner, lambda commit, **_: commit % buffer_size == buffer_size - 1))
+        parts.append(optax.conditionally_transform(inner, lambda step, **_: step % buffer_size == buffer_size - 1))
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

@@ -63,6 +63,8 @@ class RunCallback:
         self.stops = sorted({*self.evaluations.tolist(), *saves})  # Of a simulation.
         self._evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
+        # Of a divided central variable, whose first state no process has whole, after the first commits.
+        self.first_is_due = config.central_hosts > 0 and done == 0
         self._saved_after_error = False
 
     def __call__(self, progress: gemjax.Progress) -> bool:
@@ -86,9 +88,10 @@ class RunCallback:
             self.scalars.progress(done, progress.history, self.line.rate)
         with self._warning_of_failure():
             self.checkpoints.wait(timeout=0)
-        if done > self._saved and self._is_time_to_save(done):
+        if self.first_is_due or (done > self._saved and self._is_time_to_save(done)):
             with self._warning_of_failure():
                 self.save(progress.state(), progress.trace())
+            self.first_is_due = False
             self._saved, self._saved_at = done, time.perf_counter()
 
     def _is_time_to_save(self, done: int) -> bool:
