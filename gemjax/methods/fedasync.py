@@ -27,7 +27,7 @@ def mix_with_worker(weight: Weight | None = None) -> optax.GradientTransformatio
     Returns:
       A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It keeps one
       copy of the parameters per worker (its view), offers the diagnostic ``compensation``, the share by which a commit is
-      shortened, and multiplies the diagnostic ``learning_rate`` of the chain.
+      damped, and multiplies the diagnostic ``learning_rate`` of the chain.
     """
 
     def update_fn(

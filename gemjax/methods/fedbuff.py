@@ -22,7 +22,7 @@ def fedbuff(
 
     Workers run local steps and commit their displacements. A step averages the next :math:`K` that arrive, several of them
     possibly from one worker. It is less noisy than one displacement, and no worker waits for a slow one. A stale displacement
-    counts less.
+    is damped.
 
     .. math::
 
