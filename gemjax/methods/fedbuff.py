@@ -1,5 +1,6 @@
 """FedBuff: displacements are buffered, and their weighted mean makes a step (Nguyen et al., 2022)."""
 
+import jax.numpy as jnp
 import optax
 
 from gemjax.methods.gather import Weight, gather, weight_by_name
@@ -94,5 +95,7 @@ def fedbuff(
     parts = [displacements(), gather(buffer_size, weight_by_name(weight, mean_staleness))]
     if inner is not None:
         check_method("inner", inner)
-        parts.append(optax.conditionally_transform(inner, lambda step, **_: step % buffer_size == buffer_size - 1))
+        parts.append(
+            optax.conditionally_transform(inner, lambda step, **_: jnp.asarray(step) % buffer_size == buffer_size - 1)
+        )
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)
