@@ -195,3 +195,33 @@ def test_the_newest_is_loaded_though_it_is_removed_between_its_choice_and_its_re
 
         monkeypatch.setattr(reader, "_identity", then_save)
         assert len(reader.load(like())[1]) == 7
+
+
+FORKED = """
+import concurrent.futures, multiprocessing, os, sys
+import gemjax
+from orbax.checkpoint import v1 as ocp
+
+stdin = os.dup(0)  # multiprocessing closes the other one.
+
+def child():
+    print("forked", flush=True)
+    os.read(stdin, 1)
+
+ocp.save_checkpointables_async = lambda path, *_, **__: os.mkdir(path) or concurrent.futures.Future()
+state = gemjax.initial_state(gemjax.asgd(0.1), 0.0)
+gemjax.Checkpoints(sys.argv[1]).save(state, gemjax.Trace([]), wait=False)
+multiprocessing.get_context("fork").Process(target=child).start()
+os._exit(0)  # As if it were killed.
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_was_forked_during_a_write_neither_keeps_the_lock_nor_waits_for_the_write(tmp_path, monkeypatch):
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"forked\n"
+        process.wait()
+        monkeypatch.setattr(lock, "PATIENCE", 0)
+        lock.hold(tmp_path)()
+        assert process.communicate(timeout=60) == (b"", None)  # The forked process ends, too.

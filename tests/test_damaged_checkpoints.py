@@ -262,6 +262,16 @@ def test_missing_digests_are_damage(saved, tmp_path):
         _ = checkpoints.metadata
 
 
+def test_digests_of_another_kind_are_damage(saved, tmp_path):
+    """Deeply nested JSON ended in a RecursionError."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    for text, what in (("[" * 100_000, "RecursionError"), ("[]", "AttributeError"), ('{"a": 1}', "TypeError")):
+        (tmp_path / "5" / files.DIGESTS).write_text(text)
+        assert refusal(tmp_path).startswith(
+            f"{tmp_path}: checkpoint 5 is damaged: its file {files.DIGESTS} cannot be read ({what})"
+        )
+
+
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_arrays_without_elements_train_and_are_restored(tmp_path, engine):
     params = {"x": jnp.ones(3), "none": jnp.zeros((2, 0, 4), jnp.bfloat16), "keys": jnp.zeros(0)}

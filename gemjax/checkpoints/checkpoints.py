@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax.checkpoints import contents, files, lock
+from gemjax.checkpoints import contents, files, lock, parts
 from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
 from gemjax.checkpoints.quiet import quietly
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
+from gemjax.engines.memory import Elsewhere
 from gemjax.engines.transition import RunState
-from gemjax.protocol.checks import check_positive_int
+from gemjax.protocol.checks import check_bool, check_positive_int
 from gemjax.protocol.trace import Trace
 
 STATE = "state"  # Folder of the arrays of a checkpoint.
@@ -38,8 +39,7 @@ class Checkpoints:
       read_only: True to only load, while another process may write to the folder.
 
     Raises:
-      TypeError: if ``keep`` is neither an int nor ``None``.
-      ValueError: if ``keep`` is not positive.
+      ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
       NotADirectoryError: if there is a file of this name.
     """
 
@@ -48,6 +48,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike, keep: int | None = 2, *, read_only: bool = False):
         if keep is not None:
             check_positive_int("keep", keep)
+        check_bool("read_only", read_only)
         self.folder, self.keep, self.read_only = Path(folder).absolute(), keep, read_only
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is not a folder; give another name, or remove the file")
@@ -86,14 +87,16 @@ class Checkpoints:
         """
         if self.read_only:
             raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
-        custom_metadata = contents.metadata_of(state, trace, metadata)
+        data = keys.as_data(state)
+        owners = parts.by_owner(data)
+        custom_metadata = contents.metadata_of(state, trace, metadata, [arrays for _, arrays in owners])
         self.wait()
         contents.check_finite(state.params, f"{self.folder}: the state after {len(trace)} commits", self.latest)
-        plain = contents.without_empty(keys.as_data(state))
+        plain = contents.without_empty(parts.without_owned(data))
         tree: Any = {"state": plain}
         if len(trace):
             tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
-        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree, data)))
         with self._recovering(), lock.alone_in(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
             release = lock.hold(self.folder)
@@ -111,9 +114,11 @@ class Checkpoints:
                         stacklevel=2,
                     )
                 unfinished = files.unfinished(self.folder, len(trace))
+                kept = parts.keep(owners, unfinished)
                 response = ocp.save_checkpointables_async(
                     str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
                 )
+                response = parts.Written(response, kept, unfinished)
             except BaseException:
                 release()
                 raise
@@ -195,13 +200,17 @@ class Checkpoints:
 
         return self._steadily(None, read)
 
-    def load(self, like: RunState, commits: int | None = None) -> tuple[RunState, Trace, dict[str, Any]]:
+    def load(
+        self, like: RunState, commits: int | None = None, *, in_files: bool = False
+    ) -> tuple[RunState, Trace, dict[str, Any]]:
         """Load a checkpoint.
 
         Args:
           like: a state of the same structure, shapes and dtypes, such as the initial state of the run; or its shapes
             (``jax.ShapeDtypeStruct``), with the shardings that the arrays are to have.
           commits: those of the checkpoint; ``None`` (default) loads the newest one.
+          in_files: True to leave large arrays in their files. As ``state=`` of a run with ``central_hosts`` each is read by the
+            actor that needs it; ``np.asarray`` reads one here, and other engines read all.
 
         Returns:
           ``(state, trace, metadata)`` as given to :meth:`save`.
@@ -212,13 +221,13 @@ class Checkpoints:
             implementation, or not written by gemjax; the message names its folder. Changed files are found by digests, which
             checkpoints of older versions do not have.
         """
-        like = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "sharding") else jnp.asarray(leaf), like)
+        like = jax.tree.map(_as_like, like)
 
         def read(found: int | None) -> tuple[RunState, Trace, dict[str, Any]]:
             if found is None or found not in self.commits:
                 what = "checkpoint to continue from" if commits is None else f"checkpoint {commits}"
                 raise FileNotFoundError(f"{self.folder} holds no {what}")
-            return self._load(like, found)
+            return self._load(like, found, in_files)
 
         return self._steadily(commits, read)
 
@@ -237,7 +246,7 @@ class Checkpoints:
                 if self._identity(latest) == found:
                     return value  # Otherwise it may be of two checkpoints.
 
-    def _load(self, like: RunState, latest: int) -> tuple[RunState, Trace, dict[str, Any]]:
+    def _load(self, like: RunState, latest: int, in_files: bool) -> tuple[RunState, Trace, dict[str, Any]]:
         """Load the checkpoint of so many commits."""
         self._check_files(latest)
         (metadata, shapes), name = self._read_metadata(latest), self._name(latest)
@@ -246,14 +255,18 @@ class Checkpoints:
         if metadata.get("num_workers") != num_workers:
             raise contents.damaged(name, "num_workers", metadata.get("num_workers"), num_workers)
         plain = keys.as_data(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
-        abstract: Any = {"state": jax.tree.map(contents.readable, contents.without_empty(plain))}
+        named = zip(contents.names(like), jax.tree.leaves(like), strict=True)
+        stays = [in_files and parts.can_stay(*one) for one in named]
+        plan = parts.Plan(plain, contents.names(plain), metadata["parts"], stays)
+        abstract: Any = {"state": plan.abstract(contents.readable)}
         if latest:
             abstract["trace"] = {name: np.empty(latest, kind) for name, kind in contents.KINDS.items()}
 
         def read():
-            tree: Any = ocp.load_checkpointables(str(files.path_of(self.folder, latest)), {STATE: abstract})[STATE]
+            checkpoint = files.path_of(self.folder, latest)
+            tree: Any = ocp.load_checkpointables(str(checkpoint), {STATE: abstract})[STATE]
             trace = Trace(**tree.get("trace", {"worker": []}), num_workers=num_workers)
-            return contents.with_empty(tree["state"], plain), trace
+            return plan.filled(tree["state"], checkpoint, STATE, abstract), trace
 
         state, trace = self._read(latest, read)
         return keys.as_keys(state, like), trace, metadata["user"]
@@ -302,3 +315,11 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _as_like(leaf: Any) -> Any:
+    """Return an array, or shape, dtype and sharding of one."""
+    if isinstance(leaf, Elsewhere):
+        host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host)
+    return leaf if hasattr(leaf, "sharding") else jnp.asarray(leaf)

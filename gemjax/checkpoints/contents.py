@@ -1,6 +1,7 @@
 """Contents of a checkpoint: metadata and arrays, described when they are saved and checked when they are loaded."""
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -9,17 +10,26 @@ import numpy as np
 
 from gemjax.checkpoints.errors import CheckpointError, damage
 from gemjax.checkpoints.files import HAS_DIGESTS
+from gemjax.checkpoints.parts import not_finite
 from gemjax.engines.devices.hardware import keys
 from gemjax.protocol.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Increases whenever RunState or the columns of a trace change.
+IN_PARTS = f"{FORMAT} in parts"  # With arrays in folders of their own, which earlier versions do not read.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
-def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
+def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[str]] = ()) -> dict[str, Any]:
     """Return the metadata of a checkpoint, with those of the user.
 
-    They describe what arrays of numbers do not: generators of typed keys, and arrays without elements.
+    They describe what arrays of numbers do not: generators of typed keys, arrays without elements, and, if other processes
+    write parts of the checkpoint, the part and the description of each of their arrays.
+
+    Args:
+      state: the state.
+      trace: its trace.
+      user: metadata of the user.
+      parts: per part, the numbers of its leaves in the state.
 
     Raises:
       TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON.
@@ -36,13 +46,20 @@ def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
                 f"metadata[{name!r}] is of type {type(value).__name__} and cannot be written as JSON ({error}); give numbers, "
                 "strings, truth values, None, and lists and dicts of them, as by float(x) or x.tolist()"
             ) from None
+    described = _described(keys.as_data(state))
+    name_of = names(state)
     return {
-        "format": FORMAT,
+        "format": IN_PARTS if parts else FORMAT,
         "commits": len(trace),
         "num_workers": trace.num_workers,
         HAS_DIGESTS: True,
         "generators": _generators(state),
-        "empty": {name: array for name, array in _described(keys.as_data(state)).items() if _is_empty(array)},
+        "empty": {name: array for name, array in described.items() if _is_empty(array)},
+        "parts": {
+            name_of[int(leaf)]: [part, leaf, described[name_of[int(leaf)]]]
+            for part, leaves in enumerate(parts)
+            for leaf in leaves
+        },
         "user": user or {},
     }
 
@@ -50,7 +67,7 @@ def metadata_of(state: Any, trace: Trace, user: Any) -> dict[str, Any]:
 def check_finite(params: Any, state: str, newest: int | None) -> None:
     """Raise :class:`CheckpointError` if ``params`` are not finite; ``state`` begins the message."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (count := int(jnp.sum(~jnp.isfinite(leaf)))):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and (count := not_finite(leaf)):
             kept = "there is no other" if newest is None else f"that of {newest} commits is kept"
             raise CheckpointError(
                 f"{state} is not saved, because params{jax.tree_util.keystr(path)} has {count} of {leaf.size} numbers that are "
@@ -65,15 +82,15 @@ def check_metadata(found: Any, checkpoint: str, commits: int) -> dict[str, Any]:
       CheckpointError: if they are of another format, or were changed; ``checkpoint`` begins the message.
     """
     form = found.get("format") if isinstance(found, dict) else None
-    if form != FORMAT:
+    if form not in (FORMAT, IN_PARTS):
         raise CheckpointError(
             f"{checkpoint} is of the format {str(form)[:60]!a}, but this version of gemjax reads {FORMAT!r}; continue with "
             "the version that wrote it, or start a new run"
         )
     if type(found.get("commits")) is not int or found["commits"] != commits:
         raise damaged(checkpoint, "commits", found.get("commits"), commits)
-    found = {"generators": None, "empty": {}} | found  # Older versions did not write these.
-    for name, kind in (("user", dict), ("empty", dict), ("generators", dict | None)):
+    found = {"generators": None, "empty": {}, "parts": {}} | found  # Older versions did not write these.
+    for name, kind in (("user", dict), ("empty", dict), ("parts", dict), ("generators", dict | None)):
         if not isinstance(found.get(name), kind):
             raise damaged(checkpoint, name, found.get(name), "an object")
     return found
@@ -104,7 +121,8 @@ def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any
                 f"{checkpoint} has PRNG keys of the implementation {str(found)!a} at {name!a}, but those of this run are "
                 f"{generators[name]!a}, which draw other numbers; make the keys with jax.random.key(seed, impl={str(found)!a})"
             )
-    found, expected = _described(saved["state"]) | metadata["empty"], _described(keys.as_data(like))
+    parts = {name: described for name, (_, _, described) in metadata["parts"].items()}
+    found, expected = _described(saved["state"]) | metadata["empty"] | parts, _described(keys.as_data(like))
     if found != expected:
         different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise CheckpointError(
@@ -131,11 +149,9 @@ def readable(leaf: Any) -> Any:
     return np.empty(leaf.shape, leaf.dtype) if leaf.dtype.itemsize == 8 else leaf
 
 
-def with_empty(tree: Any, like: Any) -> Any:
-    """Undo :func:`without_empty` and :func:`readable`; ``like`` has the shapes, dtypes and shardings."""
-    arrays = iter(jax.tree.leaves(tree))
-    take = lambda leaf: next(arrays) if leaf.size else np.zeros(leaf.shape, leaf.dtype)
-    return jax.tree.map(lambda leaf: jax.device_put(take(leaf), leaf.sharding), like)
+def names(tree: Any) -> list[str]:
+    """Return the name of each array."""
+    return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _described(tree: Any) -> dict[str, str]:

@@ -26,11 +26,14 @@ _writing: dict[Future, Path] = {}  # Writes in progress.
 
 def write_digests(checkpoint: Path) -> None:
     """Note the sizes and digests of the files of a checkpoint, for :func:`damage_of`."""
-    digests = {
-        path.relative_to(checkpoint).as_posix(): _digest(path)
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and path.name != DIGESTS
-    }
+    paths, digests = sorted(checkpoint.rglob("*")), {}
+    for noted in (path for path in paths if path.name == DIGESTS):  # By the writer of a part.
+        part = noted.parent.relative_to(checkpoint)
+        digests |= {(part / name).as_posix(): digest for name, digest in json.loads(noted.read_bytes()).items()}
+    for path in paths:
+        name = path.relative_to(checkpoint).as_posix()
+        if path.is_file() and path.name != DIGESTS and name not in digests:
+            digests[name] = _digest(path)
     (checkpoint / DIGESTS).write_text(json.dumps(digests, indent=0), encoding="utf-8")
 
 
@@ -92,6 +95,8 @@ def _finish_writes() -> None:
 # Before the pools of threads end, which Orbax needs; `atexit` would be too late. Functions are called in reverse order.
 ThreadPoolExecutor(1).shutdown()
 getattr(threading, "_register_atexit", atexit.register)(_finish_writes)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_writing.clear)  # The threads that write are not in the forked process.
 
 
 def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
@@ -108,7 +113,7 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
         digests = {name: (size, digest) for name, (size, digest) in digests.items()}
     except FileNotFoundError:
         return f"its file {DIGESTS} is missing" if _had_digests(checkpoint) else None
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"its file {DIGESTS} cannot be read ({type(error).__name__})"
     for name in digests if only is None else [only]:
         try:

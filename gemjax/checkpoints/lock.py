@@ -23,6 +23,7 @@ NO_LOCKS = (
     errno.EINVAL,
 )  # What file systems without locks say.
 _busy: set[tuple[Path, int]] = set()  # Folders and threads that are inside ``alone_in``.
+_held: set[int] = set()  # Locked files of this process.
 
 
 @contextlib.contextmanager
@@ -47,8 +48,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 def hold(folder: Path) -> Callable[[], None]:
     """Wait until no other object or process writes to ``folder``, and keep others out until the returned function is called.
 
-    The lock ends at the latest with its process and those that it has forked meanwhile. Where the file system has no locks,
-    there is none.
+    The lock ends at the latest with its process. Where the file system has no locks, there is none.
 
     Raises:
       BlockingIOError: if another one writes for longer than ``PATIENCE``.
@@ -62,6 +62,7 @@ def hold(folder: Path) -> Callable[[], None]:
                 "end, stop it, or give another folder"
             )
         time.sleep(0.02)
+    _held.add(held)
 
     def release() -> None:
         nonlocal held
@@ -69,6 +70,7 @@ def hold(folder: Path) -> Callable[[], None]:
         if mine is not None:
             with contextlib.suppress(OSError):
                 path.unlink()  # While it is locked, so that no other writer has locked this file.
+            _held.discard(mine)
             with contextlib.suppress(OSError):
                 os.close(mine)
 
@@ -91,3 +93,13 @@ def _try(path: Path) -> int | None:
             raise
     os.close(opened)
     return None
+
+
+def _forget() -> None:
+    """Close the locked files in a forked process, which does not write them and may live longer than the one that does."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,7 +1,10 @@
-"""The memory of a run, computed before its allocation."""
+"""The memory of a run, computed before its allocation, and arrays that are in the memory of other processes."""
 
+import abc
+import math
 import os
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,58 @@ from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import check_num_workers
 
 PyTree = Any
+Function = Callable[[dict[str, np.ndarray]], Any]
+
+
+class Owner(Protocol):
+    """A process that has arrays of a state."""
+
+    def keep(self, arrays: "Mapping[str, Elsewhere]") -> Callable[[Function], Callable[[], Any]]:
+        """Let the process keep these arrays as they are now, for one call.
+
+        Returns:
+          ``call(fn)``, which lets the process call ``fn`` with a dict of the arrays, and returns a function that waits for the
+          result.
+        """
+        ...
+
+
+class Elsewhere(abc.ABC):
+    """An array of a :class:`gemjax.RunState` that is in another process or in a file; ``np.asarray`` copies it here.
+
+    Args:
+      shape, dtype: those of the array.
+
+    Attributes:
+      owner: the process that has the array; ``None`` if it is in a file.
+    """
+
+    owner: Owner | None = None
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
+        self.size = math.prod(shape)
+        self.nbytes = self.size * self.dtype.itemsize
+
+    @abc.abstractmethod
+    def read(self) -> np.ndarray:
+        """Return the array."""
+
+    @abc.abstractmethod
+    def sent(self) -> Any:
+        """Return an argument for an actor of Ray, with which the actor reads the array itself."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # It is a copy.
+        return np.asarray(self.read(), dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype})"
+
+
+def here(tree: PyTree) -> PyTree:
+    """Return ``tree`` with all its arrays in this process."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf.read()) if isinstance(leaf, Elsewhere) else leaf, tree)
 
 
 def memory_of(

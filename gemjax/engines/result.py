@@ -11,6 +11,7 @@ import numpy as np
 
 from gemjax.engines.checks import RunWarning as RunWarning
 from gemjax.engines.checks import check_option
+from gemjax.engines.memory import here
 from gemjax.engines.transition import RunState
 from gemjax.protocol.hooks import Refusals, can_refuse
 from gemjax.protocol.slots import Slots
@@ -30,7 +31,8 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-      state: the whole state.
+      state: the whole state. After a run with ``central_hosts`` its large arrays, but for parameters and model state, are in
+        the actors; ``np.asarray`` copies one here, until the cluster ends or begins its next run.
       history: one row per commit, in order, including rejected ones, as columns: ``worker``, ``step``, ``time``, ``loss``,
         ``staleness``, ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (refused by the
         method), and the requested metrics and diagnostics. ``pandas.DataFrame(result.history)`` works. A run continued from a
@@ -250,10 +252,11 @@ def continued(state: RunState, recorded: Trace) -> RunState:
     return state._replace(draw=Slots(jnp.asarray(unused), num_workers))
 
 
-def checked_state(state: RunState, initial: RunState) -> RunState:
+def checked_state(state: RunState, initial: RunState, *, elsewhere: bool = False) -> RunState:
     """Return ``state`` for a run that begins with ``initial``, with that run's settings of the rules that refuse commits.
 
-    A compiled run would not fail for the state of another run, because it clamps an index beyond the slots of the state.
+    A compiled run would not fail for the state of another run, because it clamps an index beyond the slots of the state. Unless
+    ``elsewhere`` is true, arrays of other processes and of files are brought here.
 
     Raises:
       ValueError: if ``state`` cannot continue that run.
@@ -265,7 +268,7 @@ def checked_state(state: RunState, initial: RunState) -> RunState:
                 "the state to continue from is of another method, model or number of workers: its arrays are those of this "
                 "run, but in other containers; give the method and params= as the run had them"
             )
-        return jax.tree.unflatten(jax.tree.structure(initial), jax.tree.leaves(state))
+        return jax.tree.unflatten(jax.tree.structure(initial), jax.tree.leaves(state if elsewhere else here(state)))
     different = [name for name in expected | found if found.get(name) != expected.get(name)]
     first = different[0]
     advice = "the method, params= and the number of workers as the run had them"
@@ -286,6 +289,6 @@ def _around_refusals(tree: PyTree) -> Any:
 def _kinds(tree: PyTree) -> dict[str, str]:
     """Return the dtype and shape of every array in ``tree``, by its path."""
     return {
-        jax.tree_util.keystr(path).removeprefix("."): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        jax.tree_util.keystr(path).removeprefix("."): f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }

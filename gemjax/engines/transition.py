@@ -12,6 +12,7 @@ import optax
 from gemjax.engines.checks import check_given, check_option, check_params, check_tx
 from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
+from gemjax.protocol.checks import check_bool
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, refused
 from gemjax.protocol.slots import Slots
@@ -79,11 +80,13 @@ class Transition(WorkerStep):
 
         Raises:
           TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, or a leaf no array.
-          ValueError: if ``tx`` or ``local`` is for another number of workers, or ``tx`` needs local steps and has none.
+          ValueError: if ``tx`` or ``local`` is for another number of workers, ``tx`` needs local steps and has none, or
+            ``average_model_state`` is no bool.
         """
         check_given(self.loss_fn, params, model_state)
         check_tx(self.tx)
         check_params(params)
+        check_bool("average_model_state", self.average_model_state)
         check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
         tx = _with_extra_args(self.tx)
         opt_state = _initial(tx, params)

@@ -12,7 +12,7 @@ from gemjax.protocol.staleness import asynchronous, check_num_workers
 def delay_adaptive(
     learning_rate: optax.ScalarOrSchedule, num_workers: int = 1, *, threshold: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Delay-adaptive asynchronous SGD: a gradient that is more than N commits old counts less.
+    r"""Delay-adaptive asynchronous SGD: a gradient more than N commits old is damped.
 
     With N equal workers the ordinary staleness is N - 1, and the rate was chosen for it. Only stragglers are damped, in
     proportion to their staleness. The safe rate then depends on the number of workers and no longer on the slowest one.

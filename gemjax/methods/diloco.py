@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
 
@@ -50,7 +50,8 @@ def diloco(
       parameters per worker and two centrally (:math:`v`, :math:`\bar\Delta`).
 
     Raises:
-      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1) or ``num_workers`` not positive.
+      ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``nesterov`` no bool or ``num_workers`` not
+        positive.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.diloco(learning_rate=1.0, momentum=0.5, num_workers=2)
@@ -77,6 +78,7 @@ def diloco(
     """
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
+    check_bool("nesterov", nesterov)
     check_num_workers(num_workers)
     # Outside the rounds, so that its schedule counts commits.
     outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)

@@ -27,7 +27,7 @@ def mix_with_worker(weight: Weight | None = None) -> optax.GradientTransformatio
     Returns:
       A transformation that needs ``params`` and the extra arguments that :func:`gemjax.asynchronous` supplies. It keeps one
       copy of the parameters per worker (its view), offers the diagnostic ``compensation``, the share by which a commit is
-      shortened, and multiplies the diagnostic ``learning_rate`` of the chain.
+      damped, and multiplies the diagnostic ``learning_rate`` of the chain.
     """
 
     def update_fn(
@@ -88,8 +88,8 @@ def fedasync(
       parameters per worker (:math:`s_w`), and offers the diagnostic ``compensation``.
 
     Raises:
-      ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``num_workers`` not positive or ``weight`` unknown; in
-        an engine, without ``local=``.
+      ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``num_workers`` not positive, ``weight`` unknown, or
+        :math:`u(\bar\tau)` not finite and positive; in an engine, without ``local=``.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.fedasync(learning_rate=0.5, num_workers=2, weight="constant")

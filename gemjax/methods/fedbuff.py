@@ -1,7 +1,6 @@
 """FedBuff: displacements are buffered, and their weighted mean makes a step (Nguyen et al., 2022)."""
 
-from typing import Any
-
+import jax.numpy as jnp
 import optax
 
 from gemjax.methods.gather import Weight, gather, weight_by_name
@@ -24,7 +23,7 @@ def fedbuff(
 
     Workers run local steps and commit their displacements. A step averages the next :math:`K` that arrive, several of them
     possibly from one worker. It is less noisy than one displacement, and no worker waits for a slow one. A stale displacement
-    counts less.
+    is damped.
 
     .. math::
 
@@ -61,7 +60,7 @@ def fedbuff(
 
     Raises:
       ValueError: if ``learning_rate`` or ``mean_staleness`` is negative, ``buffer_size`` or ``num_workers`` not positive, or
-        ``weight`` unknown; in an engine, without ``local=``.
+        ``weight`` unknown, or :math:`u(\bar\tau)` not finite and positive; in an engine, without ``local=``.
       TypeError: if ``inner`` is no optax transformation.
 
     >>> import gemjax, jax.numpy as jnp
@@ -93,12 +92,10 @@ def fedbuff(
     """
     check_learning_rate(learning_rate)
     check_positive_int("buffer_size", buffer_size)
-
-    def is_full(step: Any, **extra_args: Any) -> Any:
-        return step % buffer_size == buffer_size - 1
-
     parts = [displacements(), gather(buffer_size, weight_by_name(weight, mean_staleness))]
     if inner is not None:
         check_method("inner", inner)
-        parts.append(optax.conditionally_transform(inner, is_full))
+        parts.append(
+            optax.conditionally_transform(inner, lambda step, **_: jnp.asarray(step) % buffer_size == buffer_size - 1)
+        )
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

@@ -84,11 +84,11 @@ def scale_by_gap(
         def divide(g, theta, s, mean):
             variance = mean / jnp.where(state.count + ahead > 0, unbias, 1).astype(mean.dtype)
             step = largest_rate.astype(mean.dtype) * (jnp.sqrt(variance) + jnp.asarray(eps, mean.dtype))
-            # No step has been measured before the first commit or at a rate of 0: no penalty.
+            # No step has been measured before the first commit or at a rate of 0: no damping.
             known = (takes_gradient | (state.count > 0)) & (step > 0)
             steps_away = jnp.abs(theta - s).astype(mean.dtype) / jnp.where(known, step, jnp.ones_like(step))
-            penalty = 1 + jnp.where(known, steps_away, jnp.zeros_like(step))
-            return (g.astype(mean.dtype) / penalty).astype(g.dtype)
+            damping = 1 + jnp.where(known, steps_away, jnp.zeros_like(step))
+            return (g.astype(mean.dtype) / damping).astype(g.dtype)
 
         def take_in(mean, v):
             rest = jnp.asarray(decay, mean.dtype)
@@ -123,7 +123,7 @@ def gap_aware(
     eps: float = 1e-8,
     accumulate: str = "after",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gap-Aware: a gradient counts less where the parameters have moved away from the point at which it was computed.
+    r"""Gap-Aware: a gradient is damped where the parameters have moved away from the point at which it was computed.
 
     The number of commits since a pull says little about the harm: late in training, or in a coordinate that hardly moves,
     many commits change nothing. What matters is the gap :math:`|\theta - s_w|` to the worker's view. It is measured in typical
@@ -138,12 +138,12 @@ def gap_aware(
 
     all elementwise, with :math:`w` the worker that commits, :math:`s_w` its view, and :math:`v = a = 0` and :math:`n = 0` at
     the start, one of each for all workers. :math:`\eta_{\max}` is the largest rate so far, this commit's included. After the
-    rate has fallen the gaps shrink and :math:`C` does not, so the penalty fades.
+    rate has fallen the gaps shrink and :math:`C` does not, so the damping fades.
 
     With ``accumulate="before"`` the third line comes first: :math:`a` takes in the velocity that the previous commit left, or
     :math:`g` if :math:`\gamma = 0`. With momentum :math:`a` is then the same number, because the last velocity is taken in
     either way. Only :math:`n` is larger by one, so :math:`C` is smaller by a factor of at most :math:`\sqrt 2`, which tends to
-    1. Without momentum :math:`a` is the mean square of the gradients as sent, this one included, instead of the penalised ones.
+    1. Without momentum :math:`a` is the mean square of the gradients as sent, this one included, instead of the damped ones.
 
     Reductions:
       - where the gap is zero, so with one worker: ``optax.sgd(learning_rate, momentum)``;
@@ -158,8 +158,8 @@ def gap_aware(
       eps: :math:`\varepsilon \ge 0`, in units of the velocity; default 1e-8.
       accumulate: when the running mean takes in a velocity; the sources differ.
 
-        - ``"after"`` (default): after the commit that applied it. Gradients are penalised from the second commit on.
-        - ``"before"``: before the next gradient is penalised, as in a public port.
+        - ``"after"`` (default): after the commit that applied it. Gradients are damped from the second commit on.
+        - ``"before"``: before the next gradient is damped, as in a public port.
 
     Returns:
       A transformation to be committed with ``update(grads, state, params, worker=w)``. It keeps one copy of the parameters per
@@ -186,12 +186,12 @@ def gap_aware(
       Barkai, Hakimi & Schuster, `Gap-Aware Mitigation of Gradient Staleness <https://arxiv.org/abs/1909.10802>`_, 2020
 
     Readings: the text of the paper was not available in full. The constants and the form of :math:`C` are those of a port by
-    the authors' institute (FTPipe), and the penalty is per coordinate, not per layer or one for all.
+    the authors' institute (FTPipe), and the damping is per coordinate, not per layer or one for all.
 
     Deviations from the port:
       1. By default the running mean takes in a velocity after the commit, and its bias correction counts those commits; see
         ``accumulate``.
-      2. The first commit is never penalised with momentum. The port must be switched off for its first batch.
+      2. The first commit is never damped with momentum. The port must be switched off for its first batch.
       3. :math:`a` is kept in float32 where the parameters are narrower (:math:`\beta = 0.999` is 1 in bfloat16).
       4. Weight decay is left to the chain. In front of this rule it is divided as in the port.
     """
@@ -202,8 +202,8 @@ def gap_aware(
             "momentum cannot be traced with accumulate='before'; under optax.inject_hyperparams name it in static_args"
         )
     inner = None if accumulate == "before" and momentum == 0 else optax.trace(momentum)
-    penalised = scale_by_gap(learning_rate, inner, decay, eps, accumulate)
-    return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)
+    damped = scale_by_gap(learning_rate, inner, decay, eps, accumulate)
+    return asynchronous(optax.chain(damped, scale_by_learning_rate(learning_rate)), num_workers)
 
 
 def dana_ga(
@@ -216,7 +216,7 @@ def dana_ga(
 ) -> optax.GradientTransformationExtraArgs:
     r"""DANA-GA: DANA-Zero on gradients divided by one plus their gap.
 
-    The look-ahead of :func:`gemjax.dana_zero` makes the gap small, and :func:`gemjax.gap_aware` penalises the rest.
+    The look-ahead of :func:`gemjax.dana_zero` makes the gap small, and :func:`gemjax.gap_aware` damps the rest.
 
     .. math::
 
@@ -268,5 +268,5 @@ def dana_ga(
     variable to the look-ahead that the worker pulled, and the running mean takes in the velocity that a commit applied, after
     it. No public implementation was found. The remaining choices and the deviations are those of :func:`gemjax.gap_aware`.
     """
-    penalised = scale_by_gap(learning_rate, dana_momentum(learning_rate, momentum), decay, eps)
-    return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)
+    damped = scale_by_gap(learning_rate, dana_momentum(learning_rate, momentum), decay, eps)
+    return asynchronous(optax.chain(damped, scale_by_learning_rate(learning_rate)), num_workers)

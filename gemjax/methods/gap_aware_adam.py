@@ -16,7 +16,7 @@ def gap_aware_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gap-Aware Adam: a gradient counts less where the parameters have moved since its pull, measured in steps of Adam.
+    r"""Gap-Aware Adam: a gradient is damped where the parameters have moved since its pull, measured in steps of Adam.
 
     :func:`gemjax.gap_aware` with Adam in place of the momentum. The gap is measured in the steps that Adam takes, and the
     gradient is divided by one plus it *before* it enters Adam's moments. To divide Adam's step would be another method: Adam
@@ -73,8 +73,8 @@ def gap_aware_adam(
     takes in a step after the commit that applied it, here as in the port: with Adam there is no other reading.
 
     Deviations from the port:
-      1. The running mean is corrected for its start at zero. The port's is not and penalises the first commits more.
-      2. The rate is not part of the mean, so the penalty fades when the rate falls. In the port's other variant the mean takes
+      1. The running mean is corrected for its start at zero. The port's is not and damps the first commits more.
+      2. The rate is not part of the mean, so the damping fades when the rate falls. In the port's other variant the mean takes
          in whole steps, rate included, and forgets a larger rate after about :math:`1 / (1 - \beta_2)` commits.
       3. :math:`a` is kept in float32 where the parameters are narrower.
       4. Weight decay is left to the chain.
@@ -82,5 +82,5 @@ def gap_aware_adam(
     check_momentum("b1", b1)
     check_momentum("b2", b2)
     check_at_least("eps", eps, 0.0)
-    penalised = scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)
-    return asynchronous(optax.chain(penalised, scale_by_learning_rate(learning_rate)), num_workers)
+    damped = scale_by_gap(learning_rate, optax.scale_by_adam(b1, b2, eps), decay=b2)
+    return asynchronous(optax.chain(damped, scale_by_learning_rate(learning_rate)), num_workers)

@@ -1,5 +1,6 @@
 """A buffer of commits whose weighted mean makes a step, and weights that fall with the staleness."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.protocol.checks import check_at_least, check_positive_int, shown
+from gemjax.protocol.checks import check_at_least, check_positive_int, number, shown
 from gemjax.protocol.staleness import require_protocol
 
 PyTree = Any
@@ -159,7 +160,7 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
       mean_staleness: staleness that counts in full, a number >= 0.
 
     Raises:
-      ValueError: if the name is unknown or ``mean_staleness`` negative.
+      ValueError: if the name is unknown, ``mean_staleness`` negative, or the weight there not finite and positive.
     """
     check_at_least("mean_staleness", mean_staleness, 0.0)
     if not callable(weight) and not (isinstance(weight, str) and weight in WEIGHTS):
@@ -167,4 +168,10 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
     found = weight if callable(weight) else WEIGHTS[weight]
     if found is None:
         return None
+    unit = found(jnp.asarray(mean_staleness))
+    if not isinstance(unit, jax.core.Tracer) and not 0 < number("weight at mean_staleness", unit) < math.inf:
+        raise ValueError(
+            f"weight must be finite and positive at mean_staleness={mean_staleness:g}, where it counts in full, got {unit}; "
+            "give another weight, or a mean_staleness at which it is"
+        )
     return lambda staleness: found(staleness) / found(jnp.asarray(mean_staleness))

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_between, check_choice, check_learning_rate, check_positive_int
+from gemjax.protocol.checks import check_between, check_bool, check_choice, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import StalenessState, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
@@ -131,6 +131,7 @@ def follow_leader(
         :func:`gemjax.asynchronous`.
     """
     strength, global_strength = _checked(num_workers, strength, groups, global_strength, global_period, window)
+    check_bool("anchors", anchors)
     keeps = anchors and groups > 1 and global_period > 1
     kind = Following if not anchors else FollowingLeader if groups == 1 else FollowingLeaders
 
@@ -257,7 +258,8 @@ def lsgd(
 
     Raises:
       ValueError: if ``learning_rate`` is negative, a strength is outside [0, 1], a count is below 1, ``groups`` does not
-        divide ``num_workers``, or ``global_strength`` is given for one group; in an engine, without ``local=``.
+        divide ``num_workers``, ``global_strength`` is given for one group, or ``anchors`` is no bool; in an engine, without
+        ``local=``.
       TypeError: if ``groups``, ``window`` or ``global_period`` is traced; at a commit, without a loss.
 
     >>> import gemjax, jax.numpy as jnp, optax

@@ -1,4 +1,4 @@
-"""Learning rates that fall with the staleness of a gradient."""
+"""Damping by staleness: learning rates that fall with the staleness of a gradient."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,14 +28,15 @@ def scale_by_staleness(
     """Scale a commit by a function of its staleness.
 
     The atom of :func:`gemjax.staleness_aware` and :func:`gemjax.dynsgd`. It works anywhere inside :func:`gemjax.asynchronous`.
-    In front of a momentum it damps the gradient in that momentum; behind a momentum it damps the step only.
+    A factor below 1 *damps* the commit. In front of a momentum it damps the gradient in that momentum; behind a momentum it
+    damps the step only.
 
     Args:
       factor: maps the staleness (int32 scalar, commits since the pull) to a float scalar. Default: 1/max(1, staleness).
 
     Returns:
       A stateless transformation that needs the extra argument ``staleness``. It offers the diagnostic ``compensation``, the
-      share by which it shortens a commit, and multiplies the diagnostic ``learning_rate`` of the chain.
+      share by which it damps a commit, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)

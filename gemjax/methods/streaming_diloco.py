@@ -6,7 +6,7 @@ from gemjax.methods.diloco import in_rounds
 from gemjax.methods.fragments import by_fragment
 from gemjax.methods.leaf_groups import Groups
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate, check_momentum
+from gemjax.protocol.checks import check_bool, check_learning_rate, check_momentum
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers
 
@@ -64,7 +64,8 @@ def streaming_diloco(
 
     Raises:
       ValueError: if ``learning_rate`` is negative, ``momentum`` outside [0, 1), ``keep`` outside [0, 1], ``num_workers`` or
-        ``every`` not positive, ``delay`` negative or too long, or a leaf in no fragment; in an engine, without ``local=``.
+        ``every`` not positive, ``delay`` negative or too long, ``nesterov`` no bool, or a leaf in no fragment; in an engine,
+        without ``local=``.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.streaming_diloco(learning_rate=1.0, momentum=0.5, fragments=["a", "b"])
@@ -92,6 +93,7 @@ def streaming_diloco(
     """
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
+    check_bool("nesterov", nesterov)
     check_num_workers(num_workers)
     outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
     atom = by_fragment(outer, fragments, keep=keep, delay=delay, every=every)

@@ -8,7 +8,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_at_least, check_learning_rate, check_momentum, check_positive_int
+from gemjax.protocol.checks import check_at_least, check_bool, check_learning_rate, check_momentum, check_positive_int
 from gemjax.protocol.slots import SharedRows
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
 
@@ -69,8 +69,10 @@ def tune_momentum(
       ``momentum``, ``target_momentum`` and ``total_momentum``, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     Raises:
-      ValueError: if ``decay`` or ``gain`` is outside [0, 1), ``history`` below 2, or ``window`` or ``sample`` below 1.
+      ValueError: if ``closed_loop`` is no bool, ``decay`` or ``gain`` outside [0, 1), ``history`` below 2, or ``window`` or
+        ``sample`` below 1.
     """
+    check_bool("closed_loop", closed_loop)
     check_momentum("decay", decay)
     check_momentum("gain", gain)
     for name, value, lowest in (("history", history, 2), ("window", window, 1), ("sample", sample, 1)):
@@ -160,7 +162,8 @@ def yellowfin(
       worker and two centrally (:math:`v`, :math:`\overline{g}`), and samples of 2N + 2 velocities.
 
     Raises:
-      ValueError: if ``learning_rate`` is negative, ``decay`` or ``gain`` outside [0, 1) or ``num_workers`` not positive.
+      ValueError: if ``learning_rate`` is negative, ``closed_loop`` no bool, ``decay`` or ``gain`` outside [0, 1) or
+        ``num_workers`` not positive.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.yellowfin(num_workers=2)

@@ -54,6 +54,12 @@ def check_positive_int(name: str, value: Any) -> None:
             raise ValueError(f"{name} must be a positive int, got {shown(value)}")
 
 
+def check_bool(name: str, value: Any) -> None:
+    """Check that ``value`` is ``True`` or ``False``."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} must be True or False, got {shown(value)}")
+
+
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Check that ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:

@@ -187,7 +187,8 @@ class Trace:
 def check_trace(trace: object) -> None:
     """Raise ``TypeError`` unless ``trace`` is a :class:`Trace`."""
     if not isinstance(trace, Trace):
-        advice = "call its .trace(num_commits)" if hasattr(trace, "trace") else "make one with gemjax.Trace(worker=…)"
+        is_model = hasattr(trace, "trace") and not hasattr(trace, "shape")  # Arrays have another `trace`.
+        advice = "call its .trace(num_commits)" if is_model else "make one with gemjax.Trace(worker=…)"
         raise TypeError(f"trace must be a gemjax.Trace, got {type(trace).__name__}; {advice}")
 
 

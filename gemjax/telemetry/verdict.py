@@ -65,6 +65,9 @@ def verdict(summary: Summary) -> Verdict:
     Args:
       summary: the statistics of the run, from :func:`gemjax.summarise`.
 
+    Raises:
+      TypeError: if ``summary`` is anything else, such as the history itself.
+
     >>> import gemjax
     >>> from gemjax import arrivals
     >>> trace = arrivals.RoundRobin(4).trace(100)
@@ -73,6 +76,10 @@ def verdict(summary: Summary) -> Verdict:
     >>> print(gemjax.verdict(gemjax.summarise(history)).headline)
     Not asynchronous: the commits came in a fixed round.
     """
+    if not isinstance(summary, Summary):
+        raise TypeError(
+            f"summary must be a gemjax.Summary, got {type(summary).__name__}; give gemjax.summarise(result.history)"
+        )
     if summary.num_workers == 1:
         return Verdict("unknown", "One worker alone is a sequential run.")
     if summary.commits < ROUNDS * summary.num_workers:

@@ -323,6 +323,15 @@ def test_an_option_of_another_kind_is_refused_before_tracing(option, value, foun
             run("simulate", never, **{option: value})
 
 
+@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
+def test_a_switch_that_is_no_bool_is_refused(engine):
+    """Any text was taken for ``True``."""
+    with pytest.raises(ValueError, match="average_model_state must be True or False, got 'no'"):
+        run(engine, average_model_state="no")
+    with pytest.raises(ValueError, match="batched must be True or False, got 'no'"):
+        run("sweep", batched="no")
+
+
 def test_the_callback_of_a_sweep_is_no_class():
     with pytest.raises(TypeError, match="callback is the class Stop"):
         run("sweep", callback=Stop)
@@ -456,6 +465,13 @@ GAMMA = gemjax.arrivals.Gamma(2)
         (lambda: gemjax.memory_of(asgd(), "x"), "params at the root is the str 'x'"),
         (lambda: gemjax.memory_of(asgd(), PARAMS, model_state={"n": 2**40}), "model_state at ['n'] is the int 1099511627776,"),
         (lambda: gemjax.initial_state(asgd(), PARAMS, num_workers=np.ones(2)), "num_workers must be a positive int"),
+        (lambda: gemjax.diloco(nesterov=np.ones(2)), "nesterov must be True or False, got array([1., 1.])"),
+        (lambda: gemjax.streaming_diloco(nesterov=1), "nesterov must be True or False, got 1"),
+        (lambda: gemjax.yellowfin(closed_loop=jnp.ones(2)), "closed_loop must be True or False, got Array([1., 1.]"),
+        (lambda: gemjax.lsgd(anchors=np.zeros(2)), "anchors must be True or False, got array([0., 0.])"),
+        (lambda: gemjax.Checkpoints(".", read_only="no"), "read_only must be True or False, got 'no'"),
+        (lambda: gemjax.fedasync(weight=lambda s: s / 4), "weight must be finite and positive at mean_staleness=0, where it"),
+        (lambda: gemjax.fedbuff(weight=lambda s: np.ones(2)), "weight at mean_staleness must be a number, got array([1., 1.])"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_named(make, message):

@@ -23,6 +23,11 @@ def test_free_workers_are_truly_asynchronous():
     assert "Of 4 workers, 3.9 computed at the same time" in str(verdict)
 
 
+def test_a_history_is_no_summary():
+    with pytest.raises(TypeError, match=r"got dict; give gemjax.summarise\(result.history\)"):
+        gemjax.verdict({"worker": [0, 1]})
+
+
 @pytest.mark.parametrize(
     ("events", "reason", "advice"),
     [

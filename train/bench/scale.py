@@ -162,6 +162,6 @@ def driver_of(figures: str | None) -> Driver:
         sizes = [int(name.replace(",", "")) for name, of in found.items() if isinstance(of, dict)]
         times = [1e-3 * sum(found[f"{size:,}"]["times"][part]["median"] for part in PARTS) for size in sizes]
         per_byte, fixed = np.polyfit(BYTES * np.array(sizes), times, 1)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{figures} has no figures of `bench cluster` at two or more sizes ({error!r})") from error
     return Driver(max(float(fixed), 0.0), max(float(per_byte), 0.0), f"measured, {figures}")

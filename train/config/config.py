@@ -31,7 +31,7 @@ BOOKKEEPING = (
 # Further fields that may change when a run is resumed.
 RESUMABLE = (
     "epochs", "learning_rate", "central_devices", "max_staleness", "quorum", "grace", "deadline", "retries",
-    "address", "worker_cpus", "worker_gpus", "worker_tpus",
+    "address", "central_hosts", "worker_cpus", "worker_gpus", "worker_tpus",
 )  # fmt: skip
 
 
@@ -120,6 +120,8 @@ class Config(Common):
     """Place of the central variable: a device of its own, the host's memory, or a worker's device (not in a simulation)."""
     central_devices: int = 1
     """Devices over which the central variable is sharded (not in a simulation)."""
+    central_hosts: int = 0
+    """Hosts over which the central variable and the method's state are divided (`--engine cluster`); 0: the driver alone."""
     worker_devices: int = 1
     """Devices per worker, which share each of its batches (`--engine devices`)."""
     address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None

@@ -25,7 +25,7 @@ GROUPS = {
     "strength strengths ?kappa ?reading ?variant period ?dynamic_periods ?local_optimizer "
     "?local_momentum ?outer_learning_rate",
     "cluster": "engine workers cluster ?variation address ?worker_cpus worker_gpus ?worker_tpus ?compression ?central "
-    "?central_devices ?worker_devices",
+    "?central_devices ?central_hosts ?worker_devices",
     "scheduler (--engine devices, cluster)": "max_staleness quorum ?grace deadline ?retries",
     "output": "eval_every ?eval_seconds ?checkpoint_every checkpoint_seconds ?keep_checkpoints ?tensorboard out dry_run resume",
 }

@@ -30,14 +30,18 @@ RANGES = (
     ),
     (
         ("eval_every", "checkpoint_every", "checkpoint_seconds", "seed", "kappa", "learning_rate", "grace", "retries",
-         "max_staleness", "keep_checkpoints"),
+         "max_staleness", "keep_checkpoints", "central_hosts"),
         lambda value: value >= 0,
         "must not be negative",
     ),
     (("learning_rate", "kappa", "epochs", "checkpoint_seconds", "grace"), math.isfinite, "must be finite"),
     (("epochs",), lambda value: value > 0, "must be positive"),
     (("workers",), lambda value: value <= MOST_WORKERS, f"must be at most {MOST_WORKERS}"),
-    (("central_devices", "worker_devices"), lambda value: value <= MOST_DEVICES, f"must be at most {MOST_DEVICES}"),
+    (
+        ("central_devices", "central_hosts", "worker_devices"),
+        lambda value: value <= MOST_DEVICES,
+        f"must be at most {MOST_DEVICES}",
+    ),
     (
         ("batch_size", "period", "eval_every", "checkpoint_every", "keep_checkpoints", "retries", "max_staleness"),
         lambda value: value < 2**31,
@@ -79,7 +83,7 @@ NEEDS = [
     ("dynamic_periods", "cluster", ["tiered", "tiered_barrier"]),
     ("local_momentum", "local_optimizer", ["sgd"]),
     ("worker_devices", "engine", ["devices"]),
-    *((name, "engine", ["cluster"]) for name in ("address", "compression", *RESOURCES)),
+    *((name, "engine", ["cluster"]) for name in ("address", "compression", "central_hosts", *RESOURCES)),
     *((name, "engine", ["devices", "cluster"]) for name in (
         "central", "central_devices", "max_staleness", "quorum", "grace", "deadline", "retries",
     )),
@@ -175,6 +179,11 @@ def check(config: Any) -> None:
     _check_policy(config)
     if config.engine == "cluster" and config.central == "colocated":
         raise ValueError("--central must be auto, host or dedicated with --engine cluster; got colocated")
+    if config.central_hosts and config.compression != "none":
+        raise ValueError(
+            f"--compression does not go with --central-hosts; give one of the two, got {config.compression} and "
+            f"{config.central_hosts}"
+        )
     most = METHODS[config.method].most_strength
     if config.strength is not None and most is not None and config.strength > most:
         raise ValueError(f"--strength must be in [0, {most:g}] with {config.method}; got {config.strength}")

@@ -58,8 +58,13 @@ class RunCallback:
         self.line = ProgressLine(console, task.num_commits, done, config.workers)
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)
+        every = config.checkpoint_every
+        saves = range(every, task.num_commits, every) if every else ()
+        self.stops = sorted({*self.evaluations.tolist(), *saves})  # Of a simulation.
         self._evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
+        # Of a divided central variable, whose first state no process has whole, after the first commits.
+        self.first_is_due = config.central_hosts > 0 and done == 0
         self._saved_after_error = False
 
     def __call__(self, progress: gemjax.Progress) -> bool:
@@ -83,15 +88,17 @@ class RunCallback:
             self.scalars.progress(done, progress.history, self.line.rate)
         with self._warning_of_failure():
             self.checkpoints.wait(timeout=0)
-        if done > self._saved and self._is_time_to_save(done):
+        if self.first_is_due or (done > self._saved and self._is_time_to_save(done)):
             with self._warning_of_failure():
                 self.save(progress.state(), progress.trace())
+            self.first_is_due = False
             self._saved, self._saved_at = done, time.perf_counter()
 
     def _is_time_to_save(self, done: int) -> bool:
         every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
         return bool(
-            (every and done - self._saved >= every) or (seconds and time.perf_counter() - self._saved_at >= seconds)
+            (every and done // every > self._saved // every)
+            or (seconds and time.perf_counter() - self._saved_at >= seconds)
         )
 
     @contextlib.contextmanager

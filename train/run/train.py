@@ -64,7 +64,9 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
             else f"{made} commits, and {task.num_commits} are asked for"
         )
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
-        return json.loads(folder.summary.read_text())
+        return json.loads(folder.summary.read_bytes()) | {
+            "finished": True
+        }  # It may have been stopped, of more commits.
     if logged is None:
         folder.check_empty(config)
     check_memory(config, task.params, task.num_commits)
@@ -86,7 +88,8 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
         folder.begin(config)  # After the checkpoint was found to fit.
         with RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True)) as log:
             callback = RunCallback(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
-            if restored is None:  # Now, so that a run that is killed before the next checkpoint can be resumed.
+            if restored is None and not config.central_hosts:
+                # Now, so that a run that is killed before the next checkpoint can be resumed.
                 callback.save_first(_initial(config, task), recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
@@ -129,7 +132,7 @@ def _run_engine(
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
             model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
-            callback=callback, chunk_size=callback_every, stops=callback.evaluations,
+            callback=callback, chunk_size=callback_every, stops=callback.stops,
         )  # fmt: skip
     if workers is not None:
         compression = None if config.compression == "none" else config.compression
@@ -148,6 +151,8 @@ def _run_engine(
     task.evaluate(task.params, task.model_state)
     members = gemjax.Members(config.workers)
     callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
+    if callback.first_is_due:
+        members.look()
     return run(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
         policy=policy, members=members, model_state=task.model_state, local=local, seed=config.seed,
@@ -179,7 +184,8 @@ def _restore(
             say(console, "there is no checkpoint yet: starting again")
         folder.note_settings(config, 0)
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
-    state, recorded, sizes = checkpoints.load(state_shapes(config, task, _place(config)))
+    like = state_shapes(config, task, _place(config))
+    state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
     folder.note_settings(config, int(state.commits), sizes)
     check_trace(logged, recorded, folder.events, sizes["events"], int(state.commits))
     folder.rewind(sizes)

@@ -13,6 +13,11 @@ from train.run.groups.store import Store
 from train.sweep.grid import Cell, Grid
 
 Row = dict[str, Any]
+COLUMNS = [
+    "method", "workers", "learning_rate", "momentum", "strength", "seed", "commits", "initial_train_loss", "train_loss",
+    "test_loss", "test_accuracy", "diverged", "rejected", "dropped", "staleness", "gap", "time", "speed_up",
+    "speed_up_over_synchronous",
+]  # fmt: skip
 
 
 class SweepFolder(Store[Cell, list[Row]]):
@@ -80,14 +85,20 @@ class SweepFolder(Store[Cell, list[Row]]):
         return f"cells/{job.method}-{job.workers}"
 
     def decode(self, job: Cell, found: Any) -> list[Row]:
-        if not all("initial_train_loss" in row for row in found):
-            raise ValueError("it is from an earlier version")
+        if not isinstance(found, list) or not found or any(not isinstance(row, dict) for row in found):
+            raise ValueError("it is no list of runs")
+        if any(list(row) != COLUMNS for row in found):
+            raise ValueError("it has other columns than this version writes")
+        if any((row["method"], row["workers"]) != (job.method, job.workers) for row in found):
+            raise ValueError("it is of another cell")
+        if any(isinstance(value, (str, list, dict)) for row in found for value in list(row.values())[1:]):
+            raise ValueError("a value is no number")
         return found
 
     def write_table(self, rows: Iterable[Row]) -> None:
         """Write `sweep.csv`. Values that are unknown or not finite are empty there."""
-        rows, text = list(rows), io.StringIO()
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_whole(self.table, text.getvalue())

@@ -14,7 +14,7 @@ from gemjax.engines.memory import check_fits, readable
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import in_shell
+from train.common.files import alone, in_shell
 from train.common.machine import in_its_precision
 from train.config import helptext
 from train.config.parsing import parse_flags, start_from, take_resume
@@ -83,6 +83,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     Raises:
       UsageError: before anything is computed, if the folder is damaged or belongs to another sweep, or if a single run
         does not fit the memory.
+      BlockingIOError: if another process runs this sweep.
     """
     try:
         folder.check(grid)
@@ -94,7 +95,13 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     except (ValueError, MemoryError) as error:
         raise UsageError(str(error)) from error
     folder.begin(grid)
-    interrupts.raise_again()  # From here there is a folder to resume from, which the last line names.
+    with alone(folder.path):
+        interrupts.raise_again()  # From here there is a folder to resume from, which the last line names.
+        return _run(grid, folder, known, task, console)
+
+
+def _run(grid: Grid, folder: SweepFolder, known: dict[Cell, list[Row]], task: Task, console: Console) -> list[Row]:
+    """Run the cells that are not `known`, write the table and the picture, and return all rows."""
     missing = [cell for cell in grid.cells if cell not in known]
     say(console, f"{_what(grid)}; folder {folder.path}")
     if (most := task.batches.batch_size) < grid.batch_size:

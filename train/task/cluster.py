@@ -94,6 +94,7 @@ def ray_cluster(config: Any, console: "Console") -> "Iterator[Cluster | None]":
                     config.workers, address=config.address, num_cpus=config.worker_cpus, num_gpus=config.worker_gpus,
                     resources={"TPU": config.worker_tpus} if config.worker_tpus else None,
                     central=devices[0] if count == 1 else tuple(devices[:count]),
+                    central_hosts=config.central_hosts or None,
                 ))  # fmt: skip
         except (ValueError, RuntimeError, RayError) as error:
             message = " ".join(str(error).split()).replace("address=", "--address")

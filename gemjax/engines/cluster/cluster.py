@@ -31,6 +31,7 @@ from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.staleness import check_num_workers
 
 PATIENCE = 60.0  # Seconds without an answer of the actors after which a warning names the resources that they wait for.
+FILES = "files"  # Threads of a central actor that write its files, while it goes on with commits.
 PAUSE = 0.2  # Seconds between two calls of an actor that is being restarted.
 REPLACED = 20.0  # Seconds after which an actor that Ray does not restart is replaced by a new one.
 INTERRUPTIONS = "interruptions"  # Ray's name of the actors' thread for calls that overtake a gradient.
@@ -125,7 +126,7 @@ class Cluster:
         self._runtime_env = dict(runtime_env or {}) or None
         self._central, self._groups = central, groups
         self.actors: list[Any] = []
-        self._central_actors: list[Any] = []
+        self._central_actors: list[list[Any]] = []  # Of the last run, and of the one that begins.
         self._restarts: queue.SimpleQueue = queue.SimpleQueue()
         self._connection = contextlib.ExitStack()  # Made by this object, and ended with it.
         self._connected = False  # By this object.
@@ -249,19 +250,29 @@ class Cluster:
         """The option of an actor for its environment, unless it is that of the connection."""
         return {} if self._runtime_env is None or self._connected else {"runtime_env": self._runtime_env}
 
-    def start_central(self, kind: type, parts: int) -> list[Any]:
-        """Return new actors for the parts of a central variable. One that ends has lost its part, so none is restarted."""
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        make = imported_ray().remote(kind).options(**options | self._environment)
-        self._central_actors = [make.remote(_paths()) for _ in range(parts)]
-        return self._central_actors
+    def start_central(self, kind: type, parts: int, *, keep: bool) -> list[Any]:
+        """Return new actors for the parts of a central variable. One that ends has lost its part, so none is restarted.
 
-    def end_central(self) -> None:
-        """End the actors of the central variable."""
-        for actor in self._central_actors:
-            with contextlib.suppress(Exception):
-                imported_ray().kill(actor)
-        self._central_actors = []
+        Args:
+          kind: class of the actors.
+          parts: number of actors.
+          keep: True if the actors of the last run are needed until :meth:`end_central` is called.
+        """
+        if not keep:
+            self.end_central()
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        options |= {"concurrency_groups": {FILES: 1}}
+        make = imported_ray().remote(**options | self._environment)(kind)
+        self._central_actors.append([make.remote(_paths()) for _ in range(parts)])
+        return self._central_actors[-1]
+
+    def end_central(self, *, but: list[Any] | None = None) -> None:
+        """End the actors of the central variable, and empty their lists."""
+        for actors in self._central_actors:
+            while actors is not but and actors:
+                with contextlib.suppress(Exception):
+                    imported_ray().kill(actors.pop())
+        self._central_actors = list(filter(None, self._central_actors))
 
     def _await(self, ray: Any, replies: list[Any]) -> None:
         """Wait for all replies; warn once of resources that the actors wait for."""

@@ -9,6 +9,7 @@ import optax
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.cluster.central.first import first_state
 from gemjax.engines.cluster.central.programs import DividedPrograms
 from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import COMPRESSIONS
@@ -19,7 +20,7 @@ from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.result import Callback, Result
-from gemjax.engines.transition import RunState, workers_of
+from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
@@ -64,8 +65,11 @@ def run_on_cluster(
     **Several hosts for the central variable.** With ``Cluster(..., central_hosts=n)`` central variable and method state are
     divided over ``n`` further actors, between which and the workers views and gradients travel. The driver schedules, and
     combines what a rule needs of the whole tree, such as norms. A commit changes all parts or none. If one of these actors
-    ends, the run ends with an error; continue from the last checkpoint, with any ``n``. The driver gathers the state at the
-    beginning, for ``progress.state()`` and at the end, and keeps the states of local optimizers.
+    ends, the run ends with an error; continue from the last checkpoint, with any ``n``. Each actor makes its own part of the
+    first state. ``progress.state()`` and ``result.state`` have stand-ins for large arrays: ``np.asarray`` copies one here,
+    until the cluster ends or begins its next run. ``Checkpoints.save`` lets each actor write its own part, and
+    ``Checkpoints.load(..., in_files=True)`` lets each read its own; the folder must be in a file system that all hosts share.
+    ``result.params`` and ``result.model_state`` are arrays. The driver keeps the states of local optimizers.
 
     **Failures.** If the process or the host of a worker ends, its gradient is lost and the worker leaves. It joins again when
     Ray has restarted its actor, on any host, and pulls. No commit is made twice. An exception in a worker is a fault, as on
@@ -163,4 +167,4 @@ def run_on_cluster(
         return made
 
     with contextlib.ExitStack() as stack:
-        return run.execute(programs, waiters)
+        return run.execute(programs, waiters, Transition.init if workers.central_hosts is None else first_state)

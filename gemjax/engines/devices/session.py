@@ -68,6 +68,7 @@ class Run:
         self,
         make_programs: Callable[[RunState], CentralPrograms],
         make_waiters: Callable[[Any], Waiters],
+        first_state: Callable[[Transition, PyTree, PyTree], RunState] = Transition.init,
     ) -> Result:
         """Run, with the transport's programs for the state to begin with, and its waiters for these programs.
 
@@ -79,9 +80,13 @@ class Run:
             params, model_state = jax.tree.map(on_host, (self.params, self.model_state))
             self.transition = self.transition.bind(params, model_state)
             if self.state is None or self.recorded is None:
-                begin = self.transition.init(params, model_state)
+                begin = first_state(self.transition, params, model_state)
             else:
-                begin = checked_state(self.state, jax.eval_shape(self.transition.init, params, model_state))
+                begin = checked_state(
+                    self.state,
+                    jax.eval_shape(self.transition.init, params, model_state),
+                    elsewhere=first_state is not Transition.init,
+                )
                 begin = continued(begin, self.recorded)
             rejected, dropped = int(begin.rejected), int(begin.dropped)
             self.state = self.params = self.model_state = None  # So that the caller can free them.
@@ -92,7 +97,7 @@ class Run:
             scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members)
             try:
                 stopped = scheduler.run(*self.callback)
-                result = Result(programs.gather(), history.history(), history.trace(), stopped)
+                result = Result(programs.reached(), history.history(), history.trace(), stopped)
             except BaseException as error:
                 leave_result(error, lambda: _reached(programs, history))
                 raise
@@ -166,7 +171,7 @@ def _reached(programs: CentralPrograms, history: RunHistory) -> Result:
     """
     with contextlib.suppress(Exception):  # Only the first exception matters.
         history.read_all()
-    result = Result(jax.block_until_ready(programs.gather()), history.history(), history.trace(), stopped=True)
+    result = Result(jax.block_until_ready(programs.reached()), history.history(), history.trace(), stopped=True)
     if int(result.state.commits) != len(result.trace):
         raise ValueError("it does not belong to the known commits")
     return result

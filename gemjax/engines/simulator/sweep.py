@@ -20,7 +20,7 @@ from gemjax.engines.simulator.chunks import checked_stops, chunks
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol.checks import shown
+from gemjax.protocol.checks import check_bool, shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace
@@ -153,7 +153,9 @@ def sweep(
     first = {name: points[name][0].item() for name in names}
     steps = local(**first) if callable(local) else local
     data = _batches(batches, each, traces[0].num_workers)
-    if batched is None:
+    if batched is not None:
+        check_bool("batched", batched)
+    else:
         batched = is_faster_batched(params.make(each[0]) if isinstance(params, PerSeed) else params)
 
     def transition(lane: Lane, params: PyTree) -> Transition:

@@ -1,12 +1,15 @@
 """A module like Ray whose actors are threads of this process, for tests of the engine without processes."""
 
 import concurrent.futures
+import functools
 import pickle
 import types
 
 import pytest
 
 ray = pytest.importorskip("ray", reason="the cluster engine needs Ray")
+
+from gemjax.engines.cluster.cluster import INTERRUPTIONS  # noqa: E402
 
 GONE = "the actor is restarting"
 
@@ -45,12 +48,12 @@ class FakeRay(types.ModuleType):
     def available_resources(self):
         return {}
 
-    def remote(self, kind=None, concurrency_groups=None):
-        if kind is None:
-            return self.remote
-        return types.SimpleNamespace(
-            options=lambda **options: types.SimpleNamespace(remote=lambda *arguments: self._make(kind, *arguments))
-        )
+    def remote(self, *kinds, **options):
+        def made(kind):
+            make = types.SimpleNamespace(remote=lambda *arguments: self._make(kind, *arguments))
+            return types.SimpleNamespace(options=lambda **options: make, remote=make.remote)
+
+        return made(*kinds) if kinds else made
 
     def _make(self, kind, *arguments):
         self.handles.append(Handle(self, len(self.handles), kind, arguments))
@@ -98,10 +101,13 @@ class Handle:
                 reply.set_exception(ray.exceptions.ActorUnavailableError(GONE, None))
 
     def __getattr__(self, method):
-        def options(num_returns=1, concurrency_group=None):
-            if concurrency_group is not None:  # It overtakes the calls in the actor's thread.
+        def options(num_returns=None, concurrency_group=None):
+            if (
+                concurrency_group == INTERRUPTIONS
+            ):  # It overtakes the calls in the actor's thread, which serves other groups.
                 return types.SimpleNamespace(remote=getattr(self.actor, method))
-            return types.SimpleNamespace(remote=lambda *arguments: self.call_for(num_returns, method, arguments))
+            call = self.call if num_returns is None else functools.partial(self.call_for, num_returns)
+            return types.SimpleNamespace(remote=lambda *arguments: call(method, arguments))
 
         return types.SimpleNamespace(remote=lambda *arguments: self.call(method, arguments), options=options)
 
@@ -129,7 +135,7 @@ class Handle:
     def copied(self, part):
         if isinstance(part, (Put, concurrent.futures.Future)):
             part = self.fake.get(part)
-        return pickle.loads(pickle.dumps(part))
+        return pickle.loads(self.fake.cloudpickle.dumps(part))
 
     def serve(self, method, arguments, reply):
         actor = self.actor

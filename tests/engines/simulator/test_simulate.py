@@ -627,6 +627,7 @@ def test_a_loss_that_changes_the_type_of_its_model_state_is_refused():
     [
         (gemjax.arrivals.Gamma(4), r"trace must be a gemjax.Trace, got Gamma; call its .trace\(num_commits\)"),
         ([0, 1, 2], r"trace must be a gemjax.Trace, got list; make one with gemjax.Trace\(worker=…\)"),
+        (np.arange(3), r"trace must be a gemjax.Trace, got ndarray; make one with gemjax.Trace\(worker=…\)"),
     ],
 )
 def test_an_argument_that_is_no_trace_is_refused(trace, message):

@@ -57,7 +57,7 @@ def test_the_driver_is_a_line_through_the_measured_sizes(tmp_path):
     assert driver.source == f"measured, {path}"
 
 
-@pytest.mark.parametrize("text", ["{", '{"cluster": {"1,000": {"times": {}}}}', "[]"])
+@pytest.mark.parametrize("text", ["{", '{"cluster": {"1,000": {"times": {}}}}', "[]", '{"cluster": []}', "[" * 100_000])
 def test_a_file_without_such_figures_is_refused_in_one_line(tmp_path, capsys, text):
     (tmp_path / "figures.json").write_text(text)
     assert cli.main(["bench", "scale", "--measured", str(tmp_path / "figures.json")]) == 2

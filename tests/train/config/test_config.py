@@ -180,6 +180,12 @@ def test_flags_of_local_steps_are_checked(fields, message):
         ({"worker_devices": 2}, "--worker-devices acts only with --engine devices; --engine is cluster"),
         ({"cluster": "tiered"}, "--cluster acts only with --engine simulate; --engine is cluster"),
         ({"engine": "devices", "address": "auto"}, "--address acts only with --engine cluster; --engine is devices"),
+        ({"engine": "cluster", "central_hosts": -1}, "--central-hosts must not be negative; got -1"),
+        ({"central_hosts": 2}, "--central-hosts acts only with --engine cluster; --engine is devices"),
+        (
+            {"engine": "cluster", "central_hosts": 2, "compression": "int8"},
+            "--compression does not go with --central-hosts; give one of the two, got int8 and 2",
+        ),
         (
             {"engine": "simulate", "worker_gpus": 1.0},
             "--worker-gpus acts only with --engine cluster; --engine is simulate",
@@ -202,7 +208,9 @@ def test_flags_of_a_cluster_are_checked_also_in_a_file(tmp_path, fields, message
 @pytest.mark.parametrize("address", ["auto", "10.0.0.7:6379", "head.example-1.org:6379", "[::1]:6379", None])
 def test_flags_of_a_cluster_are_accepted_and_may_change_when_a_run_is_resumed(address):
     before = Config(engine="cluster", worker_gpus=0.5, worker_tpus=4, worker_cpus=2.5, deadline=60.0, central="host")
-    after = dataclasses.replace(before, address=address, worker_gpus=2.0, worker_cpus=1.0, worker_tpus=0.0)
+    after = dataclasses.replace(
+        before, address=address, worker_gpus=2.0, worker_cpus=1.0, worker_tpus=0.0, central_hosts=2
+    )
     assert after.changed(before) == []
 
 

@@ -145,6 +145,14 @@ def test_a_finished_run_without_checkpoints_is_still_finished(folder, capsys):
     assert contents(folder) == before
 
 
+@pytest.mark.parametrize("field", [{"finished": False}, {}], ids=str)
+def test_a_run_with_all_its_commits_is_finished_whatever_its_summary_says_of_that(folder, capsys, field):
+    """Without that field `--resume` ended in a traceback, and after a stop in the exit status of Ctrl-C."""
+    folder.summary.write_text(json.dumps({"commits": 33} | field))
+    assert cli.main(["--resume", "run", "--epochs", "0.5"]) == 0
+    assert "the run in run has made 33 commits, and 17 are asked for" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_new_folder_does_not_exist_yet(folder, capsys):
     empty(folder.checkpoints_path)
     folder.path.with_name("run-2").mkdir()

@@ -128,6 +128,15 @@ def test_no_checkpoint_is_overwritten(tiny, small, monkeypatch):
     assert saved == [0, 11, 22, 33]
 
 
+def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
+    """The simulator divides a run evenly: its pieces of 8 commits were saved in pairs, every 16 or 17 commits."""
+    folder, _, _ = run(
+        dataclasses.replace(small, engine="simulate", checkpoint_every=10, keep_checkpoints=0, eval_every=33)
+    )
+    with folder.checkpoints(read_only=True) as checkpoints:
+        assert checkpoints.commits == [0, 10, 20, 30, 33]
+
+
 def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
     config = dataclasses.replace(small, engine="simulate", checkpoint_every=11, epochs=0.5)
     folder, _, _ = run(config)

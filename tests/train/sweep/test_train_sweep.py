@@ -422,6 +422,46 @@ def test_what_is_damaged_or_of_a_single_run_is_refused(small, tmp_path, capsys):
     assert "holds a run" in capsys.readouterr().err
 
 
+def made_up(grid, number):
+    return pretend(grid, grid.cells[number], None, types.SimpleNamespace(update=lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda grid: made_up(grid, 1),
+        lambda grid: [row | {"gap": "x"} for row in made_up(grid, 0)],
+        lambda grid: [{"gap": 0.1}, *made_up(grid, 0)],
+        lambda grid: [],
+        lambda grid: {},
+        lambda grid: ["initial_train_loss"],
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_a_cell_that_is_not_the_result_of_its_own_is_refused(small, capsys, content):
+    folder = SweepFolder.of(small)
+    folder.begin(small)
+    folder.file(small.cells[0]).write_text(json.dumps(content(small)))
+    assert cli.main(["sweep", *arguments(small)]) == 2
+    assert "asgd-2.json is damaged" in capsys.readouterr().err
+    folder.file(small.cells[0]).write_text("[" * 100_000)
+    assert cli.main(["sweep", *arguments(small)]) == 2
+    assert "asgd-2.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_one_process_at_a_time_computes_a_sweep(small, monkeypatch, capsys):
+    """Two computed each cell twice, and each could remove the file that the other was about to name."""
+
+    def and_again(grid, cell, *rest):
+        assert cli.main(["sweep", "--resume", grid.out]) == 2
+        return pretend(grid, cell, *rest)
+
+    monkeypatch.setattr(sweep, "run_cell", and_again)
+    run(small)
+    assert capsys.readouterr().err.count(f"train: {small.out} is in use by another process, such as a run") == 4
+
+
 # --- Memory
 
 

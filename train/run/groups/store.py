@@ -62,7 +62,7 @@ class Store(abc.ABC, Generic[Job, Result]):
         for path in filter(Path.exists, paths):
             try:
                 return self.decode(job, json.loads(path.read_text()))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise RecordError(f"{path} is damaged ({error}); delete it to compute it again") from error
         return None
 

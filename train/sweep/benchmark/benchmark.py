@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from train.claims.execution.processes import Processes
 from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.console import RunConsole, say
-from train.common.errors import UsageError, either
+from train.common.errors import RecordError, UsageError, either
 from train.common.files import check_out, write_picture, write_whole
 from train.config.parsing import in_flags, parse_flags
 from train.run.folder import RUNS
@@ -34,7 +34,7 @@ DESCRIPTION = """Compare asynchronous methods in gemjax's simulator.
 
 Every method is tuned with the same budget. Seeds that did not serve tuning measure its accuracy and its time to a target,
 against synchronous SGD and local SGD. The page says which part is done. Each finished run is kept: repeat an interrupted
-command to resume it."""
+command to resume it. Rows of an earlier page are not measured again, wherever they were made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Benchmark:
     """Folder of finished runs, from which an interrupted benchmark resumes."""
     out: str | None = None
     """Folder of the page, the picture and the file; default: `train/results`, or the work folder with `--quick`."""
+    anew: bool = False
+    """Measure rows again that the file in the folder of `--out` has; runs in the work folder are still used."""
     dry_run: bool = False
     """Print the runs that are left and the budget of tuning, and exit."""
 
@@ -100,6 +102,10 @@ class Benchmark:
         return Path(self.out or (self.work if self.quick else RESULTS))
 
     @property
+    def file(self) -> Path:
+        return self.folder / f"{self.whole.name}.json"
+
+    @property
     def pool(self) -> Pool:
         return Pool(Path(self.work) / self.whole.name, None)
 
@@ -109,14 +115,36 @@ def main(argv: Sequence[str]) -> int:
     asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
     console = RunConsole()
     known = load(asked.whole, asked.whole.cells(), asked.pool, {})
+    before = earlier(asked)
     if asked.dry_run:
-        dry_run(asked, known, console)
+        dry_run(asked, unfinished(asked, known, before), console)
         return 0
     check_out(asked.folder)
     check_out(asked.work, "--work")
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
     resume = f"; finished runs are kept. Resume with: {shlex.join([*USAGE.split(), *argv])}"
-    return until_interrupted(lambda: run(asked, known, console), console, lambda: resume)
+    return until_interrupted(lambda: run(asked, known, before, console), console, lambda: resume)
+
+
+def earlier(asked: Benchmark) -> dict[str, Any] | None:
+    """Return the content of an earlier file of the benchmark, if there is one.
+
+    Raises:
+      RecordError: if it is damaged or something else.
+    """
+    plan, path = asked.whole, asked.file
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not found:
+            raise ValueError("it is empty")
+        outcome.document(plan, {}, found)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecordError(
+            f"{path} is not the result of a benchmark ({error!r}); delete it to write it again"
+        ) from error
+    return found
 
 
 def load(plan: Plan, cells: Sequence[Cell], pool: Pool, known: dict[Run, Record]) -> dict[Run, Record]:
@@ -132,14 +160,22 @@ def missing(plan: Plan, cell: Cell, known: dict[Run, Record]) -> list[Run]:
     return [run for run in plan.next_runs(cell, known)[0] if run not in known]
 
 
-def run(asked: Benchmark, known: dict[Run, Record], console: Console) -> dict[str, Any]:
+def unfinished(asked: Benchmark, known: dict[Run, Record], before: Mapping[str, Any] | None) -> list[Cell]:
+    """Return the cells that are asked for and have runs left. A row of the file `before` has none, except with `--anew`."""
+    rows = {} if asked.anew else outcome.earlier(asked.whole, before)
+    return [cell for cell in asked.cells if cell not in rows and missing(asked.whole, cell, known)]
+
+
+def run(
+    asked: Benchmark, known: dict[Run, Record], before: Mapping[str, Any] | None, console: Console
+) -> dict[str, Any]:
     """Make the missing runs, write the page after every wave of them, and return the content of the benchmark's file.
 
     Raises:
       UsageError: if data are missing or a run cannot be made. Finished runs are kept.
     """
     plan, pool = asked.whole, asked.pool
-    waiting = [cell for cell in asked.cells if missing(plan, cell, known)]
+    waiting = unfinished(asked, known, before)
     say(
         console,
         f"{plan.name}: {len(asked.cells)} pairs of a method and a setting, {len(waiting)} unfinished; {budget(plan)}",
@@ -157,8 +193,8 @@ def run(asked: Benchmark, known: dict[Run, Record], console: Console) -> dict[st
                 for made, record in pool.keep(_records(asked, groups, processes, progress), known):
                     progress.end(made.name, costs.gradients(made), f"accuracy {record['test_accuracy'] or 0:.3f}")
                 load(plan, waiting[:WAVE], pool, known)
-                write(asked, known)
-    content = write(asked, known)
+                write(asked, known, before)
+    content = write(asked, known, before)
     for sentence in outcome.advice(content):
         say(console, sentence)
     say(console, f"page: {asked.folder / plan.name}.md")
@@ -177,12 +213,11 @@ def _records(
         yield made, record | {"hardware": processes.hardware, "date": time.strftime("%Y-%m-%d")}
 
 
-def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
+def write(asked: Benchmark, known: dict[Run, Record], before: Mapping[str, Any] | None) -> dict[str, Any]:
     """Write file, page and picture, and return the content of the file."""
     from gemjax.telemetry import style
 
-    plan, path = asked.whole, asked.folder / f"{asked.whole.name}.json"
-    before = json.loads(path.read_text()) if path.exists() else None
+    plan, path = asked.whole, asked.file
     content = outcome.document(plan, known, before)
     asked.folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
@@ -209,13 +244,13 @@ def budget(plan: Plan) -> str:
     )
 
 
-def dry_run(asked: Benchmark, known: dict[Run, Record], console: Console) -> None:
+def dry_run(asked: Benchmark, waiting: Sequence[Cell], console: Console) -> None:
     """Print the budget, and how many methods each setting has left."""
     plan = asked.whole
     say(console, budget(plan))
     for setting in dict.fromkeys(cell.setting for cell in asked.cells):
         cells = [cell for cell in asked.cells if cell.setting == setting]
-        left = [cell.method for cell in cells if missing(plan, cell, known)]
+        left = [cell.method for cell in cells if cell in waiting]
         name = f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} worker{'s' if setting[1] > 1 else ''}"
         say(console, f"{name}: {len(left)} of {len(cells)} methods left" + (f": {', '.join(left)}" if left else ""))
 

@@ -15,7 +15,6 @@ from train.sweep.benchmark.settings import (
     ONE,
     REFERENCES,
     SYNCHRONOUS,
-    TUNING,
     UNEQUAL,
     Cell,
     Plan,
@@ -37,9 +36,8 @@ def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] 
       known: records of runs.
       before: an earlier content of the file, whose rows are kept where `known` has none.
     """
-    defined = definition(plan)
-    old = {cell_of(row): row for row in before["rows"]} if before and before["definition"] == defined else {}
-    rows, targets = {}, {}
+    defined, old = definition(plan), earlier(plan, before)
+    rows, targets, hardware = {}, {}, set(before["hardware"] if before and old else ())
     for cell in plan.cells():
         runs, numbers = plan.next_runs(cell, known)
         if not numbers or any(run not in known for run in runs):
@@ -49,16 +47,28 @@ def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] 
             if cell.method == ONE:
                 targets[cell.task] = round(KEPT * float(np.mean([_accuracy(record) for record in records])), 4)
             row = _row(plan, cell, numbers, runs[0], records, targets[cell.task]) if cell.task in targets else None
+            if row is not None:
+                made = plan.made(cell, known)
+                row["cost"] = {"runs": len(made), "minutes": round(sum(record["seconds"] for record in made) / 60, 2)}
+                hardware |= {record["hardware"]["device"] for record in made if "hardware" in record}
         if row is not None:
             rows[cell] = row
             if cell.method == ONE:
                 targets.setdefault(cell.task, row["target"])
-    records = [record for run, record in known.items() if run.config.seed in (*plan.seeds, TUNING)]
-    cost = {"runs": len(records), "minutes": round(sum(record["seconds"] for record in records) / 60, 1)}
-    hardware = sorted({record["hardware"]["device"] for record in records if "hardware" in record})
-    if not records and before:
-        cost, hardware = before["cost"], before["hardware"]
-    return {"definition": defined, "targets": targets, "rows": list(rows.values()), "cost": cost, "hardware": hardware}
+    costs = [row["cost"] for row in rows.values()]
+    cost = {"runs": sum(one["runs"] for one in costs), "minutes": round(sum(one["minutes"] for one in costs), 1)}
+    return {
+        "definition": defined, "targets": targets, "rows": list(rows.values()), "cost": cost,
+        "hardware": sorted(hardware),
+    }  # fmt: skip
+
+
+def earlier(plan: Plan, before: Mapping[str, Any] | None) -> dict[Cell, Row]:
+    """Return the rows of an earlier content of the file by cell; none if another definition made them."""
+    if before is None:
+        return {}
+    rows = {cell_of(row): row for row in before["rows"]}
+    return rows if before["definition"] == definition(plan) else {}
 
 
 def definition(plan: Plan) -> dict[str, Any]:
@@ -234,11 +244,16 @@ def advice(content: Mapping[str, Any]) -> list[str]:
     if shares:
         most = max(share[0] for share in shares.values())
         names = [f"`{name}`" for name, share in shares.items() if share[0] == most]
-        sentences.append(
-            f"Over all {len(every)} setting{'s' if len(every) != 1 else ''} measured so far, {_listed(names)} "
-            f"{'is' if len(names) == 1 else 'are'} most often within 1.25 times of the fastest method: in "
-            f"{round(most * len(every))} of {len(every)}."
-        )
+        verb = "is" if len(names) == 1 else "are"
+        if len(every) == 1:
+            sentences.append(
+                f"In the one setting measured so far {_listed(names)} {verb} within 1.25 times of the fastest method."
+            )
+        else:
+            sentences.append(
+                f"Over the {len(every)} settings measured so far {_listed(names)} {verb} most often within 1.25 times of the "
+                f"fastest method: in {round(most * len(every))} of them."
+            )
     return sentences
 
 

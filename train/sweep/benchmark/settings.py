@@ -220,6 +220,13 @@ class Plan:
             contenders = [contenders[index] for index in sorted(range(len(runs)), key=lambda index: losses[index])]
         return [self.run(cell, contenders[0], 1, seed) for seed in self.seeds], contenders[0]
 
+    def made(self, cell: Cell, known: Mapping[Run, Record]) -> list[Record]:
+        """Return the records of all runs of a finished cell, those that tuned it too."""
+        found: dict[Run, Record] = {}
+        while new := {run: known[run] for run in self.next_runs(cell, found)[0] if run not in found}:
+            found |= new
+        return list(found.values())
+
 
 def _loss(record: Record) -> float:
     found = record.get("final_loss")

@@ -1,16 +1,19 @@
 """The process of one part of the central variable."""
 
+import itertools
 import os
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.engines.cluster.central.commit import Arrays, Commit, Part
+from gemjax.engines.cluster.central.commit import Arrays, Commit, Leaf, Part
+from gemjax.engines.cluster.central.first import First
+from gemjax.engines.memory import Elsewhere
 
 
 class CentralActor:
@@ -32,20 +35,33 @@ class CentralActor:
         except ModuleNotFoundError as error:
             return "missing", error.name or str(error)
         self._place, self._commit = place, Commit(recipe)
-        self._shared: Arrays = {}
-        self._slots: list[Arrays] = []
+        self._kept: dict[int, dict[str, Any]] = {}
+        self._tokens = itertools.count()
+        self._shared: dict[int, Any] = {}
+        self._slots: list[dict[int, Any]] = []
         self._gradient_here, self._view_here = (self._commit.gradient_at(place), self._commit.view_at(place))
         return "divided", self._commit.digest
 
-    def load(self, shared: Arrays) -> None:
-        """Begin with leaves of what all workers share."""
-        self._shared, self._slots, self._version = jax.tree.map(jnp.array, shared), [], 0
+    def make_first(self, given: list, num_workers: int) -> None:
+        """Begin with the first state, from the leaves of parameters and model state that this part needs for it."""
+        shared, each = First(self._commit).make(self._place, jax.tree.map(jnp.array, given), num_workers)
+        self._part, self._version = Part(self._commit, self._place, shared, each), 0
 
-    def load_slot(self, slot: Arrays) -> int:
-        """Add the leaves of the next worker's slot; return the number of slots."""
-        self._slots.append(jax.tree.map(jnp.array, slot))
-        self._part = Part(self._commit, self._place, self._shared, self._slots)
-        return len(self._slots)
+    def load(self, number: int, array: Any, stacked: bool) -> None:
+        """Take a leaf of the state to continue from, or read it itself; a stacked one has a row per worker."""
+        array = array.read() if isinstance(array, Elsewhere) else array
+        if not stacked:
+            self._shared[number] = jnp.array(array)
+            return
+        self._slots = self._slots or [{} for _ in array]
+        for slot, row in zip(self._slots, array, strict=True):
+            slot[number] = jnp.array(row)
+
+    def continue_run(self, num_workers: int) -> None:
+        """Continue from the leaves that were loaded."""
+        each = self._slots or [{} for _ in range(num_workers)]
+        self._part, self._version = Part(self._commit, self._place, self._shared, each), 0
+        self._shared, self._slots = {}, []
 
     def receive(self, leaves: list | None) -> None:
         """Take the gradient of the next commit; ``None`` stands for zeros."""
@@ -72,6 +88,27 @@ class CentralActor:
         self._check(version)
         kept = self._part.shared | ({} if worker is None else self._part.slots[worker])
         return [np.asarray(kept[number]) for number in numbers]
+
+    def keep(self, version: int, leaves: Mapping[str, Leaf]) -> int:
+        """Keep leaves of the state as they are now, which copies nothing; return a number for :meth:`apply`."""
+        self._check(version)
+        part = self._part
+        self._kept[token := next(self._tokens)] = {
+            name: [slot[leaf.number] for slot in part.slots] if leaf.stacked else part.shared[leaf.number]
+            for name, leaf in leaves.items()
+        }
+        return token
+
+    def apply(self, token: int, fn: Callable[[dict[str, np.ndarray]], Any]) -> Any:
+        """Call ``fn`` with leaves that were kept, those of all workers stacked, and forget them."""
+        leaves = self._kept.pop(token)
+        return fn(
+            {name: np.stack(kept) if isinstance(kept, list) else np.asarray(kept) for name, kept in leaves.items()}
+        )
+
+    def leaf(self, version: int, leaf: Leaf) -> np.ndarray:
+        """Return a leaf of the state."""
+        return self.apply(self.keep(version, {"": leaf}), lambda arrays: arrays[""])
 
     def _check(self, version: int) -> None:
         if version != self._version:

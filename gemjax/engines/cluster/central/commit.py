@@ -1,5 +1,6 @@
 """The program of a commit and the pull that follows, divided over places, and one place's share of it."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,14 @@ class Recipe(NamedTuple):
     keeps_local: bool
     parts: int
     small: int  # As for a Division.
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A leaf of the state, by the number of its value; a stacked one has a row per worker."""
+
+    number: int
+    stacked: bool
 
 
 class Layout(NamedTuple):
@@ -126,14 +135,12 @@ class Commit:
                 known[equation.outs[0]] = known[equation.ins[0]]
         return [known.get(out) for out in program.outputs]
 
-    def shared(self, state: RunState) -> Arrays:
-        """Return the leaves that all workers share."""
-        return dict(zip(self.layout.shared, keys.as_data(slots.split(state)[2]), strict=True))
-
-    def slot(self, state: RunState, worker: int) -> Arrays:
-        """Return the leaves of a worker's slot."""
-        leaves = jax.tree.leaves(keys.as_data(slots.split(slots.take(state, worker))[0]))
-        return dict(zip(self.layout.slot, leaves, strict=True))
+    def leaves(self) -> RunState:
+        """Return a state with a :class:`Leaf` in place of each array."""
+        each, join, _ = slots.split(self.recipe.state)
+        numbers = iter(self.layout.slot)
+        each = jax.tree.map(lambda _: Leaf(next(numbers), stacked=True), each)
+        return join(each, [Leaf(number, stacked=False) for number in self.layout.shared])
 
     def view_at(self, place: int) -> list[int]:
         """Return the leaves of a view that are at a place."""

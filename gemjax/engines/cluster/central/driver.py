@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +10,17 @@ import numpy as np
 
 from gemjax.engines.cluster.actor import Scattered
 from gemjax.engines.cluster.central import division
-from gemjax.engines.cluster.central.commit import Commit, Part, Recipe
+from gemjax.engines.cluster.central.commit import Arrays, Commit, Leaf, Part, Recipe
 from gemjax.engines.cluster.central.division import DRIVER
-from gemjax.engines.cluster.cluster import sent_by_value
+from gemjax.engines.cluster.central.first import First, is_unmade
+from gemjax.engines.cluster.cluster import FILES, sent_by_value
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.programs import Packers
 from gemjax.engines.devices.hardware.sharding import Place
+from gemjax.engines.memory import Elsewhere, Function
 from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, no_loss
-from gemjax.protocol import slots
-from gemjax.protocol.slots import Slots
 
 PyTree = Any
 
@@ -85,17 +85,40 @@ class DividedCentral:
                 "a central actor has divided the commit in another way than the driver; let all hosts have the same versions "
                 "of Python, JAX, optax and gemjax"
             )
-        shared = commit.shared(state)
-        on_host = lambda arrays: jax.tree.map(np.asarray, arrays)
-        own = lambda arrays: jax.device_put(commit.at(DRIVER, arrays), self._here)
-        self._each(lambda actor, place: actor.load.remote(on_host(commit.at(place, shared))))
-        kept = []
-        for worker in range(self.num_workers):  # One at a time, as none of them may have room twice.
-            slot = commit.slot(state, worker)
-            self._each(lambda actor, place, slot=slot: actor.load_slot.remote(on_host(commit.at(place, slot))))
-            kept.append(own(slot))
-        self._driver = Part(commit, DRIVER, own(shared), kept)
+        self._driver = Part(commit, DRIVER, *(self._make(state) if is_unmade(state) else self._send(state)))
         self._begin, self._version = None, 0
+
+    def _make(self, state: RunState) -> tuple[Arrays, list[Arrays]]:
+        """Let each actor make its own leaves of the first state; return those of the driver."""
+        first, leaves = First(self.commit_program), jax.tree.leaves(keys.as_data((state.params, state.model_state)))
+        given = lambda place: [np.asarray(leaves[index]) for index in first.inputs(place)]
+        self._each(lambda actor, place: actor.make_first.remote(given(place), self.num_workers))
+        return jax.device_put(first.make(DRIVER, given(DRIVER), self.num_workers), self._here)
+
+    def _send(self, state: RunState) -> tuple[Arrays, list[Arrays]]:
+        """Send each actor its own leaves of a state, or let it read them; return those of the driver."""
+        commit = self.commit_program
+        shared: dict[int, Any] = {}
+        each: list[Any] = [{} for _ in range(self.num_workers)]
+        arrays, pending = jax.tree.leaves(keys.as_data(state)), []
+        for leaf, array in zip(jax.tree.leaves(commit.leaves()), arrays, strict=True):
+            if (place := commit.division.place[leaf.number]) != DRIVER:
+                is_elsewhere = isinstance(array, Elsewhere)
+                sent = array.sent() if is_elsewhere else np.asarray(array)
+                pending.append(self._actors[place].load.remote(leaf.number, sent, leaf.stacked))
+                if not is_elsewhere:  # One at a time, as Ray's memory may have room for one alone.
+                    self.wait([pending.pop()])
+                continue
+            for kept, one in zip(each, np.asarray(array), strict=True) if leaf.stacked else [(shared, array)]:
+                kept[leaf.number] = jax.device_put(np.asarray(one), self._here)
+        self.wait(pending)
+        self._each(lambda actor, place: actor.continue_run.remote(self.num_workers))
+        return shared, each
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        """True if the state to begin with has arrays in actors or in files."""
+        return any(isinstance(leaf, Elsewhere) for leaf in jax.tree.leaves(self._begin))
 
     @property
     def _here(self) -> jax.Device:
@@ -103,12 +126,20 @@ class DividedCentral:
 
     def _each(self, call: Callable[[Any, int], Any]) -> list[Any]:
         """Call every actor and wait for all answers."""
-        return self._answers({place: call(actor, place) for place, actor in enumerate(self._actors)})
+        return self.wait([call(actor, place) for place, actor in enumerate(self._actors)])
 
-    def _answers(self, calls: Mapping[int, Any]) -> list[Any]:
+    def wait(self, calls: Sequence[Any]) -> list[Any]:
+        """Wait for the answers to calls of actors, and return them.
+
+        Raises:
+          PartLostError: if an actor has ended.
+          Exception: that of an actor.
+        """
         ray = imported_ray()
         try:
-            return ray.get(list(calls.values()))
+            return ray.get(calls)
+        except ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
             raise PartLostError(
                 f"the central variable, divided over {len(self._actors)} actors, has lost one of them with its part; continue "
@@ -169,7 +200,7 @@ class DividedCentral:
                         received = pieces[place].received if place in pieces else ()
                         values = {n: np.asarray(driver.values[n]) for n in received}
                         calls[place] = actor.round.remote(self._version, worker, level, values)
-                for answer in self._answers(calls):
+                for answer in self.wait(list(calls.values())):
                     driver.values.update(answer)
 
     def bring(self, tree: PyTree) -> PyTree:
@@ -180,29 +211,81 @@ class DividedCentral:
         """Return a subtree of what all workers share, gathered from the actors."""
         if self._begin is not None:
             return select(self._begin)
-        slot, _, shared = slots.split(self.commit_program.taken)
-        indices = select(self.commit_program.join(slot, list(range(len(shared)))))
-        wanted, structure = jax.tree.flatten(indices)
-        found = self._gathered([self.commit_program.layout.shared[index] for index in wanted], None)
-        return keys.as_keys(jax.tree.unflatten(structure, found), jax.tree.map(lambda index: shared[index], indices))
+        leaves, structure = jax.tree.flatten(self._state(select))
+        calls = {index: leaf.sent() for index, leaf in enumerate(leaves) if isinstance(leaf, AtActor)}
+        for index, call in calls.items():
+            leaves[index] = jax.device_put(self.wait([call])[0], self._here, may_alias=False)
+        return jax.tree.unflatten(structure, leaves)
 
     def gather(self) -> RunState:
-        """Return the whole state, with the slots of all workers stacked, in the driver's memory."""
-        if self._begin is not None:
-            return self._begin
-        commit, layout = self.commit_program, self.commit_program.layout
-        slot, _, shared = slots.split(commit.taken)
-        whole = keys.as_keys(self._gathered(layout.shared, None), shared)
-        each = [self._gathered(layout.slot, worker) for worker in range(self.num_workers)]
-        stacked = [jnp.stack(leaves) for leaves in zip(*each, strict=True)]
-        stacked = jax.tree.unflatten(jax.tree.structure(slot), stacked)
-        return commit.join([Slots(one.value, self.num_workers) for one in keys.as_keys(stacked, slot)], whole)
+        """Return the whole state, with the slots of all workers stacked; large arrays stay in the actors.
 
-    def _gathered(self, numbers: Sequence[int], worker: int | None) -> list[jax.Array]:
-        place = self.commit_program.division.place
-        found = dict(self._driver.shared if worker is None else self._driver.slots[worker])
-        for part, actor in enumerate(self._actors):
-            mine = [number for number in numbers if place[number] == part]
-            answer = self._answers({part: actor.read.remote(self._version, mine, worker)})
-            found |= zip(mine, answer[0], strict=True)
-        return jax.device_put([found[number] for number in numbers], self._here, may_alias=False)
+        Raises:
+          RuntimeError: if the first state has not been made.
+        """
+        if self._begin is None:
+            return self._state(lambda state: state)
+        if is_unmade(self._begin):
+            raise RuntimeError("the run has not begun")
+        return self._begin
+
+    def _state(self, select: Callable[[RunState], PyTree]) -> PyTree:
+        return jax.tree.map(self._array, select(self.commit_program.leaves()), select(self.recipe.state))
+
+    def _array(self, leaf: Leaf, like: Any) -> Any:
+        """Return a leaf of the state, or the stand-in for one that an actor has; PRNG keys are brought here."""
+        shape = jax.eval_shape(keys.as_data, like)
+        if (place := self.commit_program.division.place[leaf.number]) != DRIVER:
+            found = AtActor(self, place, self._version, leaf, shape)
+            return keys.as_keys(jax.device_put(found.read(), self._here), like) if keys.is_key(like) else found
+        each = [slot[leaf.number] for slot in self._driver.slots] if leaf.stacked else self._driver.shared[leaf.number]
+        return keys.as_keys(jnp.stack(each) if leaf.stacked else each, like)
+
+    def actor_at(self, place: int) -> Any:
+        """Return the actor of a part.
+
+        Raises:
+          RuntimeError: if it has ended.
+        """
+        if not self._actors:
+            raise RuntimeError(
+                "this array was in an actor of the central variable that has ended; read it, or save a checkpoint, before the "
+                "cluster is closed or begins its next run"
+            )
+        return self._actors[place]
+
+
+class Holder(NamedTuple):
+    """An actor as the owner of arrays of a state: that after ``version`` commits and pulls."""
+
+    central: DividedCentral
+    place: int
+    version: int
+
+    def keep(self, arrays: Mapping[str, Elsewhere]) -> Callable[[Function], Callable[[], Any]]:
+        """Do what an :class:`gemjax.engines.memory.Owner` does; the actor goes on with commits during the call."""
+        actor, wait = self.central.actor_at(self.place), self.central.wait
+        leaves = {name: array.leaf for name, array in arrays.items() if isinstance(array, AtActor)}
+        (token,) = wait([actor.keep.remote(self.version, leaves)])
+
+        def call(fn: Function) -> Callable[[], Any]:
+            found = actor.apply.options(concurrency_group=FILES).remote(token, fn)
+            return lambda: wait([found])[0]
+
+        return call
+
+
+class AtActor(Elsewhere):
+    """An array of the state that an actor has."""
+
+    def __init__(self, central: DividedCentral, place: int, version: int, leaf: Leaf, like: Any):
+        super().__init__(like.shape, like.dtype)
+        self.owner = self._holder = Holder(central, place, version)
+        self.leaf = leaf
+
+    def sent(self) -> Any:
+        central, place, version = self._holder
+        return central.actor_at(place).leaf.remote(version, self.leaf)
+
+    def read(self) -> np.ndarray:
+        return self._holder.central.wait([self.sent()])[0]

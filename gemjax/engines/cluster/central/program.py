@@ -46,11 +46,15 @@ class Program:
         self.equations: list[Equation] = []
         self.inputs = [self._new(var.aval) for var in closed.jaxpr.invars]
         self.outputs = self._expand(closed, self.inputs)
-        needed = set(self.outputs)
+        self.equations, _ = self.needed_for(self.outputs)
+
+    def needed_for(self, values: Iterable[int]) -> tuple[list[Equation], set[int]]:
+        """Return the equations on which ``values`` depend, in order, and all values that those read, and ``values``."""
+        needed = set(values)
         for equation in reversed(self.equations):
             if not needed.isdisjoint(equation.outs):
                 needed.update(equation.ins)
-        self.equations = [equation for equation in self.equations if not needed.isdisjoint(equation.outs)]
+        return [equation for equation in self.equations if not needed.isdisjoint(equation.outs)], needed
 
     def _new(self, aval: Any) -> int:
         self.avals.append(aval)

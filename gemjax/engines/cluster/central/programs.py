@@ -44,8 +44,9 @@ class DividedPrograms(ClusterPrograms):
 
     def warm_up(self) -> None:
         """Divide the central variable over the actors of the cluster, and compile all programs."""
-        actors = self.cluster.start_central(CentralActor, self.placement.parts)
+        actors = self.cluster.start_central(CentralActor, self.placement.parts, keep=self.central.begins_elsewhere)
         self.central.connect(actors, settings(), self._pickled_recipe, by_value)
+        self.cluster.end_central(but=actors)
         self._views = list(self.central.first_views())
         super().warm_up()
 
@@ -82,6 +83,5 @@ class DividedPrograms(ClusterPrograms):
         """The model state, gathered from the actors."""
         return self.central.read(lambda state: state.model_state)
 
-    def close(self) -> None:
-        super().close()
-        self.cluster.end_central()
+    def reached(self) -> RunState:
+        return self.gather()._replace(params=self.params, model_state=self.model_state)

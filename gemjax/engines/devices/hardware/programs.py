@@ -20,6 +20,7 @@ from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.sharding import Place, devices_of, split_batch, whole
 from gemjax.engines.devices.stepwise import Stepwise
+from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, View, view_of
 from gemjax.engines.worker import WorkerStep
@@ -66,7 +67,7 @@ class CentralPrograms(abc.ABC):
         self.steps, self.draws = (column.value.tolist() for column in (state.step, state.draw))
         self.behind = (state.commits - state.pulled_at.value).tolist()
         self._drawn = 1 + max(self.draws)  # The next draw; the worker that arrived last has the newest one.
-        locals_ = Slots(state.view.value.local, self.num_workers)
+        locals_ = Slots(here(state.view.value.local), self.num_workers)
         self._local = [
             jax.device_put(slots.take(locals_, worker).value, whole(place)) for worker, place in enumerate(homes)
         ]
@@ -229,6 +230,10 @@ class CentralPrograms(abc.ABC):
         locals_ = [self._local_at_central(worker) for worker in range(self.num_workers)]
         local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *locals_)
         return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
+
+    def reached(self) -> RunState:
+        """Return the state of a result."""
+        return self.gather()
 
     def _local_at_central(self, worker: int) -> PyTree:
         local = self.central.bring(self._local[worker])

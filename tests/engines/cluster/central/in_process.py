@@ -38,7 +38,12 @@ class Divided:
         state = state._replace(view=slots.Slots(state.view.value._replace(local=()), num_workers))
         shapes = jax.eval_shape(lambda: state)
         self.commit_program = commit = Commit(Recipe(transition, shapes, self.packers, False, parts, small))
-        shared, each = commit.shared(state), [commit.slot(state, worker) for worker in range(num_workers)]
+        found = dict(zip(jax.tree.leaves(commit.leaves()), jax.tree.leaves(keys.as_data(state)), strict=True))
+        shared = {leaf.number: array for leaf, array in found.items() if not leaf.stacked}
+        each = [
+            {leaf.number: array[worker] for leaf, array in found.items() if leaf.stacked}
+            for worker in range(num_workers)
+        ]
         self.parts = {
             at: Part(commit, at, commit.at(at, shared), [commit.at(at, one) for one in each])
             for at in (DRIVER, *range(parts))

@@ -1,6 +1,7 @@
 """Runs whose central variable is divided over actors, on a fake Ray of threads, and on Ray."""
 
-import sys
+import dataclasses
+import gc
 import threading
 
 import jax
@@ -8,49 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.cluster.fake_ray import FakeRay
+from engines.cluster.central.runs import GEM, LOST, MATRICES, N, assert_replays, run, size
 from engines.problems import Abreast, Problem, assert_close, mlp, quadratic_with_dropout
 
 import gemjax
 from gemjax.engines.cluster.central import division
-from gemjax.engines.cluster.cluster import settings
+from gemjax.engines.memory import Elsewhere, here
 from gemjax.testing import Faults
-
-N = 3
-GEM = gemjax.gem(0.05, num_workers=N)
-LOST = "divided over 2 actors, has lost one of them with its part; continue from the last checkpoint"
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Arrays of five numbers are large."""
-    monkeypatch.setattr(division, "SMALL", 4)
-
-
-@pytest.fixture
-def fake(monkeypatch, small):
-    fake, before = FakeRay(), settings()
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    yield fake
-    assert not fake.running
-    for name, value in before.items():  # Its actors are threads, whose settings are those of this process.
-        jax.config.update(name, value)
-
-
-def run(tx, problem, num_commits=20, *, cluster=None, **options):
-    with cluster or gemjax.Cluster(N, central_hosts=2) as cluster:
-        return gemjax.run_on_cluster(
-            tx, *problem[:3], num_commits, model_state=problem.model_state, cluster=cluster, **options
-        )
-
-
-def assert_replays(result, tx, problem, *, pulled_twice=False, **options):
-    """Check all states; with ``pulled_twice`` only those that a pull leaves alone, because the trace lacks such a pull."""
-    replay = gemjax.simulate(tx, *problem[:3], result.trace, model_state=problem.model_state, **options)
-    for name in ("params", "model_state") if pulled_twice else ("params", "opt_state", "model_state"):
-        assert_close(jax.device_get(getattr(result, name)), jax.device_get(getattr(replay, name)), rtol=1e-10)
-    rows = len(result.history["loss"])  # Those since the run was continued.
-    np.testing.assert_allclose(result.history["loss"], replay.history["loss"][-rows:], rtol=1e-8)
 
 
 def test_a_run_replays_and_is_continued(fake, x64, tmp_path):
@@ -58,7 +23,7 @@ def test_a_run_replays_and_is_continued(fake, x64, tmp_path):
     seen = []
 
     def callback(progress):
-        seen.append((progress.params, progress.model_state, progress.state()))
+        seen.append((progress.params, progress.model_state, here(progress.state())))
 
     with gemjax.EventLog(tmp_path / "log") as log:
         first = run(GEM, problem, 12, gate=Abreast(N), callback=callback, callback_every=6, log=log)
@@ -80,6 +45,47 @@ def test_no_large_array_passes_through_the_driver(fake, x64):
     for method, arguments in fake.calls[begun:]:
         sent = [part for part in jax.tree.leaves(arguments) if isinstance(part, np.ndarray)]
         assert all(array.size <= division.SMALL for array in sent), method
+
+
+def test_the_first_state_is_made_by_the_actors(fake, x64):
+    """The driver holds parameters, and sends each of them once; before it held the views of all workers, too."""
+    workers, held = 16, []
+    gc.collect()
+    before = size(jax.live_arrays())
+    fake.lose = lambda actor, method, arguments: (
+        held.append(size(jax.live_arrays()) - before) if method == "begin" else None
+    )
+    tx = gemjax.gem(0.05, num_workers=workers)
+    run(tx, MATRICES, 5, cluster=gemjax.Cluster(workers, central_hosts=2))
+    begun = next(index for index, (method, _) in enumerate(fake.calls) if method == "read")
+    sent = sum(size(arguments) for _, arguments in fake.calls[:begun])
+    assert size(MATRICES.params) <= sent < 1.1 * size(MATRICES.params)
+    assert min(held) < 2 * size(MATRICES.params)
+
+
+def test_the_method_s_state_stays_in_the_actors(fake, x64):
+    """It is read on request, and from one run to the next it does not pass through the driver."""
+    kept = []
+    with gemjax.Cluster(N, central_hosts=2) as cluster:
+        keep = lambda progress: kept.append(progress.state())
+        first = gemjax.run_on_cluster(GEM, *MATRICES[:3], 6, cluster=cluster, callback=keep, callback_every=3)
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(first.params))
+        views = first.opt_state.stale_params.value
+        assert all(isinstance(leaf, Elsewhere) for leaf in jax.tree.leaves(views))
+        replay = gemjax.simulate(GEM, *MATRICES[:3], first.trace)
+        assert_close(jax.device_get(views), jax.device_get(replay.opt_state.stale_params.value), rtol=1e-10)
+        with pytest.raises(RuntimeError, match="at version 6, not at 3"):
+            kept[0].params["a"].read()
+        begun = len(fake.calls)
+        second = gemjax.run_on_cluster(GEM, *MATRICES[:3], 12, cluster=cluster, state=first)
+        sent = {method: 0 for method, _ in fake.calls}
+        for method, arguments in fake.calls[begun:]:
+            sent[method] += size(arguments)
+        assert sent["load"] == size(MATRICES.params)  # The caller has these.
+        with pytest.raises(RuntimeError, match="in an actor of the central variable that has ended"):
+            np.asarray(views["a"])
+        second = dataclasses.replace(second, state=here(second.state))
+    assert_replays(second, GEM, MATRICES)
 
 
 def test_states_of_local_optimizers_travel(fake, x64):
@@ -135,7 +141,7 @@ def test_an_actor_of_the_central_variable_that_ends_ends_the_run(fake, x64):
         return method == "round" and actor == max(rounds) and len(rounds) > 60
 
     fake.lose = lose
-    keep = lambda progress: saved.append((progress.state(), progress.trace()))
+    keep = lambda progress: saved.append((here(progress.state()), progress.trace()))
     with pytest.raises(gemjax.RunFailedError, match=LOST) as failure:
         run(GEM, problem, 60, callback=keep, callback_every=4)
     assert any("the state of the run is lost" in note.lower() for note in failure.value.__notes__)
@@ -144,7 +150,7 @@ def test_an_actor_of_the_central_variable_that_ends_ends_the_run(fake, x64):
     assert_replays(run(GEM, problem, len(trace) + 8, state=state, recorded=trace), GEM, problem)
 
 
-@pytest.mark.parametrize("call", ["read", "receive"])
+@pytest.mark.parametrize("call", ["leaf", "receive"])
 def test_the_loss_of_a_part_is_one_of_the_central_variable_wherever_it_is_seen(fake, x64, call):
     """Not a fault of the worker whose gradient arrives, and no error of the callback that reads parameters."""
     problem, calls = mlp(jnp.float64), []
@@ -197,12 +203,13 @@ def test_on_ray_an_actor_of_the_central_variable_is_killed(small, x64):
         options = {"model_state": problem.model_state, "cluster": cluster}
 
         def callback(progress):
-            saved.append((progress.state(), progress.trace()))
+            saved.append((here(progress.state()), progress.trace()))
             if progress.commits >= 20:
-                ray.kill(cluster._central_actors[1])
+                ray.kill(cluster._central_actors[-1][1])
 
         with pytest.raises(gemjax.RunFailedError, match=LOST):
             gemjax.run_on_cluster(*arguments, 100, callback=callback, callback_every=10, **options)
         state, trace = saved[-1]
         result = gemjax.run_on_cluster(*arguments, 40, state=state, recorded=trace, **options)
+        result = dataclasses.replace(result, state=here(result.state))
     assert_replays(result, GEM, problem)
