@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from gemjax.engines.per_seed import PerSeed
+from gemjax.protocol.checks import with_extra_args
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps
@@ -50,6 +51,15 @@ def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree, where: s
             _check_leaves(name, tree)
 
 
+def check_untraced(params: PyTree, model_state: PyTree) -> None:
+    """Raise ``TypeError`` inside of ``jax.jit``, ``vmap`` or ``grad``: an engine calls compiled programs from Python."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, model_state, jnp.zeros([])))):
+        raise TypeError(
+            "an engine cannot be called inside of jax.jit, vmap or grad, because it calls compiled programs from Python; call "
+            "it outside, gemjax.sweep for many hyper-parameters and seeds, or gemjax.pull and tx.update for a loop of your own"
+        )
+
+
 def check_tx(tx: Any) -> None:
     """Raise ``TypeError`` unless ``tx`` is a transformation."""
     if not isinstance(tx, type) and all(callable(getattr(tx, name, None)) for name in ("init", "update")):
@@ -73,7 +83,7 @@ def check_make(make: Any) -> None:
 
 
 def check_params(params: PyTree) -> None:
-    """Raise ``ValueError`` unless ``params`` are arrays of real floats, at least one."""
+    """Raise ``ValueError`` unless ``params`` are arrays of real floats of 16 bits or more, at least one."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError("params has no arrays, so there is nothing to train")
@@ -88,6 +98,11 @@ def check_params(params: PyTree) -> None:
             raise ValueError(
                 f"params at {_place(path)} is {dtype}, but only floats can be trained; "
                 "keep integers and keys in model_state or in the loss function"
+            )
+        if jnp.finfo(dtype).bits < 16:
+            raise ValueError(
+                f"params at {_place(path)} is {dtype}, which JAX does not mix with other floats; give bfloat16 or float32, and "
+                "convert it in the loss function"
             )
 
 
@@ -223,7 +238,7 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
         observer.offered.add("learning_rate")  # So that a rate of optax.inject_hyperparams is not offered.
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         losses = {"value": 0.0, "local_losses": jnp.zeros(1), "local_steps": 1, "observe": observer}
-        optax.with_extra_args_support(tx).update(zeros, tx.init(zeros), zeros, worker=0, **losses)
+        with_extra_args(tx).update(zeros, tx.init(zeros), zeros, worker=0, **losses)
         return None if observer.several else observer.seen.get("learning_rate")
 
     try:

@@ -12,7 +12,7 @@ import optax
 from gemjax.engines.checks import check_given, check_option, check_params, check_tx
 from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
-from gemjax.protocol.checks import check_bool
+from gemjax.protocol.checks import check_bool, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, refused
 from gemjax.protocol.slots import Slots
@@ -264,7 +264,7 @@ def _initial(tx: optax.GradientTransformationExtraArgs, params: PyTree) -> optax
 
 
 # Cached, because the compiled programs of a transformation are found by its identity.
-_with_extra_args = functools.lru_cache(maxsize=64)(optax.with_extra_args_support)
+_with_extra_args = functools.lru_cache(maxsize=64)(with_extra_args)
 _asynchronous = functools.lru_cache(maxsize=64)(asynchronous)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 PyTree = Any
 
@@ -70,6 +71,13 @@ def check_method(name: str, value: Any) -> None:
     """Raise ``TypeError`` unless ``value`` has the functions of an optax transformation."""
     if isinstance(value, type) or not all(callable(getattr(value, part, None)) for part in ("init", "update")):
         raise TypeError(f"{name} must be an optax transformation, such as optax.sgd(0.1), got {shown(value)}")
+
+
+def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
+    """Return ``tx`` so that it accepts extra arguments, which ``optax.MultiSteps`` passes on although its type hides that."""
+    if isinstance(getattr(tx.update, "__self__", None), optax.MultiSteps):
+        return optax.GradientTransformationExtraArgs(tx.init, tx.update)
+    return optax.with_extra_args_support(tx)
 
 
 def number(name: str, value: Any) -> float:

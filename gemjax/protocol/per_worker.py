@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from gemjax.protocol.checks import check_method
+from gemjax.protocol.checks import check_method, with_extra_args
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous
 
@@ -40,7 +40,7 @@ def per_worker(
     [-1.]
     """
     check_method("inner", inner)
-    inner = optax.with_extra_args_support(inner)
+    inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
         return Slots(inner.init(params))

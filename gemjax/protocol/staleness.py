@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.protocol import slots
-from gemjax.protocol.checks import check_alike, check_kept, check_method, check_positive_int
+from gemjax.protocol.checks import check_alike, check_kept, check_method, check_positive_int, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
@@ -77,7 +77,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     """
     check_num_workers(num_workers)
     check_method("inner", inner)
-    inner = optax.with_extra_args_support(inner)
+    inner = with_extra_args(inner)
 
     def init_fn(params):
         inner_state = inner.init(params)
@@ -217,7 +217,8 @@ def require_protocol(rule: str, **needed: Any) -> None:
         if value is None:
             raise TypeError(
                 f"{rule} was called without {name}=. It acts on one worker's commit, so it must be inside "
-                f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N) and be given params"
+                f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N) and be given params; if it is "
+                "inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
             )
 
 

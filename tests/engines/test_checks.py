@@ -323,6 +323,26 @@ def test_an_option_of_another_kind_is_refused_before_tracing(option, value, foun
             run("simulate", never, **{option: value})
 
 
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap, jax.grad])
+@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
+def test_an_engine_inside_of_a_transformation_of_jax_is_refused(engine, around):
+    """JAX raised an error about one of the library's lines."""
+    started = around(lambda params: run(engine, params=params))
+    with pytest.raises(TypeError, match=r"an engine cannot be called inside of jax\.jit, vmap or grad"):
+        started(jnp.ones(2))
+    if engine == "simulate":
+        with pytest.raises(TypeError, match=r"an engine cannot be called inside of jax\.jit"):
+            jax.jit(lambda: run(engine))()
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
+def test_parameters_too_narrow_to_compute_with_are_refused(engine):
+    with pytest.raises(
+        ValueError, match="params at the root is float8_e4m3fn, which JAX does not mix with other floats"
+    ):
+        run(engine, params=jnp.ones(4, jnp.float8_e4m3fn))
+
+
 @pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
 def test_a_switch_that_is_no_bool_is_refused(engine):
     """Any text was taken for ``True``."""

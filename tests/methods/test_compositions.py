@@ -209,3 +209,27 @@ def test_a_staleness_schedule_is_no_ordinary_one(make):
     state = tx.init(jnp.zeros(1))
     with pytest.raises(TypeError, match=r"pass it through optax.inject_hyperparams"):
         tx.update(jnp.zeros(1), state, jnp.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda steps: steps, lambda steps: steps.gradient_transformation()], ids=["own", "plain"]
+)
+@pytest.mark.parametrize("place", ["inside", "per worker", "outside"])
+def test_multi_steps_pass_on_what_a_rule_is_told(kind, place):
+    """Their type accepts no extra arguments, so optax drops them: rules were told of no worker, staleness or loss."""
+
+    def update_fn(updates, state, params=None, *, worker=None, staleness=None, value=None, **extra_args):
+        return jax.tree.map(lambda g: -0.1 * (1 + worker + staleness + value) * g, updates), state
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    wrapped = {
+        "inside": lambda: gemjax.asynchronous(kind(optax.MultiSteps(rule, 1)), 2),
+        "per worker": lambda: gemjax.asynchronous(gemjax.per_worker(kind(optax.MultiSteps(rule, 1))), 2),
+        "outside": lambda: kind(optax.MultiSteps(gemjax.asynchronous(rule, 2), 1)),
+    }
+    arguments = lambda params, batch: jnp.sum((params - batch) ** 2), jnp.zeros(2), lambda worker, step: 0.1 * step
+    trace = arrivals.Gamma(2).trace(6)
+    found, expected = (
+        gemjax.simulate(tx, *arguments, trace).params for tx in (wrapped[place](), gemjax.asynchronous(rule, 2))
+    )
+    np.testing.assert_array_equal(found, expected)

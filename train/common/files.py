@@ -129,7 +129,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
     try:
         with naming(path), open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             for part in [content] if isinstance(content, (str, bytes)) else content:
-                file.write(part if isinstance(part, bytes) else part.encode())
+                file.write(part if isinstance(part, bytes) else part.encode(errors="surrogateescape"))
             file.flush()
             os.fsync(file.fileno())  # Otherwise a power cut could leave the name without the content.
     except OSError:

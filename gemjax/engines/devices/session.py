@@ -17,6 +17,7 @@ from gemjax.engines.checks import (
     check_log,
     check_option,
     check_tx,
+    check_untraced,
 )
 from gemjax.engines.devices.hardware.programs import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Waiters
@@ -133,6 +134,7 @@ def prepare(
     check_option("members", members, Members, "gemjax.Members(num_workers)")
     check_callback(callback)
     check_log(log)
+    check_untraced(params, model_state)
     num_commits, seed = whole("num_commits", num_commits), checked_key_seed(seed)
     state, recorded, earlier = begin_from(state, recorded)
     if (state is None) != (recorded is None):

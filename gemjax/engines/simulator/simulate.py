@@ -13,7 +13,7 @@ import optax
 from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_callback, ends_run, warn_of_two_rates
+from gemjax.engines.checks import check_callback, check_untraced, ends_run, warn_of_two_rates
 from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
 from gemjax.engines.result import (
     Callback,
@@ -138,6 +138,7 @@ def simulate(
     check_positive(chunk_size=chunk_size, window=window)
     check_trace(trace)
     check_callback(callback)
+    check_untraced(params, model_state)
     seed = checked_key_seed(seed)
     state, earlier, history = begin_from(state)
     with contextlib.suppress(TypeError, ValueError):  # The checks below have better messages.

@@ -12,7 +12,7 @@ from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_callback, check_given, check_make, ends_run, warn_of_two_rates
+from gemjax.engines.checks import check_callback, check_given, check_make, check_untraced, ends_run, warn_of_two_rates
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
@@ -143,6 +143,7 @@ def sweep(
     check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
     check_make(make)
     check_callback(callback)
+    check_untraced(params, model_state)
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise TypeError(f"seeds must be a sequence of ints, got {shown(seeds)}; give [{shown(seeds)}]")
     seeds, stops = list(seeds), checked_stops(stops).tolist()

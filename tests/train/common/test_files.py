@@ -59,3 +59,9 @@ def test_a_picture_does_not_follow_a_link_either(tmp_path):
     assert (tmp_path / "claim.png").read_bytes().startswith(b"\x89PNG")
     assert victim.read_text() == "precious"
     assert sorted(os.listdir(tmp_path)) == ["claim.png", "precious"]
+
+
+def test_a_name_of_a_file_that_is_no_text_can_be_written(tmp_path):
+    """`report` failed in a folder whose name is not UTF-8, or in a locale that is not."""
+    write_whole(tmp_path / "page", f"runs/{os.fsdecode(bytes([0xFF]))}")
+    assert (tmp_path / "page").read_bytes() == b"runs/\xff"
