@@ -31,7 +31,8 @@ class Checkpoints:
 
     Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing.
     A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
-    view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had.
+    view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had. Of a run with
+    ``central_hosts`` each actor writes its own arrays, so all hosts must share the folder (:mod:`gemjax.checkpoints.parts`).
 
     Args:
       folder: folder of the checkpoints; created if it does not exist.

@@ -15,7 +15,7 @@ from engines.problems import assert_close
 
 import gemjax
 from gemjax.checkpoints import parts
-from gemjax.engines.cluster.central.driver import Holder
+from gemjax.engines.cluster.central.stand_ins import Holder
 from gemjax.engines.memory import Elsewhere, here
 
 
