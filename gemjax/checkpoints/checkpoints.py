@@ -73,7 +73,8 @@ class Checkpoints:
           metadata: dict of further values to keep, as JSON.
           wait: if ``True`` (default), return when everything is on disk. If ``False``, copy the state on its devices, where
             it takes twice the memory meanwhile, and write it in the background, so that the run may go on. The next call of
-            this object waits for the write and raises its error.
+            this object waits for the write and raises its error. After a run with ``central_hosts`` call :meth:`wait`
+            before the cluster is closed or begins its next run, because its actors write.
 
         Warns:
           RunWarning: if there are checkpoints of more commits, with their new names.
