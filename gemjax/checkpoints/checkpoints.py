@@ -31,7 +31,8 @@ class Checkpoints:
 
     Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing.
     A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
-    view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had.
+    view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had. Of a run with
+    ``central_hosts`` each actor writes its own arrays, so all hosts must share the folder (:mod:`gemjax.checkpoints.parts`).
 
     Args:
       folder: folder of the checkpoints; created if it does not exist.
@@ -72,7 +73,8 @@ class Checkpoints:
           metadata: dict of further values to keep, as JSON.
           wait: if ``True`` (default), return when everything is on disk. If ``False``, copy the state on its devices, where
             it takes twice the memory meanwhile, and write it in the background, so that the run may go on. The next call of
-            this object waits for the write and raises its error.
+            this object waits for the write and raises its error. After a run with ``central_hosts`` call :meth:`wait`
+            before the cluster is closed or begins its next run, because its actors write.
 
         Warns:
           RunWarning: if there are checkpoints of more commits, with their new names.

@@ -27,7 +27,7 @@ _writing: dict[Future, Path] = {}  # Writes in progress.
 def write_digests(checkpoint: Path) -> None:
     """Note the sizes and digests of the files of a checkpoint, for :func:`damage_of`."""
     paths, digests = sorted(checkpoint.rglob("*")), {}
-    for noted in (path for path in paths if path.name == DIGESTS):  # By the writer of a part.
+    for noted in (path for path in paths if path.name == DIGESTS and path.parent != checkpoint):  # By a part's writer.
         part = noted.parent.relative_to(checkpoint)
         digests |= {(part / name).as_posix(): digest for name, digest in json.loads(noted.read_bytes()).items()}
     for path in paths:

@@ -63,7 +63,7 @@ class RunCallback:
         self.stops = sorted({*self.evaluations.tolist(), *saves})  # Of a simulation.
         self._evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
-        # Of a divided central variable, whose first state no process has whole, after the first commits.
+        # With a divided central variable, when the actors have made the first state, which no process has whole.
         self.first_is_due = config.central_hosts > 0 and done == 0
         self._saved_after_error = False
 

@@ -73,7 +73,8 @@ class Run:
     ) -> Result:
         """Run, with the transport's programs for the state to begin with, and its waiters for these programs.
 
-        The state is made in the host's memory, because stacked for all workers it may be too large for a device.
+        The state is made in the host's memory, because stacked for all workers it may be too large for a device. A transport
+        whose central variable is on several hosts has a ``first_state`` of its own, with shapes in place of some arrays.
         """
         host = jax.local_devices(backend="cpu")[0]
         on_host = lambda leaf: jax.device_put(leaf, host) if isinstance(leaf, jax.Array) else leaf

@@ -180,10 +180,13 @@ def test_flags_of_local_steps_are_checked(fields, message):
         ({"worker_devices": 2}, "--worker-devices acts only with --engine devices; --engine is cluster"),
         ({"cluster": "tiered"}, "--cluster acts only with --engine simulate; --engine is cluster"),
         ({"engine": "devices", "address": "auto"}, "--address acts only with --engine cluster; --engine is devices"),
-        ({"engine": "cluster", "central_hosts": -1}, "--central-hosts must not be negative; got -1"),
-        ({"central_hosts": 2}, "--central-hosts acts only with --engine cluster; --engine is devices"),
+        ({"central_hosts": -1}, "--central-hosts must not be negative; got -1"),
         (
-            {"engine": "cluster", "central_hosts": 2, "compression": "int8"},
+            {"engine": "devices", "central_hosts": 2},
+            "--central-hosts acts only with --engine cluster; --engine is devices",
+        ),
+        (
+            {"central_hosts": 2, "compression": "int8"},
             "--compression does not go with --central-hosts; give one of the two, got int8 and 2",
         ),
         (

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,13 @@ from gemjax.engines.cluster.central import division
 from gemjax.engines.cluster.central.commit import Arrays, Commit, Leaf, Part, Recipe
 from gemjax.engines.cluster.central.division import DRIVER
 from gemjax.engines.cluster.central.first import First, is_unmade
-from gemjax.engines.cluster.cluster import FILES, sent_by_value
+from gemjax.engines.cluster.central.stand_ins import AtActor
+from gemjax.engines.cluster.cluster import sent_by_value
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.programs import Packers
 from gemjax.engines.devices.hardware.sharding import Place
-from gemjax.engines.memory import Elsewhere, Function
+from gemjax.engines.memory import Elsewhere
 from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, no_loss
 
@@ -234,9 +235,8 @@ class DividedCentral:
 
     def _array(self, leaf: Leaf, like: Any) -> Any:
         """Return a leaf of the state, or the stand-in for one that an actor has; PRNG keys are brought here."""
-        shape = jax.eval_shape(keys.as_data, like)
         if (place := self.commit_program.division.place[leaf.number]) != DRIVER:
-            found = AtActor(self, place, self._version, leaf, shape)
+            found = AtActor(self, place, self._version, leaf, keys.as_data(like))
             return keys.as_keys(jax.device_put(found.read(), self._here), like) if keys.is_key(like) else found
         each = [slot[leaf.number] for slot in self._driver.slots] if leaf.stacked else self._driver.shared[leaf.number]
         return keys.as_keys(jnp.stack(each) if leaf.stacked else each, like)
@@ -253,39 +253,3 @@ class DividedCentral:
                 "cluster is closed or begins its next run"
             )
         return self._actors[place]
-
-
-class Holder(NamedTuple):
-    """An actor as the owner of arrays of a state: that after ``version`` commits and pulls."""
-
-    central: DividedCentral
-    place: int
-    version: int
-
-    def keep(self, arrays: Mapping[str, Elsewhere]) -> Callable[[Function], Callable[[], Any]]:
-        """Do what an :class:`gemjax.engines.memory.Owner` does; the actor goes on with commits during the call."""
-        actor, wait = self.central.actor_at(self.place), self.central.wait
-        leaves = {name: array.leaf for name, array in arrays.items() if isinstance(array, AtActor)}
-        (token,) = wait([actor.keep.remote(self.version, leaves)])
-
-        def call(fn: Function) -> Callable[[], Any]:
-            found = actor.apply.options(concurrency_group=FILES).remote(token, fn)
-            return lambda: wait([found])[0]
-
-        return call
-
-
-class AtActor(Elsewhere):
-    """An array of the state that an actor has."""
-
-    def __init__(self, central: DividedCentral, place: int, version: int, leaf: Leaf, like: Any):
-        super().__init__(like.shape, like.dtype)
-        self.owner = self._holder = Holder(central, place, version)
-        self.leaf = leaf
-
-    def sent(self) -> Any:
-        central, place, version = self._holder
-        return central.actor_at(place).leaf.remote(version, self.leaf)
-
-    def read(self) -> np.ndarray:
-        return self._holder.central.wait([self.sent()])[0]
