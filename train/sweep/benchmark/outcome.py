@@ -11,6 +11,7 @@ import numpy as np
 from train.claims.runs import Record, Run
 from train.sweep.benchmark.settings import (
     CONTESTANTS,
+    FIRST,
     LOCAL,
     ONE,
     REFERENCES,
@@ -132,12 +133,20 @@ class Findings:
         ]
 
     def at(self, workers: int, cluster: str, *, narrow: bool = False) -> list[Setting]:
-        """Return the settings with that many workers on all tasks that are measured and have all methods, or only some."""
-        here = [one for one in self.settings if one[1:] == (workers, cluster) and self.has_references(one)]
-        return [one for one in here if (one[0] in self.content["definition"]["narrow"]) == narrow]
+        """Return the settings with that many workers that have most methods, on tasks with all methods or only some."""
+        here = [one for one in self.comparable(narrow=narrow) if one[1:] == (workers, cluster)]
+        most = max((len(self.methods([one])) for one in here), default=0)
+        return [one for one in here if len(self.methods([one])) == most]
 
-    def has_references(self, setting: Setting) -> bool:
-        return all(Cell.at(setting, name) in self.rows for name in (SYNCHRONOUS, LOCAL))
+    def comparable(self, *, narrow: bool = False) -> list[Setting]:
+        """Return the settings that have the references and all of the best-known methods; others are unfinished."""
+        known = {name for name in FIRST if any(cell.method == name for cell in self.rows)}
+        return [
+            one
+            for one in self.settings
+            if (one[0] in self.content["definition"]["narrow"]) == narrow
+            and {SYNCHRONOUS, LOCAL, *known} <= {cell.method for cell in self.rows if cell.setting == one}
+        ]
 
     def reached(self, setting: Setting, method: str) -> int:
         """Return the number of seeds that reached the target."""
@@ -192,9 +201,8 @@ class Findings:
         )
 
     def profile(self, factors: Sequence[float]) -> tuple[list[Setting], dict[str, list[float]]]:
-        """Return the settings with all methods, and the share of them in which each one is within factors of the fastest."""
-        narrow = self.content["definition"]["narrow"]
-        settings = [setting for setting in self.settings if self.has_references(setting) and setting[0] not in narrow]
+        """Return the comparable settings, and the share of them in which each method is within factors of the fastest."""
+        settings = self.comparable()
         times = {name: [self._typical(setting, name) for setting in settings] for name in self.methods(settings)}
         return settings, profile(times, factors) if times else {}
 

@@ -298,14 +298,29 @@ def test_a_method_that_loses_the_target_again_is_not_advised():
 
 
 def test_a_task_with_few_methods_does_not_narrow_the_advice():
-    content = content_of(gem=(0.89, 100.0), asgd=(0.88, 150.0))
+    content = content_of(dana_dc=(0.89, 100.0), asgd=(0.88, 150.0))
     content["definition"]["narrow"] = ["characters"]
-    content["rows"] += [row | {"task": "characters"} for row in content["rows"] if row["method"] != "gem"]
+    content["rows"] += [row | {"task": "characters"} for row in content["rows"] if row["method"] != "dana_dc"]
     first, _, third, fourth = outcome.advice(content)
-    assert first.startswith("With 16 unequal workers take `gem`: on digits it")
+    assert first.startswith("With 16 unequal workers take `dana_dc`: on digits it")
     assert first.endswith("On characters the fastest of 1 is `asgd`.")
     assert "1.50 times" in third
     assert fourth.startswith("In the one setting measured so far")  # That with all methods.
+
+
+def test_an_unfinished_setting_does_not_narrow_the_advice():
+    content = content_of(gem=(0.89, 100.0), asgd=(0.88, 150.0), dana_dc=(0.89, 90.0))
+    before = outcome.advice(content)
+    assert before[0].startswith("With 16 unequal workers take `dana_dc`")
+    others = [row | {"task": "other"} for row in content["rows"]]
+    content["rows"] += [row for row in others if row["method"] not in ("gem", "dana_dc")]  # `gem` is well known.
+    assert outcome.advice(content) == before
+    content["rows"] += [row for row in others if row["method"] == "gem"]
+    later = outcome.advice(content)
+    assert later[:3] == before[:3]
+    assert later[3] == (
+        "Over the 2 settings measured so far `gem` is most often within 1.25 times of the fastest method: in 2 of them."
+    )
 
 
 def test_the_committed_pages_follow_from_their_files():
