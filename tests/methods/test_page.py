@@ -104,11 +104,14 @@ def test_the_advice_is_that_of_the_benchmark():
     page = " ".join(PAGE.split())
     assert ("they are not measured yet" in page) == (not sentences), "copy the sentences of benchmark.md"
     assert all(sentence in page for sentence in sentences)
+    done, pairs = re.findall(r"(\d+) of (\d+) pairs", written)[0]
+    assert f"{done} of its {pairs} pairs of a method and a setting are measured" in page
 
 
-def test_the_numbers_of_the_quick_benchmark_are_those_of_its_page():
-    quick = (ROOT / "train" / "results" / "benchmark-quick.md").read_text(encoding="utf-8")
-    first = re.findall(r"^1\. (.+)$", quick, re.M)[0]
+@pytest.mark.parametrize("name", ["benchmark", "benchmark-quick"])
+def test_the_numbers_of_the_benchmarks_are_those_of_their_pages(name):
+    written = (ROOT / "train" / "results" / f"{name}.md").read_text(encoding="utf-8")
+    first = re.findall(r"^1\. (.+)$", written, re.M)[0]
     assert first in " ".join(PAGE.split())
     times = re.findall(r"[\d.]+ times \([\d.]+ to [\d.]+\) sooner than synchronous SGD", first)
     assert len(times) == 1
