@@ -98,7 +98,7 @@ class Checkpoints:
         tree: Any = {"state": plain}
         if len(trace):
             tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
-        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree, data)))
+        self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree.get("trace"), data)))
         with self._recovering(), lock.alone_in(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
             release = lock.hold(self.folder)

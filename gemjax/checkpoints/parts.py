@@ -12,6 +12,7 @@ All hosts must see the folder under one path, in a file system whose ``rename`` 
 closed can be read by the others, as NFS and the parallel file systems have it. The lock of the folder is the writer's alone.
 """
 
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,11 +57,17 @@ def keep(owners: list[tuple[Owner, dict[str, Elsewhere]]], unfinished: Path) -> 
 
 
 class Writer(NamedTuple):
-    """Picklable function that writes arrays into a folder."""
+    """Picklable function that writes arrays into a folder, if the process sees the unfinished folder beside it."""
 
     path: str
+    unfinished: str
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if not os.path.isdir(self.unfinished):
+            raise FileNotFoundError(
+                "give a folder in a file system that all hosts share; this actor does not see the unfinished checkpoint: "
+                f"{self.unfinished}"
+            )
         with discarding():
             ocp.save_checkpointables(self.path, {ARRAYS: dict(arrays)})
         write_digests(Path(self.path))
@@ -147,7 +154,9 @@ class Written(NamedTuple):
                 return lambda: None
 
         attempt(self.response.result)
-        for wait in [attempt(part.call, Writer(str(part.path))) for part in self.parts]:  # All at once.
+        for wait in [
+            attempt(part.call, Writer(str(part.path), str(self.unfinished))) for part in self.parts
+        ]:  # All at once.
             attempt(wait)
         if errors:
             raise errors[0]

@@ -66,7 +66,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         return json.loads(folder.summary.read_bytes()) | {
             "finished": True
-        }  # It may have been stopped, of more commits.
+        }  # It may have been stopped on the way to more commits.
     if logged is None:
         folder.check_empty(config)
     check_memory(config, task.params, task.num_commits)

@@ -163,7 +163,9 @@ class Actor:
         residual = () if self._before is None else (self._before,)
         arguments = view, local, data, selection, event_of(task.worker, task.step)
         interrupted = lambda: self._interrupted >= task.attempt
-        if self._stepwise is not None:
+        if interrupted():  # Before it began.
+            found = None
+        elif self._stepwise is not None:
             found = self._stepwise(interrupted, int(selection[1]), arguments, *residual)
         else:
             memory, self._memory = self._make_memory() if self._memory is None else self._memory, None

@@ -242,7 +242,8 @@ class Cluster:
             group = worker * self._reserved.bundle_count // self.num_workers
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._reserved, group)
         options = self._needs | {"max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": strategy}
-        make = ray.remote(concurrency_groups={INTERRUPTIONS: 1})(Actor)  # So that a call can overtake a gradient.
+        ray.method(concurrency_group=INTERRUPTIONS)(Actor.interrupt)  # So that the call can overtake a gradient.
+        make = ray.remote(concurrency_groups={INTERRUPTIONS: 1})(Actor)
         return make.options(**options | self._environment).remote(_paths())
 
     @property
@@ -262,6 +263,7 @@ class Cluster:
             self.end_central()
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         options |= {"concurrency_groups": {FILES: 1}}
+        imported_ray().method(concurrency_group=FILES)(kind.apply)  # Ray Client takes no group with a call.
         make = imported_ray().remote(**options | self._environment)(kind)
         self._central_actors.append([make.remote(_paths()) for _ in range(parts)])
         return self._central_actors[-1]

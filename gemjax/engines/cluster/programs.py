@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from gemjax.engines.cluster.actor import Job, NotBegunError, Reply, Scattered, Task, arrived
-from gemjax.engines.cluster.cluster import INTERRUPTIONS, Cluster
+from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
@@ -160,9 +160,8 @@ class ClusterPrograms(CentralPrograms):
         return Task(worker, self.steps[worker], self.draws[worker], self._attempts[worker])
 
     def interrupt(self, worker: int) -> None:
-        call = self.cluster.actors[worker].interrupt.options(concurrency_group=INTERRUPTIONS)
         with contextlib.suppress(Exception):  # A worker that is lost computes nothing.
-            call.remote(self._run, self._attempts[worker])
+            self.cluster.actors[worker].interrupt.remote(self._run, self._attempts[worker])
 
     def _outgoing(self, view: Packed, version: int) -> Any:
         """Return a view as an argument of a call: itself if it is small, else a reference, one for equal views of a version."""

@@ -55,6 +55,13 @@ class FakeRay(types.ModuleType):
 
         return made(*kinds) if kinds else made
 
+    def method(self, concurrency_group):
+        def declare(function):
+            function.group = concurrency_group
+            return function
+
+        return declare
+
     def _make(self, kind, *arguments):
         self.handles.append(Handle(self, len(self.handles), kind, arguments))
         return self.handles[-1]
@@ -101,11 +108,11 @@ class Handle:
                 reply.set_exception(ray.exceptions.ActorUnavailableError(GONE, None))
 
     def __getattr__(self, method):
-        def options(num_returns=None, concurrency_group=None):
-            if (
-                concurrency_group == INTERRUPTIONS
-            ):  # It overtakes the calls in the actor's thread, which serves other groups.
-                return types.SimpleNamespace(remote=getattr(self.actor, method))
+        function = getattr(self.actor, method)
+        if getattr(function, "group", None) == INTERRUPTIONS:  # It overtakes the calls in the actor's thread.
+            return types.SimpleNamespace(remote=function)
+
+        def options(num_returns=None):
             call = self.call if num_returns is None else functools.partial(self.call_for, num_returns)
             return types.SimpleNamespace(remote=lambda *arguments: call(method, arguments))
 

@@ -19,7 +19,6 @@ from methods.rows import METHODS
 import gemjax
 from gemjax.engines.cluster.actor import Actor
 from gemjax.engines.cluster.central import division
-from gemjax.engines.cluster.cluster import INTERRUPTIONS
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.stepwise import Stepwise
 
@@ -101,8 +100,8 @@ def test_the_call_overtakes_a_gradient(cluster, monkeypatch, tmp_path):
 
     def heard(self, worker):
         interrupt(self, worker)
-        call = self.cluster.actors[worker].interrupt.options(concurrency_group=INTERRUPTIONS)
-        imported_ray().get(call.remote(self._run, self._attempts[worker]), timeout=60)
+        call = self.cluster.actors[worker].interrupt.remote(self._run, self._attempts[worker])
+        imported_ray().get(call, timeout=60)
         faults.let_go(1, 5)
 
     def noted(reference):

@@ -4,6 +4,7 @@ import collections
 import copy
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -55,6 +56,30 @@ def test_ringmaster_then_refuses_nothing(local, x64, tmp_path):
     cycles = gemjax.timeline(events).only("interrupt")
     assert len(cycles["worker"]) == kinds["interrupt"]
     assert (cycles["time"] >= cycles["dispatch"]).all()
+
+
+def test_local_steps_have_the_settings_of_the_calling_thread():
+    """The loss draws from its key, by a setting that holds in this thread alone."""
+    _, params, batches = quadratic()[:3]
+    loss_fn = lambda params, model_state, batch, key: (
+        ((params["x"] - jax.random.normal(key, batch.shape)) ** 2).sum() + params["x"] @ batch,
+        (model_state, {}),
+    )
+    tx, local = gemjax.downpour(num_workers=2), gemjax.LocalSteps(optax.sgd(0.1), 2)
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        given = tx, loss_fn, params, batches
+        result = gemjax.run_on_devices(*given, 20, local=local, policy=gemjax.Policy(interrupt=50))
+        assert_close(result.params, gemjax.simulate(*given, result.trace, local=local).params, rtol=1e-5)
+
+
+def test_groups_of_devices_that_workers_share_are_refused():
+    """Two threads could start their collectives in different orders."""
+    tx, local = gemjax.downpour(num_workers=4), gemjax.LocalSteps(optax.sgd(0.1), 2)
+    placement = gemjax.place(4, worker_devices=4)
+    with pytest.raises(ValueError, match="a group of devices of its own for each worker"):
+        gemjax.run_on_devices(
+            tx, *quadratic()[:3], 20, placement=placement, local=local, policy=gemjax.Policy(interrupt=9)
+        )
 
 
 def test_local_steps_end_at_the_next_step(monkeypatch):

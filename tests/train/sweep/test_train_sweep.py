@@ -281,7 +281,7 @@ def test_a_run_diverged_if_its_training_loss_says_so(small):
     assert [point.idle for point in sweep_table.points(rows)] == [True, False, False]
     folder.begin(grid)
     folder.save(grid.cells[0], [{name: row[name] for name in row if name != "initial_train_loss"} for row in rows])
-    with pytest.raises(ValueError, match="earlier version"):
+    with pytest.raises(ValueError, match="other columns than this version"):
         folder.load(grid.cells[0])
 
 

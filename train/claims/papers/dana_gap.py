@@ -53,11 +53,11 @@ def _runs(base: Config, epochs: float, seeds, fewer: tuple[int, ...] = (), **cha
 
 
 def judge(measured) -> list[Statement]:
-    whole = not any(measured.diverged(series, AT) for series in (*SERIES, ZERO))
     counts = sorted(measured.points(MOMENTUM))
 
     def ratios(series: str, other: str, what: str = "gap", workers: float = AT) -> list[float]:
         """Return the ratio of two gaps for each seed; NaN if a method diverged, so that nothing holds."""
+        whole = not any(measured.diverged(one, workers) for one in (series, other))
         pairs = zip(*(_at_full_rate(measured, what, one, workers) for one in (series, other)), strict=True)
         return [own / its if whole and its > 0 else math.nan for own, its in pairs]
 

@@ -193,8 +193,8 @@ def run(
                 for made, record in pool.keep(_records(asked, groups, processes, progress), known):
                     progress.end(made.name, costs.gradients(made), f"accuracy {record['test_accuracy'] or 0:.3f}")
                 load(plan, waiting[:WAVE], pool, known)
-                write(asked, known, before)
-    content = write(asked, known, before)
+                write(asked, known)
+    content = write(asked, known)
     for sentence in outcome.advice(content):
         say(console, sentence)
     say(console, f"page: {asked.folder / plan.name}.md")
@@ -213,12 +213,12 @@ def _records(
         yield made, record | {"hardware": processes.hardware, "date": time.strftime("%Y-%m-%d")}
 
 
-def write(asked: Benchmark, known: dict[Run, Record], before: Mapping[str, Any] | None) -> dict[str, Any]:
+def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
     """Write file, page and picture, and return the content of the file."""
     from gemjax.telemetry import style
 
     plan, path = asked.whole, asked.file
-    content = outcome.document(plan, known, before)
+    content = outcome.document(plan, known, earlier(asked))  # Read again: another process may have added rows.
     asked.folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
     others = json.dumps({name: value for name, value in content.items() if name != "rows"}, indent=1)

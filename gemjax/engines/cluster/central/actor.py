@@ -102,9 +102,11 @@ class CentralActor:
     def apply(self, token: int, fn: Callable[[dict[str, np.ndarray]], Any]) -> Any:
         """Call ``fn`` with leaves that were kept, those of all workers stacked, and forget them."""
         leaves = self._kept.pop(token)
-        return fn(
-            {name: np.stack(kept) if isinstance(kept, list) else np.asarray(kept) for name, kept in leaves.items()}
-        )
+        arrays = {}
+        for name in list(leaves):  # Each is forgotten as soon as it is stacked.
+            kept = leaves.pop(name)
+            arrays[name] = np.stack(kept) if isinstance(kept, list) else np.asarray(kept)
+        return fn(arrays)
 
     def leaf(self, version: int, leaf: Leaf) -> np.ndarray:
         """Return a leaf of the state."""
@@ -112,4 +114,7 @@ class CentralActor:
 
     def _check(self, version: int) -> None:
         if version != self._version:
-            raise RuntimeError(f"this part of the central variable is at version {self._version}, not at {version}")
+            raise RuntimeError(
+                f"this part of the central variable is at version {self._version}, not at {version}; the state of a callback "
+                "is valid during the callback: read or save it there"
+            )

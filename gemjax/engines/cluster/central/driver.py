@@ -104,10 +104,10 @@ class DividedCentral:
         arrays, pending = jax.tree.leaves(keys.as_data(state)), []
         for leaf, array in zip(jax.tree.leaves(commit.leaves()), arrays, strict=True):
             if (place := commit.division.place[leaf.number]) != DRIVER:
-                is_elsewhere = isinstance(array, Elsewhere)
-                sent = array.sent() if is_elsewhere else np.asarray(array)
+                sent = array.sent() if isinstance(array, Elsewhere) else np.asarray(array)
                 pending.append(self._actors[place].load.remote(leaf.number, sent, leaf.stacked))
-                if not is_elsewhere:  # One at a time, as Ray's memory may have room for one alone.
+                in_file = isinstance(array, Elsewhere) and array.owner is None
+                if not in_file:  # One at a time, as Ray's memory may have room for one alone.
                     self.wait([pending.pop()])
                 continue
             for kept, one in zip(each, np.asarray(array), strict=True) if leaf.stacked else [(shared, array)]:
@@ -118,8 +118,8 @@ class DividedCentral:
 
     @property
     def begins_elsewhere(self) -> bool:
-        """True if the state to begin with has arrays in actors or in files."""
-        return any(isinstance(leaf, Elsewhere) for leaf in jax.tree.leaves(self._begin))
+        """True if the state to begin with has arrays in actors."""
+        return any(isinstance(leaf, Elsewhere) and leaf.owner is not None for leaf in jax.tree.leaves(self._begin))
 
     @property
     def _here(self) -> jax.Device:
@@ -143,7 +143,7 @@ class DividedCentral:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError) as error:
             raise PartLostError(
-                f"the central variable, divided over {len(self._actors)} actors, has lost one of them with its part; continue "
+                f"the central variable, divided over {self.recipe.parts} actors, has lost one of them with its part; continue "
                 "from the last checkpoint with state= and recorded="
             ) from error
 

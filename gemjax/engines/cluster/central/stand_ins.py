@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemjax.engines.cluster.central.commit import Leaf
-from gemjax.engines.cluster.cluster import FILES
 from gemjax.engines.memory import Elsewhere, Function
 
 
@@ -24,7 +23,7 @@ class Holder(NamedTuple):
         (token,) = wait([actor.keep.remote(self.version, leaves)])
 
         def call(fn: Function) -> Callable[[], Any]:
-            found = actor.apply.options(concurrency_group=FILES).remote(token, fn)
+            found = actor.apply.remote(token, fn)
             return lambda: wait([found])[0]
 
         return call

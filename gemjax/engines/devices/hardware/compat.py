@@ -1,4 +1,7 @@
-"""Names that differ between the releases of JAX that gemjax supports."""
+"""Names that differ between the releases of JAX that gemjax supports, and settings that belong to a thread."""
+
+import contextlib
+from collections.abc import Callable
 
 import jax
 
@@ -7,4 +10,27 @@ if hasattr(jax, "enable_x64"):
 else:  # JAX before 0.8.
     from jax.experimental import enable_x64  # pyrefly: ignore[missing-module-attribute]
 
-__all__ = ["enable_x64"]
+__all__ = ["enable_x64", "settings_here"]
+
+SETTINGS = (
+    "default_prng_impl", "threefry_partitionable", "default_matmul_precision", "numpy_dtype_promotion",
+    "numpy_rank_promotion", "debug_nans",
+)  # fmt: skip
+
+
+def settings_here() -> Callable[[], contextlib.ExitStack]:
+    """Return a function that enters the settings of JAX which the calling thread has, in another thread.
+
+    ``with jax.default_matmul_precision(...):`` and the like hold in one thread alone.
+    """
+    x64 = jax.config.read("jax_enable_x64")
+    values = {name: getattr(jax.config, f"jax_{name}") for name in SETTINGS}
+
+    def enter() -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(enable_x64(x64))
+        for name, value in values.items():
+            stack.enter_context(getattr(jax, name)(value))
+        return stack
+
+    return enter

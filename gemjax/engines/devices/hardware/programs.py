@@ -261,6 +261,7 @@ class Programs(CentralPrograms):
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
         super().__init__(transition, batches, placement, state, placement.workers, self._selections.example())
         if interruptible and transition.local is not None:
+            _check_apart(placement)
             compiled = lambda place: stepwise(transition, batches, self.packers, place, packed_gradient)
         else:
             compute = packed_gradient(transition.gradient, batches, self.packers)
@@ -347,6 +348,21 @@ class Programs(CentralPrograms):
         self._selections.close()
         for interrupted in self._interrupted:
             interrupted.set()
+
+
+def _check_apart(placement: Placement) -> None:
+    """Check that no two threads would start programs with collectives on the same devices, which can deadlock.
+
+    Raises:
+      ValueError: if local steps that can be interrupted share devices with other programs of several devices.
+    """
+    several = [set(place) for place in (*placement.workers, placement.central) if isinstance(place, tuple)]
+    if sum(map(len, several)) > len(set().union(*several)):
+        raise ValueError(
+            "Policy(interrupt=) with local steps needs a group of devices of its own for each worker, apart from those of the "
+            "central variable, because each worker's steps are started by a thread of its own; place fewer workers, or one "
+            "device per worker"
+        )
 
 
 class Packers(NamedTuple):

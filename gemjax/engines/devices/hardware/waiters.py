@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from gemjax.engines.devices.hardware import shutdown
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.engines.devices.hardware.compat import settings_here
 
 
 class Arrival(NamedTuple):
@@ -43,8 +43,8 @@ class Waiters:
     """Queue of workers in the order in which their gradients are finished.
 
     First finished, first served: no worker is overtaken by one that finished later, so none starves. The threads are daemons.
-    They use a device only to wait for it, which releases the interpreter's lock, and the end of the interpreter waits for such
-    threads (:func:`gemjax.engines.devices.hardware.shutdown.wait_for`).
+    They wait for devices, which releases the interpreter's lock, and dispatch local steps that can be interrupted. The end of
+    the interpreter waits for such threads (:func:`gemjax.engines.devices.hardware.shutdown.wait_for`).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Waiters:
         self._watched = [False] * num_workers  # Set by the scheduler, reset by the worker's thread.
         self._inside = [False] * num_workers  # True while the worker's thread waits for a device.
         self._closed = False
-        self._x64 = jax.config.read("jax_enable_x64")  # As in the calling thread: a gate may compute.
+        self._settings = settings_here()  # Those of the calling thread: local steps and gates compute.
         self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
@@ -98,7 +98,7 @@ class Waiters:
         self._ready.put(None)
 
     def _serve(self, inbox: queue.SimpleQueue) -> None:
-        with enable_x64(self._x64):
+        with self._settings():
             self._wait_for_each(inbox)
 
     def _wait_for_each(self, inbox: queue.SimpleQueue) -> None:
@@ -113,7 +113,8 @@ class Waiters:
                 self._inside[worker] = False
                 if self._gate is not None:
                     change = self._gate(worker, step)
-                    gradient = gradient if change is None else change(gradient)
+                    if change is not None and gradient is not None:  # None: the worker was called back.
+                        gradient = change(gradient)
             except BaseException as raised:  # The scheduler handles it, and the thread goes on.
                 error = raised
                 self._inside[worker] = False

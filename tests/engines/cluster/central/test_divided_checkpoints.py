@@ -122,16 +122,20 @@ def test_the_loss_of_an_actor_while_it_writes_leaves_the_last_checkpoint(fake, x
     assert_replays(run(GEM, MATRICES, 12, state=state, recorded=trace), GEM, MATRICES)
 
 
-def test_a_part_on_a_host_of_its_own_file_system_is_refused(fake, x64, tmp_path, monkeypatch):
-    call = parts.Writer.__call__
-    elsewhere = lambda path: path.replace(str(tmp_path), f"{tmp_path}-of-another-host")
-    monkeypatch.setattr(
-        parts.Writer, "__call__", lambda writer, arrays: call(writer._replace(path=elsewhere(writer.path)), arrays)
-    )
+@pytest.mark.parametrize("names", [("path", "unfinished"), ("path",)], ids=["before", "after"])
+def test_a_part_on_a_host_of_its_own_file_system_is_refused(names, fake, x64, tmp_path, monkeypatch):
+    """It is refused before it is written, so that retries do not fill the disk, if that host has no such folder."""
+    call, other = parts.Writer.__call__, f"{tmp_path}-of-another-host"
+
+    def write(writer, arrays):
+        call(writer._replace(**{name: getattr(writer, name).replace(str(tmp_path), other) for name in names}), arrays)
+
+    monkeypatch.setattr(parts.Writer, "__call__", write)
     checkpoints = gemjax.Checkpoints(tmp_path)
     with pytest.raises(gemjax.checkpoints.CheckpointWriteError, match="file system that all hosts share"):
         run(GEM, MATRICES, 4, callback=saving(checkpoints, 2), callback_every=1)
     assert checkpoints.commits == []
+    assert os.path.exists(other) == (names == ("path",))
 
 
 def test_a_damaged_part_is_found(fake, x64, tmp_path):
