@@ -64,7 +64,10 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
 def _kept(config: Config, params: PyTree) -> dict[str, int]:
     kept = gemjax.memory_of(make_method(config), params, num_workers=config.workers, local=local_steps(config))
     if config.central_hosts and config.address is not None:  # The rest is in actors on other hosts.
-        kept = {"central variable": kept["central variable"]}
+        here = ("central variable", "local optimizers")
+        kept = {name: kept[name] for name in here if name in kept} | {
+            "its copy in a callback": kept["central variable"]
+        }
     # Workers hold their views and gradients with every method, but not in the memory of this host if they are on others.
     if config.engine != "simulate" and config.address is None:
         copies = config.workers * kept["central variable"]

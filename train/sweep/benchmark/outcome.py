@@ -50,6 +50,7 @@ def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] 
             row = _row(plan, cell, numbers, runs[0], records, targets[cell.task]) if cell.task in targets else None
             if row is not None:
                 made = plan.made(cell, known)
+                row["tuning"] = plan.tuning(cell)
                 row["cost"] = {"runs": len(made), "minutes": round(sum(record["seconds"] for record in made) / 60, 2)}
                 hardware |= {record["hardware"]["device"] for record in made if "hardware" in record}
         if row is not None:
@@ -65,11 +66,13 @@ def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] 
 
 
 def earlier(plan: Plan, before: Mapping[str, Any] | None) -> dict[Cell, Row]:
-    """Return the rows of an earlier content of the file by cell; none if another definition made them."""
+    """Return the rows of an earlier content of the file by cell, without those of another definition or tuning."""
     if before is None:
         return {}
     rows = {cell_of(row): row for row in before["rows"]}
-    return rows if before["definition"] == definition(plan) else {}
+    if before["definition"] != definition(plan):
+        return {}
+    return {cell: row for cell, row in rows.items() if row["tuning"] == plan.tuning(cell)}
 
 
 def definition(plan: Plan) -> dict[str, Any]:

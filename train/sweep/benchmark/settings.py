@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -219,6 +220,11 @@ class Plan:
             losses = [_loss(known[run]) for run in runs]
             contenders = [contenders[index] for index in sorted(range(len(runs)), key=lambda index: losses[index])]
         return [self.run(cell, contenders[0], 1, seed) for seed in self.seeds], contenders[0]
+
+    def tuning(self, cell: Cell) -> str:
+        """Return a digest of the runs among which the numbers of a cell are chosen; it changes with each of their settings."""
+        runs = [self.run(cell, numbers, 1, TUNING) for numbers in CONTESTANTS[cell.method].candidates(cell.workers)]
+        return hashlib.sha256("".join(run.key("1") for run in runs).encode()).hexdigest()[:12]
 
     def made(self, cell: Cell, known: Mapping[Run, Record]) -> list[Record]:
         """Return the records of all runs of a finished cell, those that tuned it too."""

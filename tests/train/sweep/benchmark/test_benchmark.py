@@ -208,6 +208,15 @@ def test_rows_of_another_definition_are_dropped(inline, tmp_path):
     assert outcome.document(dataclasses.replace(SMALL, gradients=9600), {}, content)["rows"] == []
 
 
+def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(inline, tmp_path, monkeypatch):
+    assert cli.main(["benchmark", "--quick"]) == 0
+    content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
+    now = dataclasses.replace(CONTESTANTS["gem"], values=lambda workers: (1.0, 3.0))
+    monkeypatch.setitem(CONTESTANTS, "gem", now)
+    kept = outcome.earlier(SMALL, content)
+    assert {cell.method for cell in kept} == {"asgd", "easgd", *REFERENCES}
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"definition": {}}', "[" * 100_000], ids=["cut", "list", "parts", "deep"])
 def test_a_damaged_file_of_the_benchmark_is_refused_before_anything_is_computed(inline, tmp_path, capsys, text):
     path = tmp_path / "runs/benchmark/benchmark-quick.json"
