@@ -1,6 +1,7 @@
 """Layers of both packages: imports go downwards and form no cycle, and no folder has too many entries."""
 
 import ast
+import collections
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,10 @@ def test_a_diamond_is_no_cycle(tmp_path):
     )
     assert upward(house, (("top",), ("left", "right"), ("low",))) == []
     assert cycle(arrows(house)["house"]) == []
+
+
+def test_modules_of_tests_have_names_of_their_own():
+    """The folders of tests are no packages, so pytest collects no second module of a name."""
+    found = collections.Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert {name for name, count in found.items() if count > 1} <= {"conftest.py"}
+    assert found["conftest.py"] == 2  # A third one, in a folder below the second, is not collected.

@@ -1,8 +1,13 @@
-"""A local Ray cluster of four workers, shared by the tests of a module, and one of two nodes."""
+"""A local Ray cluster of four workers, shared by the tests of a module, one of two nodes, and a fake one that is divided."""
 
+import sys
+
+import jax
 import pytest
 
 import gemjax
+from gemjax.engines.cluster.central import division
+from gemjax.engines.cluster.cluster import settings
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +35,22 @@ def two_nodes(monkeypatch):
         yield nodes
     finally:
         nodes.shutdown()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Arrays of five numbers are large, so that a central variable is divided."""
+    monkeypatch.setattr(division, "SMALL", 4)
+
+
+@pytest.fixture
+def fake(monkeypatch, small):
+    """Stand-in for Ray whose actors are threads."""
+    from engines.cluster.fake_ray import FakeRay  # It skips without Ray.
+
+    fake, before = FakeRay(), settings()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    yield fake
+    assert not fake.running
+    for name, value in before.items():  # Its actors are threads, whose settings are those of this process.
+        jax.config.update(name, value)

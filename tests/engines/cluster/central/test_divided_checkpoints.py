@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines.cluster.central.runs import GEM, LOST, MATRICES, N, assert_replays, run, size
+from engines.cluster.central.divided import GEM, LOST, MATRICES, N, assert_replays, run, size
 from engines.problems import assert_close
 
 import gemjax
@@ -152,7 +152,7 @@ import os, signal, sys
 import gemjax
 from gemjax.checkpoints import parts
 from gemjax.engines.cluster.central import division
-from engines.cluster.central.runs import GEM, MATRICES, N
+from engines.cluster.central.divided import GEM, MATRICES, N
 
 division.SMALL = 4
 checkpoints = gemjax.Checkpoints(sys.argv[1])

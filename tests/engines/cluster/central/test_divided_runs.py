@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.cluster.central.runs import GEM, LOST, MATRICES, N, assert_replays, run, size
+from engines.cluster.central.divided import GEM, LOST, MATRICES, N, assert_replays, run, size
 from engines.problems import Abreast, Problem, assert_close, mlp, quadratic_with_dropout
 
 import gemjax
