@@ -159,7 +159,9 @@ checkpoints = gemjax.Checkpoints(sys.argv[1])
 wait = parts.Written.result
 
 def killed(written):
-    for wait in [part.call(parts.Writer(str(part.path))) for part in written.parts]:
+    written.response.result()
+    writers = [parts.Writer(str(part.path), str(written.unfinished)) for part in written.parts]
+    for wait in [part.call(writer) for part, writer in zip(written.parts, writers)]:
         wait()
     os.kill(os.getpid(), signal.SIGKILL)
 
