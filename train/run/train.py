@@ -64,9 +64,8 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
             else f"{made} commits, and {task.num_commits} are asked for"
         )
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
-        return json.loads(folder.summary.read_bytes()) | {
-            "finished": True
-        }  # It may have been stopped on the way to more commits.
+        # It may have been stopped on the way to more commits.
+        return json.loads(folder.summary.read_bytes()) | {"finished": True}
     if logged is None:
         folder.check_empty(config)
     check_memory(config, task.params, task.num_commits)
