@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.devices.hardware.central import Central
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.engines.devices.hardware.compat import settings_here
 from gemjax.engines.devices.hardware.packing import Packed, Packer, pack_whole, send
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
@@ -278,10 +278,10 @@ class Programs(CentralPrograms):
         collectives on the same devices.
         """
         first = {device: worker for worker, device in reversed(list(enumerate(self.placement.workers)))}
-        x64 = jax.config.read("jax_enable_x64")  # `with jax.enable_x64():` holds in the calling thread alone.
+        settings = settings_here()
 
         def run_once(worker):
-            with enable_x64(x64):
+            with settings():
                 batch = self._selections.example(worker, lambda: self.select(worker))
                 gradient = self.compute(worker, batch)
                 gradient = jax.block_until_ready(gradient() if callable(gradient) else gradient)
