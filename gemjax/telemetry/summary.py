@@ -23,6 +23,7 @@ class Summary:
       dropped: commits that the method refused.
       rejected: commits that were not finite.
       faults: computations that raised.
+      interrupted: computations that were called back (``Policy(interrupt=)``); whole steps that were lost.
       retired: workers that were retired.
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
@@ -50,6 +51,7 @@ class Summary:
     dropped: int
     rejected: int
     faults: int
+    interrupted: int
     retired: int
     span: float
     paused: float
@@ -117,6 +119,7 @@ def summarise(
         dropped=int((kinds == "drop").sum()),
         rejected=int((kinds == "reject").sum()),
         faults=int((kinds == "fault").sum()),
+        interrupted=int((kinds == "interrupt").sum() or np.nansum(run.cycles.get("interrupted", 0))),
         retired=sum(incident["event"] == "retire" for incident in run.incidents),
         span=float(last - first.min()),
         paused=float(sum(incident["seconds"] for incident in run.incidents if incident["event"] == "pause")),

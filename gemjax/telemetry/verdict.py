@@ -209,10 +209,11 @@ def _participation(s: Summary) -> Finding:
 
 def _waste(s: Summary) -> Finding:
     arrived = s.commits + s.dropped + s.rejected
-    wasted = (s.dropped + s.rejected) / arrived
+    wasted = (s.dropped + s.rejected + s.interrupted) / (arrived + s.interrupted)
+    called_back = f"; {s.interrupted} computations were called back" if s.interrupted else ""
     return Finding(
         wasted <= 0.2,
-        f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite.",
+        f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite{called_back}.",
         "loosen the staleness bound, or remove workers that are much slower; if values are not finite, lower the learning "
         "rate.",
     )

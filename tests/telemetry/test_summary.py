@@ -44,10 +44,12 @@ def test_events_are_counted():
         {"event": "dispatch", "time": 91.0, "worker": 2, "step": 9},
         {"event": "fault", "time": 92.0, "worker": 2, "step": 9, "error": "boom"},
         {"event": "retire", "time": 92.0, "worker": 2, "step": 9},
+        {"event": "dispatch", "time": 92.0, "worker": 1, "step": 100},
+        {"event": "interrupt", "time": 93.0, "worker": 1, "step": 100},
     ]
     summary = gemjax.summarise(events)
-    found = (summary.commits, summary.dropped, summary.rejected, summary.faults, summary.retired)
-    assert found == (12, 1, 1, 1, 1)
+    found = (summary.commits, summary.dropped, summary.rejected, summary.faults, summary.interrupted, summary.retired)
+    assert found == (12, 1, 1, 1, 1, 1)
 
 
 def test_a_worker_without_commits_has_no_share_and_no_time():

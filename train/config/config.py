@@ -30,8 +30,8 @@ BOOKKEEPING = (
 )  # fmt: skip
 # Further fields that may change when a run is resumed.
 RESUMABLE = (
-    "epochs", "learning_rate", "central_devices", "max_staleness", "quorum", "grace", "deadline", "retries",
-    "address", "central_hosts", "worker_cpus", "worker_gpus", "worker_tpus",
+    "epochs", "learning_rate", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline",
+    "retries", "address", "central_hosts", "worker_cpus", "worker_gpus", "worker_tpus",
 )  # fmt: skip
 
 
@@ -136,6 +136,8 @@ class Config(Common):
     """Rounding of gradients on the network, with error feedback at the worker (`--engine cluster`)."""
     max_staleness: int | None = None
     """Largest staleness of a gradient, in commits; faster workers wait for slower ones. Default: no bound."""
+    interrupt: int | None = None
+    """Staleness, in commits, at which a worker is called back and begins its step again. Default: never."""
     quorum: int = 1
     """Gradients to collect before any is committed; as many as workers make a barrier."""
     grace: float = 0.0

@@ -26,7 +26,7 @@ GROUPS = {
     "?local_momentum ?outer_learning_rate",
     "cluster": "engine workers cluster ?variation address ?worker_cpus worker_gpus ?worker_tpus ?compression ?central "
     "?central_devices ?central_hosts ?worker_devices",
-    "scheduler (--engine devices, cluster)": "max_staleness quorum ?grace deadline ?retries",
+    "scheduler (--engine devices, cluster)": "max_staleness ?interrupt quorum ?grace deadline ?retries",
     "output": "eval_every ?eval_seconds ?checkpoint_every checkpoint_seconds ?keep_checkpoints ?tensorboard out dry_run resume",
 }
 WIDTH = 100  # Columns at most.

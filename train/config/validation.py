@@ -24,7 +24,7 @@ ADDRESS = re.compile(r"auto|(?:\[[\da-fA-F:.]+\]|\w[\w.-]*):(\d{1,5})", re.ASCII
 # Fields with what their values must be; None is always possible.
 RANGES = (
     (
-        ("workers", "batch_size", "period", "pool", "central_devices", "worker_devices", "quorum"),
+        ("workers", "batch_size", "period", "pool", "central_devices", "worker_devices", "quorum", "interrupt"),
         lambda value: value >= 1,
         "must be at least 1",
     ),
@@ -43,7 +43,8 @@ RANGES = (
         f"must be at most {MOST_DEVICES}",
     ),
     (
-        ("batch_size", "period", "eval_every", "checkpoint_every", "keep_checkpoints", "retries", "max_staleness"),
+        ("batch_size", "period", "eval_every", "checkpoint_every", "keep_checkpoints", "retries", "max_staleness",
+         "interrupt"),
         lambda value: value < 2**31,
         "must be below 2**31",
     ),
@@ -85,7 +86,7 @@ NEEDS = [
     ("worker_devices", "engine", ["devices"]),
     *((name, "engine", ["cluster"]) for name in ("address", "compression", "central_hosts", *RESOURCES)),
     *((name, "engine", ["devices", "cluster"]) for name in (
-        "central", "central_devices", "max_staleness", "quorum", "grace", "deadline", "retries",
+        "central", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline", "retries",
     )),
     *((name, "method", methods_with(name)) for name in ("kappa", "reading", "variant", "strength", *LOCAL_FLAGS)),
 ]  # fmt: skip
@@ -200,6 +201,8 @@ def _check_policy(config: Any) -> None:
         raise ValueError(f"--quorum must be at most --workers, {config.workers}; got {config.quorum}")
     if config.max_staleness is not None and config.quorum > 1:
         raise ValueError(f"give --max-staleness or --quorum, not both; --max-staleness is {config.max_staleness}")
+    if config.interrupt is not None and (config.max_staleness is not None or config.quorum > 1):
+        raise ValueError(f"give one of --interrupt, --max-staleness and --quorum; --interrupt is {config.interrupt}")
     if config.grace and config.quorum == 1:
         raise ValueError(f"--grace is the time after a quorum and acts only with --quorum; got {config.grace}")
 

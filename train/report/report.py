@@ -152,8 +152,8 @@ def _drawings(
         )
         yield "waits", caption, lambda axes: figures.draw_waits(axes, run)
     yield "shares", "Share of the commits that each worker made.", lambda axes: figures.draw_shares(axes, run, summary)
-    if summary.dropped or summary.rejected or summary.faults:
-        caption = "Dropped and rejected commits, faults and retired workers, by worker and time."
+    if summary.dropped or summary.rejected or summary.faults or summary.interrupted:
+        caption = "Dropped and rejected commits, faults, interruptions and retired workers, by worker and time."
         yield "incidents", caption, lambda axes: figures.draw_incidents(axes, run)
     caption = "Timeline of the workers, computing and waiting; timeline.json has the rest of the run."
     yield "timeline", caption, lambda axes: figures.draw_timeline(axes, run)
@@ -244,6 +244,8 @@ def _numbers(
     if (replay := _replay(folder)) is not None:
         found.append(("replay", replay, "by python -m train replay"))
     found.append(("dropped, rejected", f"{summary.dropped}, {summary.rejected}", f"faults: {summary.faults}"))
+    if summary.interrupted:
+        found.append(("called back", f"{summary.interrupted}", "computations begun again, by --interrupt"))
     return found
 
 
@@ -251,7 +253,7 @@ def _incidents(run: Timeline, summary: Summary) -> list[str]:
     listed = [incident for incident in run.incidents if incident["event"] != "pause"]
     counts = (
         f"Faults: {summary.faults}; workers retired: {summary.retired}; commits dropped: {summary.dropped}, "
-        f"rejected: {summary.rejected}."
+        f"rejected: {summary.rejected}; computations called back: {summary.interrupted}."
     )
     if not listed:
         return [page.paragraph(counts)]

@@ -14,7 +14,7 @@ Metrics = dict[str, np.ndarray]
 COMPUTING, VIEW_WAIT, COMMIT_WAIT, IDLE = "#254bd2", "#e4b309", "#b3260f", "0.85"
 NETWORK, DROPPED, TEST = "#8b7962", "#655d5f", "#e07e06"
 KINDS = {"drop": ("dropped", DROPPED, "x"), "reject": ("rejected", TEST, "^"), "fault": ("fault", COMMIT_WAIT, "o"),
-         "retire": ("retired", "black", "s")}  # fmt: skip
+         "interrupt": ("called back", VIEW_WAIT, "v"), "retire": ("retired", "black", "s")}  # fmt: skip
 WORKERS_SHOWN = 16  # In the timeline.
 ROUNDS_SHOWN = 6  # In the timeline: gradients of an average worker, from the middle of the run.
 FINEST = 1e-6  # Seconds, the resolution of the event log.
@@ -140,9 +140,9 @@ def draw_shares(axes: Axes, run: Timeline, summary: Summary) -> None:
 
 
 def draw_incidents(axes: Axes, run: Timeline) -> None:
-    """Draw dropped and rejected commits, faults and retired workers against time."""
+    """Draw dropped and rejected commits, faults, interruptions and retired workers against time."""
     marks: dict[str, list[tuple[float, float]]] = {}
-    for kind in ("drop", "reject", "fault"):
+    for kind in ("drop", "reject", "fault", "interrupt"):
         rows = run.only(kind)
         marks[kind] = list(zip(rows["time"], rows["worker"], strict=True))
     marks["retire"] = [(i["time"], i["worker"]) for i in run.incidents if i["event"] == "retire"]
@@ -153,7 +153,10 @@ def draw_incidents(axes: Axes, run: Timeline) -> None:
     if any(marks.values()):
         axes.legend()
     axes.set(
-        xlabel=_time(run), ylabel="worker", title="Drops, rejections and faults", ylim=(run.num_workers - 0.5, -0.5)
+        xlabel=_time(run),
+        ylabel="worker",
+        title="Drops, rejections, faults, interruptions",
+        ylim=(run.num_workers - 0.5, -0.5),
     )
     axes.set_xlim(0, float(run.cycles["time"].max()))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))

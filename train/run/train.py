@@ -144,7 +144,7 @@ def _run_engine(
         run = functools.partial(gemjax.run_on_devices, placement=placement)
     policy = gemjax.Policy(
         max_staleness=config.max_staleness, quorum=config.quorum, grace=config.grace, deadline=config.deadline,
-        retries=config.retries,
+        retries=config.retries, interrupt=config.interrupt,
     )  # fmt: skip
     # Compiled before the clock starts: the first evaluation would delay all workers.
     task.evaluate(task.params, task.model_state)

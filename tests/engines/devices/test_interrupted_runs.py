@@ -53,6 +53,10 @@ def test_ringmaster_then_refuses_nothing(local, x64, tmp_path):
     events = list(gemjax.eventlog.read(tmp_path / "log"))
     kinds = collections.Counter(event["event"] for event in events)
     assert kinds["interrupt"] >= result.history["interrupted"].sum()  # Some at the end have no commit after them.
+    assert gemjax.summarise(events).interrupted == kinds["interrupt"]
+    summary = gemjax.summarise(result.history)
+    assert summary.interrupted == result.history["interrupted"].sum()
+    assert f"{summary.interrupted} computations were called back" in str(gemjax.verdict(summary))
     cycles = gemjax.timeline(events).only("interrupt")
     assert len(cycles["worker"]) == kinds["interrupt"]
     assert (cycles["time"] >= cycles["dispatch"]).all()

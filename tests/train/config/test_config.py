@@ -47,6 +47,7 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("central_devices", 0, "--central-devices must be at least 1; got 0"),
         ("quorum", 9, "--quorum must be at most --workers, 8; got 9"),
         ("max_staleness", -1, "--max-staleness must not be negative"),
+        ("interrupt", 0, "--interrupt must be at least 1; got 0"),
         ("grace", -1.0, "--grace must not be negative; got -1.0"),
         ("grace", 1.0, "--grace is the time after a quorum and acts only with --quorum; got 1.0"),
         ("retries", -1, "--retries must not be negative; got -1"),
@@ -196,6 +197,10 @@ def test_flags_of_local_steps_are_checked(fields, message):
         (
             {"engine": "simulate", "quorum": 2},
             "--quorum acts only with --engine devices or cluster; --engine is simulate",
+        ),
+        (
+            {"interrupt": 2, "max_staleness": 4},
+            "give one of --interrupt, --max-staleness and --quorum; --interrupt is 2",
         ),
     ],
 )

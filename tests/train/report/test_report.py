@@ -131,7 +131,7 @@ def test_texts_of_the_records_are_escaped(folder, elements):
 def test_the_page_shows_the_verdict_and_the_numbers(folder, elements):
     words = " ".join(elements.words)
     assert "Truly asynchronous." in words
-    assert "Faults: 1; workers retired: 1; commits dropped: 0, rejected: 0." in words
+    assert "Faults: 1; workers retired: 1; commits dropped: 0, rejected: 0; computations called back: 0." in words
     for name in ("utilisation", "commit and view wait", "staleness", "test accuracy", "250 ms of it in evaluations"):
         assert name in words
     commits = sum(event["event"] == "commit" and event["worker"] == 1 for event in free(rounds=12))

@@ -282,6 +282,13 @@ def test_policy_and_placement_of_a_run_come_from_flags(tiny, small):
     assert [len(names.split("+")) for names in (*begun["devices"], begun["central"])] == [2, 2, 2, 2]
 
 
+def test_workers_are_called_back_by_a_flag(tiny, small):
+    folder, summary, _ = run(dataclasses.replace(small, interrupt=1))
+    assert summary["finished"]
+    assert eventlog.trace_of(folder.events, 3).staleness.max() == 0
+    assert any(event["event"] == "interrupt" for event in eventlog.read(folder.events))
+
+
 @pytest.mark.slow
 def test_grace_and_retries_of_a_run_come_from_flags(tiny, small, monkeypatch):
     """All three workers commit within the grace period; a worker that fails four times continues after four retries."""
