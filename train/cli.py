@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from train.common import compilation, interrupts
-from train.common.console import RunConsole
+from train.common.console import RunConsole, adapt_output
 from train.common.errors import DataError, RecordError, UsageError, printable
 from train.common.files import FULL, in_shell, in_words
 from train.config import helptext
@@ -45,6 +45,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    adapt_output()
     try:
         argv, cache = compilation.take_flag(argv)
     except ValueError as error:

@@ -225,7 +225,7 @@ def test_an_out_with_other_files_is_refused_but_not_an_unfinished_run(tmp_path, 
         f"train: --out {tmp_path} is not empty: it holds thesis.tex; choose an empty or a new folder\n"
     )
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "config.json.unfinished").write_text("{")
+    (tmp_path / "run" / "config.json.0123abcd.unfinished").write_text("{")
     assert RunFolder.fresh(Config(out=str(tmp_path / "run"))).path == tmp_path / "run"
     (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(FileExistsError, match="holds a run already; continue it with --resume"):

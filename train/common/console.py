@@ -1,6 +1,9 @@
 """Messages on the terminal beside the progress of a run."""
 
 import contextlib
+import io
+import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -8,6 +11,16 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from train.common.interrupts import discard
+
+
+def adapt_output() -> None:
+    """Let output appear on any terminal: characters that its encoding lacks are escaped, and a size that is none is ignored."""
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch("0*[1-9][0-9]{0,3}", os.environ.get(name, "1")):
+            del os.environ[name]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # Not in a notebook.
+            stream.reconfigure(errors="backslashreplace")
 
 
 class RunConsole(Console):

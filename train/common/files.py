@@ -8,6 +8,7 @@ import io
 import os
 import shlex
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # Most commands that write files draw nothing.
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a full disk.
+UNFINISHED = ".unfinished"  # Ending of a file that is being written, or was when its process was killed.
 
 
 def in_shell(path: str | os.PathLike) -> str:
@@ -124,8 +126,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
     A reader of `path` finds all of it or the previous content, after a crash too. A link at `path` is replaced, not followed.
     """
     path = Path(path)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.unlink(missing_ok=True)  # Left by a crash, or a link to another file.
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")  # Another process may write it, too.
     try:
         with naming(path), open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             for part in [content] if isinstance(content, (str, bytes)) else content:
