@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     compilation.use(cache)
     try:
+        _check_working_directory()
         if argv and argv[0] in COMMANDS:
             return importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
         return _train(argv)
@@ -67,6 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = in_flags(message) or "there is not enough memory"
         print(f"train: {printable(message)}", file=sys.stderr)
         return 2
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the working directory does not exist any more; change to another one with cd") from None
 
 
 def _train(argv: list[str]) -> int:

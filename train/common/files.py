@@ -49,7 +49,9 @@ def in_words(error: OSError) -> str:
         return f"{path}: {error.strerror}"
     from gemjax.engines.memory import readable  # A command that has written a file has imported JAX already.
 
-    return f"{path} could not be written: {error.strerror} ({readable(shutil.disk_usage(path.parent).free)} are free)"
+    # The folder of the file may be removed already.
+    folder = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
+    return f"{path} could not be written: {error.strerror} ({readable(shutil.disk_usage(folder).free)} are free)"
 
 
 @contextlib.contextmanager

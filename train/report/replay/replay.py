@@ -11,7 +11,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax.telemetry import eventlog
-from train.common.console import say
+from train.common.console import RunConsole, say
 from train.common.errors import RecordError, printable
 from train.common.files import write_whole
 from train.common.machine import describe, in_its_precision
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse_flags(Replay, argv, "python -m train replay")
     try:
         folder = RunFolder.find(options.run)
-        found = replay(Config.load(folder.config), folder, Console())
+        found = replay(Config.load(folder.config), folder, RunConsole())
     except ValueError as error:  # A damaged or foreign record or checkpoint.
         print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
