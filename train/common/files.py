@@ -128,6 +128,8 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
     A reader of `path` finds all of it or the previous content, after a crash too. A link at `path` is replaced, not followed.
     """
     path = Path(path)
+    if path.is_dir() and not path.is_symlink():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")  # Another process may write it, too.
     try:
         with naming(path), open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:

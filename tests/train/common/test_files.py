@@ -3,7 +3,7 @@ import os
 import pytest
 from matplotlib.figure import Figure
 
-from train.common.files import write_picture, write_whole
+from train.common.files import in_words, write_picture, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -57,6 +57,14 @@ def test_two_processes_that_write_one_file_do_not_disturb_each_other(tmp_path):
     write_whole(path, parts())
     assert path.read_text() == "a first part"
     assert os.listdir(tmp_path) == ["report.html"]
+
+
+def test_a_folder_in_its_place_is_named(tmp_path):
+    (tmp_path / "replay.json").mkdir()
+    with pytest.raises(IsADirectoryError) as raised:
+        write_whole(tmp_path / "replay.json", "")
+    assert in_words(raised.value) == f"{tmp_path / 'replay.json'}: Is a directory"
+    assert os.listdir(tmp_path) == ["replay.json"]
 
 
 def test_a_picture_does_not_follow_a_link_either(tmp_path):

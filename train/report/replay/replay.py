@@ -92,7 +92,13 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
                 alterations += _refusal(check_trace, logged.first(end), recorded, folder.events, saved["events"], end)
             if not pieces:
                 say(console, HEADER)
-            pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
+            try:
+                pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
+            except ValueError as error:  # The trace cannot go on from this state.
+                reason = f"the checkpoint of {begin} commits and {folder.events.name} are of different runs"
+                raise RecordError(
+                    f"{folder.path} cannot be replayed from {begin} commits on: {'; '.join(alterations) or reason}"
+                ) from error
             say(console, _row(pieces[-1]))
             state, begin = end_state, end
     found = {

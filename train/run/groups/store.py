@@ -3,6 +3,7 @@
 import abc
 import json
 import os
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -114,13 +115,19 @@ def check_fields(found: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         valid = isinstance(value, type(kind) if nested else kind)
         if valid and isinstance(kind, list):
             lengths.add(len(value))
-            valid = all(isinstance(one, kind[0]) for one in value)
+            valid = all(isinstance(one, kind[0]) and _is_finite(one) for one in value)
+        valid = valid and _is_finite(value)
         if not valid:
             raise ValueError(f"its {name} is {ascii(value)[:60]}")
         if isinstance(kind, dict):
             check_fields(value, kind)
     if len(lengths) > 1:
         raise ValueError(f"its {', '.join(fields)} are not equally long")
+
+
+def _is_finite(value: Any) -> bool:
+    """Return False for a number that is not finite as a float."""
+    return not isinstance(value, (int, float)) or abs(value) <= sys.float_info.max
 
 
 def until_interrupted(work: Callable[[], object], console: Console, resume: Callable[[], str]) -> int:
