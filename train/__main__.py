@@ -5,6 +5,7 @@ import sys
 from train.common import interrupts
 
 if __name__ == "__main__":
+    interrupts.open_streams()
     interrupts.end_at_once()
     try:
         from train.cli import main

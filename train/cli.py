@@ -4,11 +4,12 @@ import dataclasses
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
 from train.common import compilation, interrupts
-from train.common.console import RunConsole
+from train.common.console import RunConsole, adapt_output
 from train.common.errors import DataError, RecordError, UsageError, printable
 from train.common.files import FULL, in_shell, in_words
 from train.config import helptext
@@ -45,6 +46,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    adapt_output()
     try:
         argv, cache = compilation.take_flag(argv)
     except ValueError as error:
@@ -52,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     compilation.use(cache)
     try:
+        _check_working_directory()
         if argv and argv[0] in COMMANDS:
             return importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
         return _train(argv)
@@ -66,6 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = in_flags(message) or "there is not enough memory"
         print(f"train: {printable(message)}", file=sys.stderr)
         return 2
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise UsageError("the working directory does not exist any more; change to another one with cd") from None
 
 
 def _train(argv: list[str]) -> int:

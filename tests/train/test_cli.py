@@ -218,6 +218,17 @@ def test_an_out_that_cannot_be_made_is_refused_before_anything_is_compiled(comma
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("argv", [[], ["report"], ["sweep"], ["benchmark", "--quick"]])
+def test_a_working_directory_that_is_gone_is_named(argv, tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(argv) == 2
+    says = "train: the working directory does not exist any more; change to another one with cd\n"
+    assert capsys.readouterr().err == says
+    monkeypatch.chdir(tmp_path)  # Otherwise the former one cannot be restored.
+
+
 def test_an_out_with_other_files_is_refused_but_not_an_unfinished_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "thesis.tex").write_text("")
     assert cli.main(["--out", str(tmp_path)]) == 2
@@ -225,7 +236,7 @@ def test_an_out_with_other_files_is_refused_but_not_an_unfinished_run(tmp_path, 
         f"train: --out {tmp_path} is not empty: it holds thesis.tex; choose an empty or a new folder\n"
     )
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "config.json.unfinished").write_text("{")
+    (tmp_path / "run" / "config.json.0123abcd.unfinished").write_text("{")
     assert RunFolder.fresh(Config(out=str(tmp_path / "run"))).path == tmp_path / "run"
     (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(FileExistsError, match="holds a run already; continue it with --resume"):

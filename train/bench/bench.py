@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import jax
 import tyro
-from rich.console import Console
 
 import gemjax
 from train.bench import (
@@ -36,7 +35,9 @@ from train.bench import (
 from train.bench import (
     simulate as bench_simulate,
 )
-from train.common.files import check_out
+from train.common.console import RunConsole
+from train.common.errors import UsageError
+from train.common.files import check_out, write_whole
 from train.config.methods import METHODS, Method
 from train.config.parsing import parse_flags
 
@@ -93,8 +94,10 @@ def main(argv: Sequence[str]) -> int:
     bench = parse_flags(Bench, argv, "python -m train bench")
     if bench.out:
         check_out(Path(bench.out).parent)
+        if Path(bench.out).is_dir():
+            raise UsageError(f"--out {bench.out} is a folder; name a file")
     gemjax.cpu_devices(9)
-    console = Console()
+    console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
     measures = {
         "simulate": lambda: bench_simulate.ratios(
@@ -112,5 +115,5 @@ def main(argv: Sequence[str]) -> int:
     }
     figures = {name: measure() for name, measure in measures.items() if name in bench.what}
     if bench.out:
-        Path(bench.out).write_text(json.dumps(figures, indent=2) + "\n")
+        write_whole(bench.out, json.dumps(figures, indent=2) + "\n")
     return 0

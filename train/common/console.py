@@ -1,6 +1,9 @@
 """Messages on the terminal beside the progress of a run."""
 
 import contextlib
+import io
+import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,22 +13,40 @@ from rich.console import Console
 from train.common.interrupts import discard
 
 
-class RunConsole(Console):
-    """Console of a command with records in files, which goes on if the reader of its output ends, as `head` does.
+def adapt_output() -> None:
+    """Let output appear on any terminal: characters that its encoding lacks are escaped, and a size that is none is ignored."""
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch("0*[1-9][0-9]{0,3}", os.environ.get(name, "1")):
+            del os.environ[name]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # Not in a notebook.
+            stream.reconfigure(errors="backslashreplace")
 
-    Ending the command would lose hours of training because a viewer was closed. Ctrl-C still ends it, with a checkpoint.
+
+class RunConsole(Console):
+    """Console of a command with results in files, which goes on if its output cannot be written.
+
+    Ending the command would lose hours of training because a viewer was closed, as `head` does, or because the disk of its
+    output is full. Ctrl-C still ends it, with a checkpoint.
     """
 
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except BrokenPipeError:  # Earlier versions of rich do not call `on_broken_pipe`.
+            self.on_broken_pipe()
+        except OSError as error:
+            self._go_on(f"the output cannot be written ({error.strerror})")
+
     def on_broken_pipe(self) -> None:
+        self._go_on("the reader of the output has ended")
+
+    def _go_on(self, reason: str) -> None:
         """Discard the output from now on and report that on stderr."""
         self.quiet = True
         discard(1)
         try:
-            print(
-                "train: the reader of the output has ended; the command goes on without output",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"train: {reason}; the command goes on without output", file=sys.stderr, flush=True)
         except OSError:  # Both streams led to that reader.
             discard(2)
 

@@ -8,6 +8,7 @@ import io
 import os
 import shlex
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # Most commands that write files draw nothing.
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a full disk.
+UNFINISHED = ".unfinished"  # Ending of a file that is being written, or was when its process was killed.
 
 
 def in_shell(path: str | os.PathLike) -> str:
@@ -47,7 +49,9 @@ def in_words(error: OSError) -> str:
         return f"{path}: {error.strerror}"
     from gemjax.engines.memory import readable  # A command that has written a file has imported JAX already.
 
-    return f"{path} could not be written: {error.strerror} ({readable(shutil.disk_usage(path.parent).free)} are free)"
+    # The folder of the file may be removed already.
+    folder = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
+    return f"{path} could not be written: {error.strerror} ({readable(shutil.disk_usage(folder).free)} are free)"
 
 
 @contextlib.contextmanager
@@ -124,8 +128,9 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
     A reader of `path` finds all of it or the previous content, after a crash too. A link at `path` is replaced, not followed.
     """
     path = Path(path)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.unlink(missing_ok=True)  # Left by a crash, or a link to another file.
+    if path.is_dir() and not path.is_symlink():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")  # Another process may write it, too.
     try:
         with naming(path), open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             for part in [content] if isinstance(content, (str, bytes)) else content:

@@ -30,6 +30,7 @@ GROUPS = {
     "output": "eval_every ?eval_seconds ?checkpoint_every checkpoint_seconds ?keep_checkpoints ?tensorboard out dry_run resume",
 }
 WIDTH = 100  # Columns at most.
+LEAST = 60  # Columns, also on a narrower terminal.
 LEFT = 31  # Column in which explanations begin.
 MOST_CHOICES = 3  # Beside the flag; more are in the explanation.
 
@@ -53,7 +54,7 @@ def show(argv: Sequence[str], usage: str, about: str, default: Any) -> None:
 
 def text(usage: str, about: str, default: Any, *, everything: bool) -> str:
     """Return the help of a command; see :func:`show`."""
-    width = min(shutil.get_terminal_size((WIDTH, 50)).columns, WIDTH) - 1
+    width = max(LEAST, min(shutil.get_terminal_size((WIDTH, 50)).columns, WIDTH)) - 1
     kinds, texts = get_type_hints(type(default), include_extras=True), meanings(type(default))
     lines = [f"usage: {usage} [CONFIGURATION] [flags]", ""]
     for line in about.splitlines():

@@ -12,13 +12,13 @@ import numpy as np
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.console import Console
 
 import gemjax
 from gemjax import Summary, Timeline, Verdict
 from gemjax.telemetry import eventlog, style
 from gemjax.telemetry.perfetto import chrome_trace_text
 from gemjax.telemetry.verdict import duration
+from train.common.console import RunConsole
 from train.common.errors import RecordError, printable
 from train.common.files import write_picture, write_whole
 from train.config.config import Config, flag
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:  # A damaged or foreign record.
         print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
-    console = Console()
+    console = RunConsole()
     for text in (verdict.headline, *_sentences(verdict), facts(folder, summary), f"report: {folder.report}"):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -24,7 +24,7 @@ from train.config.parsing import command_of
 from train.run.records import Record, read_metrics, settings_of, sizes_of
 
 RUNS = Path("runs")
-LEFTOVERS = {"checkpoints", "config.json.unfinished"}  # Files that a run may leave if it is killed at its start.
+LEFTOVERS = re.compile(r"checkpoints|config\.json\..*unfinished")  # Left by a run that is killed at its start.
 SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
 CHECKPOINT = re.compile(r"(\.replaced-)?\d+")  # Folder of a checkpoint, also of one whose replacement is not complete.
 
@@ -64,7 +64,9 @@ class RunFolder:
         folder = cls(config.out or default)
         folder.check_new()
         check_out(folder.path)
-        if folder.path.exists() and (others := sorted(set(os.listdir(folder.path)) - LEFTOVERS)):
+        if folder.path.exists() and (
+            others := sorted(name for name in os.listdir(folder.path) if not LEFTOVERS.fullmatch(name))
+        ):
             raise FileExistsError(
                 f"--out {folder.path} is not empty: it holds {others[0]}; choose an empty or a new folder"
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from train.common.files import check_out, write_whole
 from train.run.folder import RUNS
-from train.run.groups.store import Store
+from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
 from train.sweep.grid import Cell, Grid
 
 Row = dict[str, Any]
@@ -18,6 +18,10 @@ COLUMNS = [
     "test_loss", "test_accuracy", "diverged", "rejected", "dropped", "staleness", "gap", "time", "speed_up",
     "speed_up_over_synchronous",
 ]  # fmt: skip
+POINT = ("learning_rate", "momentum", "strength")
+FIELDS = dict.fromkeys(COLUMNS, UNKNOWN) | {"method": str, "diverged": bool} | dict.fromkeys(
+    ("workers", "learning_rate", "seed", "commits", "initial_train_loss", "speed_up", "speed_up_over_synchronous"), NUMBER
+)  # fmt: skip
 
 
 class SweepFolder(Store[Cell, list[Row]]):
@@ -32,6 +36,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         self.grid = self.path / "sweep.json"
         self.table = self.path / "sweep.csv"
         self.picture = self.path / "sweep.png"
+        self._points = None  # By :meth:`check`.
 
     @classmethod
     def of(cls, grid: Grid) -> "SweepFolder":
@@ -65,7 +70,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         return folder
 
     def check(self, grid: Grid) -> None:
-        """Check that the folder does not hold another sweep.
+        """Check that the folder does not hold another sweep. From now on cells must have the runs of `grid`.
 
         Raises:
           ValueError: with the flags that differ.
@@ -74,6 +79,7 @@ class SweepFolder(Store[Cell, list[Row]]):
             raise ValueError(
                 f"{self.path} holds another sweep, of {', '.join(differ)}; resume that one or choose another --out"
             )
+        self._points = grid.points
 
     def begin(self, grid: Grid) -> None:
         """Create the folder and write the grid, unless that is done."""
@@ -91,8 +97,11 @@ class SweepFolder(Store[Cell, list[Row]]):
             raise ValueError("it has other columns than this version writes")
         if any((row["method"], row["workers"]) != (job.method, job.workers) for row in found):
             raise ValueError("it is of another cell")
-        if any(isinstance(value, (str, list, dict)) for row in found for value in list(row.values())[1:]):
-            raise ValueError("a value is no number")
+        for row in found:
+            check_fields(row, FIELDS)
+        points = [tuple(row[name] for name in (*POINT, "seed")) for row in found]
+        if self._points and points != self._points(job.method):
+            raise ValueError("its runs are not those of the sweep")
         return found
 
     def write_table(self, rows: Iterable[Row]) -> None:

@@ -1,6 +1,7 @@
 """The definition of a sweep, on the command line and in its folder."""
 
 import dataclasses
+import itertools
 import json
 import os
 from typing import Annotated, NamedTuple
@@ -12,6 +13,7 @@ from train.config.config import BOOKKEEPING, Common, Config, load
 from train.config.methods import LOCAL_FLAGS, METHODS, Method, methods_with
 from train.config.validation import changed, flag
 
+MOST_COMMITS = 2**31 - 1  # Of a run.
 # What one cell tries all combinations of, by the name that one value has in `Config`.
 LISTS = {
     "methods": "method",
@@ -71,6 +73,8 @@ class Grid(Common):
                 raise ValueError(f"{flag(name)} has {', '.join(map(str, twice))} twice")
         if self.gradients < max(1, self.period):
             raise ValueError(f"--gradients must be at least --period, {max(1, self.period)}; got {self.gradients}")
+        if self.gradients > MOST_COMMITS:
+            raise ValueError(f"--gradients must be at most {MOST_COMMITS}; got {self.gradients}")
         self._check_values()
         for name in ("reading", "variant", "strengths", *LOCAL_FLAGS):
             able = methods_with(name) if name != "strengths" else [*methods_with("kappa"), *methods_with("strength")]
@@ -108,7 +112,7 @@ class Grid(Common):
 
     def config(self, cell: Cell) -> Config:
         """Return the configuration of a run in `cell`, with default learning rate, momentum, strength and seed."""
-        names = ["dataset", "batch_size", "cluster", "data_dir", "manual_dir", *NETWORK]
+        names = ["dataset", "batch_size", "cluster", "variation", "data_dir", "manual_dir", *NETWORK]
         own = set(METHODS[cell.method].flags) & {field.name for field in dataclasses.fields(self)}
         shared = {name: getattr(self, name) for name in (*names, *own)}
         return Config(engine="simulate", method=cell.method, workers=cell.workers, **shared)
@@ -123,6 +127,12 @@ class Grid(Common):
         tried = {"momentum": self.momenta, "kappa": self.strengths, "strength": self.strengths}
         own = {name: values for name, values in tried.items() if name in takes and values}
         return {"learning_rate": self.learning_rates, **own}
+
+    def points(self, method: Method) -> list[tuple[float | None, ...]]:
+        """Return learning rate, momentum, strength and seed of each run of a cell of `method`, in their order."""
+        over = self.over(method)
+        others = [over.get("momentum", (None,)), over.get("kappa", over.get("strength", (None,)))]
+        return list(itertools.product(self.learning_rates, *others, self.seeds))
 
     def differences(self, other: "Grid") -> list[str]:
         """Return the flags that make `other` another sweep."""

@@ -9,11 +9,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from train.sweep.folder import Row
+from train.sweep.folder import POINT, Row
 from train.task.divergence import MARGIN
 
 UNBOUNDED = 1000  # Columns, more than any table needs.
-POINT = ("learning_rate", "momentum", "strength")
 
 
 @dataclasses.dataclass(frozen=True)

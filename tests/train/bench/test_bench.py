@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
+from train import cli
 from train.bench import arrivals as bench_arrivals
 from train.bench import bench
 from train.bench import devices as bench_devices
@@ -31,6 +32,12 @@ def test_the_benchmark_measures_both_engines(tmp_path, capsys, monkeypatch):
     assert engine["median"] > 0
     assert set(figures["devices"]["leaves"]) == {"3 leaves", "6 leaves"}
     assert "ratio" in capsys.readouterr().out
+
+
+def test_a_folder_in_place_of_the_file_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench.bench_arrivals, "rates", None)
+    assert cli.main(["bench", "arrivals", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"train: --out {tmp_path} is a folder; name a file\n"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from train.claims.claim import Claim, Scatter, Statement, compare
 from train.claims.execution.cache import Pool
 from train.claims.results import Measured, Spread
 from train.claims.runs import Run, num_commits, over_seeds
+from train.common.errors import RecordError
 from train.config.config import Config
 from train.config.datasets import DATASETS
 
@@ -239,6 +240,39 @@ def test_a_damaged_record_is_refused_by_name(claim, inline, tmp_path, capsys):
     path.write_text(json.dumps({"run": "another"}))
     assert cli.main(command(tmp_path)) == 2
     assert "it is of another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda record: record.pop("seconds"), "it has no seconds"),
+        (lambda record: record["curve"].pop("time"), "it has no time"),
+        (lambda record: record.update(train_loss="0.1"), "its train_loss is '0.1'"),
+        (lambda record: record.update(curve=[]), "its curve is []"),
+        (lambda record: record["curve"].update(time=1.0), "its time is 1.0"),
+        (lambda record: record["evaluations"].update(commits=[None]), "its commits is [None]"),
+        (lambda record: record["curve"]["time"].pop(), "its commits, time, train_loss are not equally long"),
+    ],
+    ids=["field", "inner", "type", "block", "list", "element", "length"],
+)
+def test_a_record_without_what_is_judged_is_refused_by_name(claim, inline, tmp_path, capsys, change, wrong):
+    assert cli.main(command(tmp_path)) == 0
+    path = Pool(tmp_path / "work").file(claim.runs["small"][0])
+    change(record := json.loads(path.read_text()))
+    path.write_text(json.dumps(record))
+    capsys.readouterr()
+    assert cli.main(command(tmp_path)) == 2
+    assert capsys.readouterr().err == f"train: {path} is damaged ({wrong}); delete it to compute it again\n"
+
+
+def test_a_record_without_a_diagnostic_of_its_run_is_refused(tmp_path):
+    run = Run("plain", 2, BASE, ("gap",))
+    pool = Pool(tmp_path, None)
+    pool.save(run, made_up(run))
+    assert pool.load(run) is not None
+    pool.save(run, made_up(run) | {"diagnostics": {}})
+    with pytest.raises(RecordError, match="it has no gap"):
+        pool.load(run)
 
 
 def test_a_dry_run_says_what_is_left(claim, inline, tmp_path, capsys):

@@ -3,7 +3,7 @@ import os
 import pytest
 from matplotlib.figure import Figure
 
-from train.common.files import write_picture, write_whole
+from train.common.files import in_words, write_picture, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -34,21 +34,37 @@ def test_bytes_and_parts_are_written_as_well(tmp_path):
     assert (tmp_path / "parts").read_text() == "0\n1\n2\n"
 
 
-@pytest.mark.parametrize("planted", ["report.html", "report.html.unfinished"])
-def test_a_link_is_replaced_and_not_followed(tmp_path, planted):
+def test_a_link_is_replaced_and_not_followed(tmp_path):
     victim = tmp_path / "precious"
     victim.write_text("precious")
-    (tmp_path / planted).symlink_to(victim)
+    (tmp_path / "report.html").symlink_to(victim)
     write_whole(tmp_path / "report.html", "report")
     assert victim.read_text() == "precious"
     assert (tmp_path / "report.html").read_text() == "report"
     assert sorted(os.listdir(tmp_path)) == ["precious", "report.html"]
 
 
-def test_a_leftover_of_a_crash_is_replaced(tmp_path):
-    (tmp_path / "a.unfinished").write_text("half")
-    write_whole(tmp_path / "a", "whole")
-    assert (tmp_path / "a").read_text() == "whole"
+def test_two_processes_that_write_one_file_do_not_disturb_each_other(tmp_path):
+    """The second one begins and ends while the first one writes."""
+    path = tmp_path / "report.html"
+
+    def parts():
+        yield "a first "
+        write_whole(path, "a second")
+        assert path.read_text() == "a second"
+        yield "part"
+
+    write_whole(path, parts())
+    assert path.read_text() == "a first part"
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+def test_a_folder_in_its_place_is_named(tmp_path):
+    (tmp_path / "replay.json").mkdir()
+    with pytest.raises(IsADirectoryError) as raised:
+        write_whole(tmp_path / "replay.json", "")
+    assert in_words(raised.value) == f"{tmp_path / 'replay.json'}: Is a directory"
+    assert os.listdir(tmp_path) == ["replay.json"]
 
 
 def test_a_picture_does_not_follow_a_link_either(tmp_path):

@@ -6,8 +6,21 @@ import json
 import pytest
 
 from train import cli
+from train.config.config import Config
+from train.config.methods import METHODS
+from train.sweep import grid as definition
 from train.sweep import sweep
 from train.sweep.grid import Cell, Grid
+
+
+def test_every_flag_of_a_sweep_that_a_run_has_reaches_its_runs(monkeypatch):
+    """`--variation` did not."""
+    reached = []
+    monkeypatch.setattr(definition, "Config", lambda **fields: reached.extend(fields))
+    shared = {field.name for field in dataclasses.fields(Grid)} & {field.name for field in dataclasses.fields(Config)}
+    for name in METHODS:
+        Grid.config(Grid.__new__(Grid), Cell(name, 1))
+    assert shared - set(reached) == {"out", "dry_run", "resume"}
 
 
 def test_a_configuration_comes_first():

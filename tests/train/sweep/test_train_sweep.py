@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import itertools
 import json
 import os
 import re
@@ -60,8 +59,7 @@ def pretend(grid, cell, task, progress):
     """Return made-up rows of a cell; rates of 1 and more diverge."""
     del task
     names = ["method", "workers", "learning_rate", "momentum", "strength", "seed"]
-    points = itertools.product([cell.method], [cell.workers], grid.learning_rates, [None], [None], grid.seeds)
-    rows = [dict(zip(names, point, strict=True)) for point in points]
+    rows = [dict(zip(names, (*cell, *point), strict=True)) for point in grid.points(cell.method)]
     for row in rows:
         found = row["workers"] * row["learning_rate"] + 0.01 * row["seed"]
         row |= {
@@ -435,6 +433,14 @@ def made_up(grid, number):
         lambda grid: [],
         lambda grid: {},
         lambda grid: ["initial_train_loss"],
+        lambda grid: [row | {"learning_rate": None} for row in made_up(grid, 0)],
+        lambda grid: [row | {"speed_up": None} for row in made_up(grid, 0)],
+        lambda grid: [row | {"diverged": None} for row in made_up(grid, 0)],
+        lambda grid: [row | {"train_loss": 10**400} for row in made_up(grid, 0)],
+        lambda grid: [row | {"train_loss": float("nan")} for row in made_up(grid, 0)],
+        lambda grid: made_up(grid, 0)[1:],
+        lambda grid: [*made_up(grid, 0), made_up(grid, 0)[0]],
+        lambda grid: [row | {"seed": row["seed"] + 1} for row in made_up(grid, 0)],
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("undrawn", "pretended")
@@ -488,6 +494,15 @@ def test_a_run_that_cannot_fit_is_refused_before_work_begins(small, monkeypatch,
     monkeypatch.setattr(memory, "_capacity", lambda device: 1000)
     assert cli.main(["sweep", *arguments(small)]) == 2
     assert "take fewer workers" in capsys.readouterr().err
+    assert not SweepFolder(small.out).path.exists()
+
+
+@pytest.mark.parametrize("gradients", [10**11, 2**31 - 1])
+def test_more_gradients_than_fit_are_refused_before_work_begins(small, monkeypatch, capsys, gradients):
+    monkeypatch.setattr(memory, "_capacity", lambda device: 2**34)
+    assert cli.main(["sweep", *arguments(small), "--gradients", str(gradients)]) == 2
+    says = "--gradients must be at most" if gradients > 2**31 else "trace and history 320 GiB"
+    assert says in capsys.readouterr().err
     assert not SweepFolder(small.out).path.exists()
 
 

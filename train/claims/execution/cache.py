@@ -2,17 +2,31 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gemjax
 from train.claims.runs import Record, Run
 from train.run.folder import RUNS
-from train.run.groups.store import Store
+from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
 
 POOL = RUNS / "reproduce"
 PUBLISHED = Path(__file__).parents[2] / "results" / "runs"
 VERSION = gemjax.__version__
+# Fields of a record and their types, for `check_fields`.
+MEASURED: dict[str, Any] = {
+    "test_accuracy": UNKNOWN, "time": UNKNOWN, "seconds": NUMBER,
+    "evaluations": {"commits": [NUMBER], "test_accuracy": [UNKNOWN]}, "curve": {"commits": [NUMBER], "time": [UNKNOWN]},
+}  # fmt: skip
+JUDGED: dict[str, Any] = MEASURED | {
+    "train_loss": UNKNOWN, "test_loss": UNKNOWN, "diverged": bool, "initial_train_loss": UNKNOWN, "commits": NUMBER,
+    "staleness_p50": UNKNOWN, "staleness_p95": UNKNOWN, "steps_per_epoch": NUMBER,
+    "evaluations": MEASURED["evaluations"] | {"test_loss": [UNKNOWN]},
+    "curve": MEASURED["curve"] | {"train_loss": [UNKNOWN]},
+    "diagnostics": {}, "hardware": {}, "processes": NUMBER, "git_commit": str, "date": str,
+}  # fmt: skip
+DIAGNOSED: dict[str, Any] = {"median": UNKNOWN, "time": [UNKNOWN], "curve": [UNKNOWN]}
 
 
 class Pool(Store[Run, Record]):
@@ -24,10 +38,15 @@ class Pool(Store[Run, Record]):
     Args:
       path: the folder of the runs made here.
       published: a folder of runs that others have made, read for runs that `path` lacks; `None`: no such folder.
+      fields: fields that a record must have, with their types.
     """
 
-    def __init__(self, path: str | os.PathLike = POOL, published: str | os.PathLike | None = PUBLISHED):
+    def __init__(
+        self, path: str | os.PathLike = POOL, published: str | os.PathLike | None = PUBLISHED,
+        fields: Mapping[str, Any] = JUDGED,
+    ):  # fmt: skip
         super().__init__(path, published)
+        self.fields = fields
 
     def key(self, job: Run) -> str:
         return job.key(VERSION)
@@ -38,4 +57,7 @@ class Pool(Store[Run, Record]):
     def decode(self, job: Run, found: Any) -> Record:
         if found["run"] != json.loads(json.dumps(job.described())):
             raise ValueError("it is of another run")
+        check_fields(found, self.fields)
+        if job.diagnostics:
+            check_fields(found, {"diagnostics": dict.fromkeys(job.diagnostics, DIAGNOSED)})
         return found

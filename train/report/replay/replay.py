@@ -11,7 +11,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax.telemetry import eventlog
-from train.common.console import say
+from train.common.console import RunConsole, say
 from train.common.errors import RecordError, printable
 from train.common.files import write_whole
 from train.common.machine import describe, in_its_precision
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse_flags(Replay, argv, "python -m train replay")
     try:
         folder = RunFolder.find(options.run)
-        found = replay(Config.load(folder.config), folder, Console())
+        found = replay(Config.load(folder.config), folder, RunConsole())
     except ValueError as error:  # A damaged or foreign record or checkpoint.
         print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -92,7 +92,13 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
                 alterations += _refusal(check_trace, logged.first(end), recorded, folder.events, saved["events"], end)
             if not pieces:
                 say(console, HEADER)
-            pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
+            try:
+                pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
+            except ValueError as error:  # The trace cannot go on from this state.
+                reason = f"the checkpoint of {begin} commits and {folder.events.name} are of different runs"
+                raise RecordError(
+                    f"{folder.path} cannot be replayed from {begin} commits on: {'; '.join(alterations) or reason}"
+                ) from error
             say(console, _row(pieces[-1]))
             state, begin = end_state, end
     found = {

@@ -3,7 +3,8 @@
 import abc
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,8 @@ from train.common.files import write_whole
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
+
+NUMBER, UNKNOWN = (int, float), (int, float, type(None))  # A number that is not finite is `None`.
 
 
 class Store(abc.ABC, Generic[Job, Result]):
@@ -91,6 +94,40 @@ class Store(abc.ABC, Generic[Job, Result]):
             self.save(job, result)
             known[job] = result
             yield job, result
+
+
+def check_fields(found: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Check that an object of JSON has `fields`; others are allowed.
+
+    Args:
+      found: the object.
+      fields: the type of each field. A list has the type of its elements, and is as long as the lists beside it; a dictionary
+        has fields of its own.
+
+    Raises:
+      ValueError: with the first field that is missing or has another type.
+    """
+    if missing := [name for name in fields if name not in found]:
+        raise ValueError(f"it has no {missing[0]}")
+    lengths = set()
+    for name, kind in fields.items():
+        value, nested = found[name], isinstance(kind, (dict, list))
+        valid = isinstance(value, type(kind) if nested else kind)
+        if valid and isinstance(kind, list):
+            lengths.add(len(value))
+            valid = all(isinstance(one, kind[0]) and _is_finite(one) for one in value)
+        valid = valid and _is_finite(value)
+        if not valid:
+            raise ValueError(f"its {name} is {ascii(value)[:60]}")
+        if isinstance(kind, dict):
+            check_fields(value, kind)
+    if len(lengths) > 1:
+        raise ValueError(f"its {', '.join(fields)} are not equally long")
+
+
+def _is_finite(value: Any) -> bool:
+    """Return False for a number that is not finite as a float."""
+    return not isinstance(value, (int, float)) or abs(value) <= sys.float_info.max
 
 
 def until_interrupted(work: Callable[[], object], console: Console, resume: Callable[[], str]) -> int:

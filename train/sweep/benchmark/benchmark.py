@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from train.claims.execution import costs
-from train.claims.execution.cache import Pool
+from train.claims.execution.cache import MEASURED, Pool
 from train.claims.execution.processes import Processes
 from train.claims.runs import Record, Run
 from train.common import interrupts
@@ -23,7 +23,7 @@ from train.common.files import check_out, write_picture, write_whole
 from train.config.parsing import in_flags, parse_flags
 from train.run.folder import RUNS
 from train.run.groups.progress import GroupProgress
-from train.run.groups.store import until_interrupted
+from train.run.groups.store import check_fields, until_interrupted
 from train.sweep.benchmark import outcome, page
 from train.sweep.benchmark.settings import FULL, QUICK, REFERENCES, WORDS, Cell, Plan
 
@@ -107,7 +107,7 @@ class Benchmark:
 
     @property
     def pool(self) -> Pool:
-        return Pool(Path(self.work) / self.whole.name, None)
+        return Pool(Path(self.work) / self.whole.name, None, MEASURED)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -137,6 +137,8 @@ def earlier(asked: Benchmark) -> dict[str, Any] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not found:
             raise ValueError("it is empty")
+        for row in found["rows"]:
+            check_fields(row, outcome.FIELDS)
         outcome.document(plan, {}, found)
     except FileNotFoundError:
         return None

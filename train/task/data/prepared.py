@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
 from train.common.errors import DataError
+from train.common.files import in_words
 
 READ_AT_ONCE = 4096
 """Records per read."""
@@ -51,9 +52,13 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
         shutil.rmtree(folder)
     try:
         prepare(builder_class(data_dir=root), manual_dir)
-    except OSError:
+    except (OSError, RuntimeError) as error:  # RuntimeError: array_record found the disk full.
         if not folder.exists():  # Otherwise another process has prepared the same set meanwhile.
-            raise
+            reason = in_words(error) if isinstance(error, OSError) else str(error).partition("\n")[0]
+            raise DataError(
+                f"{builder_class.title} could not be prepared in {root}: {reason}; make room there, or name another folder as "
+                "data_dir"
+            ) from error
     return _read_splits(builder_class(data_dir=root))
 
 

@@ -115,6 +115,29 @@ def test_a_log_altered_without_effect_is_reported(made, capsys):
     assert "differs: the records were changed, though not so that the parameters show it" in capsys.readouterr().out
 
 
+def test_the_log_of_another_run_is_named(made, capsys):
+    folder = made()
+    log = folder.events.read_bytes()
+    shutil.rmtree(folder.path)
+    folder = made("--seed", "5")
+    folder.events.write_bytes(log)
+    assert cli.main(["replay", "run"]) == 2
+    assert capsys.readouterr().err.startswith("train: run cannot be replayed from 11 commits on: run/events.jsonl ")
+    assert not folder.replay.exists()
+
+
+def test_a_checkpoint_of_another_run_is_named(made, capsys):
+    folder = made()
+    folder.path.rename("other")
+    folder = made("--seed", "5")
+    shutil.rmtree(folder.checkpoints_path / "22")
+    shutil.copytree("other/checkpoints/22", folder.checkpoints_path / "22")
+    assert cli.main(["replay", "run"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "train: run cannot be replayed from 22 commits on: run/events.jsonl, line "
+    )
+
+
 def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
     folder = made("--epochs", "0.6")
     assert cli.main(["--resume", "run", "--epochs", "1", "--learning-rate", "0.03"]) == 0

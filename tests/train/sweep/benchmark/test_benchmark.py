@@ -217,6 +217,35 @@ def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(in
     assert {cell.method for cell in kept} == {"asgd", "easgd", *REFERENCES}
 
 
+@pytest.mark.parametrize("field", ["seconds", "curve", "evaluations", "time", "test_accuracy"])
+def test_a_run_without_what_is_measured_is_refused_by_name(inline, tmp_path, capsys, field):
+    assert cli.main(["benchmark", "--quick"]) == 0
+    path = sorted((tmp_path / "runs/benchmark/benchmark-quick").iterdir())[0]
+    record = json.loads(path.read_text())
+    del record[field]
+    path.write_text(json.dumps(record))
+    capsys.readouterr()
+    assert cli.main(["benchmark", "--quick"]) == 2
+    wrong = f"{path.relative_to(tmp_path)} is damaged (it has no {field}); delete it to compute it again"
+    assert capsys.readouterr().err == f"train: {wrong}\n"
+
+
+@pytest.mark.parametrize("field", outcome.FIELDS)
+def test_a_row_without_a_field_is_refused_before_anything_is_computed(inline, tmp_path, capsys, field):
+    path = tmp_path / "benchmark-quick.json"
+    row = {"task": "digits", "workers": 1, "cluster": "homogeneous", "method": ONE, "target": 0.9, "numbers": {}}
+    row |= {"accuracy": [0.9], "gradients": [1.0], "time": [None], "end": [1.0], "tuning": "x"}
+    row |= {"cost": {"runs": 1, "minutes": 1.0}}
+    found = {"definition": {}, "targets": {}, "rows": [row], "cost": {}, "hardware": []}
+    path.write_text(json.dumps(found))
+    assert cli.main(["benchmark", "--quick", "--dry-run", "--out", str(tmp_path)]) == 0
+    del row[field]
+    path.write_text(json.dumps(found))
+    assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
+    assert f"it has no {field}" in capsys.readouterr().err
+    assert inline.made == []
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"definition": {}}', "[" * 100_000], ids=["cut", "list", "parts", "deep"])
 def test_a_damaged_file_of_the_benchmark_is_refused_before_anything_is_computed(inline, tmp_path, capsys, text):
     path = tmp_path / "runs/benchmark/benchmark-quick.json"

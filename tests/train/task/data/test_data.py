@@ -1,15 +1,19 @@
 """Tests of the data sets: preparing, reading back, and wrong files."""
 
 import dataclasses
+import errno
 import gzip
 import hashlib
+import re
 import shutil
 
 import numpy as np
 import pytest
 
+from train.common.errors import DataError
 from train.config.datasets import DATASETS
 from train.task.data import load as data
+from train.task.data import prepared as prepared_sets
 from train.task.data.builders import mnist
 from train.task.data.builders.digits import read_digits, split_indices
 from train.task.data.load import load
@@ -148,6 +152,29 @@ def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
         for key in ("image", "label"):
             np.testing.assert_array_equal(getattr(loaded, split)[key], getattr(expected, split)[key])
     assert (folder / "dataset_info.json").stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Failed to write split: No space left on device; at byte 65536\nmore"),
+        OSError(errno.ENOSPC, "No space left on device", "removed/incomplete"),
+        PermissionError(errno.EACCES, "Permission denied", "digits"),
+    ],
+    ids=["array_record", "full", "denied"],
+)
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(error, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(prepared_sets, "prepare", fail)
+    reason = "Permission denied" if error.args[0] == errno.EACCES else "No space left on device"
+    with pytest.raises(DataError) as raised:
+        load("digits", data_dir=tmp_path)
+    assert re.fullmatch(
+        rf"Digits could not be prepared in {tmp_path}: .*{reason}.*; make room there, or name another folder as data_dir",
+        str(raised.value),
+    )
 
 
 def test_killed_run_leaves_nothing_that_is_read(tmp_path, monkeypatch):

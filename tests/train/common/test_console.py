@@ -1,0 +1,66 @@
+"""Output on terminals of an odd size and of another encoding than UTF-8."""
+
+import io
+import os
+import sys
+
+import pytest
+
+from train import cli
+from train.common.console import RunConsole, adapt_output, say
+from train.config import helptext
+from train.config.config import Config
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Replace the output of the process by that of a terminal with an encoding; returns a function with its bytes."""
+
+    def replace(encoding, errors="strict"):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding, errors, write_through=True)
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        return stream.buffer.getvalue
+
+    return replace
+
+
+@pytest.mark.parametrize("size", ["0", "00", "-5", "abc", "", "²", "9" * 5000])
+def test_a_size_that_is_none_is_ignored(size, monkeypatch, capsys):
+    """Rich prints nothing with a width of 0, and raises at the others that look like digits."""
+    monkeypatch.setenv("COLUMNS", size)
+    monkeypatch.setenv("LINES", size)
+    adapt_output()
+    assert not {"COLUMNS", "LINES"} & set(os.environ)
+    say(RunConsole(), "text")
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_a_size_is_kept(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "132")
+    adapt_output()
+    assert RunConsole().width == 132
+
+
+@pytest.mark.parametrize("width", [1, 2, 20, 40])
+def test_the_help_is_readable_on_a_narrow_terminal(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = helptext.text("python -m train", "Train.", Config(), everything=True)
+    assert "  --resume RUN" in text
+
+
+def test_symbols_are_escaped_on_an_ascii_terminal(terminal):
+    output = terminal("ascii")
+    assert cli.main(["reproduce", "--list"]) == 0
+    assert b"gem_figure_1" in output()
+    assert b"\\u03ba" in output()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_path_that_the_terminal_cannot_show_is_escaped(encoding, terminal, tmp_path):
+    output = terminal(encoding)
+    folder = tmp_path / os.fsdecode("läuft-".encode() + b"\xff")
+    assert cli.main(["report", str(folder)]) == 2
+    assert b"l\\xe4uft-\\udcff" in output() if encoding == "ascii" else "läuft-\\udcff".encode() in output()
+    say(RunConsole(), str(folder))
+    assert output().count(b"uft-\\udcff") == 2
