@@ -157,6 +157,26 @@ def test_leaders_are_ahead_at_the_published_numbers():
     assert led(claim, lambda series, n: 0.9) == [False] * 3
 
 
+def test_a_lead_inside_the_scatter_over_seeds_decides_nothing():
+    claim = BY_NAME["lsgd_comparison"]
+    ends = {"LSGD": 0.60, "EASGD": 0.60, "DOWNPOUR": 0.58, "SGD": 0.5}
+
+    def judged(lead):
+        found = accuracies(claim, "cpu", lambda series, n: ends[series.split(", ")[1]])
+        for run, record in found.records:
+            if run.series == "pooled CNN, DOWNPOUR":
+                record["test_accuracy"] = 0.60 - lead[run.config.seed]
+        return claim.judge(found)[0]
+
+    assert judged([0.02, 0.021, 0.022]).held
+    unsure = judged([0.0, 0.02, 0.04])
+    assert unsure.verdict == "not decidable here"
+    assert unsure.why == (
+        "leads inside the scatter over seeds: 2.0 ± 5.0 points on DOWNPOUR (4), 2.0 ± 5.0 points on DOWNPOUR (16)"
+    )
+    assert judged([-0.02, -0.021, 0.0]).verdict == "differs"
+
+
 def test_leaders_are_reported_at_the_rate_that_the_tuning_seed_chose():
     claim = BY_NAME["lsgd_comparison"]
     best = {"SGD": 0.1, "LSGD": 0.3, "EASGD": 0.03, "DOWNPOUR": 0.01}

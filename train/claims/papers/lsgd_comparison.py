@@ -14,6 +14,12 @@ Setting (small): digits, 4 and 16 workers, 5 epochs per worker, every 8 local st
 
 Cost (full): 42 runs, 6,578,328 commits, 18.6 million gradients; about ten weeks on two cores.
 Expected: LSGD ahead of DOWNPOUR and SGD; EASGD beside it.
+Found (cpu): the final error of one worker's SGD, which that worker has after 10 epochs, is reached by LSGD after 3.2 epochs per
+worker with 4 workers and 2.8 with 16, about 1.2 times sooner than by EASGD (3.8 and 3.5). DOWNPOUR is sooner still (2.8 and
+2.2), because its 64 times as many exchanges take no time here: if an exchange took more than 0.12 (4 workers) or 0.31 (16) of a
+gradient's time, LSGD would be first. At the end LSGD is 1.9 and 2.6 points ahead of DOWNPOUR, whose training loss falls much
+lower, and 0.5 and 0.7 points behind EASGD, in every seed; the paper's numbers for 4 workers are as close (17.7 and 17.6 %).
+Whether a gain from more workers appears in a larger network is open.
 
 Deviations:
   1. Each worker takes exactly 64 local steps between two exchanges. In the authors' program the workers together take 64 N
@@ -122,11 +128,13 @@ def judge(measured) -> list[Statement]:
         for series in (*SERIES, ONE)
     }
     learned = all(min(map(min, rows)) < 1 - 2 * GUESS for rows in errors.values())
+    leads = {
+        (network, other, workers): Spread.of([b - a for a, b in zip(own, its, strict=True)])
+        for network in networks
+        for other in ("DOWNPOUR", ONE)
+        for workers, own, its in zip(WORKERS, errors[network, "LSGD"], errors[network, other], strict=True)
+    }
     times = {key: [_times(measured, *key, n) for n in WORKERS] for key in errors if key[1] != ONE}
-    below = lambda network, other: all(
-        _beyond(other_errors, own)
-        for own, other_errors in zip(errors[network, "LSGD"], errors[network, other], strict=True)
-    )
 
     def grows(network: str, other: str) -> bool:
         """Return True if LSGD's lead over `other` grows from 4 to 16 workers and is one with 16, beyond the scatter."""
@@ -145,9 +153,9 @@ def judge(measured) -> list[Statement]:
     return [
         Statement(
             "with 4 and 16 workers LSGD ends with a lower test error than DOWNPOUR and, in the same time, one worker's SGD",
-            learned and all(below(network, other) for network in networks for other in ("DOWNPOUR", ONE)),
-            shown,
-            paper,
+            measured=shown,
+            paper=paper,
+            **_ahead(leads, learned),
         ),
         Statement(
             "LSGD reaches the final error of one worker's SGD sooner than EASGD and DOWNPOUR do (epochs per worker)",
@@ -167,6 +175,15 @@ def judge(measured) -> list[Statement]:
             paper,
         ),
     ]
+
+
+def _ahead(leads: dict[tuple[str, str, int], Spread], learned: bool) -> dict[str, Any]:
+    """Return verdict and reason of a statement that holds if each lead is one, beyond its scatter over seeds."""
+    unsure = {one: lead for one, lead in leads.items() if not lead.mean > (0 if math.isnan(lead.half) else lead.half)}
+    if not unsure or not learned or min(lead.mean for lead in unsure.values()) <= 0:
+        return {"verdict": learned and not unsure}
+    shown = ", ".join(f"{lead.text('.1f', 100)} points on {other} ({n})" for (_, other, n), lead in unsure.items())
+    return {"verdict": "not decidable here", "why": f"leads inside the scatter over seeds: {shown}"}
 
 
 def _networks(measured) -> list[str]:
