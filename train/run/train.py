@@ -14,6 +14,7 @@ import gemjax
 from gemjax.telemetry import eventlog
 from train.common import interrupts
 from train.common.console import say, warnings_on
+from train.common.errors import RecordError
 from train.common.files import in_shell, write_whole
 from train.common.interrupts import Interrupt
 from train.common.machine import cores, in_its_precision
@@ -231,7 +232,11 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
     loss, accuracy = task.evaluate(result.params, result.model_state)
     # Over the whole run, including the parts before it was resumed.
     p50, p95 = np.percentile(result.trace.staleness if len(result.trace) else np.zeros(1), [50, 95])
-    run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
+    try:
+        run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
+        rate = gemjax.summarise(run).rate if line.done and run.measured else line.rate
+    except ValueError as error:  # Another process has changed the log meanwhile.
+        raise RecordError(f"the run is at its end, but its log was changed: {error}") from error
     summary = {
         "commits": line.done,
         "total": task.num_commits,
@@ -240,7 +245,7 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
         "dropped": int(result.state.dropped),
         "test_loss": finite(loss),
         "test_accuracy": accuracy,
-        "commits_per_second": finite(gemjax.summarise(run).rate if callback.line.done and run.measured else line.rate),
+        "commits_per_second": finite(rate),
         "seconds": round(seconds, 1),
         "staleness_p50": float(p50),
         "staleness_p95": float(p95),

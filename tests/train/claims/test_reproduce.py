@@ -1,8 +1,10 @@
 """Claims from end to end, with runs that are made up: judging, going on after an interruption, the files, what is refused."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 
 import pytest
 from matplotlib import image
@@ -205,6 +207,23 @@ def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path
     inline.made.clear()
     assert cli.main(command(tmp_path)) == 0
     assert inline.made == []
+
+
+def test_a_claim_on_a_full_disk_keeps_finished_runs(claim, inline, tmp_path, monkeypatch, capsys):
+    save = Pool.save
+
+    def full(self, job, result):
+        if job.name == "plain at 2, seed 0":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.file(job)))
+        save(self, job, result)
+
+    monkeypatch.setattr(Pool, "save", full)
+    assert cli.main(command(tmp_path)) == 1
+    error = capsys.readouterr().err
+    assert "No space left on device (" in error
+    resume = f"make room. Stopped; finished runs are kept. Resume with: python -m train {' '.join(command(tmp_path))}\n"
+    assert error.endswith(resume)
+    assert len(Pool(tmp_path / "work").known(claim.runs["small"])) == 2
 
 
 def test_a_run_that_raises_is_named_and_others_are_kept(claim, inline, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import shutil
@@ -281,3 +282,19 @@ def test_every_command_refuses_a_changed_configuration(folder, capsys, monkeypat
         error = refusal(capsys, folder, argv)
         assert error.startswith("train: run/config.json is not the configuration of a run: ")
         assert name in error
+
+
+def test_a_log_that_another_process_truncates_meanwhile_is_named(folder, monkeypatch, capsys):
+    poll = training.RunCallback.poll
+
+    def truncate(self, progress):
+        poll(self, progress)
+        if progress.commits == 35:
+            self.log.flush()
+            os.truncate(folder.events, 0)
+
+    monkeypatch.setattr(training.RunCallback, "poll", truncate)
+    assert cli.main(LONGER) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("train: the run is at its end, but its log was changed: run/events.jsonl, line 1: ")
+    assert error.count("\n") == 1

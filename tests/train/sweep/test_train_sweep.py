@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -351,6 +352,26 @@ def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, mo
     assert cli.main(argv) == 0  # The same command again goes on as well.
     assert pretended == [small.cells[1]]
     assert folder.table.read_text() == whole
+
+
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_a_sweep_on_a_full_disk_names_the_command_that_resumes_it(small, monkeypatch, capsys):
+    save = SweepFolder.save
+
+    def full(self, job, result):
+        if job == small.cells[2]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.file(job)))
+        save(self, job, result)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SweepFolder, "save", full)
+        assert cli.main(["sweep", *arguments(small)]) == 1
+    assert re.fullmatch(
+        rf"train: \S+gem-2\.json could not be written: No space left on device \(.* are free\); make room\. Stopped with 2 of "
+        rf"4 cells done; resume with: python -m train sweep --resume {small.out}\n",
+        capsys.readouterr().err,
+    )
+    assert cli.main(["sweep", "--resume", small.out]) == 0
 
 
 BLOCKED = """

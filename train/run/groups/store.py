@@ -12,8 +12,8 @@ from rich.console import Console
 
 from train.common import interrupts
 from train.common.console import say
-from train.common.errors import RecordError
-from train.common.files import write_whole
+from train.common.errors import RecordError, printable
+from train.common.files import FULL, in_words, write_whole
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
@@ -131,11 +131,19 @@ def _is_finite(value: Any) -> bool:
 
 
 def until_interrupted(work: Callable[[], object], console: Console, resume: Callable[[], str]) -> int:
-    """Call `work` and return the exit status of the command. An interruption prints `resume()`, which says how to resume."""
+    """Call `work` and return the exit status of the command. After an interruption or on a full disk print `resume()`.
+
+    `resume` returns how to resume, as the rest of a sentence.
+    """
     try:
         work()
     except KeyboardInterrupt as stop:
         number = interrupts.number_of(stop)
         say(console, f"stopped by {interrupts.name_of(number)}{resume()}")
         return interrupts.status_of(number)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"train: {printable(f'{in_words(error)}; make room. Stopped{resume()}')}", file=sys.stderr)
+        return 1
     return 0
