@@ -132,15 +132,17 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")  # Another process may write it, too.
     try:
-        with naming(path), open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             for part in [content] if isinstance(content, (str, bytes)) else content:
                 file.write(part if isinstance(part, bytes) else part.encode(errors="surrogateescape"))
             file.flush()
             os.fsync(file.fileno())  # Otherwise a power cut could leave the name without the content.
-    except OSError:
-        unfinished.unlink(missing_ok=True)  # On a full disk it would take the room of the next file.
+        os.replace(unfinished, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()  # On a full disk it would take the room of the next file.
+        error.filename, error.filename2 = os.fspath(path), None
         raise
-    os.replace(unfinished, path)
 
 
 def write_picture(path: str | os.PathLike, figure: Figure, dpi: int = 110) -> None:

@@ -98,6 +98,14 @@ class RunFolder:
             finally:
                 self._alone = False
 
+    def check_writable(self) -> None:
+        """Raise `PermissionError` if a run that is resumed could not be saved."""
+        for path in (self.path, self.checkpoints_path, self.events, self.metrics):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(
+                    f"{path} cannot be written: no permission; change that, or resume a copy of the run"
+                )
+
     def begin(self, config: Config) -> None:
         """Save the configuration; from then on the run can be resumed."""
         self.path.mkdir(parents=True, exist_ok=True)

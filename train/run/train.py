@@ -69,6 +69,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
         return json.loads(folder.summary.read_bytes()) | {"finished": True}
     if logged is None:
         folder.check_empty(config)
+    folder.check_writable()
     check_memory(config, task.params, task.num_commits)
     # Before the folder is created: from then on the run can be resumed.
     trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None

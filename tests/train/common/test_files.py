@@ -59,6 +59,12 @@ def test_two_processes_that_write_one_file_do_not_disturb_each_other(tmp_path):
     assert os.listdir(tmp_path) == ["report.html"]
 
 
+def test_an_error_names_the_file_and_not_its_unfinished_one(tmp_path):
+    with pytest.raises(OSError, match="No such file") as raised:
+        write_whole(tmp_path / "nothing" / "page", "")
+    assert in_words(raised.value) == f"{tmp_path / 'nothing' / 'page'}: No such file or directory"
+
+
 def test_a_folder_in_its_place_is_named(tmp_path):
     (tmp_path / "replay.json").mkdir()
     with pytest.raises(IsADirectoryError) as raised:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from shrunk import Dense, flags
@@ -298,3 +299,14 @@ def test_a_log_that_another_process_truncates_meanwhile_is_named(folder, monkeyp
     error = capsys.readouterr().err
     assert error.startswith("train: the run is at its end, but its log was changed: run/events.jsonl, line 1: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [".", "checkpoints", "events.jsonl", "metrics.jsonl"])
+def test_a_run_that_cannot_be_written_is_refused_before_training(folder, monkeypatch, capsys, name):
+    """The user of the tests may have the permission to write everything."""
+    path = folder.path / name
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda one, mode: Path(one) != path and access(one, mode))
+    error = refusal(capsys, folder, LONGER)
+    wrong = f"train: {path} cannot be written: no permission; change that, or resume a copy of the run\n"
+    assert error == wrong

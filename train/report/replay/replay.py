@@ -109,9 +109,9 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         "gemjax": gemjax.__version__,
         **describe(),
     }
-    write_whole(folder.replay, json.dumps(found, indent=2) + "\n")
     for sentence in conclusion(config, found, pieces):
         say(console, sentence)
+    write_whole(folder.replay, json.dumps(found, indent=2) + "\n")
     return found
 
 

@@ -138,6 +138,15 @@ def test_a_checkpoint_of_another_run_is_named(made, capsys):
     )
 
 
+def test_the_verdict_is_printed_also_if_it_cannot_be_written(made, capsys):
+    folder = made()
+    folder.replay.mkdir()
+    assert cli.main(["replay", "run"]) == 2
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-1].startswith(f"{SAME}: 3 of 3 pieces")
+    assert output.err == "train: run/replay.json: Is a directory\n"
+
+
 def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
     folder = made("--epochs", "0.6")
     assert cli.main(["--resume", "run", "--epochs", "1", "--learning-rate", "0.03"]) == 0
