@@ -23,7 +23,7 @@ class Summary:
       dropped: commits that the method refused.
       rejected: commits that were not finite.
       faults: computations that raised.
-      interrupted: computations that were called back (``Policy(interrupt=)``); whole steps that were lost.
+      interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost.
       retired: workers that were retired.
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.

@@ -11,7 +11,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 try:
     import fcntl
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # Most commands that write files draw nothing.
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a full disk.
-UNFINISHED = ".unfinished"  # Ending of a file that is being written, or was when its process was killed.
 
 
 def in_shell(path: str | os.PathLike) -> str:
@@ -125,24 +124,32 @@ def append_whole(path: str | os.PathLike, line: str) -> None:
 def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -> None:
     """Write `content`, all at once or part by part.
 
-    A reader of `path` finds all of it or the previous content, after a crash too. A link at `path` is replaced, not followed.
+    A reader of `path` finds all of it or the previous content, after a crash too. A link to a file at `path` is replaced, not
+    followed; a device such as `/dev/null` is written to.
     """
     path = Path(path)
-    if path.is_dir() and not path.is_symlink():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")  # Another process may write it, too.
+    if path.exists() and not path.is_file():  # Opening a folder is an error.
+        with open(path, "wb") as device:
+            _write_parts(device, content)
+        return
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")  # Another process may write it, too.
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-            for part in [content] if isinstance(content, (str, bytes)) else content:
-                file.write(part if isinstance(part, bytes) else part.encode(errors="surrogateescape"))
+            _write_parts(file, content)
             file.flush()
             os.fsync(file.fileno())  # Otherwise a power cut could leave the name without the content.
         os.replace(unfinished, path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             unfinished.unlink()  # On a full disk it would take the room of the next file.
-        error.filename, error.filename2 = os.fspath(path), None
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = os.fspath(path), None
         raise
+
+
+def _write_parts(file: IO[bytes], content: str | bytes | Iterable[str]) -> None:
+    for part in [content] if isinstance(content, (str, bytes)) else content:
+        file.write(part if isinstance(part, bytes) else part.encode(errors="surrogateescape"))
 
 
 def write_picture(path: str | os.PathLike, figure: Figure, dpi: int = 110) -> None:

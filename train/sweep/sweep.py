@@ -28,7 +28,7 @@ from train.sweep.grid import Cell, Grid
 from train.task.cluster import cluster
 from train.task.data.names import check_dataset
 from train.task.divergence import MARGIN
-from train.task.memory import RECORDS, may_be_large
+from train.task.memory import check_records, may_be_large
 from train.task.task import PyTree, Task, make_task, parameter_shapes
 
 USAGE = "python -m train sweep"
@@ -222,8 +222,7 @@ def _check_memory(grid: Grid, params: PyTree) -> None:
     """Raise `MemoryError` if the device cannot hold a single run."""
     for cell in grid.cells:
         check_fits(memory_of_run(grid.config(cell), params), jax.devices()[0])
-        kept = {"trace and history": RECORDS * grid.commits(cell.method)}
-        check_fits(kept, jax.devices("cpu")[0], "fewer gradients")
+        check_records(grid.commits(cell.method), "fewer gradients")
 
 
 def _mean(values: np.ndarray) -> float:

@@ -55,10 +55,22 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
     Raises:
       MemoryError: if it does not fit.
     """
-    cpu = jax.devices("cpu")[0]  # All CPU devices share its memory.
     if config.engine == "simulate" or jax.default_backend() == "cpu":
-        check_fits(_kept(config, params), jax.devices()[0] if config.engine == "simulate" else cpu)
-    check_fits({"trace and history": RECORDS * num_commits}, cpu, "fewer workers, fewer epochs or larger batches")
+        check_fits(_kept(config, params), jax.devices()[0])  # All CPU devices share the host's memory.
+    check_records(num_commits, "fewer workers, fewer epochs or larger batches")
+
+
+def check_records(num_commits: int, advice: str) -> None:
+    """Check that trace and history of a run fit into the host's memory, if JAX knows it.
+
+    Raises:
+      MemoryError: if they do not fit; `advice` says what would.
+    """
+    try:
+        host = jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names accelerators alone.
+        return
+    check_fits({"trace and history": RECORDS * num_commits}, host, advice)
 
 
 def _kept(config: Config, params: PyTree) -> dict[str, int]:

@@ -174,7 +174,8 @@ def test_a_lead_inside_the_scatter_over_seeds_decides_nothing():
     assert unsure.why == (
         "leads inside the scatter over seeds: 2.0 ± 5.0 points on DOWNPOUR (4), 2.0 ± 5.0 points on DOWNPOUR (16)"
     )
-    assert judged([-0.02, -0.021, 0.0]).verdict == "differs"
+    assert judged([-0.04, -0.02, 0.0]).verdict == "not decidable here"
+    assert judged([-0.02, -0.021, -0.022]).verdict == "differs"
 
 
 def test_leaders_are_reported_at_the_rate_that_the_tuning_seed_chose():

@@ -25,6 +25,7 @@ def test_what_was_there_stays_until_the_new_is_complete(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_whole(path, "after")
     assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["config.json"]
 
 
 def test_bytes_and_parts_are_written_as_well(tmp_path):
@@ -71,6 +72,18 @@ def test_a_folder_in_its_place_is_named(tmp_path):
         write_whole(tmp_path / "replay.json", "")
     assert in_words(raised.value) == f"{tmp_path / 'replay.json'}: Is a directory"
     assert os.listdir(tmp_path) == ["replay.json"]
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, ["one ", "line"])
+        assert os.read(reader, 100) == b"one line"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_picture_does_not_follow_a_link_either(tmp_path):

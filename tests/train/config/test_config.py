@@ -202,6 +202,10 @@ def test_flags_of_local_steps_are_checked(fields, message):
             {"interrupt": 2, "max_staleness": 4},
             "give one of --interrupt, --max-staleness and --quorum; --interrupt is 2",
         ),
+        (
+            {"engine": "devices", "method": "lsgd", "interrupt": 2, "worker_devices": 2},
+            "--interrupt with the local steps of lsgd needs one device per worker; --worker-devices is 2",
+        ),
     ],
 )
 def test_flags_of_a_cluster_are_checked_also_in_a_file(tmp_path, fields, message):

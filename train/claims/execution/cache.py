@@ -18,13 +18,14 @@ VERSION = gemjax.__version__
 MEASURED: dict[str, Any] = {
     "test_accuracy": UNKNOWN, "time": UNKNOWN, "seconds": NUMBER,
     "evaluations": {"commits": [NUMBER], "test_accuracy": [UNKNOWN]}, "curve": {"commits": [NUMBER], "time": [UNKNOWN]},
+    "hardware": {"device": str},
 }  # fmt: skip
 JUDGED: dict[str, Any] = MEASURED | {
     "train_loss": UNKNOWN, "test_loss": UNKNOWN, "diverged": bool, "initial_train_loss": UNKNOWN, "commits": NUMBER,
     "staleness_p50": UNKNOWN, "staleness_p95": UNKNOWN, "steps_per_epoch": NUMBER,
     "evaluations": MEASURED["evaluations"] | {"test_loss": [UNKNOWN]},
     "curve": MEASURED["curve"] | {"train_loss": [UNKNOWN]},
-    "diagnostics": {}, "hardware": {}, "processes": NUMBER, "git_commit": str, "date": str,
+    "diagnostics": {}, "processes": NUMBER, "git_commit": str, "date": str,
 }  # fmt: skip
 DIAGNOSED: dict[str, Any] = {"median": UNKNOWN, "time": [UNKNOWN], "curve": [UNKNOWN]}
 

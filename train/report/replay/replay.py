@@ -97,7 +97,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
             except ValueError as error:  # The trace cannot go on from this state.
                 reason = f"the checkpoint of {begin} commits and {folder.events.name} are of different runs"
                 raise RecordError(
-                    f"{folder.path} cannot be replayed from {begin} commits on: {'; '.join(alterations) or reason}"
+                    f"{folder.path} cannot be replayed from {begin} commits on: {'; '.join(alterations) or reason} ({error})"
                 ) from error
             say(console, _row(pieces[-1]))
             state, begin = end_state, end

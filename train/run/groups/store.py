@@ -109,25 +109,26 @@ def check_fields(found: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """
     if missing := [name for name in fields if name not in found]:
         raise ValueError(f"it has no {missing[0]}")
-    lengths = set()
+    lengths: dict[str, int] = {}
     for name, kind in fields.items():
         value, nested = found[name], isinstance(kind, (dict, list))
-        valid = isinstance(value, type(kind) if nested else kind)
+        valid = isinstance(value, type(kind)) if nested else _is_of(value, kind)
         if valid and isinstance(kind, list):
-            lengths.add(len(value))
-            valid = all(isinstance(one, kind[0]) and _is_finite(one) for one in value)
-        valid = valid and _is_finite(value)
+            lengths[name] = len(value)
+            valid = all(_is_of(one, kind[0]) for one in value)
         if not valid:
             raise ValueError(f"its {name} is {ascii(value)[:60]}")
         if isinstance(kind, dict):
             check_fields(value, kind)
-    if len(lengths) > 1:
-        raise ValueError(f"its {', '.join(fields)} are not equally long")
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"its {', '.join(lengths)} are not equally long")
 
 
-def _is_finite(value: Any) -> bool:
-    """Return False for a number that is not finite as a float."""
-    return not isinstance(value, (int, float)) or abs(value) <= sys.float_info.max
+def _is_of(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Return True for a value of that type; numbers must be finite as floats, and true or false is none."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) and (not isinstance(value, (int, float)) or abs(value) <= sys.float_info.max)
 
 
 def until_interrupted(work: Callable[[], object], console: Console, resume: Callable[[], str]) -> int:

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
 from train.common.errors import DataError
-from train.common.files import in_words
+from train.common.files import FULL, in_words
 
 READ_AT_ONCE = 4096
 """Records per read."""
@@ -41,7 +41,7 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
 
     Raises:
       FileNotFoundError: if the original files are needed and missing. Nothing has been written then.
-      DataError: if they are wrong. Nothing has been written then.
+      DataError: if they are wrong, and nothing has been written; or if the set cannot be written.
     """
     folder = root / builder_class.name / str(builder_class.VERSION)
     if folder.exists():
@@ -54,10 +54,11 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
         prepare(builder_class(data_dir=root), manual_dir)
     except (OSError, RuntimeError) as error:  # RuntimeError: array_record found the disk full.
         if not folder.exists():  # Otherwise another process has prepared the same set meanwhile.
+            is_full = not isinstance(error, OSError) or error.errno in FULL
             reason = in_words(error) if isinstance(error, OSError) else str(error).partition("\n")[0]
             raise DataError(
-                f"{builder_class.title} could not be prepared in {root}: {reason}; make room there, or name another folder as "
-                "data_dir"
+                f"{builder_class.title} could not be prepared in {root}: {reason}; "
+                f"{'make room there' if is_full else 'check the permissions'}, or name another folder as data_dir"
             ) from error
     return _read_splits(builder_class(data_dir=root))
 

@@ -168,11 +168,13 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(error, tmp_pat
         raise error
 
     monkeypatch.setattr(prepared_sets, "prepare", fail)
-    reason = "Permission denied" if error.args[0] == errno.EACCES else "No space left on device"
+    reason, remedy = "No space left on device", "make room there"
+    if error.args[0] == errno.EACCES:
+        reason, remedy = "Permission denied", "check the permissions"
     with pytest.raises(DataError) as raised:
         load("digits", data_dir=tmp_path)
     assert re.fullmatch(
-        rf"Digits could not be prepared in {tmp_path}: .*{reason}.*; make room there, or name another folder as data_dir",
+        rf"Digits could not be prepared in {tmp_path}: .*{reason}.*; {remedy}, or name another folder as data_dir",
         str(raised.value),
     )
 
