@@ -143,6 +143,16 @@ def test_a_file_is_no_folder_of_checkpoints(tmp_path, read_only):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="names of files are bytes on POSIX")
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path, read_only):
+    """Orbax raised a RuntimeError as it saved, and found nothing as it loaded."""
+    folder = tmp_path / os.fsdecode(b"run-\xff") / "checkpoints"
+    with pytest.raises(gemjax.CheckpointError, match=r"run-\\udcff.* is not UTF-8"):
+        gemjax.Checkpoints(folder, read_only=read_only)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_the_newest_are_kept(tmp_path):
     with gemjax.Checkpoints(tmp_path, keep=2) as checkpoints:
         assert checkpoints.latest is None

@@ -42,6 +42,7 @@ class Checkpoints:
     Raises:
       ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
       NotADirectoryError: if there is a file of this name.
+      CheckpointError: if the name is not UTF-8.
     """
 
     warns_of_later = True  # False where the owner has said that a save replaces what is there.
@@ -53,6 +54,13 @@ class Checkpoints:
         self.folder, self.keep, self.read_only = Path(folder).absolute(), keep, read_only
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is not a folder; give another name, or remove the file")
+        try:
+            str(self.folder).encode()
+        except UnicodeEncodeError:
+            raise CheckpointError(
+                f"{str(self.folder)!a} is not UTF-8, and Orbax writes to no such folder; give another name, or set "
+                "PYTHONUTF8=1 if Python misreads this one"
+            ) from None
         if not read_only:  # Unfinished writes remain until the next one: they may be those of another process.
             self.folder.mkdir(parents=True, exist_ok=True)
         self._writing: Future | None = None  # Of a write in the background.
