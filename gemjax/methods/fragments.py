@@ -168,7 +168,7 @@ def by_fragment(
     check_method("inner", inner)
     check_between("keep", keep, 0.0, 1.0)
     check_positive_int("every", every)
-    if not isinstance(delay, jax.Array):
+    if not isinstance(delay, jax.core.Tracer):
         integer("delay", delay, 0)
     fragments = checked_groups("fragments", fragments)
     inner = optax.with_extra_args_support(inner)

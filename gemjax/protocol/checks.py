@@ -87,7 +87,9 @@ def number(name: str, value: Any) -> float:
       ValueError: if it is not a number, or an int that JAX cannot represent.
     """
     try:
-        if isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", 0):
+        # A Decimal or a Fraction has a float, but JAX cannot compute with it.
+        unfit = not isinstance(value, int) and np.asarray(value).dtype.kind in "bO"
+        if unfit or isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", 0):
             raise TypeError
         found = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -105,6 +105,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
         check_kept("the tree of updates", updates, grads, or_wider=True)
         check_kept("the state after update", inner_state, before, or_wider=True)
+        # A hyper-parameter that is a NumPy number widens half precision; a Python number does not.
+        inner_state = jax.tree.map(_in_dtype_of, inner_state, before)
         if extra_args.get("observe") is not None:
             offer_injected_rate(extra_args["observe"], inner_state)
         new = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
@@ -220,6 +222,11 @@ def require_protocol(rule: str, **needed: Any) -> None:
                 f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N) and be given params; if it is "
                 "inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
             )
+
+
+def _in_dtype_of(new: Any, old: Any) -> Any:
+    dtype = jnp.result_type(old)
+    return new if jnp.result_type(new) == dtype else jnp.asarray(new, dtype)
 
 
 def _static_num_workers(num_workers: Any) -> int:

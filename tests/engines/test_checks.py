@@ -1,6 +1,8 @@
 """Checks of arguments and loss functions, made before anything is computed."""
 
 import dataclasses
+from decimal import Decimal
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -444,6 +446,12 @@ GAMMA = gemjax.arrivals.Gamma(2)
     ("make", "message"),
     [
         (lambda: gemjax.gem(b"x"), "learning_rate must be a number, got b'x'"),
+        (lambda: gemjax.gem(Fraction(1, 10)), "learning_rate must be a number, got Fraction(1, 10)"),
+        (lambda: gemjax.gem(Decimal("0.1")), "learning_rate must be a number, got Decimal('0.1')"),
+        (lambda: gemjax.gem(np.True_), "learning_rate must be a number, got "),
+        (lambda: gemjax.gem(jnp.array(True)), "learning_rate must be a number, got Array(True, dtype=bool)"),
+        (lambda: gemjax.fedasync(mean_staleness=Fraction(1, 10)), "mean_staleness must be a number, got Fraction(1, 10)"),
+        (lambda: gemjax.streaming_diloco(delay=jnp.array(0.1)), "delay must be an int in 0"),
         (lambda: gemjax.gem(2**40), "learning_rate must fit into int32, got 1099511627776; give a float"),
         (lambda: gemjax.gem(0.1, [[1], [2, 3]]), "momentum must be a number, got [[1], [2, 3]]"),
         (lambda: gemjax.gem(0.1, 0.9, np.ones((2, 2))), "num_workers must be a positive int, got array([[1., 1.], [1., 1.]])"),

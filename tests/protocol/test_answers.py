@@ -140,6 +140,18 @@ def test_wider_updates_and_weak_types_are_accepted():
     commit(weak)
 
 
+@pytest.mark.parametrize("method", [gemjax.gem, gemjax.momentum_asgd, gemjax.multi_asgd], ids=lambda f: f.__name__)
+def test_numpy_hyper_parameters_do_not_widen_the_state(method):
+    """Next to half precision a NumPy number makes float32, which a state of fixed dtypes cannot hold."""
+    half = {"x": jnp.array([1.0, -2.0], jnp.bfloat16)}
+    states = []
+    for kind in (np.float64, float):
+        tx = method(kind(0.25), kind(0.5), num_workers=2)
+        states.append(tx.update(half, tx.init(half), half, worker=1)[1])
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert [leaf.dtype for leaf in jax.tree.leaves(states[0])] == [leaf.dtype for leaf in jax.tree.leaves(states[1])]
+
+
 def test_a_state_may_have_typed_keys():
     """They have no dtype to which another one could be promoted."""
     tx = gemjax.asynchronous(optax.add_noise(0.01, 0.5, key=3), 2)
