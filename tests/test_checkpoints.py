@@ -50,6 +50,34 @@ def test_state_and_trace_are_restored_and_the_run_continues_bit_for_bit(tmp_path
     assert int(rest.opt_state[1].clock) == 40
 
 
+def test_a_state_is_saved_with_its_own_trace_only(tmp_path):
+    """A checkpoint of fewer commits would replace those of more, and no run could continue from it."""
+    result = gemjax.simulate(method(), LOSS, PARAMS, BATCHES, arrivals.Gamma(3).trace(6))
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(result.state, result.trace)
+        with pytest.raises(ValueError, match="the state has 6 commits of 3 workers, but trace has 4 of 3; give"):
+            checkpoints.save(result.state, result.trace.first(4))
+        with pytest.raises(ValueError, match="the state has 6 commits of 3 workers, but trace has 6 of 2; give"):
+            checkpoints.save(result.state, arrivals.Gamma(2).trace(6))
+        with pytest.raises(
+            TypeError, match=r"state is of type Result, but must be a gemjax.RunState; give result.state"
+        ):
+            checkpoints.save(result, result.trace)
+        with pytest.raises(TypeError, match=r"trace is of type dict, but must be a gemjax.Trace; give result.trace"):
+            checkpoints.save(result.state, result.history)
+        assert checkpoints.commits == [6]
+
+
+@pytest.mark.parametrize("wrong", [None, PARAMS, method()], ids=lambda wrong: type(wrong).__name__)
+def test_a_checkpoint_is_loaded_into_the_state_of_a_run_only(tmp_path, wrong):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(0))
+        with pytest.raises(
+            TypeError, match=r"like is of type .* but must be a gemjax.RunState; give that of a result, or"
+        ):
+            checkpoints.load(wrong)
+
+
 def test_arrays_are_restored_with_the_shardings_of_their_shapes(tmp_path):
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[2])
     shapes = jax.tree.map(

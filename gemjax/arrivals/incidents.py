@@ -68,7 +68,7 @@ class Incidents(Around):
             number("the time of an incident", incident.at)
         object.__setattr__(self, "incidents", tuple(sorted(self.incidents, key=lambda incident: incident.at)))
         for incident in self.incidents:
-            if not 0 <= number("the worker of an incident", incident.worker) < self.num_workers:
+            if number("the worker of an incident", incident.worker) not in range(self.num_workers):
                 raise ValueError(f"{incident} names a worker that is not in range({self.num_workers})")
             if not (np.isfinite(incident.at) and incident.at >= 0):
                 raise ValueError(f"{incident}: the time must be finite and not negative")

@@ -91,6 +91,7 @@ class Gamma(Arrivals):
             number(name, getattr(self, name))
         if not (self.batch_variation > 0 and self.machine_variation >= 0 and self.mean > 0):
             raise ValueError(f"batch_variation and mean must be positive, machine_variation not negative: got {self}")
+        _check_square(self, batch_variation=self.batch_variation, machine_variation=self.machine_variation or 1)
 
     def durations(self, worker, rng, count):
         del worker
@@ -142,6 +143,7 @@ class LogNormal(Arrivals):
     def __post_init__(self):
         super().__post_init__()
         _check_positive(self, variation=self.variation, mean=self.mean)
+        _check_square(self, variation=self.variation)
 
     def durations(self, worker, rng, count):
         del worker
@@ -209,3 +211,9 @@ def _check_positive(model: Arrivals, **values: float) -> None:
     for name, value in values.items():
         if not (np.isfinite(number(name, value)) and value > 0):
             raise ValueError(f"{name} must be positive and finite, got {value} in {model}")
+
+
+def _check_square(model: Arrivals, **values: float) -> None:
+    for name, value in values.items():
+        if not 1e-100 <= value <= 1e100:
+            raise ValueError(f"{name} must be between 1e-100 and 1e100, so that its square is a number; got {model}")

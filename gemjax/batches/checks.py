@@ -134,6 +134,11 @@ def _check_leaf(name: str, leaf: Any) -> None:
         raise TypeError(
             f"devices take numbers only, but {name} is an array of {leaf.dtype}; encode it as numbers or leave it out"
         )
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+        raise TypeError(
+            f"devices take numbers in this machine's order of bytes, but {name} is an array of {leaf.dtype}; give "
+            "x.astype(x.dtype.newbyteorder('=')), or read it with gemjax.FromSource"
+        )
 
 
 def is_numeric(dtype: np.dtype) -> bool:

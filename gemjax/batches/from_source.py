@@ -28,7 +28,7 @@ class RandomAccess(Protocol):
         """Return a row: a pytree of arrays and numbers, of the same shapes for all rows."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class FromSource(Wrapper):
     """Batches whose rows are read from a source with random access when they are needed; for data that do not fit in memory.
 

@@ -92,11 +92,13 @@ class Checkpoints:
           CheckpointWriteError: (an OSError) if this checkpoint cannot be written, another writer has been at work for 5
             minutes, or the previous one could not be written in the background. Existing checkpoints remain valid, and the next
             call tries again.
-          TypeError: if ``metadata`` cannot be written as JSON; nothing is written.
-          ValueError: if the folder was opened with ``read_only``.
+          TypeError: if an argument is of the wrong type, or ``metadata`` cannot be written as JSON; nothing is written.
+          ValueError: if the folder was opened with ``read_only``, or ``trace`` is not that of ``state``.
         """
         if self.read_only:
             raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
+        contents.check_state("state", state)
+        contents.check_trace_of(state, trace)
         data = keys.as_data(state)
         owners = parts.by_owner(data)
         custom_metadata = contents.metadata_of(state, trace, metadata, [arrays for _, arrays in owners])
@@ -226,11 +228,13 @@ class Checkpoints:
           ``(state, trace, metadata)`` as given to :meth:`save`.
 
         Raises:
+          TypeError: if ``like`` is not the state of a run.
           FileNotFoundError: if the folder does not hold this checkpoint.
           CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, model, number of workers or PRNG
             implementation, or not written by gemjax; the message names its folder. Changed files are found by digests, which
             checkpoints of older versions do not have.
         """
+        contents.check_state("like", like)
         like = jax.tree.map(_as_like, like)
 
         def read(found: int | None) -> tuple[RunState, Trace, dict[str, Any]]:

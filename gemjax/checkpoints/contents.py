@@ -12,11 +12,34 @@ from gemjax.checkpoints.errors import CheckpointError, damage
 from gemjax.checkpoints.files import HAS_DIGESTS
 from gemjax.checkpoints.parts import not_finite
 from gemjax.engines.devices.hardware import keys
+from gemjax.engines.transition import RunState
 from gemjax.protocol.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Increases whenever RunState or the columns of a trace change.
 IN_PARTS = f"{FORMAT} in parts"  # With arrays in folders of their own, which earlier versions do not read.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
+
+
+def check_state(name: str, state: Any) -> None:
+    """Raise ``TypeError`` unless ``state`` is the state of a run."""
+    if not isinstance(state, RunState):
+        advice = "result.state" if hasattr(state, "state") else "that of a result, or gemjax.initial_state(tx, params)"
+        raise TypeError(f"{name} is of type {type(state).__name__}, but must be a gemjax.RunState; give {advice}")
+
+
+def check_trace_of(state: RunState, trace: Any) -> None:
+    """Raise ``TypeError`` or ``ValueError`` if ``trace`` lacks commits of ``state``, or is of another number of workers.
+
+    It may be longer: the trace of a simulated run has rows of commits that were not applied.
+    """
+    if not isinstance(trace, Trace):
+        raise TypeError(f"trace is of type {type(trace).__name__}, but must be a gemjax.Trace; give result.trace")
+    applied = int(np.asarray(state.commits))
+    if trace.num_workers != state.step.num_workers or len(trace) < applied:
+        raise ValueError(
+            f"the state has {applied} commits of {state.step.num_workers} workers, but trace has {len(trace)} of "
+            f"{trace.num_workers}; give the trace of that state, result.trace or progress.trace()"
+        )
 
 
 def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[str]] = ()) -> dict[str, Any]:

@@ -176,6 +176,11 @@ def _check_leaves(name: str, tree: PyTree) -> None:
             raise TypeError(
                 f"{name} at {_place(path)} is {described(leaf)}, but {name} may have arrays only; keep it in the loss function"
             )
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+            raise TypeError(
+                f"{name} at {_place(path)} is an array of {leaf.dtype}, not in this machine's order of bytes; give "
+                "x.astype(x.dtype.newbyteorder('='))"
+            )
         if isinstance(leaf, int) and abs(leaf) > jnp.iinfo(dtype := jnp.result_type(int)).max:
             raise TypeError(f"{name} at {_place(path)} is {described(leaf)}, which does not fit into {dtype.name}")
 

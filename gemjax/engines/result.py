@@ -146,9 +146,14 @@ class RunFailedError(RuntimeError):
     result: Result | None = None
 
 
-def check_rejections(in_a_row: int, num_workers: int, history: Callable[[], History]) -> None:
-    """Raise :class:`RunFailedError` once every worker has been rejected several times in a row."""
-    if in_a_row < 3 * num_workers + 7:
+def rejections_to_fail(num_workers: int) -> int:
+    """Return the rejections in a row after which a run fails: each worker has had several."""
+    return 3 * num_workers + 7
+
+
+def check_rejections(in_a_row: int, least: int, history: Callable[[], History]) -> None:
+    """Raise :class:`RunFailedError` if ``least`` or more commits in a row have been rejected."""
+    if in_a_row < least:
         return
     columns = history()
     last = [

@@ -170,8 +170,8 @@ def stays_sound(before: PyTree, after: PyTree, params: PyTree) -> jax.Array:
     for old, new in zip(flat(before), flat(after), strict=True):
         old, new = new.change() if slots.is_rows(new) else (old, new)
         for pair in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
-            if pair[0] is not pair[1] and pair[1].size and jnp.issubdtype(pair[1].dtype, jnp.inexact):
-                found.setdefault(id(pair[1]), (*pair, is_like(new)))
+            if pair[0] is not pair[1] and jnp.size(pair[1]) and jnp.issubdtype(jnp.result_type(pair[1]), jnp.inexact):
+                found.setdefault(id(pair[1]), (*map(jnp.asarray, pair), is_like(new)))
     if not found:
         return jnp.array(True)
 

@@ -1,5 +1,6 @@
 """Checks of arguments. Traced values pass, because ``optax.inject_hyperparams`` makes hyper-parameters traced."""
 
+import inspect
 import math
 import operator
 from typing import Any
@@ -73,11 +74,31 @@ def check_method(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an optax transformation, such as optax.sgd(0.1), got {shown(value)}")
 
 
+# Extra arguments of updates.
+PASSED = {"worker", "staleness", "stale_params", "value", "observe", "anchors", "local_losses", "local_steps"}
+
+
 def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` so that it accepts extra arguments, which ``optax.MultiSteps`` passes on although its type hides that."""
     if isinstance(getattr(tx.update, "__self__", None), optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
+    if isinstance(tx, optax.GradientTransformationExtraArgs) and _takes_none(tx.update):
+        raise TypeError(
+            f"{getattr(tx.update, '__qualname__', 'update')} refuses extra arguments, though its type is "
+            "GradientTransformationExtraArgs; let it accept **extra_args, or give optax.GradientTransformation(tx.init, "
+            "tx.update), which gets none, as for optax.contrib.sam"
+        )
     return optax.with_extra_args_support(tx)
+
+
+def _takes_none(function: Any) -> bool:
+    """Return True if ``function`` has neither ``**extra_args`` nor any name that commits or local steps pass."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    has_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return not has_rest and PASSED.isdisjoint(parameters)
 
 
 def number(name: str, value: Any) -> float:

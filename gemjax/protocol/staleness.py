@@ -224,9 +224,9 @@ def require_protocol(rule: str, **needed: Any) -> None:
             )
 
 
-def _in_dtype_of(new: Any, old: Any) -> Any:
+def _in_dtype_of(new: Any, old: Any) -> jax.Array:
     dtype = jnp.result_type(old)
-    return new if jnp.result_type(new) == dtype else jnp.asarray(new, dtype)
+    return new if isinstance(new, jax.Array) and new.dtype == dtype else jnp.asarray(new, dtype)
 
 
 def _static_num_workers(num_workers: Any) -> int:

@@ -67,6 +67,8 @@ def timeline(
     >>> [cycles[name].item() for name in ("event", "dispatch", "ready", "time")]
     ['commit', 0.0, 0.8, 1.0]
     """
+    if isinstance(source, str) or not isinstance(source, Iterable):
+        raise TypeError(f"the run is of type {type(source).__name__}; give result.history or the events of a log")
     if isinstance(source, Mapping):
         cycles, incidents, start = _of_history(cast("Mapping[str, np.ndarray]", source)), [], {}
     else:

@@ -1,5 +1,6 @@
 """Rows that are read when needed give the same run, and no worker waits for the rows of another."""
 
+import dataclasses
 import threading
 
 import jax
@@ -102,6 +103,27 @@ def test_local_steps(kind):
     found = on_devices(source, tx=tx, local=local, num_commits=16)
     replay = simulate(KINDS[kind](DATA), tx=tx, local=local, trace=found.trace)
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
+
+
+@dataclasses.dataclass
+class Plain(Rows):
+    """Batches of a dataclass without a hash."""
+
+    data: list
+
+    def select(self, worker, step):
+        return (step[:, None] + np.arange(2)) % ROWS
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: FromSource(list(DATA["x"]), batch_size=4), lambda: FromSource(DATA["x"], batch_size=4), lambda: Plain(DATA["x"])],
+    ids=["list", "array", "dataclass"],
+)  # fmt: skip
+def test_sources_need_no_hash(make):
+    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
+    result = gemjax.simulate(GEM, loss_fn, START, make(), gemjax.arrivals.RoundRobin(N).trace(8))
+    assert int(result.state.commits) == 8
 
 
 def test_a_run_is_continued():

@@ -440,6 +440,7 @@ def test_a_loss_may_be_a_float(engine):
 
 # Each was refused by Python or NumPy, without the name of the argument, or not at all; random arguments found them.
 GAMMA = gemjax.arrivals.Gamma(2)
+SAM = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
 
 
 @pytest.mark.parametrize(
@@ -452,6 +453,18 @@ GAMMA = gemjax.arrivals.Gamma(2)
         (lambda: gemjax.gem(jnp.array(True)), "learning_rate must be a number, got Array(True, dtype=bool)"),
         (lambda: gemjax.fedasync(mean_staleness=Fraction(1, 10)), "mean_staleness must be a number, got Fraction(1, 10)"),
         (lambda: gemjax.streaming_diloco(delay=jnp.array(0.1)), "delay must be an int in 0"),
+        (lambda: gemjax.Epochs(np.ones((4, 2), ">f4"), 2), "devices take numbers in this machine's order of bytes, but"),
+        (lambda: gemjax.memory_of(asgd(), {"w": np.ones(2, ">f4")}), "params at ['w'] is an array of >f4, not"),
+        (lambda: gemjax.arrivals.Gamma(2, 1e-300), "batch_variation must be between 1e-100 and 1e100"),
+        (lambda: gemjax.arrivals.Gamma(2, machine_variation=1e300), "machine_variation must be between 1e-100 and 1e100"),
+        (lambda: gemjax.arrivals.LogNormal(2, 1e300), "variation must be between 1e-100 and 1e100"),
+        (
+            lambda: gemjax.arrivals.Incidents(GAMMA, [gemjax.arrivals.Leaves(0.5, 1.0)]),
+            "Leaves(worker=0.5, at=1.0) names a worker that is not in range(2)",
+        ),
+        (lambda: gemjax.per_worker(SAM), "sam.<locals>.transparent_update_fn refuses extra arguments, though its type is"),
+        (lambda: gemjax.summarise(TRACE), "the run is of type Trace; give result.history"),
+        (lambda: gemjax.timeline("run.jsonl"), "the run is of type str; give result.history or the events of a log"),
         (lambda: gemjax.gem(2**40), "learning_rate must fit into int32, got 1099511627776; give a float"),
         (lambda: gemjax.gem(0.1, [[1], [2, 3]]), "momentum must be a number, got [[1], [2, 3]]"),
         (lambda: gemjax.gem(0.1, 0.9, np.ones((2, 2))), "num_workers must be a positive int, got array([[1., 1.], [1., 1.]])"),

@@ -140,6 +140,28 @@ def test_wider_updates_and_weak_types_are_accepted():
     commit(weak)
 
 
+def test_a_rule_without_extra_arguments_can_be_given_as_a_plain_transformation():
+    sam = optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.1), reset_state=False)
+    tx = gemjax.per_worker(optax.GradientTransformation(sam.init, sam.update), 2)
+    state = tx.init(PARAMS)
+    for _ in range(2):
+        updates, state = tx.update(PARAMS, state, PARAMS, worker=1)
+    assert updates["x"].shape == (2,)
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["in asynchronous", "beside it"])
+def test_a_state_may_become_a_python_number(wrapped):
+    """A rule that resets its memory to 0.0 returns what JAX takes for an array."""
+    resets = optax.GradientTransformationExtraArgs(
+        lambda params: jnp.zeros([]), lambda u, s, params=None, **_: (u, 0.0)
+    )
+    method = gemjax.asgd(0.5, num_workers=2)
+    tx = resets if wrapped else optax.chain(resets, method)
+    trace = gemjax.Trace([0, 1, 0])
+    result = gemjax.simulate(tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0, trace)
+    assert int(result.state.commits) == 3
+
+
 @pytest.mark.parametrize("method", [gemjax.gem, gemjax.momentum_asgd, gemjax.multi_asgd], ids=lambda f: f.__name__)
 def test_numpy_hyper_parameters_do_not_widen_the_state(method):
     """Next to half precision a NumPy number makes float32, which a state of fixed dtypes cannot hold."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemjax.engines.devices.hardware.waiters import Arrival
-from gemjax.engines.result import History, check_rejections, concatenate
+from gemjax.engines.result import History, check_rejections, concatenate, rejections_to_fail
 from gemjax.protocol.trace import COLUMNS, Trace
 from gemjax.telemetry.eventlog import EventLog
 
@@ -140,7 +140,7 @@ class RunHistory:
             measured = {name: round(value, 6) for name, value in measured.items()}
             self.log.write(kind, now, **fields, **measured, pulled_at=pulled_at)
         if rejected:
-            check_rejections(self._rejected_in_a_row, self.num_workers, self.history)
+            check_rejections(self._rejected_in_a_row, rejections_to_fail(self.num_workers), self.history)
 
     def history(self, *, new: bool = False) -> History:
         """Return all rows as columns, including those of the earlier run, or with ``new`` the rows since the last such call."""

@@ -98,6 +98,11 @@ def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
     return np.int32(len(begins)), padded, *columns
 
 
+def has_faithful_keys() -> bool:
+    """Return True unless new keys are of a generator that draws other numbers under ``jax.vmap``: rbg and unsafe_rbg."""
+    return "rbg" not in jax.config.jax_default_prng_impl
+
+
 def windows(worker: np.ndarray, width: int) -> np.ndarray:
     """Return the first arrival of each window: the longest one of at most ``width`` arrivals of distinct workers.
 

@@ -25,10 +25,19 @@ from gemjax.engines.result import (
     checked_state,
     concatenate,
     leave_result,
+    rejections_to_fail,
     warn_if_diverged,
 )
 from gemjax.engines.simulator.chunks import chunks
-from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
+from gemjax.engines.simulator.loops import (
+    check_positive,
+    chunk_size_for,
+    compiled,
+    has_faithful_keys,
+    in_chunks,
+    prepare,
+    width_of,
+)
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
@@ -89,7 +98,7 @@ def simulate(
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up
-        to 32 elsewhere.
+        to 32 elsewhere. With ``jax_default_prng_impl`` rbg it is always 1, because JAX draws other numbers in a batch.
 
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
@@ -155,8 +164,10 @@ def simulate(
     batches = batches if local is None else LocalBatches(batches, local)
     events, done = trace.events(), int(state.arrivals)
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
-    window = min(window or _default_window(), trace.num_workers)
-    run_chunk = compiled(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
+    window = min(window or _default_window(), trace.num_workers) if has_faithful_keys() else 1
+    # A loss or batches of a class that has == but no hash are compiled at each call.
+    make = compiled if _has_hash(transition) and _has_hash(batches) else compiled.__wrapped__
+    run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 
     parts: list[History] = [history]
     stopped, commits = False, int(events.commits[:done].sum())
@@ -202,7 +213,9 @@ def simulate(
                     history={name: column.copy() for name, column in parts[-1].items()},
                 )
                 stopped = ends_run(callback(progress)) and commits < len(trace)
-            check_rejections(int(state.rejected_in_a_row), trace.num_workers, functools.partial(concatenate, parts))
+            ends = commits == len(trace) and not int(state.commits)
+            least = trace.num_workers if ends else rejections_to_fail(trace.num_workers)
+            check_rejections(int(state.rejected_in_a_row), least, functools.partial(concatenate, parts))
             if stopped:
                 break
     except BaseException as error:
@@ -245,6 +258,14 @@ def _begin(transition: Transition, params: PyTree, model_state: PyTree, state: R
 
 def _copy(leaf: jax.Array) -> jax.Array:
     return jnp.array(leaf, copy=True)
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _default_window() -> int:

@@ -18,7 +18,15 @@ from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
 from gemjax.engines.simulator.chunks import checked_stops, chunks
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
-from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
+from gemjax.engines.simulator.loops import (
+    check_positive,
+    chunk_size_for,
+    has_faithful_keys,
+    in_chunks,
+    loop,
+    prepare,
+    width_of,
+)
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
@@ -121,7 +129,8 @@ def sweep(
       batched: compute all runs as one batch (true) or one by one (false). Default: as one batch, except on a CPU if a run has
         more than 3,000 parameters. Measured with 4 to 48 runs of GEM on two cores, the batch has 1.6 times the speed of one by
         one at 1,000 parameters, 0.6 to 1.1 at 4,000 and 0.5 to 0.7 from 10,000 to 300,000 (dense layers); a small convolutional
-        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000.
+        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With ``jax_default_prng_impl`` rbg they are always one by one,
+        because JAX draws other numbers in a batch.
 
     Returns:
       A :class:`gemjax.SweepResult`, with runs in the order of ``itertools.product(*over.values(), seeds)``.
@@ -158,6 +167,7 @@ def sweep(
         check_bool("batched", batched)
     else:
         batched = is_faster_batched(params.make(each[0]) if isinstance(params, PerSeed) else params)
+    batched = batched and has_faithful_keys()
 
     def transition(lane: Lane, params: PyTree) -> Transition:
         seed, values = lane

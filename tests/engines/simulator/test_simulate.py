@@ -324,6 +324,9 @@ def test_when_all_commits_are_rejected_the_run_fails_with_the_last_ones():
         gemjax.RunFailedError, match=r"last \d+ commits were all rejected .*worker \d step \d+: loss nan.*learning rate"
     ):
         run(problem, gem, gemjax.arrivals.Gamma(3).trace(40))
+    with pytest.raises(gemjax.RunFailedError, match="the last 4 commits were all rejected") as failure:
+        run(problem, gem, gemjax.arrivals.Gamma(3).trace(4))
+    assert int(failure.value.result.state.rejected) == 4
 
 
 def test_rejections_that_end_do_not_fail_the_run():

@@ -1,5 +1,6 @@
 """Gradients of several workers at once in windows, with the same result."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,6 +50,26 @@ def test_the_result_is_that_of_one_by_one(make, x64):
     assert_close(found.state, expected.state, rtol=1e-9)
     for name, column in expected.history.items():
         np.testing.assert_allclose(found.history[name], column, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+@pytest.fixture
+def rbg():
+    """Make keys of a generator whose numbers ``jax.vmap`` changes."""
+    before = jax.config.jax_default_prng_impl
+    jax.config.update("jax_default_prng_impl", "rbg")
+    yield
+    jax.config.update("jax_default_prng_impl", before)
+
+
+def test_it_is_that_of_one_by_one_if_keys_are_not_faithful_to_batches(rbg):
+    loss_fn = lambda params, state, batch, key: (jnp.sum(params * jax.random.normal(key, (3,))), (state, {}))
+    problem, trace = (loss_fn, jnp.zeros(3), lambda worker, step: 0.0), gemjax.arrivals.RoundRobin(2).trace(8)
+    expected, found = (gemjax.simulate(gem(2), *problem, trace, window=window) for window in (1, 2))
+    assert_close(found.params, expected.params, rtol=1e-6)
+    swept = gemjax.sweep(
+        lambda rate: gemjax.gem(rate, num_workers=2), *problem, trace, {"rate": [0.05, 0.1]}, seeds=[3, 0]
+    )
+    assert_close(swept.params[1], expected.params, rtol=1e-6)
 
 
 @pytest.mark.slow
