@@ -59,8 +59,9 @@ def _runs(base: Config, rates=RATES, seeds=SEEDS, pretraining: float = PRETRAINI
     """Return the runs of all series; their points are the outer rates."""
     rows = []
     for series, own in SERIES.items():
+        fields: dict[str, Any] = {"cluster": "tiered"} | own
         for rate in rates:
-            config = dataclasses.replace(base, workers=WORKERS, outer_learning_rate=rate, **{"cluster": "tiered"} | own)
+            config = dataclasses.replace(base, workers=WORKERS, outer_learning_rate=rate, **fields)
             rows += over_seeds(series, config, rate, seeds=seeds, evaluations=10, pretraining=pretraining)
     return sorted(rows, key=lambda run: run.config.seed)
 
