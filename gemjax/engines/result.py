@@ -146,9 +146,9 @@ class RunFailedError(RuntimeError):
     result: Result | None = None
 
 
-def rejections_to_fail(num_workers: int) -> int:
-    """Return the rejections in a row after which a run fails: each worker has had several."""
-    return 3 * num_workers + 7
+def rejections_to_fail(num_workers: int, *, ends_unapplied: bool = False) -> int:
+    """Return the rejections in a row after which a run fails: several per worker, or one at the end of a run without progress."""
+    return num_workers if ends_unapplied else 3 * num_workers + 7
 
 
 def check_rejections(in_a_row: int, least: int, history: Callable[[], History]) -> None:

@@ -213,8 +213,8 @@ def simulate(
                     history={name: column.copy() for name, column in parts[-1].items()},
                 )
                 stopped = ends_run(callback(progress)) and commits < len(trace)
-            ends = commits == len(trace) and not int(state.commits)
-            least = trace.num_workers if ends else rejections_to_fail(trace.num_workers)
+            unapplied = commits == len(trace) and not int(state.commits)
+            least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
             check_rejections(int(state.rejected_in_a_row), least, functools.partial(concatenate, parts))
             if stopped:
                 break

@@ -85,7 +85,8 @@ def _record(run: Run, task: Any, total: int, finished: Finished, alike: bool) ->
     params = judged(run, state.params, lambda: state)
     looked = [(done, *found) for done, found in finished.evaluated if done < total]
     try:
-        check_rejections(int(state.rejected_in_a_row), rejections_to_fail(run.config.workers), lambda: history)
+        least = rejections_to_fail(run.config.workers, ends_unapplied=not int(state.commits))
+        check_rejections(int(state.rejected_in_a_row), least, lambda: history)
         rows = ROWS if alike and run.evaluations == 1 else None
         looked.append((total, *task.evaluate(params, state.model_state, rows)))
         if alike:

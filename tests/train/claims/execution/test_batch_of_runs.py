@@ -108,6 +108,14 @@ def test_a_run_that_fails_does_so_without_the_others():
     assert wild["rejected"] >= 3 * BASE.workers + 7
 
 
+@pytest.mark.parametrize(("rate", "fails"), [(1e18, False), (1e30, True)])
+def test_a_short_run_fails_as_it_does_alone(rate, fails):
+    wild = runs("momentum_asgd", (0.01, rate), (0,), epochs=0.15)[1]
+    beside, alone = record_together([*runs("momentum_asgd", (0.01,), (0,), epochs=0.15), wild], {})[1], record(wild, {})
+    assert BASE.workers <= alone["rejected"] < 3 * BASE.workers + 7
+    assert bool(beside["failed"]) == bool(alone["failed"]) == fails
+
+
 def test_groups_hold_every_rate_with_every_seed():
     several = runs("gem")
     looked = dataclasses.replace(several[0], evaluations=2)
