@@ -11,6 +11,10 @@ from train import cli
 from train.claims import gain
 from train.claims import papers as configs
 from train.claims import summary_table as results_table
+from train.claims.claim import file_name
+from train.claims.execution.cache import Pool
+from train.claims.outcome import summary
+from train.claims.results import Measured
 
 RESULT = {
     "claim": "pretended", "title": "a claim", "source": "An author, 2026", "scale": "full", "part": "paper's setting",
@@ -167,3 +171,24 @@ def test_the_numbers_of_readmes_results_are_those_of_the_page():
     rows += "".join(line for line in page.splitlines() if line.startswith("|  |"))  # Further quantities of a figure.
     assert len(numbers) > 20
     assert [number for number in numbers if number not in re.findall(r"\d+\.\d+", rows)] == []
+
+
+PUBLISHED = [
+    pytest.param(claim, scale, id=f"{name}-{scale}")
+    for name in configs.CLAIMS
+    for claim in [configs.claim(name)]
+    for scale in claim.runs
+    if (results_table.RESULTS / f"{file_name(name, scale)}.json").exists()
+]
+
+
+@pytest.mark.parametrize(("claim", "scale"), PUBLISHED)
+def test_a_published_result_is_that_of_its_published_runs(claim, scale, tmp_path):
+    pool = Pool(tmp_path)
+    known = pool.known(claim.runs[scale])
+    measured = Measured(scale, list(known.items()))
+    while claim.then is not None and (more := pool.known(run for run in claim.then(measured) if run not in known)):
+        known |= more
+        measured = Measured(scale, list(known.items()))
+    stored = json.loads((results_table.RESULTS / f"{file_name(claim.name, scale)}.json").read_text(encoding="utf-8"))
+    assert json.loads(json.dumps(summary(claim, measured, list(claim.judge(measured))))) == stored
