@@ -14,7 +14,7 @@ from train.claims.runs import REQUIRED, Run, Scale
 if TYPE_CHECKING:  # Claims are listed and planned without drawing.
     from matplotlib.figure import Figure
 
-    from train.claims.results import Measured
+    from train.claims.results import Measured, Spread
 
 Verdict = Literal["reproduced", "reproduced in direction", "differs", "not decidable here"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -132,6 +132,24 @@ def compare(
     return Statement(
         text, verdict, numbers(means, form), numbers(paper, form), f"ratio {numbers(ratios, '.2f')}{chance}", why
     )
+
+
+def ahead(leads: Mapping[str, Spread], *, sound: bool = True, form: str = ".1f", factor: float = 1.0) -> dict[str, Any]:
+    """Return verdict and reason of a statement that holds if all of `leads` are positive beyond their scatter over seeds.
+
+    It is not decidable if a lead is within its scatter and none is negative beyond it.
+
+    Args:
+      leads: differences by what they are on, as in "points on ASGD".
+      sound: false if the statement fails for another reason, as that nothing was learned.
+      form: format of the leads.
+      factor: by which they are multiplied.
+    """
+    unsure = {name: lead for name, lead in leads.items() if not lead.positive}
+    if not unsure or not sound or any(lead.negative for lead in unsure.values()):
+        return {"verdict": sound and not unsure}
+    shown = ", ".join(f"{lead.text(form, factor)} {name}" for name, lead in unsure.items())
+    return {"verdict": "not decidable here", "why": f"leads inside the scatter over seeds: {shown}"}
 
 
 def numbers(values: Iterable[float], form: str = ".3g") -> str:

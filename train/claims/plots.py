@@ -61,15 +61,17 @@ def lines(
     paper: Mapping[str, Mapping[Any, float]] | None = None,
     series: Sequence[str] | None = None,
     label: str = "",
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Draw a line per series over its points, with the range over seeds.
 
     Published numbers are grey. A point with seeds that are not finite, or with more than ten times the loss of initial
-    parameters, is a cross at the upper edge (the lower edge for accuracies). `label` replaces the names of the series.
+    parameters, is a cross at the upper edge (the lower edge for accuracies). `label` replaces the names of the series,
+    `styles` their looks.
     """
     edge = 0.03 if what == "test_accuracy" else 0.97
     factor = 100.0 if what in ("test_accuracy", "test_error") else 1.0
-    for name, style in looks(measured).items():
+    for name, style in (styles or looks(measured)).items():
         if series is not None and name not in series:
             continue
         points = measured.points(name)

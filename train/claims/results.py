@@ -32,6 +32,16 @@ class Spread(NamedTuple):
             half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
         return cls(mean, half, tuple(float(value) for value in values))
 
+    @property
+    def positive(self) -> bool:
+        """True if the mean is above zero by more than half of the interval; with one value, if it is above zero."""
+        return self.mean > (0 if math.isnan(self.half) else self.half)
+
+    @property
+    def negative(self) -> bool:
+        """True if the mean is below zero by half of the interval; with one value, if it is not above zero."""
+        return self.mean + (0 if math.isnan(self.half) else self.half) <= 0
+
     def text(self, form: str = ".3g", factor: float = 1.0) -> str:
         """Return the mean and, if known, the interval.
 
@@ -105,9 +115,12 @@ class Measured:
         Seeds are compared in pairs: the mean of their differences is above half of its 95 % interval. With one seed a larger
         number is enough.
         """
+        return self.excess(what, one, other).positive
+
+    def excess(self, what: str, one: tuple[str, float], other: tuple[str, float]) -> Spread:
+        """Return by how much a scalar is larger at `one`, a series and its point, than at `other`, over pairs of seeds."""
         pairs = zip(self.spread(what, *one).values, self.spread(what, *other).values, strict=True)
-        mean, half, _ = Spread.of([a - b for a, b in pairs])
-        return mean > (0 if math.isnan(half) else half)
+        return Spread.of([a - b for a, b in pairs])
 
     def diverged(self, series: str, point: float) -> int:
         """Return the number of seeds that ended with a larger training loss than they began with."""

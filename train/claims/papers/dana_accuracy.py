@@ -139,8 +139,7 @@ def _mean(measured, series: str, n: float) -> float:
 def _ahead(measured, series: str, other: str, n: float, by: float = 0.0) -> bool:
     """Return True if `series` is more accurate than `other` by more than `by`, beyond the scatter over seeds."""
     pairs = zip(_reached(measured, series, n), _reached(measured, other, n), strict=True)
-    mean, half, _ = Spread.of([own - its - by for own, its in pairs])
-    return mean > (0 if math.isnan(half) else half)
+    return Spread.of([own - its - by for own, its in pairs]).positive
 
 
 def draw(figure, measured) -> None:

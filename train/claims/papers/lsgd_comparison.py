@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from train.claims.claim import Claim, Statement
+from train.claims.claim import Claim, Statement, ahead
 from train.claims.papers.cifar_setting import CIFAR10, DIGITS, GUESS, POOLED, POOLED_NETWORK, percent
 from train.claims.papers.gem_setting import words
 from train.claims.results import Spread
@@ -129,7 +129,7 @@ def judge(measured) -> list[Statement]:
     }
     learned = all(min(map(min, rows)) < 1 - 2 * GUESS for rows in errors.values())
     leads = {
-        (network, other, workers): Spread.of([b - a for a, b in zip(own, its, strict=True)])
+        f"points on {network}, {other} ({workers})": Spread.of([b - a for a, b in zip(own, its, strict=True)])
         for network in networks
         for other in ("DOWNPOUR", ONE)
         for workers, own, its in zip(WORKERS, errors[network, "LSGD"], errors[network, other], strict=True)
@@ -155,7 +155,7 @@ def judge(measured) -> list[Statement]:
             "with 4 and 16 workers LSGD ends with a lower test error than DOWNPOUR and, in the same time, one worker's SGD",
             measured=shown,
             paper=paper,
-            **_ahead(leads, learned),
+            **ahead(leads, sound=learned, factor=100),
         ),
         Statement(
             "LSGD reaches the final error of one worker's SGD sooner than EASGD and DOWNPOUR do (epochs per worker)",
@@ -175,16 +175,6 @@ def judge(measured) -> list[Statement]:
             paper,
         ),
     ]
-
-
-def _ahead(leads: dict[tuple[str, str, int], Spread], learned: bool) -> dict[str, Any]:
-    """Return verdict and reason of a statement that holds if each lead is one, beyond its scatter over seeds."""
-    half = lambda lead: 0 if math.isnan(lead.half) else lead.half
-    unsure = {one: lead for one, lead in leads.items() if not lead.mean > half(lead)}
-    if not unsure or not learned or any(lead.mean + half(lead) <= 0 for lead in unsure.values()):
-        return {"verdict": learned and not unsure}
-    shown = ", ".join(f"{lead.text('.1f', 100)} points on {other} ({n})" for (_, other, n), lead in unsure.items())
-    return {"verdict": "not decidable here", "why": f"leads inside the scatter over seeds: {shown}"}
 
 
 def _networks(measured) -> list[str]:
@@ -212,8 +202,7 @@ def _times(measured, network: str, series: str, workers: int) -> list[float]:
 
 def _beyond(larger: Sequence[float], smaller: Sequence[float]) -> bool:
     """Return True if the first values are larger, seed by seed, beyond the scatter over seeds; see `Measured.exceeds`."""
-    mean, half, _ = Spread.of([a - b for a, b in zip(larger, smaller, strict=True)])
-    return mean > (0 if math.isnan(half) else half)
+    return Spread.of([a - b for a, b in zip(larger, smaller, strict=True)]).positive
 
 
 def _mean(values: Sequence[float]) -> float:
