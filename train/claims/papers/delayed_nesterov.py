@@ -89,8 +89,7 @@ def judge(measured) -> list[Statement]:
     time = {series: measured.mean("time", *at[series]) for series in SERIES}
     said = lambda *names: "; ".join(f"{name} (rate {at[name][1]:g}) {words([loss[name]], '.4g')}" for name in names)
     learns = lambda *names: all(
-        not measured.diverged(*at[name]) and measured.mean("train_loss", *at[name]) < measured.chance(*at[name])
-        for name in names
+        measured.mean("train_loss", *at[name]) < measured.chance(*at[name]) and loss[name] < math.inf for name in names
     )
     lead = lambda one, other: {f"on {other}": measured.excess("test_loss", at[other], at[one])}
     equal = [rate for rate in measured.points(DELAYED) if rate > min(measured.points(DELAYED))]
