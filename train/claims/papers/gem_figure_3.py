@@ -103,7 +103,7 @@ def draw(figure, measured) -> None:
         axes.set(xlabel="commits of each worker", title=f"arrivals with {series}\n{verdict}")
     columns[0].set_ylabel("mean of workers' medians of π")
     if measured.full:
-        columns[0].set_ylim(0, 1.4)
+        columns[0].set_ylim(0, 1.6)
     for axes in columns:
         label_ends(axes)
 
