@@ -192,6 +192,12 @@ def simulate(
             f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
             f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
         )
+    if earlier is not None and (missed := _missed_pulls(state, history, events, done)):
+        raise ValueError(
+            f"state= is a Result of the first {len(earlier)} rows of trace= alone: worker {missed[0]} did not pull again, as it "
+            "did before its next commit in trace=, because that row was not there; simulate trace= from its beginning, with "
+            f"stops=[{len(earlier)}] and a callback that ends the run there, and continue that result"
+        )
     cuts = chunks(events, chunk_size, stops, done)
     prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
     running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
@@ -238,6 +244,19 @@ def _steps_agree(state: RunState, events: Events, done: int) -> bool:
     steps = np.asarray(state.step.value).copy()
     steps[events.worker[:done]] = events.step[:done] + events.commits[:done]  # The last one counts.
     return bool(np.array_equal(steps, state.step.value))
+
+
+def _missed_pulls(state: RunState, history: History, events: Events, done: int) -> list[int]:
+    """Return the workers whose view is older than after the first `done` arrivals."""
+    rows = np.cumsum(events.commits[:done])
+    if len(applied := history.get("applied", ())) != rows.max(initial=0):
+        if int(state.commits) != rows.max(initial=0):
+            return []  # The clock at each row is unknown: some were refused, and a bare state has no history of them.
+        applied = np.ones(int(state.commits), bool)
+    clock = np.concatenate([[0], np.cumsum(applied)])[rows]
+    pulled_at = np.asarray(state.pulled_at.value).copy()
+    pulled_at[events.worker[:done]] = clock  # The last one counts.
+    return np.flatnonzero(pulled_at > state.pulled_at.value).tolist()
 
 
 def _begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:
