@@ -189,5 +189,7 @@ def test_parameters_of_a_weak_type_have_one_precision_all_along():
     params = {"w": jnp.ones(3, jnp.bfloat16), "scale": jnp.asarray(0.5)}
     batches = lambda worker, step: jnp.array([1.0, 2.0, 3.0], jnp.bfloat16) + step.astype(jnp.bfloat16) * 0.01
     tx, trace = gemjax.asgd(0.05, num_workers=2), gemjax.arrivals.Gamma(2).trace(30, seed=0)
-    run = lambda **options: gemjax.simulate(tx, loss_fn, params, batches, trace, model_state=1.0, **options).params["scale"]
+    run = lambda **options: gemjax.simulate(tx, loss_fn, params, batches, trace, model_state=1.0, **options).params[
+        "scale"
+    ]
     assert float(run()) == float(run(chunk_size=1)) == float(run(stops=[10], callback=lambda progress: None))
