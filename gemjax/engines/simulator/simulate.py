@@ -276,6 +276,10 @@ def _begin(transition: Transition, params: PyTree, model_state: PyTree, state: R
     else:
         state = checked_state(state, jax.eval_shape(transition.init, params, model_state))
         leaves, structure = jax.tree.flatten(state)
+        # A checkpoint is loaded to the devices of its `like`, whose counters need not be where its parameters are.
+        places = [leaf.sharding for leaf in jax.tree.leaves((state.params, state)) if isinstance(leaf, jax.Array)]
+        if len({frozenset(place.device_set) for place in places}) > 1 and len(places[0].device_set) == 1:
+            leaves = [jax.device_put(leaf, places[0]) for leaf in leaves]
     for index in range(len(leaves)):
         leaves[index] = _copy(leaves[index])
     return jax.tree.unflatten(structure, leaves)
