@@ -50,6 +50,18 @@ def test_state_and_trace_are_restored_and_the_run_continues_bit_for_bit(tmp_path
     assert int(rest.opt_state[1].clock) == 40
 
 
+def test_a_simulation_with_parameters_on_another_device_than_the_first_continues_from_a_checkpoint(tmp_path):
+    params, trace = jax.device_put(PARAMS, jax.devices()[1]), arrivals.Gamma(3).trace(12)
+    half, whole = (gemjax.simulate(method(), LOSS, params, BATCHES, part) for part in (trace.first(6), trace))
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(half.state, half.trace)
+        state, _, _ = checkpoints.load(gemjax.initial_state(method(), params, num_workers=3))
+    rest = gemjax.simulate(method(), LOSS, params, BATCHES, trace, state=state)
+    for one, other in zip(jax.tree.leaves(rest.params), jax.tree.leaves(whole.params), strict=True):
+        assert one.devices() == {jax.devices()[1]}
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_state_is_saved_with_its_own_trace_only(tmp_path):
     """A checkpoint of fewer commits would replace those of more, and no run could continue from it."""
     result = gemjax.simulate(method(), LOSS, PARAMS, BATCHES, arrivals.Gamma(3).trace(6))

@@ -108,7 +108,7 @@ class Transition(WorkerStep):
 
     def init(self, params: PyTree, model_state: PyTree = ()) -> RunState:
         """Return the state before the first commit; call :meth:`bind` first."""
-        params, model_state = jax.tree.map(jnp.asarray, (params, model_state))
+        params, model_state = jax.tree.map(_strongly_typed, (params, model_state))
         opt_state = self.tx.init(params)
         local = () if self.local is None else self.local.tx.init(params)
         _, _, anchors = pull_with_anchors(slots.take(opt_state, 0), params)
@@ -223,6 +223,15 @@ class Transition(WorkerStep):
             return (c + (w - c) / self.num_workers).astype(c.dtype) if jnp.issubdtype(c.dtype, jnp.inexact) else w
 
         return jax.tree.map(average, central, committed)
+
+
+def _strongly_typed(leaf: Any) -> jax.Array:
+    """Return an array whose type does not yield to that of others, as that of ``jnp.asarray(0.5)`` does.
+
+    A run would lose a weak type on its way, and a loss would go on in another precision.
+    """
+    leaf = jnp.asarray(leaf)
+    return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
 def _slot(view: View, opt_state: optax.OptState) -> Slots:

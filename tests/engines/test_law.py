@@ -177,3 +177,19 @@ def test_another_trace_gives_other_parameters(x64):
     traces = [gemjax.arrivals.Gamma(WORKERS).trace(20, seed) for seed in (0, 1)]
     first, second = (in_the_simulator(make, problem, trace).params for trace in traces)
     assert np.abs(first["in"]["w"] - second["in"]["w"]).max() > 1e-5
+
+
+def test_parameters_of_a_weak_type_have_one_precision_all_along():
+    """``jnp.asarray(0.5)`` yields to bfloat16, and a number that a program returned does not."""
+
+    def loss_fn(params, model_state, batch, key):
+        error = (params["scale"] * model_state * params["w"] - batch).astype(jnp.float32)
+        return jnp.mean(error**2), (model_state, {})
+
+    params = {"w": jnp.ones(3, jnp.bfloat16), "scale": jnp.asarray(0.5)}
+    batches = lambda worker, step: jnp.array([1.0, 2.0, 3.0], jnp.bfloat16) + step.astype(jnp.bfloat16) * 0.01
+    tx, trace = gemjax.asgd(0.05, num_workers=2), gemjax.arrivals.Gamma(2).trace(30, seed=0)
+    run = lambda **options: gemjax.simulate(tx, loss_fn, params, batches, trace, model_state=1.0, **options).params[
+        "scale"
+    ]
+    assert float(run()) == float(run(chunk_size=1)) == float(run(stops=[10], callback=lambda progress: None))

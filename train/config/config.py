@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -171,8 +171,12 @@ class Config(Common):
 
     def changed(self, before: "Config") -> list[str]:
         """Return the flags that differ from `before` though a resumed run must keep them."""
-        kept = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING + RESUMABLE]
-        return [flag(name) for name in kept if getattr(self, name) != getattr(before, name)]
+        return [flag(name) for name, value in self.kept().items() if value != getattr(before, name)]
+
+    def kept(self) -> dict[str, Any]:
+        """Return the fields that a resumed run must keep."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING + RESUMABLE]
+        return {name: getattr(self, name) for name in names}
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the configuration as JSON."""

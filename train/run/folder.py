@@ -49,6 +49,7 @@ class RunFolder:
         self.checkpoints_path = self.path / "checkpoints"
         self.replay = self.path / "replay.json"
         self.settings: list[tuple[int, dict[str, Any]]] = []  # By :meth:`note_settings`.
+        self.kept: dict[str, Any] = {}  # Likewise.
         self.records = {"events": Record(self.events), "metrics": Record(self.metrics)}
         self._alone = False
 
@@ -173,7 +174,18 @@ class RunFolder:
           commits: commits that were applied before.
           saved: metadata of the checkpoint that the run continues from, with earlier settings; checkpoints of earlier
             versions have none.
+
+        Raises:
+          RecordError: if the configuration is not the one that the checkpoint was written with.
         """
+        self.kept = json.loads(json.dumps(config.kept()))  # As JSON has it.
+        before = (saved or {}).get("kept")
+        for name, value in self.kept.items():
+            if isinstance(before, dict) and before.get(name, value) != value:
+                raise RecordError(
+                    f"{self.config} was changed: {name} is {value!r}, but was {ascii(before[name])[:60]} at the checkpoint; "
+                    "a resumed run keeps it; write it back, or start a new run in another folder"
+                )
         now = {name: getattr(config, name) for name in SETTINGS}
         self.settings = settings_of(saved or {})
         if not self.settings or self.settings[-1][1] != now:
@@ -190,7 +202,9 @@ class RunFolder:
         self.records["metrics"].sync()
         sizes = {name: record.size for name, record in self.records.items()}
         checksums = {name: record.checksum(sizes[name]) for name, record in self.records.items()}
-        checkpoints.save(state, trace, sizes | {"sha256": checksums, "settings": self.settings}, wait=wait)
+        checkpoints.save(
+            state, trace, sizes | {"sha256": checksums, "settings": self.settings, "kept": self.kept}, wait=wait
+        )
 
     def verify(self, num_workers: int, *, read_only: bool = False) -> Trace | None:
         """Check the records up to the newest checkpoint, before a run continues from it.

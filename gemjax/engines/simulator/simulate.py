@@ -33,8 +33,8 @@ from gemjax.engines.simulator.loops import (
     check_positive,
     chunk_size_for,
     compiled,
-    has_faithful_keys,
     in_chunks,
+    is_faithful,
     prepare,
     width_of,
 )
@@ -98,7 +98,7 @@ def simulate(
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up
-        to 32 elsewhere. With ``jax_default_prng_impl`` rbg it is always 1, because JAX draws other numbers in a batch.
+        to 32 elsewhere. With keys of the generator rbg it is always 1, because JAX draws other numbers in a batch.
 
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
@@ -164,7 +164,7 @@ def simulate(
     batches = batches if local is None else LocalBatches(batches, local)
     events, done = trace.events(), int(state.arrivals)
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
-    window = min(window or _default_window(), trace.num_workers) if has_faithful_keys() else 1
+    window = min(window or _default_window(), trace.num_workers)
     # A loss or batches of a class that has == but no hash are compiled at each call.
     make = compiled if _has_hash(transition) and _has_hash(batches) else compiled.__wrapped__
     run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
@@ -192,7 +192,19 @@ def simulate(
             f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
             f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
         )
+    if earlier is not None and (missed := _missed_pulls(state, history, events, done)):
+        raise ValueError(
+            f"state= is a Result of the first {len(earlier)} rows of trace= alone: worker {missed[0]} did not pull again, as "
+            "it did before its next commit in trace=, because that row was not there; simulate trace= from its beginning, with "
+            f"stops=[{len(earlier)}] and a callback that ends the run there, and continue that result"
+        )
     cuts = chunks(events, chunk_size, stops, done)
+    if window > 1 and cuts:
+        first = prepare(batches, events, width_of(chunk_size), window, cuts[0])
+        if not is_faithful(run_chunk, state, batches.data, first):
+            window = 1
+            run_chunk = make(transition, batches, width_of(chunk_size), 1, with_pulls=not events.commits.all())
+        del first
     prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
     running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
     try:
@@ -240,6 +252,19 @@ def _steps_agree(state: RunState, events: Events, done: int) -> bool:
     return bool(np.array_equal(steps, state.step.value))
 
 
+def _missed_pulls(state: RunState, history: History, events: Events, done: int) -> list[int]:
+    """Return the workers whose view is older than after the first `done` arrivals."""
+    rows = np.cumsum(events.commits[:done])
+    if len(applied := history.get("applied", ())) != rows.max(initial=0):
+        if int(state.commits) != rows.max(initial=0):
+            return []  # The clock at each row is unknown: some were refused, and a bare state has no history of them.
+        applied = np.ones(int(state.commits), bool)
+    clock = np.concatenate([[0], np.cumsum(applied)])[rows]
+    pulled_at = np.asarray(state.pulled_at.value).copy()
+    pulled_at[events.worker[:done]] = clock  # The last one counts.
+    return np.flatnonzero(pulled_at > state.pulled_at.value).tolist()
+
+
 def _begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:
     """Return a copy of the first state that may be donated and in which no array occurs twice.
 
@@ -251,6 +276,10 @@ def _begin(transition: Transition, params: PyTree, model_state: PyTree, state: R
     else:
         state = checked_state(state, jax.eval_shape(transition.init, params, model_state))
         leaves, structure = jax.tree.flatten(state)
+        # A checkpoint is loaded to the devices of its `like`, whose counters need not be where its parameters are.
+        places = [leaf.sharding for leaf in jax.tree.leaves((state.params, state)) if isinstance(leaf, jax.Array)]
+        if len({frozenset(place.device_set) for place in places}) > 1 and len(places[0].device_set) == 1:
+            leaves = [jax.device_put(leaf, places[0]) for leaf in leaves]
     for index in range(len(leaves)):
         leaves[index] = _copy(leaves[index])
     return jax.tree.unflatten(structure, leaves)

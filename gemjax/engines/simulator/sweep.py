@@ -21,8 +21,8 @@ from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_fa
 from gemjax.engines.simulator.loops import (
     check_positive,
     chunk_size_for,
-    has_faithful_keys,
     in_chunks,
+    is_faithful,
     loop,
     prepare,
     width_of,
@@ -129,7 +129,7 @@ def sweep(
       batched: compute all runs as one batch (true) or one by one (false). Default: as one batch, except on a CPU if a run has
         more than 3,000 parameters. Measured with 4 to 48 runs of GEM on two cores, the batch has 1.6 times the speed of one by
         one at 1,000 parameters, 0.6 to 1.1 at 4,000 and 0.5 to 0.7 from 10,000 to 300,000 (dense layers); a small convolutional
-        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With ``jax_default_prng_impl`` rbg they are always one by one,
+        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With keys of the generator rbg they are always one by one,
         because JAX draws other numbers in a batch.
 
     Returns:
@@ -167,7 +167,6 @@ def sweep(
         check_bool("batched", batched)
     else:
         batched = is_faster_batched(params.make(each[0]) if isinstance(params, PerSeed) else params)
-    batched = batched and has_faithful_keys()
 
     def transition(lane: Lane, params: PyTree) -> Transition:
         seed, values = lane
@@ -203,11 +202,14 @@ def sweep(
     def prepared(cut: tuple[int, int]) -> tuple:
         return None, [prepare(one, of, width_of(chunk_size), 1, cut) for of, one in _paired(events, data)]
 
-    compiled: Callable = in_one_batch if batched else one_by_one
-    state, run_chunk = compiled(begin, step, lanes, starts)
     parts: list[Any] = []
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
+    compiled: Callable = in_one_batch if batched else one_by_one
+    state, run_chunk = compiled(begin, step, lanes, starts)
+    if batched and cuts and not is_faithful(run_chunk, state, data[0].data, prepared(cuts[0])):
+        batched = False
+        state, run_chunk = one_by_one(begin, step, lanes, starts)
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)
     for (first, end), state, reports in running:
         parts.append(first_rows(reports, end - first))

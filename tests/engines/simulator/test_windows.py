@@ -72,6 +72,25 @@ def test_it_is_that_of_one_by_one_if_keys_are_not_faithful_to_batches(rbg):
     assert_close(swept.params[1], expected.params, rtol=1e-6)
 
 
+@pytest.mark.parametrize("where", ["state", "batches"])
+def test_it_is_that_of_one_by_one_for_keys_of_the_users_own(where):
+    def loss_fn(params, key, batch, own):
+        return jnp.sum(params * (batch + jax.random.normal(key, (3,)))), (jax.random.split(key)[0], {})
+
+    def batches(worker, step):
+        key = jax.random.key(0, impl="rbg" if where == "batches" else None)
+        return jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, worker), step), (3,))
+
+    problem, trace = (loss_fn, jnp.zeros(3), batches), gemjax.arrivals.RoundRobin(2).trace(8)
+    state = jax.random.key(1, impl="unsafe_rbg" if where == "state" else None)
+    expected, found = (gemjax.simulate(gem(2), *problem, trace, window=window, model_state=state) for window in (1, 2))
+    assert_close(found.params, expected.params, rtol=1e-6)
+    swept = gemjax.sweep(
+        lambda rate: gemjax.gem(rate, num_workers=2), *problem, trace, {"rate": [0.05, 0.1]}, model_state=state
+    )
+    assert_close(swept.params[0], expected.params, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_it_is_that_of_one_by_one_for_a_quick_problem(x64):
     for trace in (UNEQUAL, late()):

@@ -1,6 +1,8 @@
 """Records that are truncated to a checkpoint, or do not match it."""
 
+import dataclasses
 import hashlib
+import json
 import os
 
 import jax.numpy as jnp
@@ -91,8 +93,28 @@ def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tm
     assert saved == {name: len(content) for name, content in contents.items()} | {
         "sha256": checksums,
         "settings": [],
+        "kept": {},
     }
     assert dict(synced)[folder.events.stat().st_ino] == saved["events"]
+
+
+def test_a_configuration_that_was_changed_after_the_checkpoint_is_refused(folder):
+    config, saved = Config(decay_epochs=[1.5]), {}
+
+    class Checkpoints:
+        def save(self, state, trace, metadata, wait):
+            saved.update(json.loads(json.dumps(metadata)))
+
+    folder.note_settings(config, 0)
+    with gemjax.EventLog(folder.events) as log:
+        folder.save_checkpoint(Checkpoints(), None, None, log)
+    folder.note_settings(dataclasses.replace(config, epochs=90.0, learning_rate=0.5, quorum=2), 5, saved)
+    with pytest.raises(
+        RecordError, match=r"config\.json was changed: momentum is 0\.5, but was 0\.9 at the checkpoint"
+    ):
+        folder.note_settings(dataclasses.replace(config, momentum=0.5), 5, saved)
+    del saved["kept"]  # Checkpoints of earlier versions have none.
+    folder.note_settings(dataclasses.replace(config, momentum=0.5), 5, saved)
 
 
 @pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])
