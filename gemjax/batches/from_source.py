@@ -101,6 +101,14 @@ class FromSource(Wrapper):
     batch_size: dataclasses.InitVar[int | None] = None
     seed: dataclasses.InitVar[int | None] = None
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FromSource):
+            return NotImplemented
+        return self.source is other.source and (self.batches, self.threads) == (other.batches, other.threads)
+
+    def __hash__(self) -> int:
+        return hash((id(self.source), self.batches, self.threads))  # A list of rows has no hash.
+
     def __repr__(self) -> str:
         return f"FromSource({type(self.source).__name__}, {self.batches!r}, threads={self.threads})"
 

@@ -147,7 +147,7 @@ class RunFailedError(RuntimeError):
 
 
 def rejections_to_fail(num_workers: int, *, ends_unapplied: bool = False) -> int:
-    """Return the rejections in a row after which a run fails: several per worker, or one if the run ends unapplied."""
+    """Return the rejections in a row after which a run fails: several per worker, or one each if the run ends unapplied."""
     return num_workers if ends_unapplied else 3 * num_workers + 7
 
 

@@ -74,7 +74,6 @@ def check_method(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an optax transformation, such as optax.sgd(0.1), got {shown(value)}")
 
 
-# Extra arguments of updates.
 PASSED = {"worker", "staleness", "stale_params", "value", "observe", "anchors", "local_losses", "local_steps"}
 
 
@@ -86,7 +85,7 @@ def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
         raise TypeError(
             f"{getattr(tx.update, '__qualname__', 'update')} refuses extra arguments, though its type is "
             "GradientTransformationExtraArgs; let it accept **extra_args, or give optax.GradientTransformation(tx.init, "
-            "tx.update), which gets none, as for optax.contrib.sam"
+            "tx.update), which gets none, as for optax.contrib.sam without opaque_mode"
         )
     return optax.with_extra_args_support(tx)
 
@@ -94,7 +93,7 @@ def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
 def _takes_none(function: Any) -> bool:
     """Return True if ``function`` has neither ``**extra_args`` nor any name that commits or local steps pass."""
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = inspect.signature(function, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return False
     has_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

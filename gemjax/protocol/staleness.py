@@ -224,9 +224,13 @@ def require_protocol(rule: str, **needed: Any) -> None:
             )
 
 
-def _in_dtype_of(new: Any, old: Any) -> jax.Array:
-    dtype = jnp.result_type(old)
-    return new if isinstance(new, jax.Array) and new.dtype == dtype else jnp.asarray(new, dtype)
+def _in_dtype_of(new: Any, old: Any) -> Any:
+    """Return ``new`` as an array of the precision of ``old``. Other changes of type are left for the engines to refuse."""
+    found, dtype = jnp.result_type(new), jnp.result_type(old)
+    if found == dtype and isinstance(new, jax.Array):
+        return new
+    floats = all(jnp.issubdtype(one, jnp.floating) for one in (found, dtype))
+    return jnp.asarray(new, dtype) if found == dtype or floats else new
 
 
 def _static_num_workers(num_workers: Any) -> int:

@@ -126,6 +126,25 @@ def test_sources_need_no_hash(make):
     assert int(result.state.commits) == 8
 
 
+def test_the_same_source_is_compiled_once():
+    traced = []
+
+    def loss_fn(params, batch):
+        traced.append(1)
+        return jnp.mean((params - batch.mean(0)) ** 2)
+
+    source, order = list(DATA["x"]), gemjax.Epochs(np.arange(len(DATA["x"])), 4)
+    run = lambda source: gemjax.simulate(
+        GEM, loss_fn, START, FromSource(source, order), gemjax.arrivals.RoundRobin(N).trace(8)
+    )
+    run(source)
+    once = len(traced)
+    run(source)
+    assert len(traced) == once
+    run(list(source))
+    assert len(traced) > once
+
+
 def test_a_run_is_continued():
     batches = FromSource(Source(), KINDS["stream"](NUMBERS))
     begun = on_devices(batches, num_commits=10)

@@ -1,5 +1,7 @@
 """Checks of the answers of a rule: refusals, nodes, views, states and updates."""
 
+import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -172,6 +174,38 @@ def test_numpy_hyper_parameters_do_not_widen_the_state(method):
         states.append(tx.update(half, tx.init(half), half, worker=1)[1])
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert [leaf.dtype for leaf in jax.tree.leaves(states[0])] == [leaf.dtype for leaf in jax.tree.leaves(states[1])]
+
+
+@pytest.mark.parametrize(
+    ("first", "change"), [(np.int32(0), 0.5), (False, 1), (np.int8(0), np.int32(100)), (np.float32(0), 1j)]
+)
+def test_a_state_of_another_kind_is_not_rounded_to_the_first_one(first, change):
+    """Only precision is: an engine refuses an integer that becomes a float, and a loop of one's own keeps it."""
+    rule = optax.GradientTransformation(lambda params: jnp.asarray(first), lambda u, s, params=None: (u, s + change))
+    tx = gemjax.asynchronous(rule, 2)
+    state = tx.init(PARAMS)
+    for worker in (0, 1):
+        state = tx.update(PARAMS, state, PARAMS, worker=worker)[1]
+    assert state.inner_state == 2 * change
+    with pytest.raises((TypeError, ValueError), match=r"dtype|types"):
+        gemjax.simulate(
+            tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0, gemjax.Trace([0, 1, 0])
+        )
+
+
+@pytest.mark.parametrize("extra", [True, False])
+def test_the_arguments_of_a_wrapped_update_are_its_own(extra):
+    def plain(updates, state, params=None):
+        return updates, state
+
+    @functools.wraps(plain)
+    def update(updates, state, params=None, **extra_args):
+        assert "worker" in extra_args
+        return plain(updates, state, params)
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update if extra else plain)
+    with contextlib.nullcontext() if extra else pytest.raises(TypeError, match="refuses extra arguments"):
+        gemjax.asynchronous(rule, 2).update(PARAMS, gemjax.asynchronous(rule, 2).init(PARAMS), PARAMS, worker=1)
 
 
 def test_a_state_may_have_typed_keys():

@@ -34,13 +34,16 @@ class Spread(NamedTuple):
 
     @property
     def positive(self) -> bool:
-        """True if the mean is above zero by more than half of the interval; with one value, if it is above zero."""
-        return self.mean > (0 if math.isnan(self.half) else self.half)
+        """True if the mean is above zero by more than half of the interval; if that is unknown, if every value is."""
+        return self._all(lambda value: value > 0) if math.isnan(self.half) else self.mean > self.half
 
     @property
     def negative(self) -> bool:
-        """True if the mean is below zero by half of the interval; with one value, if it is not above zero."""
-        return self.mean + (0 if math.isnan(self.half) else self.half) <= 0
+        """True if the mean is below zero by half of the interval; if that is unknown, if no value is above zero."""
+        return self._all(lambda value: value <= 0) if math.isnan(self.half) else self.mean <= -self.half
+
+    def _all(self, holds: Callable[[float], bool]) -> bool:
+        return bool(self.values) and all(map(holds, self.values))
 
     def text(self, form: str = ".3g", factor: float = 1.0) -> str:
         """Return the mean and, if known, the interval.
@@ -118,9 +121,12 @@ class Measured:
         return self.excess(what, one, other).positive
 
     def excess(self, what: str, one: tuple[str, float], other: tuple[str, float]) -> Spread:
-        """Return by how much a scalar is larger at `one`, a series and its point, than at `other`, over pairs of seeds."""
-        pairs = zip(self.spread(what, *one).values, self.spread(what, *other).values, strict=True)
-        return Spread.of([a - b for a, b in pairs])
+        """Return by how much a scalar is larger at `one`, a series and its point, than at `other`, over the seeds of both."""
+        ours, others = (
+            {run.config.seed: _value(record, what) for run, record in self.records if (run.series, run.point) == place}
+            for place in (one, other)
+        )
+        return Spread.of([value - others[seed] for seed, value in ours.items() if seed in others])
 
     def diverged(self, series: str, point: float) -> int:
         """Return the number of seeds that ended with a larger training loss than they began with."""

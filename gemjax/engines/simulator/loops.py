@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -97,31 +96,6 @@ def inputs(chunk: Events, batches: Any, chunk_size: int, window: int) -> tuple:
     padded = np.full(chunk_size + 1, len(chunk.worker), np.int32)
     padded[: len(begins)] = begins
     return np.int32(len(begins)), padded, *columns
-
-
-def is_faithful(run_chunk: Callable, state: PyTree, data: PyTree, prepared: tuple) -> bool:
-    """Return True unless a compiled batch uses keys of rbg or unsafe_rbg, which draw other numbers under ``jax.vmap``.
-
-    Keys may be of the default generator, or made by batches, loss or method, or come with the model state.
-    """
-    own, *columns = prepared
-
-    def is_free(jaxpr: Any) -> bool:
-        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-        if any(
-            "rbg" in str(getattr(var.aval, "dtype", "")) for eqn in jaxpr.eqns for var in (*eqn.invars, *eqn.outvars)
-        ):
-            return False
-        parts = [part for eqn in jaxpr.eqns for part in jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program)]
-        return all(eqn.primitive.name != "rng_bit_generator" for eqn in jaxpr.eqns) and all(
-            map(is_free, filter(is_program, parts))
-        )
-
-    def is_program(part: Any) -> bool:
-        return isinstance(part, (jex.Jaxpr, jex.ClosedJaxpr))
-
-    # The call that follows finds the trace of this one.
-    return is_free(jax.make_jaxpr(run_chunk)(state, data if own is None else own, *columns))
 
 
 def windows(worker: np.ndarray, width: int) -> np.ndarray:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -22,19 +21,19 @@ from gemjax.engines.result import (
     Result,
     begin_from,
     check_rejections,
-    checked_state,
     concatenate,
     leave_result,
     rejections_to_fail,
     warn_if_diverged,
 )
+from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import chunks
+from gemjax.engines.simulator.continuing import begin, rows_of
 from gemjax.engines.simulator.loops import (
     check_positive,
     chunk_size_for,
     compiled,
     in_chunks,
-    is_faithful,
     prepare,
     width_of,
 )
@@ -98,7 +97,8 @@ def simulate(
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up
-        to 32 elsewhere. With keys of the generator rbg it is always 1, because JAX draws other numbers in a batch.
+        to 32 elsewhere. With numbers drawn by rbg or unsafe_rbg it is
+        always 1, because JAX draws others in a batch.
 
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
@@ -158,56 +158,25 @@ def simulate(
         tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, seed=seed, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local,
     ).bind(params, model_state)  # fmt: skip
-    state = _begin(transition, params, model_state, state)
+    state = begin(transition, params, model_state, state)
     warn_of_two_rates(tx, params, local)
     batches = as_batches(batches, trace.num_workers)
     batches = batches if local is None else LocalBatches(batches, local)
-    events, done = trace.events(), int(state.arrivals)
+    events = trace.events()
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
     window = min(window or _default_window(), trace.num_workers)
     # A loss or batches of a class that has == but no hash are compiled at each call.
     make = compiled if _has_hash(transition) and _has_hash(batches) else compiled.__wrapped__
-    run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 
     parts: list[History] = [history]
-    stopped, commits = False, int(events.commits[:done].sum())
-    if earlier is None and commits != (arrived := int(state.commits + state.dropped + state.rejected)):
-        raise ValueError(
-            f"state= has {arrived} commits, applied or not, in {done} arrivals, but so many arrivals of trace= have {commits}: "
-            "the trace is another one, or lacks rejected commits, as that of a run on devices does; give state=result, which "
-            "has its trace, instead of result.state"
-        )
-    if earlier is None and not _steps_agree(state, events, done):
-        raise ValueError(
-            f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps: the trace is "
-            "another one, or lacks rejected commits, as that of a run on devices does; give state=result, which has its trace, "
-            "instead of result.state"
-        )
-    # Rejected gradients of a run on devices arrive, but have no row.
-    if earlier is not None and commits != len(earlier):
-        commits = len(earlier)
-        done = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
-    if earlier is not None and trace.first(commits) != earlier:
-        raise ValueError(
-            f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
-            f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
-        )
-    if earlier is not None and (missed := _missed_pulls(state, history, events, done)):
-        raise ValueError(
-            f"state= is a Result of the first {len(earlier)} rows of trace= alone: worker {missed[0]} did not pull again, as "
-            "it did before its next commit in trace=, because that row was not there; simulate trace= from its beginning, with "
-            f"stops=[{len(earlier)}] and a callback that ends the run there, and continue that result"
-        )
+    stopped, (commits, done) = False, rows_of(state, earlier, history, trace, events)
     cuts = chunks(events, chunk_size, stops, done)
-    if window > 1 and cuts:
-        first = prepare(batches, events, width_of(chunk_size), window, cuts[0])
-        if not is_faithful(run_chunk, state, batches.data, first):
-            window = 1
-            run_chunk = make(transition, batches, width_of(chunk_size), 1, with_pulls=not events.commits.all())
-        del first
-    prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
-    running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
     try:
+        if window > 1 and cuts and not draws.are_alike(transition, batches, events, state, commits=False):
+            window = 1
+        run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
+        prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
+        running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
         for cut, state, reports in running:
             chunk = Events(*(column[slice(*cut)] for column in events))
             parts.append(_history(chunk, reports, trace))
@@ -243,50 +212,6 @@ def simulate(
 
 def _same(state: RunState) -> RunState:
     return state
-
-
-def _steps_agree(state: RunState, events: Events, done: int) -> bool:
-    """Return True if each worker's next step follows from its last one among the first `done` arrivals, if it has any."""
-    steps = np.asarray(state.step.value).copy()
-    steps[events.worker[:done]] = events.step[:done] + events.commits[:done]  # The last one counts.
-    return bool(np.array_equal(steps, state.step.value))
-
-
-def _missed_pulls(state: RunState, history: History, events: Events, done: int) -> list[int]:
-    """Return the workers whose view is older than after the first `done` arrivals."""
-    rows = np.cumsum(events.commits[:done])
-    if len(applied := history.get("applied", ())) != rows.max(initial=0):
-        if int(state.commits) != rows.max(initial=0):
-            return []  # The clock at each row is unknown: some were refused, and a bare state has no history of them.
-        applied = np.ones(int(state.commits), bool)
-    clock = np.concatenate([[0], np.cumsum(applied)])[rows]
-    pulled_at = np.asarray(state.pulled_at.value).copy()
-    pulled_at[events.worker[:done]] = clock  # The last one counts.
-    return np.flatnonzero(pulled_at > state.pulled_at.value).tolist()
-
-
-def _begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:
-    """Return a copy of the first state that may be donated and in which no array occurs twice.
-
-    All arrays are copied, because the owner of an array is unknown (a rule may begin with one of its own); one by one, so that
-    the state is never in memory twice.
-    """
-    if state is None:
-        leaves, structure = jax.tree.flatten(transition.init(params, model_state))
-    else:
-        state = checked_state(state, jax.eval_shape(transition.init, params, model_state))
-        leaves, structure = jax.tree.flatten(state)
-        # A checkpoint is loaded to the devices of its `like`, whose counters need not be where its parameters are.
-        places = [leaf.sharding for leaf in jax.tree.leaves((state.params, state)) if isinstance(leaf, jax.Array)]
-        if len({frozenset(place.device_set) for place in places}) > 1 and len(places[0].device_set) == 1:
-            leaves = [jax.device_put(leaf, places[0]) for leaf in leaves]
-    for index in range(len(leaves)):
-        leaves[index] = _copy(leaves[index])
-    return jax.tree.unflatten(structure, leaves)
-
-
-def _copy(leaf: jax.Array) -> jax.Array:
-    return jnp.array(leaf, copy=True)
 
 
 def _has_hash(value: Any) -> bool:

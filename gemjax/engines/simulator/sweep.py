@@ -16,13 +16,13 @@ from gemjax.engines.checks import check_callback, check_given, check_make, check
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
+from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import checked_stops, chunks
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import (
     check_positive,
     chunk_size_for,
     in_chunks,
-    is_faithful,
     loop,
     prepare,
     width_of,
@@ -129,8 +129,8 @@ def sweep(
       batched: compute all runs as one batch (true) or one by one (false). Default: as one batch, except on a CPU if a run has
         more than 3,000 parameters. Measured with 4 to 48 runs of GEM on two cores, the batch has 1.6 times the speed of one by
         one at 1,000 parameters, 0.6 to 1.1 at 4,000 and 0.5 to 0.7 from 10,000 to 300,000 (dense layers); a small convolutional
-        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With keys of the generator rbg they are always one by one,
-        because JAX draws other numbers in a batch.
+        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With numbers drawn by rbg or unsafe_rbg they are always
+        one by one, also with ``batched=True``, because JAX draws others in a batch.
 
     Returns:
       A :class:`gemjax.SweepResult`, with runs in the order of ``itertools.product(*over.values(), seeds)``.
@@ -205,11 +205,11 @@ def sweep(
     parts: list[Any] = []
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
+    if batched and cuts:
+        of_one = transition(lanes[0], starts[0])
+        batched = draws.are_alike(of_one, data[0], events[0], jax.eval_shape(begin, lanes[0], starts[0]), commits=True)
     compiled: Callable = in_one_batch if batched else one_by_one
     state, run_chunk = compiled(begin, step, lanes, starts)
-    if batched and cuts and not is_faithful(run_chunk, state, data[0].data, prepared(cuts[0])):
-        batched = False
-        state, run_chunk = one_by_one(begin, step, lanes, starts)
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)
     for (first, end), state, reports in running:
         parts.append(first_rows(reports, end - first))

@@ -7,7 +7,8 @@ import pytest
 from engines.problems import assert_close, assert_same_bits, distinct, every_method, late, mlp, poisoned, quadratic
 
 import gemjax
-from gemjax.engines.simulator.loops import windows
+from gemjax.engines.simulator import simulate as module
+from gemjax.engines.simulator.loops import compiled, windows
 from gemjax.protocol.trace import Trace
 
 UNEQUAL = gemjax.arrivals.Gamma(4, machine_variation=0.4).trace(40, seed=2)
@@ -70,6 +71,41 @@ def test_it_is_that_of_one_by_one_if_keys_are_not_faithful_to_batches(rbg):
         lambda rate: gemjax.gem(rate, num_workers=2), *problem, trace, {"rate": [0.05, 0.1]}, seeds=[3, 0]
     )
     assert_close(swept.params[1], expected.params, rtol=1e-6)
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_gradients_that_draw_nothing_are_computed_at_once_whatever_the_keys(rbg, monkeypatch, draws):
+    loss_fn = lambda params, state, batch, key: (
+        jnp.sum(params * (jax.random.normal(key, (3,)) if draws else 1.0)), (state, {})
+    )  # fmt: skip
+    made = []
+    monkeypatch.setattr(module, "compiled", lambda *args, **options: made.append(args[3]) or compiled(*args, **options))
+    gemjax.simulate(
+        gem(2), loss_fn, jnp.zeros(3), lambda worker, step: 0.0, gemjax.arrivals.RoundRobin(2).trace(4), window=2
+    )
+    assert made == [1 if draws else 2]
+
+
+def test_an_error_of_the_first_rows_leaves_the_result_that_it_continues():
+    class Source:
+        broken = False
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, number):
+            if self.broken:
+                raise OSError("the disk is gone")
+            return np.float32(number)
+
+    source, trace = Source(), gemjax.arrivals.RoundRobin(2).trace(8)
+    batches = gemjax.FromSource(source, batch_size=2)
+    problem = gem(2), lambda params, batch: jnp.sum(params * batch.mean()), jnp.zeros(3), batches
+    earlier = gemjax.simulate(*problem, trace.first(4), window=2)
+    source.broken = True
+    with pytest.raises(RuntimeError, match="the disk is gone") as caught:
+        gemjax.simulate(*problem, trace, state=earlier, window=2, chunk_size=4)
+    assert len(caught.value.result.trace) == 4
 
 
 @pytest.mark.parametrize("where", ["state", "batches"])

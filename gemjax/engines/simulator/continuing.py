@@ -1,0 +1,95 @@
+"""The state and the rows that a simulation begins with, or continues from."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gemjax.engines.result import History, checked_state
+from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.trace import Events, Trace
+
+PyTree = Any
+
+
+def begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:
+    """Return a copy of the first state that may be donated and in which no array occurs twice.
+
+    All arrays are copied, because the owner of an array is unknown (a rule may begin with one of its own); one by one, so that
+    the state is never in memory twice.
+    """
+    if state is None:
+        leaves, structure = jax.tree.flatten(transition.init(params, model_state))
+    else:
+        state = checked_state(state, jax.eval_shape(transition.init, params, model_state))
+        leaves, structure = jax.tree.flatten(state)
+        # A checkpoint is loaded to the devices of its `like`, whose counters need not be where its parameters are.
+        places = [leaf.sharding for leaf in jax.tree.leaves((state.params, state)) if isinstance(leaf, jax.Array)]
+        if len({frozenset(place.device_set) for place in places}) > 1 and len(places[0].device_set) == 1:
+            leaves = [jax.device_put(leaf, places[0]) for leaf in leaves]
+    for index in range(len(leaves)):
+        leaves[index] = _copy(leaves[index])
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _copy(leaf: jax.Array) -> jax.Array:
+    return jnp.array(leaf, copy=True)
+
+
+def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Trace, events: Events) -> tuple[int, int]:
+    """Return the numbers of commits and of arrivals of ``trace`` that are behind ``state``, with its trace if that is known.
+
+    Raises:
+      ValueError: if the state is not that of these first arrivals.
+    """
+    done = int(state.arrivals)
+    commits = int(events.commits[:done].sum())
+    if earlier is None and commits != (arrived := int(state.commits + state.dropped + state.rejected)):
+        raise ValueError(
+            f"state= has {arrived} commits, applied or not, in {done} arrivals, but so many arrivals of trace= have {commits}: "
+            "the trace is another one, or lacks rejected commits, as that of a run on devices does; give state=result, which "
+            "has its trace, instead of result.state"
+        )
+    if earlier is None and not _steps_agree(state, events, done):
+        raise ValueError(
+            f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps: the trace is "
+            "another one, or lacks rejected commits, as that of a run on devices does; give state=result, which has its trace, "
+            "instead of result.state"
+        )
+    # Rejected gradients of a run on devices arrive, but have no row.
+    if earlier is not None and commits != len(earlier):
+        commits = len(earlier)
+        done = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
+    if earlier is not None and trace.first(commits) != earlier:
+        raise ValueError(
+            f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
+            f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
+        )
+    if earlier is not None and (missed := _missed_pulls(state, history, events, done)):
+        raise ValueError(
+            f"state= is a Result of the first {len(earlier)} rows of trace= alone: worker {missed[0]} did not pull again, as "
+            "it did before its next commit in trace=, because that row was not there; simulate trace= from its beginning, with "
+            f"stops=[{len(earlier)}] and a callback that ends the run there, and continue that result"
+        )
+    return commits, done
+
+
+def _steps_agree(state: RunState, events: Events, done: int) -> bool:
+    """Return True if each worker's next step follows from its last one among the first `done` arrivals, if it has any."""
+    steps = np.asarray(state.step.value).copy()
+    steps[events.worker[:done]] = events.step[:done] + events.commits[:done]  # The last one counts.
+    return bool(np.array_equal(steps, state.step.value))
+
+
+def _missed_pulls(state: RunState, history: History, events: Events, done: int) -> list[int]:
+    """Return the workers whose view is older than after the first `done` arrivals."""
+    rows = np.cumsum(events.commits[:done])
+    if len(applied := history.get("applied", ())) != rows.max(initial=0):
+        if int(state.commits) != rows.max(initial=0):
+            return []  # The clock at each row is unknown: some were refused, and a bare state has no history of them.
+        applied = np.ones(int(state.commits), bool)
+    clock = np.concatenate([[0], np.cumsum(applied)])[rows]
+    pulled_at = np.asarray(state.pulled_at.value).copy()
+    pulled_at[events.worker[:done]] = clock  # The last one counts.
+    return np.flatnonzero(pulled_at > state.pulled_at.value).tolist()
