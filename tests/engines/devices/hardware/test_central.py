@@ -82,7 +82,7 @@ def test_packing_changes_no_bit(monkeypatch):
 
 
 def test_a_leaf_that_changes_its_dtype_stays_apart():
-    """The rule begins with half precision, and then keeps a sum in single precision."""
+    """The rule begins with an integer, and then keeps a sum in single precision."""
 
     def update(updates, state, params=None):
         return jax.tree.map(lambda u: -0.1 * u, updates), {
@@ -90,7 +90,7 @@ def test_a_leaf_that_changes_its_dtype_stays_apart():
             "drifts": state["drifts"] * np.float32(2),
         }
 
-    tx = optax.GradientTransformation(lambda params: {"count": jnp.int32(0), "drifts": jnp.bfloat16(1)}, update)
+    tx = optax.GradientTransformation(lambda params: {"count": jnp.int32(0), "drifts": jnp.int32(1)}, update)
     programs = programs_for(jnp.ones(3), tx)
     state = train(programs)
     assert state.opt_state.inner_state["drifts"].dtype == jnp.float32
