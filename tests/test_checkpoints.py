@@ -387,7 +387,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, w
         checkpoints.save(state, trace.first(3), wait=wait)
         checkpoints.save(state, trace.first(4), wait=wait)
         assert checkpoints.load(state)[1] == trace.first(4)
-    assert sorted(os.listdir(tmp_path)) == ["3", "4"]
+    assert sorted(name for name in os.listdir(tmp_path) if files.UNFINISHED not in name) == ["3", "4"]
     gc.collect()
 
 
@@ -409,7 +409,8 @@ def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path, wait):
         np.testing.assert_array_equal(loaded.params, params)
         checkpoints.save(state, trace, {"note": "third"}, wait=wait)
         assert checkpoints.metadata == {"note": "third"}
-        assert os.listdir(tmp_path) == ["5"]
+        # Threads of Orbax whose write has failed may still make its folder, which the next save removes.
+        assert [name for name in os.listdir(tmp_path) if files.UNFINISHED not in name] == ["5"]
     gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""Whether random numbers are the same in a batch, which is so for all of JAX's generators but rbg and unsafe_rbg."""
+"""A search for random numbers that ``jax.vmap`` changes: JAX's generators rbg and unsafe_rbg draw such."""
 
 from typing import Any
 

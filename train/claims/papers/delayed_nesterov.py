@@ -17,7 +17,7 @@ Cost (full): 30 runs, 68,664 commits of 50 gradients each at most; about twelve 
 Expected: perplexity 41.35 synchronous, 41.13 delayed with dynamic steps: a loss of 0.999 of the synchronous run's.
 Found (cpu): a momentum that is updated at every commit needs the smallest of the three rates, where the synchronous run is best
 at the largest. It ends at a test loss of 1.789 at 0.07, but at 2.12 and 2.76 at 0.2 and 0.7, where the synchronous run ends at
-1.740 and 1.715. Delayed Nesterov takes most of that back at equal rates (1.773 and 1.840). With each series at its best rate
+1.740 and 1.715. Delayed Nesterov takes most of that back at equal rates (1.778 and 1.840). With each series at its best rate
 its lead over Nesterov at every commit is within the scatter over four seeds (0.016 ± 0.018), and a commit without outer
 momentum, at 0.7, is as good (1.765). After the same number of gradients no asynchronous run comes nearer to the synchronous one
 than 2.9 % (the paper: 0.999 of its loss). Asynchronous runs take 0.40 to 0.42 of its time; at that time the synchronous run is

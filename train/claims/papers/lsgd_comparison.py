@@ -14,12 +14,12 @@ Setting (small): digits, 4 and 16 workers, 5 epochs per worker, every 8 local st
 
 Cost (full): 42 runs, 6,578,328 commits, 18.6 million gradients; about ten weeks on two cores.
 Expected: LSGD ahead of DOWNPOUR and SGD; EASGD beside it.
-Found (cpu): the final error of one worker's SGD, which that worker has after 10 epochs, is reached by LSGD after 3.2 epochs per
-worker with 4 workers and 2.8 with 16, about 1.2 times sooner than by EASGD (3.8 and 3.5). DOWNPOUR is sooner still (2.8 and
-2.2), because its 64 times as many exchanges take no time here: if an exchange took more than 0.12 (4 workers) or 0.31 (16) of a
-gradient's time, LSGD would be first. At the end LSGD is 1.9 ± 2.7 and 2.6 ± 2.9 points ahead of DOWNPOUR, whose training loss
-falls much lower, and 0.5 and 0.7 points behind EASGD, in every seed; the paper's numbers for 4 workers are as close (17.7 and
-17.6 %). Whether a gain from more workers appears in a larger network is open.
+Found (cpu): at the end LSGD is ahead of DOWNPOUR, whose training loss falls much lower, by 2.1 ± 1.1 points with 4 workers and
+2.8 ± 1.2 with 16, and of one worker's SGD by 2.8 ± 1.8 and 3.2 ± 1.2. It is 0.8 points behind EASGD with either, in every seed;
+the paper's numbers for 4 workers are as close (17.7 and 17.6 %). The final error of one worker's SGD, which that worker first
+reaches after 8 to 12 epochs, is reached by LSGD after 3.5 and 3.0 epochs per worker, by EASGD after 3.7 and 3.6. DOWNPOUR is
+sooner still (3.1 and 2.1), because its 64 times as many exchanges take no time here. The lead over DOWNPOUR does not grow from
+4 to 16 workers beyond the scatter. Whether a larger gain from more workers appears in a larger network is open.
 
 Deviations:
   1. Each worker takes exactly 64 local steps between two exchanges. In the authors' program the workers together take 64 N
