@@ -6,6 +6,7 @@ import pytest
 from test_claims import BY_NAME, measured
 
 from train.claims.papers import dc_asgd_table, delayed_nesterov
+from train.claims.results import Measured
 
 
 def accuracies(claim, scale, reached, **changes):
@@ -155,6 +156,22 @@ def test_leaders_are_ahead_at_the_published_numbers():
     behind = lambda series, n: 0.12 if series == "ResNet-20, LSGD" else published(series, n)
     assert led(claim, behind) == [False] * 3
     assert led(claim, lambda series, n: 0.9) == [False] * 3
+
+
+def test_leads_are_of_the_seeds_that_both_have():
+    """Pairs of equal seeds in any order; one seed that fails is no lead."""
+    runs = BY_NAME["delayed_nesterov"].runs["cpu"]
+    of = lambda series: [run for run in runs if (run.series, run.point) == (series, 0.2)]
+    one, other = of(delayed_nesterov.SYNC), of(delayed_nesterov.PLAIN)
+    losses = {one[0]: 3.0, one[1]: 5.0, other[1]: 4.5, other[0]: 2.0}
+    places = (one[0].series, 0.2), (other[0].series, 0.2)
+    excess = lambda rows: Measured("cpu", [(run, {"test_loss": loss, "diagnostics": {}}) for run, loss in rows]).excess(
+        "test_loss", *places
+    )
+    assert excess(losses.items()).values == (1.0, 0.5)
+    assert excess(list(losses.items())[1:]).values == (0.5,)
+    assert not excess((losses | {one[0]: math.inf, other[1]: 6.0}).items()).positive
+    assert excess((losses | {one[0]: math.inf}).items()).positive
 
 
 def test_a_lead_inside_the_scatter_over_seeds_decides_nothing():
