@@ -228,7 +228,7 @@ class Transition(WorkerStep):
 def _strongly_typed(leaf: Any) -> jax.Array:
     """Return an array whose type does not yield to that of others, as that of ``jnp.asarray(0.5)`` does.
 
-    A run would lose a weak type on its way, and a loss would go on in another precision.
+    A weak type ends with the first compiled call, after which a loss would be computed in another precision.
     """
     leaf = jnp.asarray(leaf)
     return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf

@@ -20,8 +20,7 @@ def are_alike(transition: Transition, batches: Any, events: Events, state: RunSt
     that of ``jax.eval_shape``; of the batches one is read.
     """
     one = Events(*(column[:1] for column in events))
-    selection = jax.tree.map(lambda column: column[:1], select(batches, one.worker, one.step, one.draw))
-    own, selection = batches.gather(selection)
+    own, selection = batches.gather(select(batches, one.worker, one.step, one.draw))
 
     def arrive(state: RunState, data: Any, worker: Any, step: Any, selection: Any):
         store, join, shared = slots.split(state)

@@ -29,14 +29,7 @@ from gemjax.engines.result import (
 from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
-from gemjax.engines.simulator.loops import (
-    check_positive,
-    chunk_size_for,
-    compiled,
-    in_chunks,
-    prepare,
-    width_of,
-)
+from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps

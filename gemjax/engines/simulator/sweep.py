@@ -19,14 +19,7 @@ from gemjax.engines.result import History
 from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import checked_stops, chunks
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
-from gemjax.engines.simulator.loops import (
-    check_positive,
-    chunk_size_for,
-    in_chunks,
-    loop,
-    prepare,
-    width_of,
-)
+from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
