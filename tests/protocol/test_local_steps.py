@@ -15,6 +15,7 @@ from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.simulator import loops
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol.checks import PASSED
 from gemjax.protocol.local_steps import displacements
 
 SGD = optax.sgd(0.1)
@@ -480,3 +481,24 @@ def test_equal_local_steps_find_the_compiled_program():
     for _ in range(2):  # Other ones compile, once.
         run(LocalSteps(sgd, [1, 3, 3, 2]), problem, tx=tx)
     assert loops.compiled.cache_info().misses == misses + 1
+
+
+def test_the_known_names_of_extra_arguments_are_those_that_a_run_passes():
+    """A rule that takes one of them by name, without ``**extra_args``, is not refused."""
+    passed = set()
+
+    def update(updates, state, params=None, **extra_args):
+        passed.update(extra_args)
+        return updates, state
+
+    spy = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    tx = optax.chain(gemjax.downpour(num_workers=2), gemjax.asynchronous(spy, 2))
+    gemjax.simulate(
+        tx,
+        lambda params, batch: jnp.sum(params**2),
+        jnp.ones(2),
+        lambda worker, step: 0.0,
+        gemjax.Trace([0, 1, 0]),
+        local=gemjax.LocalSteps(optax.chain(optax.sgd(0.1), spy), period=2),
+    )
+    assert passed == PASSED

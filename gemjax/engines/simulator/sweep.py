@@ -1,30 +1,27 @@
 """Simulated runs over a grid of hyper-parameters and seeds, in one compiled program."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from gemjax.batches.checks import checked_key_seed
-from gemjax.batches.functions import Computed
 from gemjax.batches.local import LocalBatches
-from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import check_callback, check_given, check_make, check_untraced, ends_run, warn_of_two_rates
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
 from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import checked_stops, chunks
+from gemjax.engines.simulator.grid import batches_of, grid, of_each, paired, stacked, traces_of
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.trace import Events, Trace, check_trace
+from gemjax.protocol.trace import Events, Trace
 
 PyTree = Any
 
@@ -149,13 +146,13 @@ def sweep(
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise TypeError(f"seeds must be a sequence of ints, got {shown(seeds)}; give [{shown(seeds)}]")
     seeds, stops = list(seeds), checked_stops(stops).tolist()
-    points = _grid(over, seeds)
+    points = grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(seeds)].tolist()
-    traces = _traces(trace, each)
+    traces = traces_of(trace, each)
     first = {name: points[name][0].item() for name in names}
     steps = local(**first) if callable(local) else local
-    data = _batches(batches, each, traces[0].num_workers)
+    data = batches_of(batches, each, traces[0].num_workers)
     if batched is not None:
         check_bool("batched", batched)
     else:
@@ -176,7 +173,7 @@ def sweep(
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
     lanes = [(np.int64(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
-    runs, starts = len(lanes), _each(params, each)
+    runs, starts = len(lanes), of_each(params, each)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
     if steps is not None:
@@ -193,7 +190,7 @@ def sweep(
         return run(state, shared if rows is None else rows, length, *columns)
 
     def prepared(cut: tuple[int, int]) -> tuple:
-        return None, [prepare(one, of, width_of(chunk_size), 1, cut) for of, one in _paired(events, data)]
+        return None, [prepare(one, of, width_of(chunk_size), 1, cut) for of, one in paired(events, data)]
 
     parts: list[Any] = []
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
@@ -217,103 +214,6 @@ def sweep(
     return SweepResult(points, state, _history(events, parts, traces, runs if isinstance(trace, PerSeed) else 0))
 
 
-def _each(value: Any, seeds: Sequence[int]) -> list:
-    """Return a list with one value per seed, or with the one value of all seeds."""
-    return [value.make(seed) for seed in seeds] if isinstance(value, PerSeed) else [value]
-
-
-def _batches(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
-    """Return a list with the batches of each seed, or with the one value of all seeds.
-
-    Raises:
-      ValueError: if the seeds do not share their data or function.
-    """
-    found = [as_batches(one, num_workers) for one in _each(batches, seeds)]
-    sources = [[one.fn] if isinstance(one, Computed) else jax.tree.leaves(one.data) for one in found]
-    for seed, source in zip(seeds, sources, strict=False):
-        if [id(leaf) for leaf in source] != [id(leaf) for leaf in sources[0]]:
-            raise ValueError(
-                f"the batches of seeds {seeds[0]} and {seed} have different data or functions; with PerSeed they must select "
-                "from the same arrays, created once outside of it (as in gemjax.Epochs(data, 32, seed)); otherwise call sweep "
-                "once per seed"
-            )
-    return found
-
-
-def _paired(ones: list, others: list) -> list[tuple]:
-    """Return pairs of the values of each seed, where either list may hold one value for all seeds."""
-    count = max(len(ones), len(others))
-    return [(ones[k % len(ones)], others[k % len(others)]) for k in range(count)]
-
-
-def _stacked(values: list, runs: int) -> PyTree:
-    """Return one tree per seed as one tree with an axis of runs, in which seeds vary fastest."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves)[np.arange(runs) % len(leaves)], *values)
-
-
-def _traces(trace: Trace | PerSeed, seeds: Sequence[int]) -> list[Trace]:
-    """Return a list with the trace of each seed, or with the one trace of all seeds.
-
-    Raises:
-      ValueError: if the traces cannot be run side by side.
-    """
-    traces = _each(trace, seeds)
-    for one in traces:
-        check_trace(one)
-    for seed, one in zip(seeds, traces, strict=False):
-        if different := _difference(traces[0], one):
-            raise ValueError(
-                f"the traces of seeds {seeds[0]} and {seed} cannot be run side by side: {different}; traces must have equal "
-                "lengths, numbers of workers and positions of late pulls; otherwise call sweep once per seed"
-            )
-    return traces
-
-
-def _difference(one: Trace, other: Trace) -> str:
-    """Return the reason why two traces cannot be run side by side; empty if they can."""
-    if (len(one), one.num_workers) != (len(other), other.num_workers):
-        return f"{len(one)} commits of {one.num_workers} workers, {len(other)} of {other.num_workers}"
-    first, second = one.events().commits, other.events().commits
-    if np.array_equal(first, second):
-        return ""
-    if len(first) != len(second):  # Every late pull is an arrival of its own.
-        return f"{np.sum(~first)} late pulls (apart from their workers' commits), {np.sum(~second)}"
-    place = np.argmax(first != second)
-    return f"a late pull after {np.sum(first[:place])} commits in only one of them"
-
-
-def _grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
-    """Return the product of all values, or of all points with the seeds, as one column per name."""
-    listed = not isinstance(over, Mapping)
-    if listed:
-        over = _columns(list(over))
-    if "seed" in over:
-        raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
-    if single := [name for name, values in over.items() if np.ndim(values) != 1]:
-        raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
-    columns = {name: list(values) for name, values in over.items()} | {"seed": [checked_key_seed(one) for one in seeds]}
-    wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
-    if wrong:
-        raise ValueError(
-            f"only numbers can be swept, but {', '.join(wrong)} has other values; run one sweep for each of them"
-        )
-    if empty := [name for name, values in columns.items() if not values]:
-        raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
-    repeated = columns.pop("seed")
-    points = zip(*columns.values(), strict=True) if listed else itertools.product(*columns.values())
-    rows = [(*point, seed) for point, seed in itertools.product(points, repeated)]
-    return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*columns, "seed"])}
-
-
-def _columns(points: list[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return points with the same names as one column per name."""
-    if not points or not points[0]:
-        raise ValueError("nothing to try: over= needs at least one point with one value")
-    if different := [point for point in points if point.keys() != points[0].keys()]:
-        raise ValueError(f"all points of over= need the names {', '.join(points[0])}; got {', '.join(different[0])}")
-    return {name: [point[name] for point in points] for name in points[0]}
-
-
 def _history(events: list[Events], parts: list, traces: list[Trace], runs: int) -> History:
     """Return the columns of all runs; ``runs`` is the number of runs with traces of their own, which is all or none."""
     if not parts:
@@ -326,6 +226,6 @@ def _history(events: list[Events], parts: list, traces: list[Trace], runs: int) 
     ]
     cut = [{name: column[: len(made)][made] for name, column in one.items()} for one in shared]
     own = {name: getattr(reports, name) for name in ("loss", "staleness", "pulled_at", "applied", "dropped")}
-    return (_stacked(cut, runs) if runs else cut[0]) | {
+    return (stacked(cut, runs) if runs else cut[0]) | {
         name: column[:, made] for name, column in (own | reports.metrics).items()
     }

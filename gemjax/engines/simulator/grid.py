@@ -1,0 +1,113 @@
+"""The runs of a sweep: the points of its grid, and the traces and batches of its seeds."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from gemjax.batches.checks import checked_key_seed
+from gemjax.batches.functions import Computed
+from gemjax.batches.rows import as_batches
+from gemjax.engines.per_seed import PerSeed
+from gemjax.protocol.trace import Trace, check_trace
+
+PyTree = Any
+
+
+def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
+    """Return the product of all values, or of all points with the seeds, as one column per name."""
+    listed = not isinstance(over, Mapping)
+    if listed:
+        over = _columns(list(over))
+    if "seed" in over:
+        raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
+    if single := [name for name, values in over.items() if np.ndim(values) != 1]:
+        raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
+    columns = {name: list(values) for name, values in over.items()} | {"seed": [checked_key_seed(one) for one in seeds]}
+    wrong = [name for name, values in over.items() if not np.issubdtype(np.asarray(values).dtype, np.number)]
+    if wrong:
+        raise ValueError(
+            f"only numbers can be swept, but {', '.join(wrong)} has other values; run one sweep for each of them"
+        )
+    if empty := [name for name, values in columns.items() if not values]:
+        raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
+    repeated = columns.pop("seed")
+    points = zip(*columns.values(), strict=True) if listed else itertools.product(*columns.values())
+    rows = [(*point, seed) for point, seed in itertools.product(points, repeated)]
+    return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*columns, "seed"])}
+
+
+def _columns(points: list[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return points with the same names as one column per name."""
+    if not points or not points[0]:
+        raise ValueError("nothing to try: over= needs at least one point with one value")
+    if different := [point for point in points if point.keys() != points[0].keys()]:
+        raise ValueError(f"all points of over= need the names {', '.join(points[0])}; got {', '.join(different[0])}")
+    return {name: [point[name] for point in points] for name in points[0]}
+
+
+def of_each(value: Any, seeds: Sequence[int]) -> list:
+    """Return a list with one value per seed, or with the one value of all seeds."""
+    return [value.make(seed) for seed in seeds] if isinstance(value, PerSeed) else [value]
+
+
+def batches_of(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
+    """Return a list with the batches of each seed, or with the one value of all seeds.
+
+    Raises:
+      ValueError: if the seeds do not share their data or function.
+    """
+    found = [as_batches(one, num_workers) for one in of_each(batches, seeds)]
+    sources = [[one.fn] if isinstance(one, Computed) else jax.tree.leaves(one.data) for one in found]
+    for seed, source in zip(seeds, sources, strict=False):
+        if [id(leaf) for leaf in source] != [id(leaf) for leaf in sources[0]]:
+            raise ValueError(
+                f"the batches of seeds {seeds[0]} and {seed} have different data or functions; with PerSeed they must select "
+                "from the same arrays, created once outside of it (as in gemjax.Epochs(data, 32, seed)); otherwise call sweep "
+                "once per seed"
+            )
+    return found
+
+
+def paired(ones: list, others: list) -> list[tuple]:
+    """Return pairs of the values of each seed, where either list may hold one value for all seeds."""
+    count = max(len(ones), len(others))
+    return [(ones[k % len(ones)], others[k % len(others)]) for k in range(count)]
+
+
+def stacked(values: list, runs: int) -> PyTree:
+    """Return one tree per seed as one tree with an axis of runs, in which seeds vary fastest."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves)[np.arange(runs) % len(leaves)], *values)
+
+
+def traces_of(trace: Trace | PerSeed, seeds: Sequence[int]) -> list[Trace]:
+    """Return a list with the trace of each seed, or with the one trace of all seeds.
+
+    Raises:
+      ValueError: if the traces cannot be run side by side.
+    """
+    traces = of_each(trace, seeds)
+    for one in traces:
+        check_trace(one)
+    for seed, one in zip(seeds, traces, strict=False):
+        if different := _difference(traces[0], one):
+            raise ValueError(
+                f"the traces of seeds {seeds[0]} and {seed} cannot be run side by side: {different}; traces must have equal "
+                "lengths, numbers of workers and positions of late pulls; otherwise call sweep once per seed"
+            )
+    return traces
+
+
+def _difference(one: Trace, other: Trace) -> str:
+    """Return the reason why two traces cannot be run side by side; empty if they can."""
+    if (len(one), one.num_workers) != (len(other), other.num_workers):
+        return f"{len(one)} commits of {one.num_workers} workers, {len(other)} of {other.num_workers}"
+    first, second = one.events().commits, other.events().commits
+    if np.array_equal(first, second):
+        return ""
+    if len(first) != len(second):  # Every late pull is an arrival of its own.
+        return f"{np.sum(~first)} late pulls (apart from their workers' commits), {np.sum(~second)}"
+    place = np.argmax(first != second)
+    return f"a late pull after {np.sum(first[:place])} commits in only one of them"
