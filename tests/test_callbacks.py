@@ -187,6 +187,7 @@ def test_loading_without_a_checkpoint_raises(tmp_path):
         BestCheckpoint(tmp_path, metric()).load(LIKE)
 
 
+@pytest.mark.slow
 def test_a_run_can_be_continued_from_its_best_checkpoint(tmp_path):
     """Equal bit for bit in the simulator; on devices, with the trace up to that commit."""
     metric_of = {10: 3.0, 20: 1.0, 30: 2.0}

@@ -58,6 +58,7 @@ def test_a_checkpoint_may_be_loaded_while_it_is_replaced(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["5"]
 
 
+@pytest.mark.slow
 def test_the_files_of_a_killed_process_are_removed_but_not_those_of_a_running_one(tmp_path, monkeypatch):
     code = f"""
 import sys
@@ -216,6 +217,7 @@ os._exit(0)  # As if it were killed.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_that_was_forked_during_a_write_neither_keeps_the_lock_nor_waits_for_the_write(tmp_path, monkeypatch):
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]

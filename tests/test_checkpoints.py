@@ -50,6 +50,7 @@ def test_state_and_trace_are_restored_and_the_run_continues_bit_for_bit(tmp_path
     assert int(rest.opt_state[1].clock) == 40
 
 
+@pytest.mark.slow
 def test_a_simulation_with_parameters_on_another_device_than_the_first_continues_from_a_checkpoint(tmp_path):
     params, trace = jax.device_put(PARAMS, jax.devices()[1]), arrivals.Gamma(3).trace(12)
     half, whole = (gemjax.simulate(method(), LOSS, params, BATCHES, part) for part in (trace.first(6), trace))
@@ -297,6 +298,7 @@ def test_a_checkpoint_under_another_number_is_refused(tmp_path):
         checkpoints.load(like())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path, engine):
     """The checkpoint holds the state at the save, although later commits reuse its buffers."""
@@ -371,6 +373,7 @@ def files_that_may_not_grow():
 
 
 # When failed threads of Orbax are collected, their event loop may be closed already.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, wait):
@@ -573,6 +576,7 @@ def test_a_ruined_state_is_not_saved(bad, tmp_path):
     np.testing.assert_array_equal(checkpoints.load(state)[0].params["w"], np.ones(3))
 
 
+@pytest.mark.slow
 def test_a_write_in_the_background_is_finished_before_the_process_ends(tmp_path):
     code = f"""
 import sys

@@ -118,6 +118,7 @@ def damages(path, content):
     yield replace_by_folder
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_any_file_damaged_is_refused_in_one_line_or_loads_what_was_saved(damaged, capfd, caplog):
     has_digests = (damaged / "5" / files.DIGESTS).exists()
     refused = 0
@@ -137,6 +138,7 @@ def test_a_checkpoint_with_any_file_damaged_is_refused_in_one_line_or_loads_what
     assert_silent(damaged, capfd, caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["5", "5/state", "5/state/d", "5/state/ocdbt.process_0", "5/state/array_metadatas"])
 def test_a_file_in_place_of_a_folder_or_an_empty_one_is_refused_in_one_line(damaged, name, capfd, caplog):
     shutil.rmtree(damaged / name)
@@ -149,6 +151,7 @@ def test_a_file_in_place_of_a_folder_or_an_empty_one_is_refused_in_one_line(dama
     assert_silent(damaged, capfd, caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_renamed_key_in_metadata_is_refused_in_one_line_or_does_not_matter(damaged, most, capfd, caplog):
     """One key at a time: the first of each name in a file, or four of them; the others are of other arrays."""
@@ -220,6 +223,7 @@ def test_damaged_metadata_of_an_earlier_checkpoint_do_not_matter(damaged):
     assert sorted(os.listdir(damaged)) == ["6", "7"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [files.METADATA, "state/manifest.ocdbt"])
 def test_a_refusal_ends_a_process_with_one_line(saved, tmp_path, name):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
@@ -272,6 +276,7 @@ def test_digests_of_another_kind_are_damage(saved, tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_arrays_without_elements_train_and_are_restored(tmp_path, engine):
     params = {"x": jnp.ones(3), "none": jnp.zeros((2, 0, 4), jnp.bfloat16), "keys": jnp.zeros(0)}

@@ -103,6 +103,7 @@ def test_a_plain_optax_optimizer_runs_unchanged():
     np.testing.assert_allclose(result["x"], params["x"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_quadratic_has_the_documented_curvature_and_noise():
     loss_fn, params, batches = quadratic(dimension=5, condition=100.0, noise=0.5, seed=3)
     hessian = jax.hessian(loss_fn)(params, jnp.zeros(5))["x"]["x"]

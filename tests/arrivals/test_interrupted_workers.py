@@ -43,6 +43,7 @@ def test_an_interrupted_gradient_repeats_its_step_at_a_newer_view():
     assert 20 < late < model.interruptions(400).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
 def test_the_law_holds_for_interrupted_runs(x64, local):
     loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)

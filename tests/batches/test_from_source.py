@@ -73,6 +73,7 @@ def on_devices(batches, num_commits=24, tx=GEM, num_workers=N, **options):
     return gemjax.run_on_devices(tx, loss_fn, START, batches, num_commits, num_workers=num_workers, **options)
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize(
     ("kind", "threads"),
@@ -85,6 +86,7 @@ def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
     np.testing.assert_array_equal(found.history["loss"], expected.history["loss"])
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):

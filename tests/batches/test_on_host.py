@@ -46,6 +46,7 @@ def assert_same_run(found, expected):
         np.testing.assert_array_equal(found.history[name], column, err_msg=name)
 
 
+@pytest.mark.slow
 @every_kind
 def test_the_run_is_that_of_data_on_the_device(batches):
     assert_same_run(run(OnHost(batches)), run(batches))
@@ -107,6 +108,7 @@ def test_a_sweep():
     np.testing.assert_array_equal(found.history["rows"], expected.history["rows"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "shards"])
 def test_on_devices(kind):
     """Each gradient's batch comes to the device of its worker; the run replays with data on the device."""

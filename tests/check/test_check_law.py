@@ -39,6 +39,7 @@ class Slow(gemjax.testing.Faults):
             self.changed.notify_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
     [

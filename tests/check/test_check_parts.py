@@ -49,6 +49,7 @@ def test_a_check_that_passes(quick_parts, capsys, tmp_path):
     assert len(figures["speed"]) == len(speed.MODELS)
 
 
+@pytest.mark.slow
 def test_a_law_that_is_violated(quick_parts, capsys, monkeypatch):
     """A simulator that does nothing is found by the real check of the law, used here for one method."""
     real = law.check_law

@@ -209,6 +209,7 @@ def test_complex_parameters_are_refused_before_anything_is_computed(engine, tx):
         run(engine, lambda params, batch: jnp.sum(jnp.abs(params["z"] - batch) ** 2), params, tx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_complex_parameters_can_be_given_as_two_real_arrays(engine):
     loss_fn = lambda params, batch: jnp.sum(jnp.abs(jax.lax.complex(*params) - (batch + 1j * batch)) ** 2)

@@ -74,6 +74,7 @@ def test_the_same_trace_gives_the_same_parameters(make, x64):
     assert_the_law(result, make, problem, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reading", ["code", "algorithm"])
 def test_a_worker_that_is_retried_before_any_commit_has_pulled_once(reading, x64):
     """Its second pull is at the same clock and in no row of the trace; for a lone worker this always holds."""
@@ -107,6 +108,7 @@ def drop_in_front_of_gem(num_workers):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -127,6 +129,7 @@ def test_it_holds_when_the_method_refuses_commits(make, x64):
     assert_the_law(result, make, problem, rtol=1e-10, refused=True)
 
 
+@pytest.mark.slow
 def test_it_holds_for_samples_of_several_versions(x64):
     problem, make = samples_of_several_versions(), lambda n: gemjax.asgd(0.05, num_workers=n)
     result = on_devices(make, problem, num_commits=30, gate=Abreast(WORKERS))
@@ -145,6 +148,7 @@ def test_it_holds_in_single_precision():
     assert_the_law(on_devices(make, problem, gate=Abreast(WORKERS)), make, problem, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [pytest.param(False, marks=pytest.mark.slow), True], ids=["latest", "average"])
 def test_it_holds_for_the_model_state(average, x64):
     problem, make = mlp(jnp.float64), lambda n: gemjax.asgd(0.05, num_workers=n)
@@ -171,6 +175,7 @@ def test_it_holds_around_transformations_that_do_not_step_every_time(x64):
     np.testing.assert_array_equal(simulated.history["pulled_at"], result.trace.pulled_at)
 
 
+@pytest.mark.slow
 def test_another_trace_gives_other_parameters(x64):
     """Otherwise the law would hold trivially."""
     problem, make = mlp(jnp.float64), lambda n: gemjax.asgd(0.05, num_workers=n)
@@ -179,6 +184,7 @@ def test_another_trace_gives_other_parameters(x64):
     assert np.abs(first["in"]["w"] - second["in"]["w"]).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_parameters_of_a_weak_type_have_one_precision_all_along():
     """``jnp.asarray(0.5)`` yields to bfloat16, and a number that a program returned does not."""
 

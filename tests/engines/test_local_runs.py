@@ -130,6 +130,7 @@ def rows_of(at, trace, periods=PERIODS):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_a_rejected_commit_never_happened(kind, x64):
     """Any local step that is not finite leaves the central variable and the local optimizer unchanged."""
@@ -146,6 +147,7 @@ def test_a_rejected_commit_never_happened(kind, x64):
     assert_close(result.state.view, missing.state.view, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_dropped_commit_never_happened(x64):
     trace, given = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60), problem("float64")
     reports = []
@@ -170,6 +172,7 @@ def test_a_dropped_commit_never_happened(x64):
     assert_close(locals_of(result), locals_of(missing), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_commit_that_is_not_finite_and_refused_counts_as_rejected():
     """Each commit counts once, and the method's count of refusals is that of the engine."""
     trace = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60)
@@ -191,6 +194,7 @@ def test_a_run_cannot_continue_with_another_local_optimizer():
             simulated(local=local, state=state)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_local_optimizers(tmp_path):
     run = functools.partial(simulated, chunk_size=12)
     whole = run()
@@ -275,6 +279,7 @@ def test_a_retired_worker_keeps_its_local_optimizer(x64):
     assert_the_law(result, given, pulls=False)
 
 
+@pytest.mark.slow
 def test_a_drop_on_devices_restores_the_local_optimizer(tmp_path, x64):
     given, reports = problem("float64"), []
     bad = poisoned(given, [(0, 3)])
@@ -328,6 +333,7 @@ def numbers(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_local_optimizers_never_leave_their_workers():
     """Gradients, views and the central variable contain no part of them; a worker receives one number more."""
     placement = gemjax.place(WORKERS)

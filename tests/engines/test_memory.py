@@ -66,6 +66,7 @@ def live_bytes():
     return sum(array.nbytes for array in jax.live_arrays())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [gemjax.gem, gemjax.asgd])
 def test_a_run_keeps_one_state_from_the_start(make, monkeypatch):
     """There is at most one more array at the start, and the caller's parameters are kept."""

@@ -61,6 +61,7 @@ def assert_states_close(actual, desired, rtol=1e-10):
     assert_close(keys.as_data(actual.view), keys.as_data(desired.view), rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tx", "options"),
     [
@@ -102,6 +103,7 @@ def test_windows_and_sweeps_accept_it():
     assert_close(found, keys.as_data(one_by_one.model_state), 1e-5)
 
 
+@pytest.mark.slow
 def test_only_floats_are_averaged():
     """Counters and keys are those of the commit; a mean of two counters would be meaningless."""
     given, trace = problem(), gemjax.arrivals.RoundRobin(N).trace(9)
@@ -113,6 +115,7 @@ def test_only_floats_are_averaged():
     assert not np.allclose(latest["mean"], average["mean"], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_run_continues_from_its_checkpoint_bit_for_bit(tmp_path, wait):
     given, trace = problem(), gemjax.arrivals.Gamma(N).trace(20)
@@ -137,6 +140,7 @@ def test_a_checkpoint_with_other_keys_is_refused(tmp_path):
             checkpoints.load(like(given.model_state | {"stream": jax.random.key(3, impl="rbg")}))
 
 
+@pytest.mark.slow
 def test_a_run_on_devices_continues_from_a_checkpoint(tmp_path):
     given = problem()
     first = on_devices(given, 10)

@@ -21,6 +21,7 @@ def ones(worker, step):
     return jnp.ones(4) * step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tx", "expected"),
     [

@@ -87,6 +87,7 @@ def test_one_large_gradient_does_not_ruin_the_central_variable(name, window):
     assert_as_without(BY_NAME[name], trace, result)
 
 
+@pytest.mark.slow
 @every_method("gem", "lsgd", only=lambda row: not row.refuses)
 def test_a_gradient_near_the_largest_number_is_rejected(make):
     """Shared rows are as before, too."""
@@ -120,6 +121,7 @@ def test_the_devices_reject_the_same_commits():
     assert_close(result.params, run(make, problem, result.trace).params, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False])
 def test_the_runs_of_a_sweep_reject_the_same_commits(batched):
     trace = gemjax.arrivals.Gamma(4).trace(24, seed=2)
@@ -163,6 +165,7 @@ def test_a_commit_whose_next_view_overflows_is_rejected():
         assert int(spiked_run(ahead(1e9), 1e12)[1].state.rejected) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("applied", [True, False])
 def test_a_rejected_commit_leaves_every_bit_of_the_shared_rows(applied):
     make = BY_NAME["yellowfin"]

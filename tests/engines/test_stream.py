@@ -194,6 +194,7 @@ def test_a_run_continued_on_devices_continues_the_stream():
     assert_replays(rest, batches=SPOILT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commits", [20, pytest.param(33, marks=pytest.mark.slow)])
 def test_a_replay_is_continued_on_devices(commits):
     """The replay lacks the draws of rejected gradients; still no batch is used twice, and the trace is valid."""
@@ -207,6 +208,7 @@ def test_a_replay_is_continued_on_devices(commits):
     assert_replays(again, batches=SPOILT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, N])
 def test_a_run_on_devices_is_continued_in_the_simulator(workers):
     """Rejected gradients arrive, but have no row in the trace."""

@@ -26,6 +26,7 @@ def swept(tx):
     return gemjax.sweep(lambda kappa: tx, *QUADRATIC[:3], TRACE, {"kappa": [1.0]}, local=LOCAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enter", [simulated, on_devices, swept])
 def test_two_learning_rates_are_warned_of(enter):
     message = (

@@ -13,6 +13,7 @@ DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 SHAPES = ((), (1,), (7,), (300, 20), (5, 4, 3, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_numbers_are_finite(dtype):
     largest = [sign * jnp.full(shape, jnp.finfo(dtype).max, dtype) for shape in SHAPES for sign in (1, -1)]
@@ -20,6 +21,7 @@ def test_the_largest_numbers_are_finite(dtype):
     assert all_finite(largest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_number_that_is_not_finite_is_found_anywhere(dtype):
     find = jax.jit(all_finite)

@@ -141,6 +141,7 @@ def in_gemjax(tx, order):
     return np.stack(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "method"),
     [
@@ -248,6 +249,7 @@ def muon(rate):
     return optax.chain(optax.partition(by_kind, {"w": "matrix", "b": "vector"}), optax.scale(-rate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", "muon"])
 def test_ringmaster_interrupts_late_workers(x64, name):
     """The trace has the interruptions; the rule is then plain ASGD, and a threshold of its own refuses nothing."""

@@ -34,6 +34,7 @@ def method(delay, alpha):
     return tx, (3 - delay, delay) * 5 if delay else (3,) * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", FIXTURES)
 def test_fixture(number):
     (delay, alpha), local, outer = FIXTURES[number]

@@ -53,6 +53,7 @@ def test_clipping_in_front_of_a_method_is_clipping_what_it_sees(x64, row):
     assert np.isclose(norms, CLIP).sum() > 5
 
 
+@pytest.mark.slow
 @clipped
 def test_a_clipped_method_keeps_the_law(x64, row):
     problem = problems.quadratic()
@@ -211,6 +212,7 @@ def test_a_staleness_schedule_is_no_ordinary_one(make):
         tx.update(jnp.zeros(1), state, jnp.zeros(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [lambda steps: steps, lambda steps: steps.gradient_transformation()], ids=["own", "plain"]
 )

@@ -13,6 +13,7 @@ import gemjax
 TRACE = gemjax.Trace(ORDER, num_workers=NUM_WORKERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alias", "window"), [(gemjax.downpour, 1), (gemjax.agn, 4)], ids=["downpour", "agn"])
 def test_equals_the_reference(x64, alias, window):
     expected = reference.downpour(THETA_0, grad, ORDER, eta=0.05, tau=4, window=window)
@@ -20,6 +21,7 @@ def test_equals_the_reference(x64, alias, window):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", [gemjax.downpour, gemjax.agn])
 def test_with_a_period_of_one_it_is_asgd(x64, alias):
     expected, _ = run(gemjax.asgd(0.05, NUM_WORKERS))
@@ -38,6 +40,7 @@ def test_with_one_worker_it_is_its_local_optimizer(x64):
     np.testing.assert_allclose(found, np.stack(expected)[2::3], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_agn_divides_by_each_workers_own_period(x64):
     """In dynamic local updates worker i has a period of i + 1."""
     local = gemjax.LocalSteps(optax.sgd(0.05), (1, 2, 3, 4, 5))

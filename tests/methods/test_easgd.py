@@ -18,6 +18,7 @@ def easgd(strength=0.3, **keywords):
     return gemjax.easgd(num_workers=NUM_WORKERS, strength=strength, **keywords)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "delta"), [(1, 0.0), (4, 0.0), (3, 0.9)])
 def test_equals_the_reference(x64, tau, delta):
     expected, positions = reference.easgd(THETA_0, grad, ORDER, eta=0.05, tau=tau, alpha=0.3, delta=delta)

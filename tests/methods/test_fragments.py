@@ -161,6 +161,7 @@ def test_the_largest_exchange_falls_with_the_number_of_fragments():
     np.testing.assert_allclose(totals, [6, 1, 2], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_look_ahead_inside_a_fragment_is_that_of_the_method(x64):
     """HeLoCo in one fragment is HeLoCo; in two, the view of a fragment is ahead by its own momentum."""
     atom = gemjax.align_with_momentum(0.4, 0.6)

@@ -26,6 +26,7 @@ def positions(result):
     return np.stack([ravel_pytree(jax.tree.map(lambda x, w=w: x[w], views))[0] for w in range(WORKERS)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keywords", "names"),
     [
@@ -54,6 +55,7 @@ def test_equals_the_reference(x64, keywords, names):
     assert len(set(led.tolist())) == WORKERS  # Otherwise the leader never changes and the test is empty.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "period"), [(1, 1), (2, 1), (2, 3)])
 def test_the_proximal_extension_equals_the_reference(x64, groups, period):
     """Run with Nesterov's momentum, as in the extension's experiments."""
@@ -69,6 +71,7 @@ def test_the_proximal_extension_equals_the_reference(x64, groups, period):
     np.testing.assert_allclose(found, expected[1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_in_step_it_is_the_collective_exchange(x64, groups):
     """Workers of unequal speeds meet at a barrier; none pulls before all have committed."""
@@ -90,6 +93,7 @@ def pulled_by_all(result):
     return np.stack([ravel_pytree(view)[0] for view in views])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [1, 2])
 def test_in_step_the_proximal_extension_is_that_of_the_authors_program(x64, period):
     """All workers store the same global leader, and only at a global exchange."""
@@ -101,6 +105,7 @@ def test_in_step_the_proximal_extension_is_that_of_the_authors_program(x64, peri
     np.testing.assert_allclose(pulled_by_all(run_locally(method, local, trace)[1]), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_without_group_pulls_groups_make_no_difference(x64):
     """With equal periods the authors' program switches the group pull off and has one leader for all."""
     methods = (
@@ -163,6 +168,7 @@ def test_at_strength_one_workers_continue_from_the_leader(x64):
     np.testing.assert_allclose(positions(result)[ORDER[-1]], found[-1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_one_worker_it_is_its_local_optimizer(x64):
     found, _ = run_locally(gemjax.lsgd(), gemjax.LocalSteps(optax.sgd(0.05), 2), gemjax.Trace([0] * 20))
     x = THETA_0
@@ -171,6 +177,7 @@ def test_with_one_worker_it_is_its_local_optimizer(x64):
     np.testing.assert_allclose(found[-1], x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_rejected_displacement_leaves_no_trace(x64):
     """One is the first of its worker, one is in the middle; leaders, positions and losses are those of a run without them."""
     local = gemjax.LocalSteps(optax.sgd(0.05))

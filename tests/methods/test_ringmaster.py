@@ -70,6 +70,7 @@ def test_the_default_threshold_is_the_number_of_workers(x64):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_there_is_always_progress(batch_size):
     """While all commits are refused, the clock stops, so that further commits are not stale."""
@@ -181,6 +182,7 @@ def test_a_scheduled_threshold_is_that_of_its_commit():
     assert moved == [True, False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [math.inf, jnp.int32(1000)], ids=["number", "array"])
 @pytest.mark.parametrize("engine", [gemjax.simulate, gemjax.run_on_devices])
 def test_a_result_continues_with_another_threshold(engine, threshold):

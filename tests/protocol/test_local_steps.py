@@ -270,6 +270,7 @@ def test_keys_are_those_of_seed_worker_and_local_step(period):
     np.testing.assert_allclose(result.history["u"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_a_period_of_one_downpour_is_asgd():
     """There are keys, model state, late pulls and missing steps."""
     given, local, rate = quadratic_with_dropout(), LocalSteps(optax.sgd(0.05)), gemjax.asgd(0.05, num_workers=4)
@@ -448,6 +449,7 @@ def test_a_method_without_anchors_is_refused_when_it_runs():
     run(local, tx=gemjax.lsgd(num_workers=4, anchors=True))
 
 
+@pytest.mark.slow
 def test_anchors_are_those_of_the_last_pull():
     """Worker 1 leads at 5 from its first commit on; worker 0 is pulled there only after its next pull."""
     targets = jnp.array([[1.0], [5.0]])

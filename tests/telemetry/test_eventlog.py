@@ -233,6 +233,7 @@ def mixed_log(tmp_path_factory):
     return lines
 
 
+@pytest.mark.slow
 def test_the_log_of_a_continued_run_can_be_read(mixed_log, tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"".join(mixed_log))

@@ -22,6 +22,7 @@ def closed():
     os.close(writer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["--help"], ["sweep", "--help"]])
 def test_a_broken_pipe_ends_the_help_silently(argv, closed):
     command = [sys.executable, "-m", "train", *argv]

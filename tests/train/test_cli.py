@@ -187,6 +187,7 @@ def test_resuming_from_a_damaged_configuration_is_answered_in_one_line(tmp_path,
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_memory_and_leaves_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["--engine", "simulate", "--method", "gem", "--workers", "100", "--dry-run"]) == 0
@@ -276,6 +277,7 @@ def test_a_dry_run_needs_no_data(capsys, tmp_path):
     assert "but MNIST is not prepared yet and no --manual-dir is given" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])
 @pytest.mark.parametrize("large", [["--workers", "1000000"], ["--epochs", "1e12"]], ids=["state", "trace"])
 def test_a_run_that_cannot_fit_is_refused_before_a_trace_or_a_folder_is_made(how, large, capsys, tmp_path, monkeypatch):

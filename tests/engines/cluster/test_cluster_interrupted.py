@@ -32,6 +32,7 @@ def fake(monkeypatch):
     return fake
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"compression": "int8"}, {"central_hosts": 2}], ids=str)
 def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
     """Worker 1 is held in its first step of five until it is called back; it makes no second one and sends no gradient."""

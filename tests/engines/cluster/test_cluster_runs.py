@@ -256,6 +256,7 @@ def test_without_ray_the_error_names_the_command(monkeypatch):
         gemjax.Cluster(2)
 
 
+@pytest.mark.slow
 def test_ray_is_imported_on_demand():
     code = "import sys, gemjax; print('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

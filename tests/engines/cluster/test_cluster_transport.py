@@ -64,6 +64,7 @@ def test_a_run_replays_and_its_workers_are_named(fake, tmp_path):
     assert (cycles["network"] <= cycles["ready"] - cycles["dispatch"] + 2e-6).all()
 
 
+@pytest.mark.slow
 def test_states_of_local_optimizers_travel(fake):
     local = gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), period=(1, 2, 3))
     result = run(tx=gemjax.downpour(num_workers=N), local=local)
@@ -239,6 +240,7 @@ def test_the_readers_of_the_actors_end_with_the_run(fake, failing):
             assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_equal_views_are_put_once(fake):
     """Under a quorum of all workers, those that pull the same version share one object."""
     size = LARGE // 4 + 1
@@ -270,6 +272,7 @@ def test_an_error_of_an_actor_keeps_its_type_and_traceback(fake):
     assert any("the traceback of the actor" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compression", "size"), [(None, 4), ("bfloat16", 2), ("int8", 1)])
 def test_gradients_may_be_rounded_without_a_lasting_error(fake, compression, size, tmp_path):
     """A constant small gradient beside a large one, which int8 alone would round to zero, moves its parameter on average."""
@@ -284,6 +287,7 @@ def test_gradients_may_be_rounded_without_a_lasting_error(fake, compression, siz
     np.testing.assert_allclose(result.params[:2], [-6.0, -0.018], rtol=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["bfloat16", "int8"])
 def test_the_rounding_of_a_rejected_gradient_is_not_added_to_the_next_one(fake, compression):
     batches = lambda worker, step: jnp.where((worker == 1) & (step == 2), 3e37, 1.0)
@@ -300,6 +304,7 @@ def test_an_unknown_compression_is_refused(fake):
         gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 8, compression="zip")
 
 
+@pytest.mark.slow
 def test_large_arrays_travel_apart(fake, monkeypatch):
     """Only small arrays are copied into one vector."""
     monkeypatch.setattr("gemjax.engines.cluster.programs.LARGE", 0)

@@ -510,6 +510,7 @@ def test_float64_stays_float64(x64):
     assert_close(result.params, replay(result, problem).params, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_trees_of_several_dtypes_cross_devices(x64):
     params = {"a": jnp.ones(3, jnp.float64), "b": jnp.ones((2, 2), jnp.float32), "c": jnp.float32(2.0)}
 

@@ -39,6 +39,7 @@ def test_the_law_holds(make, x64):
     assert_the_law(result, make, problem, rtol=1e-10, refused=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", [None, pytest.param(gemjax.LocalSteps(optax.adam(0.02), (1, 2, 3, 2)), id="local")])
 def test_ringmaster_then_refuses_nothing(local, x64, tmp_path):
     """The log is complete and in order, and its interruptions are those of the history."""
@@ -62,6 +63,7 @@ def test_ringmaster_then_refuses_nothing(local, x64, tmp_path):
     assert (cycles["time"] >= cycles["dispatch"]).all()
 
 
+@pytest.mark.slow
 def test_local_steps_have_the_settings_of_the_calling_thread():
     """The loss draws from its key, by a setting that holds in this thread alone."""
     _, params, batches = quadratic()[:3]

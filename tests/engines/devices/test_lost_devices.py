@@ -49,6 +49,7 @@ def kinds(path):
     return [event["event"] for event in gemjax.eventlog.read(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tx", "local"), [(ASGD, None), (DOWNPOUR, LOCAL)], ids=["gradients", "local steps"])
 @pytest.mark.parametrize("name", ["send", "_settled"])
 def test_a_view_that_cannot_be_sent_once_is_sent_again(name, tx, local, monkeypatch, tmp_path):
@@ -224,6 +225,7 @@ def test_when_nothing_can_be_read_the_run_fails_with_its_result():
     assert 0 < len(failure.value.result.trace) < 60
 
 
+@pytest.mark.slow
 def test_a_run_continues_without_a_worker_that_has_no_more_periods(tmp_path):
     """Worker 0 has a device of its own, so that its program is compiled with its batch."""
     local = gemjax.LocalSteps(optax.sgd(0.02), period=[[2] * 3, [2] * 40, [2] * 40, [2] * 40])

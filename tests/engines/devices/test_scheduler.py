@@ -29,6 +29,7 @@ def run(num_commits=60, tx=GEM, num_workers=4, **options):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [0, 1, 5])
 def test_pacing_bounds_the_staleness(bound):
     result = run(policy=gemjax.Policy(max_staleness=bound))
@@ -45,6 +46,7 @@ def test_a_quorum_of_all_is_a_barrier():
     np.testing.assert_array_equal(result.trace.pulled_at, np.repeat(np.arange(15) * 4, 4))
 
 
+@pytest.mark.slow
 def test_a_quorum_continues_without_a_slow_worker():
     """Worker 3 never finishes its second step: the rounds of the three others continue, with exactly the quorum."""
     first = run(4, policy=gemjax.Policy(quorum=4))
@@ -470,6 +472,7 @@ def test_gradients_beyond_the_last_commit_are_used_when_one_is_refused():
     assert (~result.history["applied"]).sum() >= 1
 
 
+@pytest.mark.slow
 def test_the_clock_of_the_roster_is_that_of_the_central_variable(monkeypatch):
     """Between callbacks commits count before their reports are read; rejected ones are taken back."""
     rosters, differences, call = [], [], Scheduler.call

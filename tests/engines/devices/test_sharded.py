@@ -55,6 +55,7 @@ def test_a_sharded_central_variable_follows_the_law(method):
     assert result.params["w"].sharding == in_parts(placement.central, (24, 16))
 
 
+@pytest.mark.slow
 def test_each_of_eight_devices_holds_an_eighth():
     """Every worker's copy and memory are also sharded, from the first commit to the last."""
     devices = jax.devices()
@@ -81,6 +82,7 @@ def test_each_of_eight_devices_holds_an_eighth():
                 programs.deliver(worker)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_no_other_copy_of_what_is_sharded():
     """Neither the default device, where the state is made, nor the given parameters keep a copy."""
     devices = jax.devices()
@@ -111,6 +113,7 @@ def _held():
     return held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("central", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_of_several_devices_share_their_batches(central):
     placement = gemjax.place(3, "dedicated", worker_devices=2, central_devices=central)

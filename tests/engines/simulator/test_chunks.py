@@ -70,6 +70,7 @@ def test_at_a_stop_the_parameters_are_those_of_so_many_commits():
         np.testing.assert_array_equal(seen[commits], alone.params["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"stops": [1]}, {"stops": [3, 11, 12]}, {"stops": [10], "chunk_size": 3}])
 def test_stops_change_no_bit(options):
     whole, cut = run(MLP), run(MLP, **options)

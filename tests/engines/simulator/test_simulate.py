@@ -107,6 +107,7 @@ def test_plain_optax_optimizers_are_wrapped(tx):
 # --- Determinism
 
 
+@pytest.mark.slow
 @every_method("gem", only=distinct)
 def test_the_same_run_twice_is_the_same_to_the_bit(make):
     first, second = (run(MLP, make, LATE, diagnostics=["gap"]) for _ in range(2))
@@ -114,6 +115,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(make):
     assert_same_bits(first.history, second.history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chunk_size", [1, 7, 1000, 10**12]
 )  # The last: all in one call, and no room for more than that.
@@ -133,6 +135,7 @@ print(np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tob
 """
 
 
+@pytest.mark.slow
 def test_another_process_computes_the_same_bits():
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env={"JAX_PLATFORMS": "cpu"}
@@ -284,6 +287,7 @@ def test_params_are_not_donated():
 # --- Rejections
 
 
+@pytest.mark.slow
 @every_method("gem", only=lambda row: distinct(row) and not row.refuses)
 @pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_a_commit_that_is_not_finite_does_not_happen(make, kind, x64):
@@ -534,6 +538,7 @@ def stacked_copies(hlo: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @every_method("gem", "adam-per-worker", "lsgd-groups", only=distinct)
 @pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, True)])
 def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):

@@ -44,6 +44,7 @@ def test_every_run_is_that_of_the_simulator(x64, batched):
             np.testing.assert_allclose(found, column, rtol=1e-8, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [gem, lambda rate: gemjax.one_step_delay(rate, 0.9, 4)], ids=["gem", "one_step_delay"])
 def test_parameters_in_half_precision_are_swept(make):
     """A rate multiplies them as a number does, and makes no single precision of them."""
@@ -57,6 +58,7 @@ def test_parameters_in_half_precision_are_swept(make):
     )
 
 
+@pytest.mark.slow
 def test_local_steps_are_swept(x64):
     problem, local = quadratic(), gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 2)
 
@@ -68,6 +70,7 @@ def test_local_steps_are_swept(x64):
     assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_local_steps_of_a_point_are_swept(x64):
     """The learning rate of the workers' own optimizer is one of the hyper-parameters."""
     problem = quadratic()
@@ -78,6 +81,7 @@ def test_local_steps_of_a_point_are_swept(x64):
     assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
 def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64, batched):
     """Each run is that of the simulator with what its seed makes."""
@@ -99,6 +103,7 @@ def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64, batched):
     assert one.history["time"].shape == one.history["loss"].shape == (2, 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "expected"), [(lanes.BATCHED_ON_CPU, "in_one_batch"), (lanes.BATCHED_ON_CPU + 1, "one_by_one")]
 )

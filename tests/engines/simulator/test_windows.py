@@ -62,6 +62,7 @@ def rbg():
     jax.config.update("jax_default_prng_impl", before)
 
 
+@pytest.mark.slow
 def test_it_is_that_of_one_by_one_if_keys_are_not_faithful_to_batches(rbg):
     loss_fn = lambda params, state, batch, key: (jnp.sum(params * jax.random.normal(key, (3,))), (state, {}))
     problem, trace = (loss_fn, jnp.zeros(3), lambda worker, step: 0.0), gemjax.arrivals.RoundRobin(2).trace(8)
@@ -108,6 +109,7 @@ def test_an_error_of_the_first_rows_leaves_the_result_that_it_continues():
     assert len(caught.value.result.trace) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["state", "batches"])
 def test_it_is_that_of_one_by_one_for_keys_of_the_users_own(where):
     def loss_fn(params, key, batch, own):
@@ -135,6 +137,7 @@ def test_it_is_that_of_one_by_one_for_a_quick_problem(x64):
             assert_close(one.state, expected.state, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [1, 7, 40])
 def test_the_chunk_size_does_not_matter(x64, chunk_size):
     """The end of a chunk may cut a window."""
@@ -149,6 +152,7 @@ def test_a_run_continued_within_a_window_is_the_run_that_did_not_stop(x64):
     assert_close(run(quadratic(), gem, UNEQUAL, window=4, state=begun.state).state, expected.state, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_window_is_never_wider_than_there_are_workers():
     trace = Trace([0, 1, 0, 1])
     assert_same_bits(run(quadratic(), gem, trace, window=64).state, run(quadratic(), gem, trace, window=2).state)

@@ -82,6 +82,7 @@ def test_a_network_is_measured_against_the_machine(monkeypatch, tmp_path, capsys
     assert "nothing is compared" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_many_leaves_are_compared_with_few(monkeypatch):
     monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))
     console = Console(record=True, width=200)
@@ -139,6 +140,7 @@ def test_every_arrival_model_is_timed():
     assert all(rate > 0 for rate in figures.values())
 
 
+@pytest.mark.slow
 def test_the_flops_of_a_network_agree_with_the_mathematics():
     """Two operations per multiplication, forward and for both gradients; the first layer has no gradient of its input."""
     layers = [784 * 256, 256 * 128, 128 * 10]

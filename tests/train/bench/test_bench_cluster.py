@@ -20,6 +20,7 @@ def test_the_network_has_the_size_that_is_asked_for(size):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == pytest.approx(size, rel=0.005)
 
 
+@pytest.mark.slow
 def test_the_parameter_server_takes_the_steps_of_gemjax():
     """One worker after the other, both are plain SGD."""
     loss_fn, params, batch = bench_cluster.make_network(8_000)

@@ -66,6 +66,7 @@ def test_a_file_without_such_figures_is_refused_in_one_line(tmp_path, capsys, te
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_what_its_command_prints():
     text = PAGE.read_text(encoding="utf-8")
     (command,) = re.findall(r"^python -m train bench scale(.*?)(?: +#.*)?$", text, re.MULTILINE)

@@ -25,6 +25,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_report_has_a_row_per_host(folder):
     text = folder.report.read_text(encoding="utf-8")
     (table,) = re.findall(r"<h2>Hosts</h2>.*?</table>", text, re.DOTALL)
@@ -39,6 +40,7 @@ def test_the_report_has_a_row_per_host(folder):
     assert "Transferred: 1 MiB per view, 256 KiB per gradient." in text
 
 
+@pytest.mark.slow
 def test_a_run_on_one_host_has_no_table_of_hosts(tmp_path):
     folder = make_run(tmp_path / "run", free(rounds=4))
     report.write_report(folder)

@@ -36,6 +36,7 @@ def make_run(path, events, config=None, metrics=3):
     return folder
 
 
+@pytest.mark.slow
 def test_the_page_has_the_bibtex_of_the_method(folder):
     assert "@article{hermans2018gradient," in folder.report.read_text(encoding="utf-8")
 

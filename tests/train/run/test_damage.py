@@ -251,12 +251,14 @@ def test_a_log_that_differs_from_the_trace_of_the_checkpoint_is_refused(folder, 
     )
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_continues(folder):
     without_checksums(folder)
     assert cli.main(LONGER) == 0
     assert folder.finished(40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [b'{"event":"com', bytes(4096), b""])
 def test_damage_behind_the_checkpoint_is_removed(folder, tail):
     """A crash may cut a line; after a power cut, the file system may show NUL bytes."""

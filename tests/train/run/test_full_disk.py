@@ -61,6 +61,7 @@ def checkpoints_in(folder):
     return sorted(int(name) for name in os.listdir(RunFolder(folder).checkpoints_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["at once", "in the background"])
 def test_a_failed_checkpoint_is_reported_and_the_run_goes_on(tiny, failing, how, capsys):
     failing[22] = how
@@ -77,6 +78,7 @@ def test_a_failed_checkpoint_is_reported_and_the_run_goes_on(tiny, failing, how,
     assert checkpoints_in("run") == [11, COMMITS]
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_checkpoint_fails_continues_from_the_previous_one(tiny, failing, capsys):
     assert cli.main([*tiny[:-1], tiny[-1], "--out", "whole"]) == 0
     failing[COMMITS] = "in the background"
@@ -97,6 +99,7 @@ def test_a_run_whose_last_checkpoint_fails_continues_from_the_previous_one(tiny,
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_its_first_checkpoint_if_all_others_fail(tiny, failing, capsys):
     failing |= dict.fromkeys((11, 22, COMMITS), "at once")
     assert cli.main(tiny) == 1
@@ -121,6 +124,7 @@ def test_a_run_whose_first_checkpoint_fails_ends_before_its_first_commit(tiny, f
     assert RunFolder("run").finished(COMMITS)
 
 
+@pytest.mark.slow
 def test_a_run_whose_event_log_finds_the_disk_full_can_be_resumed(tiny, monkeypatch, capsys):
     write, remaining = gemjax.EventLog.write, [25]
 

@@ -141,6 +141,7 @@ class EndedError(BaseException):
     """End of the process, in a test."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["poll", "finish"])
 def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
     moment, monkeypatch, tmp_path, capfd, tmp_path_factory

@@ -99,6 +99,7 @@ def test_a_simulation_is_evaluated_after_exactly_so_many_commits(tiny, small):
     assert folder.read_metrics()["commits"].tolist() == [7, 14, 21, 28, 33]
 
 
+@pytest.mark.slow
 def test_a_simulation_is_evaluated_every_so_many_virtual_seconds(tiny, small):
     """Three workers with one gradient per second make about six commits in two seconds."""
     folder, _, _ = run(dataclasses.replace(small, engine="simulate", eval_every=0, eval_seconds=2.0))
@@ -128,6 +129,7 @@ def test_no_checkpoint_is_overwritten(tiny, small, monkeypatch):
     assert saved == [0, 11, 22, 33]
 
 
+@pytest.mark.slow
 def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
     """The simulator divides a run evenly: its pieces of 8 commits were saved in pairs, every 16 or 17 commits."""
     folder, _, _ = run(
@@ -137,6 +139,7 @@ def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
         assert checkpoints.commits == [0, 10, 20, 30, 33]
 
 
+@pytest.mark.slow
 def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
     config = dataclasses.replace(small, engine="simulate", checkpoint_every=11, epochs=0.5)
     folder, _, _ = run(config)
@@ -148,6 +151,7 @@ def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
     assert "warning: " not in output
 
 
+@pytest.mark.slow
 def test_a_resumed_run_notes_its_changed_settings(tiny, small):
     config = dataclasses.replace(small, engine="simulate", epochs=0.5)
     folder, _, _ = run(config)
@@ -160,6 +164,7 @@ def test_a_resumed_run_notes_its_changed_settings(tiny, small):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_a_run_computes_in_its_precision(tiny, small, x64):
     folder, _, _ = run(dataclasses.replace(small, engine="simulate", x64=x64, epochs=0.3))
@@ -170,6 +175,7 @@ def test_a_run_computes_in_its_precision(tiny, small, x64):
     assert jnp.zeros(1).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_a_simulation_continues_after_commits_that_were_dropped(tiny, small):
     config = dataclasses.replace(small, engine="simulate", method="ringmaster", epochs=0.5)
     folder, first, _ = run(config)
@@ -191,6 +197,7 @@ def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
     assert written == [3]
 
 
+@pytest.mark.slow
 def test_a_warning_of_a_run_is_a_line_on_the_terminal(tiny, small):
     output = run(dataclasses.replace(small, engine="devices", central="colocated"))[2]
     assert output.count("warning: the central variable shares its device with worker 0: ") == 1
@@ -273,6 +280,7 @@ def test_an_interrupted_simulation_continues_bit_for_bit(tiny, small, monkeypatc
     assert list(eventlog.read(folder.events)) == list(eventlog.read(whole.events))
 
 
+@pytest.mark.slow
 def test_policy_and_placement_of_a_run_come_from_flags(tiny, small):
     flags = {"max_staleness": 1, "deadline": 60.0, "central_devices": 2, "worker_devices": 2}
     folder, summary, _ = run(dataclasses.replace(small, **flags))
@@ -307,6 +315,7 @@ def test_a_quorum_of_all_workers_is_a_barrier(tiny, small):
     np.testing.assert_array_equal(eventlog.trace_of(folder.events, 3).pulled_at, np.repeat(np.arange(11) * 3, 3))
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_saves_its_commits(tiny, small, monkeypatch):
     """All workers fail in their fifth step; the earlier commits are in a checkpoint, from which the run continues."""
     with monkeypatch.context() as patched, Faults().fail(0, 4).fail(1, 4).fail(2, 4) as faults:
@@ -380,6 +389,7 @@ def test_a_run_interrupted_before_the_first_commit_can_be_resumed(tiny, small, m
     assert run(small, folder)[1]["finished"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("seconds", "expected"), [(1e-9, [0, 11, 22, 33]), (0.0, [0, 33]), (1e6, [0, 33])])
 def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, seconds, expected):
@@ -426,6 +436,7 @@ def test_the_commits_before_an_error_are_saved(tiny, small, monkeypatch, engine)
     assert len(eventlog.trace_of(folder.events, 3)) == 33
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_result_of_an_error_s_cause_is_saved(tiny, small, monkeypatch, lost):
     """It is not saved if the log has lost commits, as on a full disk."""
@@ -572,6 +583,7 @@ class Normalised(nn.Module):
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
 def test_a_run_trains_saves_and_evaluates_with_batch_statistics(monkeypatch, small, engine):
     """They change, are in the checkpoint, and are used by the evaluation."""

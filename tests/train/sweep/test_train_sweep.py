@@ -158,6 +158,7 @@ def test_a_sweep_learns(small):
     assert len({row["test_loss"] for row in rows}) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("method", ["gem", pytest.param("lsgd", marks=pytest.mark.slow)])
 def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
@@ -265,6 +266,7 @@ def test_the_table_marks_rates_at_the_edge_and_what_has_learned_nothing(small):
     assert "↑" not in sweep_table.table(rows[:3]).caption
 
 
+@pytest.mark.slow
 def test_a_run_diverged_if_its_training_loss_says_so(small):
     """The test data play no part."""
     grid = dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.0, 0.02, 1e30), seeds=(3,))

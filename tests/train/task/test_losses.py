@@ -33,6 +33,7 @@ def raw_batch(seed, size, shape):
     }
 
 
+@pytest.mark.slow
 def test_dropout_is_off_outside_training_and_at_rate_zero():
     batch, key = raw_batch(1, 4, (28, 28, 1)), jax.random.key(0)
     cases = [(0.5, False), (0.0, True), (0.5, True)]
@@ -65,6 +66,7 @@ def test_normalise():
     np.testing.assert_allclose(out, [-0.1307 / 0.3081, (1 - 0.1307) / 0.3081], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_loss_hands_the_model_state_through_and_reports_accuracy():
     params, batch = digits_params(), raw_batch(2, 16, (8, 8, 1))
     loss_fn = jax.jit(make_loss(image_rows(DigitsCNN(), 0.5, 0.25, 255.0)))
@@ -76,6 +78,7 @@ def test_loss_hands_the_model_state_through_and_reports_accuracy():
     assert metrics["accuracy"] == (logits.argmax(-1) == batch["label"]).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [7, 1000])
 def test_evaluate_counts_every_image_once(chunk):
     params = digits_params()
@@ -156,6 +159,7 @@ class Normalised(nn.Module):
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 
+@pytest.mark.slow
 def test_batch_statistics_are_model_state_that_training_moves_and_evaluation_uses():
     params, begun = init(Normalised(), jax.random.key(0), (4, 4, 1))
     batch, rows = raw_batch(6, 8, (4, 4, 1)), image_rows(Normalised(), 0.5, 0.25, 255.0)

@@ -51,6 +51,7 @@ def some(method):
     return method if method in FAST else pytest.param(method, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", list(map(some, METHODS)))
 def test_a_schedule_acts_from_its_epoch_on(method):
     plain, decayed = train(configured(method)), train(configured(method, decay_epochs=(1.0,), decay_factor=0.01))
@@ -82,6 +83,7 @@ def test_a_cosine_of_local_steps_counts_those_of_the_worker():
     np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", list(map(some, METHODS)))
 def test_weight_decay_acts(method):
     """Without a gradient only the decay moves the weights, towards zero."""

@@ -48,6 +48,7 @@ def test_a_network_with_statistics_on_colour_images(colours):
     assert (other["Convolution_0"]["kernel"] != made.params["Convolution_0"]["kernel"]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "pad"), [("resnet20", 4), pytest.param("cnn7", 2, marks=pytest.mark.slow)])
 def test_images_are_shifted_as_far_as_the_network_sees(colours, monkeypatch, model, pad):
     seen = []
@@ -84,6 +85,7 @@ def test_a_network_that_does_not_fit_what_was_read_is_refused(colours, monkeypat
         make_task(dataclasses.replace(colours, model="cnn7", depth=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("cifar100", 275_572), ("tiny_shakespeare", 1_246_848)])
 def test_parameters_are_known_before_the_data_are_there(name, count):
     shapes = parameter_shapes(Config(dataset=name))

@@ -16,6 +16,7 @@ N = 3
 TRACE = gemjax.arrivals.Gamma(N, machine_variation=0.4).trace(20, seed=3).worker.tolist()
 
 
+@pytest.mark.slow
 @every_method("asgd", "gem", "dc-asgd")
 def test_a_divided_commit_is_the_commit_as_one_program(make, x64):
     run = Divided(make(N), mlp(jnp.float64), N, make.local)
@@ -29,6 +30,7 @@ def test_a_divided_commit_is_the_commit_as_one_program(make, x64):
         run.moves_on(worker, divided[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [np.nan, 1e200])
 def test_a_commit_that_one_part_cannot_take_is_applied_in_none(size, x64):
     """The gradient of one leaf ruins that leaf; the others have finite numbers."""
@@ -96,6 +98,7 @@ def test_a_state_that_changes_its_type_is_refused():
         Divided(tx, MATRICES, N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [

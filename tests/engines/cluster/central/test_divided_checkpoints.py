@@ -50,6 +50,7 @@ def saving(checkpoints, at, *, wait=True, seen=None):
     return callback
 
 
+@pytest.mark.slow
 def test_each_actor_writes_and_reads_its_own_arrays(fake, x64, tmp_path):
     """Any engine loads the checkpoint, and any number of actors continues from it, without large arrays in the driver."""
     seen, checkpoints = [], gemjax.Checkpoints(tmp_path)
@@ -73,6 +74,7 @@ def test_each_actor_writes_and_reads_its_own_arrays(fake, x64, tmp_path):
     assert_replays(whole, GEM, MATRICES)
 
 
+@pytest.mark.slow
 def test_actors_read_a_checkpoint_of_an_engine_on_one_host(fake, x64, tmp_path):
     first = gemjax.simulate(GEM, *MATRICES[:3], gemjax.arrivals.Gamma(N).trace(6, seed=0))
     checkpoints = gemjax.Checkpoints(tmp_path)
@@ -101,6 +103,7 @@ def test_parameters_that_are_not_finite_are_found_where_they_are(fake, x64, tmp_
     assert checkpoints.commits == []
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_actor_while_it_writes_leaves_the_last_checkpoint(fake, x64, tmp_path):
     checkpoints, commits = gemjax.Checkpoints(tmp_path), []
 
@@ -122,6 +125,7 @@ def test_the_loss_of_an_actor_while_it_writes_leaves_the_last_checkpoint(fake, x
     assert_replays(run(GEM, MATRICES, 12, state=state, recorded=trace), GEM, MATRICES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("path", "unfinished"), ("path",)], ids=["before", "after"])
 def test_a_part_on_a_host_of_its_own_file_system_is_refused(names, fake, x64, tmp_path, monkeypatch):
     """It is refused before it is written, so that retries do not fill the disk, if that host has no such folder."""

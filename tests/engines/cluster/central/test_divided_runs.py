@@ -47,6 +47,7 @@ def test_no_large_array_passes_through_the_driver(fake, x64):
         assert all(array.size <= division.SMALL for array in sent), method
 
 
+@pytest.mark.slow
 def test_the_first_state_is_made_by_the_actors(fake, x64):
     """The driver holds parameters, and sends each of them once; before it held the views of all workers, too."""
     workers, held = 16, []
@@ -63,6 +64,7 @@ def test_the_first_state_is_made_by_the_actors(fake, x64):
     assert min(held) < 2 * size(MATRICES.params)
 
 
+@pytest.mark.slow
 def test_the_method_s_state_stays_in_the_actors(fake, x64):
     """It is read on request, and from one run to the next it does not pass through the driver."""
     kept = []
@@ -88,6 +90,7 @@ def test_the_method_s_state_stays_in_the_actors(fake, x64):
     assert_replays(second, GEM, MATRICES)
 
 
+@pytest.mark.slow
 def test_states_of_local_optimizers_travel(fake, x64):
     problem = mlp(jnp.float64)
     local, tx = gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), 2), gemjax.downpour(num_workers=N)
@@ -97,6 +100,7 @@ def test_states_of_local_optimizers_travel(fake, x64):
     assert_replays(result, tx, problem, local=local)
 
 
+@pytest.mark.slow
 def test_keys_in_both_states(fake, x64):
     """Typed keys travel as integers."""
     problem = quadratic_with_dropout("float64")
@@ -116,6 +120,7 @@ def test_keys_in_both_states(fake, x64):
     assert (jax.random.key_data(result.model_state["key"]) == jax.random.key_data(replay.model_state["key"])).all()
 
 
+@pytest.mark.slow
 def test_a_lost_worker_returns(fake, x64):
     lost, one_by_one = [], threading.Lock()
 
@@ -132,6 +137,7 @@ def test_a_lost_worker_returns(fake, x64):
     assert len(lost) == 1
 
 
+@pytest.mark.slow
 def test_an_actor_of_the_central_variable_that_ends_ends_the_run(fake, x64):
     """The caller continues from the state that it has."""
     problem, saved, rounds = mlp(jnp.float64), [], []
@@ -150,6 +156,7 @@ def test_an_actor_of_the_central_variable_that_ends_ends_the_run(fake, x64):
     assert_replays(run(GEM, problem, len(trace) + 8, state=state, recorded=trace), GEM, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["leaf", "receive"])
 def test_the_loss_of_a_part_is_one_of_the_central_variable_wherever_it_is_seen(fake, x64, call):
     """Not a fault of the worker whose gradient arrives, and no error of the callback that reads parameters."""

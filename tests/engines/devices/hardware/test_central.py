@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from engines.problems import assert_same_bits
 
 import gemjax
@@ -36,6 +37,7 @@ def sizes(packed):
     return {dtype: vector.size for dtype, vector in packed.vectors.items()}, [leaf.size for leaf in packed.apart]
 
 
+@pytest.mark.slow
 def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
     few, many = (
         programs_for({str(leaf): jnp.ones(120 // leaves) for leaf in range(leaves)}, gemjax.gem(0.1, num_workers=2))
@@ -48,6 +50,7 @@ def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
     assert sizes(many.central.slots[0]) == sizes(few.central.slots[0])
 
 
+@pytest.mark.slow
 def test_a_large_leaf_stays_apart_and_in_place():
     programs = programs_for({"large": jnp.ones(LARGE), "small": jnp.ones(LARGE - 1)}, gemjax.asgd(0.1, 2))
     before = programs.central.shared.apart[0].unsafe_buffer_pointer()
@@ -57,6 +60,7 @@ def test_a_large_leaf_stays_apart_and_in_place():
     assert programs.central.shared.apart[0].unsafe_buffer_pointer() == before
 
 
+@pytest.mark.slow
 def test_packing_changes_no_bit(monkeypatch):
     params = {
         "half": jnp.linspace(0, 1, 7, dtype=jnp.bfloat16),

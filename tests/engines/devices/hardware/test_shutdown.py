@@ -22,6 +22,7 @@ print(len(result.trace))
 """
 
 
+@pytest.mark.slow
 def test_a_program_ends_normally_though_a_worker_still_computes():
     done = subprocess.run([sys.executable, "-c", ENDS_EARLY], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "40\n"), done.stderr

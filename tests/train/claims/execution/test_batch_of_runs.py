@@ -42,6 +42,7 @@ def runs(method, rates=(0.01, 0.1), seeds=(0, 1), **changes):
     return [Run(f"{method}, {config.learning_rate:g}", config.workers, config) for config in configs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
@@ -67,6 +68,7 @@ def test_a_run_beside_others_has_the_record_that_it_has_alone(method, changes):
         assert beside["evaluations"]["commits"] == alone["evaluations"]["commits"]
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_all_numbers_have_the_records_that_they_have_alone():
     points = [{"learning_rate": 0.01, "kappa": 2.0}, {"learning_rate": 0.1, "momentum": 0.5}]
     several = [
@@ -80,6 +82,7 @@ def test_runs_that_differ_in_all_numbers_have_the_records_that_they_have_alone()
         assert beside["final_loss"] < alone["initial_train_loss"]
 
 
+@pytest.mark.slow
 def test_runs_with_pre_training_begin_where_one_worker_ended():
     one, other = (
         dataclasses.replace(run, pretraining=2.0) for run in runs("downpour", rates=(0.1,), local_optimizer="adamw")
@@ -93,6 +96,7 @@ def test_runs_with_pre_training_begin_where_one_worker_ended():
     assert len({run.key("1") for run in (one, longer, dataclasses.replace(one, pretraining=0.0))}) == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_so_without_the_others():
     both = runs("momentum_asgd", (0.01, 1e9), (0,), epochs=3.0)
     calm, wild = record_together(both, {})
@@ -108,6 +112,7 @@ def test_a_run_that_fails_does_so_without_the_others():
     assert wild["rejected"] >= 3 * BASE.workers + 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "fails"), [(1e18, False), (1e30, True)])
 def test_a_short_run_fails_as_it_does_alone(rate, fails):
     wild = runs("momentum_asgd", (0.01, rate), (0,), epochs=0.15)[1]

@@ -85,6 +85,7 @@ def test_a_simulation_replays_bit_for_bit(made, capsys):
     assert f"{SAME}: 3 of 3 pieces end within one unit in the last place\n" in out
 
 
+@pytest.mark.slow
 def test_an_altered_checkpoint_differs_at_its_end_and_at_its_beginning(made):
     folder = made()
     altered(folder, 22, lambda s: s._replace(params=jax.tree.map(lambda leaf: leaf + 1e-4, s.params)))
@@ -93,6 +94,7 @@ def test_an_altered_checkpoint_differs_at_its_end_and_at_its_beginning(made):
     assert found["verdict"] == "differs"
 
 
+@pytest.mark.slow
 def test_an_altered_worker_in_the_log_differs_in_its_piece(made, capsys):
     """The last commit of one worker is said to be the next one of another."""
     folder = made()
@@ -107,6 +109,7 @@ def test_an_altered_worker_in_the_log_differs_in_its_piece(made, capsys):
     assert "differs: in 1 of 3 pieces the difference is more than 10 times the effect of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_log_altered_without_effect_is_reported(made, capsys):
     folder = made()
     rewrite(folder, 5, loss=0.25)
@@ -115,6 +118,7 @@ def test_a_log_altered_without_effect_is_reported(made, capsys):
     assert "differs: the records were changed, though not so that the parameters show it" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_log_of_another_run_is_named(made, capsys):
     folder = made()
     log = folder.events.read_bytes()
@@ -126,6 +130,7 @@ def test_the_log_of_another_run_is_named(made, capsys):
     assert not folder.replay.exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_named(made, capsys):
     folder = made()
     folder.path.rename("other")
@@ -138,6 +143,7 @@ def test_a_checkpoint_of_another_run_is_named(made, capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_verdict_is_printed_also_if_it_cannot_be_written(made, capsys):
     folder = made()
     folder.replay.mkdir()
@@ -147,6 +153,7 @@ def test_the_verdict_is_printed_also_if_it_cannot_be_written(made, capsys):
     assert output.err == "train: run/replay.json: Is a directory\n"
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
     folder = made("--epochs", "0.6")
     assert cli.main(["--resume", "run", "--epochs", "1", "--learning-rate", "0.03"]) == 0
@@ -160,6 +167,7 @@ def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
     assert changed not in [piece["end"] for piece in found["pieces"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -177,6 +185,7 @@ def test_a_simulation_of_any_kind_replays(made, more):
     assert found["pieces"][-1]["end"] == summary["commits"] - summary["dropped"]
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(made, capsys):
     folder = made()
     whole = shutil.copytree("run", "whole")
@@ -210,6 +219,7 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(made, capsys):
     assert cli.main(["replay", "elsewhere"]) == 2
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_last_replay(made):
     folder = made()
     replayed(folder)
@@ -219,6 +229,7 @@ def test_the_report_shows_the_last_replay(made):
     assert cli.main(["report", "run"]) == 2
 
 
+@pytest.mark.slow
 def test_a_replay_changes_no_other_file(made):
     folder = made()
     unfinished = folder.checkpoints_path / "40.orbax-checkpoint-tmp"  # Of a run that is still going on.
@@ -231,6 +242,7 @@ def test_a_replay_changes_no_other_file(made):
     assert before.items() <= after.items()
 
 
+@pytest.mark.slow
 def test_an_earlier_run_without_settings_replays(made):
     """Its checkpoints hold sizes of the records alone, and there is none of 0 commits."""
     folder = made()

@@ -153,6 +153,7 @@ def test_all_numbers_that_are_tuned_are_arguments_of_the_program(name):
 # --- From end to end
 
 
+@pytest.mark.slow
 def test_an_interrupted_benchmark_resumes_and_repeats_no_run(inline, capsys):
     inline.stop = 50
     assert cli.main(["benchmark", "--quick"]) == 130
@@ -217,6 +218,7 @@ def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(in
     assert {cell.method for cell in kept} == {"asgd", "easgd", *REFERENCES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["seconds", "curve", "evaluations", "time", "test_accuracy"])
 def test_a_run_without_what_is_measured_is_refused_by_name(inline, tmp_path, capsys, field):
     assert cli.main(["benchmark", "--quick"]) == 0

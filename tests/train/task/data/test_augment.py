@@ -34,6 +34,7 @@ def reference(image, down, right, mirrored, pad):
     return window[:, ::-1] if mirrored else window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "pad", "flip"), [(np.uint8, 4, True), (np.float32, 2, False), (jnp.bfloat16, 1, True)]
 )

@@ -57,6 +57,7 @@ def convolution_and_gradients(shape, size, pool, dtype):
     return run(*(jnp.asarray(array, dtype) for array in inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "size", "pool"),
     [
@@ -102,6 +103,7 @@ def test_gradient_of_a_tie_goes_to_one_place():
     np.testing.assert_array_equal(gradient[0, :, :, 0], [[1, 0], [0, 0]])
 
 
+@pytest.mark.slow
 def test_convolution_under_vmap():
     images = jnp.asarray(normal(0, 2, 3, 6, 6, 1), jnp.float32)
     kernels = jnp.asarray(normal(1, 2, 3, 3, 1, 4), jnp.float32)
@@ -168,6 +170,7 @@ def test_networks_are_the_same_in_both_implementations():
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_takes_whole_channels_by_key():
     model, params = GemCNN(implementation="lax"), gem_params()
     images = jnp.asarray(normal(0, 4, 28, 28, 1), jnp.float32)

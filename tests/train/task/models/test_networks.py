@@ -190,6 +190,7 @@ def test_rotary_positions_leave_products_to_the_distance():
     np.testing.assert_allclose(np.linalg.norm(query, axis=1), np.linalg.norm(query[0]), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (32, 32, 3), (224, 224, 3), (128,)])
 def test_networks_that_fit_can_be_made(shape):
     assert networks.own(shape) in fitting(shape)

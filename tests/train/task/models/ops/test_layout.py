@@ -52,6 +52,7 @@ CASES = [  # Kernel, stride, padding, height, width.
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "stride", "padding", "height", "width"), CASES)
 def test_convolutions_are_the_same_in_both_layouts(size, stride, padding, height, width):
     def convolved(layout, images, kernel):
@@ -61,6 +62,7 @@ def test_convolutions_are_the_same_in_both_layouts(size, stride, padding, height
     compare(convolved, *(jnp.asarray(array, jnp.float32) for array in inputs), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 6])
 def test_a_convolution_does_not_depend_on_how_many_rows_are_made_at_once(rows, monkeypatch):
     monkeypatch.setattr(correlation, "CACHE", rows * 9 * 2 * 5 * 3 * 8)
