@@ -114,6 +114,7 @@ def test_arguments_in_the_wrong_place_are_refused(tmp_path):
     assert not (tmp_path / "best").exists()
 
 
+@pytest.mark.slow
 def test_ends_runs_of_both_engines():
     evaluate = lambda progress: -progress.commits
     seen = []

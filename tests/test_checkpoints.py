@@ -116,6 +116,7 @@ def test_double_precision_is_restored_where_only_the_calling_thread_has_it(tmp_p
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [2, None])
 def test_checkpoints_of_another_continuation_are_renamed(tmp_path, keep):
     """The run goes on from what was saved last, and nothing is lost."""
@@ -394,6 +395,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, w
     gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path, wait):

@@ -210,6 +210,7 @@ def test_the_metadata_of_a_damaged_checkpoint_are_refused(damaged):
         _ = checkpoints.metadata
 
 
+@pytest.mark.slow
 def test_damaged_metadata_of_an_earlier_checkpoint_do_not_matter(damaged):
     with gemjax.Checkpoints(damaged) as checkpoints:
         checkpoints.save(initial(8), arrivals.Gamma(3).trace(6))

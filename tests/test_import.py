@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 NOT_INSTALLED = """
@@ -20,6 +22,7 @@ importlib.metadata.Distribution.from_name = from_name
 """
 
 
+@pytest.mark.slow
 def test_a_checkout_that_is_not_installed_can_be_imported(tmp_path):
     (tmp_path / "gemjax").symlink_to(ROOT / "gemjax", target_is_directory=True)
     code = f"{NOT_INSTALLED}\nimport gemjax\nprint(gemjax.__version__, gemjax.gem(0.1).init(1.0).clock)"

@@ -132,6 +132,7 @@ def test_a_slow_worker_takes_longer_for_the_planned_steps_alone():
     assert faults.injected == [("slow", 1, 1)]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_slow_worker_makes_all_its_commits():
     with Faults().slow(worker=1, seconds=0.001) as faults:
         result = run_with(faults, gate=Abreast(3, faults))

@@ -87,6 +87,7 @@ def test_adapters_of_one_source_are_equal():
     assert as_batches(foreign, N) != as_batches(Foreign(), N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [Windows, Foreign])
 def test_both_run_on_devices(source):
     result = gemjax.run_on_devices(gemjax.asgd(0.1, N), loss_fn, 0.0, source(), 12, num_workers=N, gate=Abreast(N))
@@ -184,6 +185,7 @@ class PartedOnHost(gemjax.OnHost):
         return 2 * rows, indices
 
 
+@pytest.mark.slow
 def test_a_derived_class_may_define_the_former_name_of_gather():
     assert Parted().gather(np.array([3]))[0] == 7.0
     assert (run(Parted()).params > 5.0).all()

@@ -147,6 +147,7 @@ def test_the_same_source_is_compiled_once():
     assert len(traced) > once
 
 
+@pytest.mark.slow
 def test_a_run_is_continued():
     batches = FromSource(Source(), KINDS["stream"](NUMBERS))
     begun = on_devices(batches, num_commits=10)
@@ -213,6 +214,7 @@ def broken(number):
         raise OSError("the disk is gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 5, 40])
 def test_one_failed_read_is_harmless_at_any_time(first):
     """Reads for compilation, before the run begins, may fail as well."""
@@ -350,6 +352,7 @@ def test_a_data_source_of_tfds_is_read(tmp_path):
     assert rows["label"].shape == (6,)
 
 
+@pytest.mark.slow
 def test_grain_transforms_rows():
     grain = pytest.importorskip("grain", reason="Grain is not installed")
     source = grain.MapDataset.source(Source()).map(lambda row: row | {"x": 2 * row["x"]})

@@ -52,6 +52,7 @@ def test_the_run_is_that_of_data_on_the_device(batches):
     assert_same_run(run(OnHost(batches)), run(batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -211,6 +212,7 @@ def test_data_that_do_not_fit_stay_on_the_host(monkeypatch):
     assert taken == [ROOMY]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the central variable shares its device")
 def test_data_that_do_not_fit_on_devices_stay_on_the_host(monkeypatch):
     """CPU devices share one memory, in which each has its copy."""

@@ -59,6 +59,7 @@ def test_the_law_holds_here(method, dtype, monkeypatch):
     assert not jax.config.read("jax_enable_x64")
 
 
+@pytest.mark.slow
 def test_a_replay_that_does_nothing_is_a_violation(monkeypatch):
     """A simulator that returns its initial parameters shows only the perturbation of one of them."""
     monkeypatch.setattr(

@@ -106,6 +106,7 @@ def test_a_rules_own_array_is_not_donated():
     assert float(own[0]) == 1.0
 
 
+@pytest.mark.slow
 def test_a_state_to_continue_from_is_counted(monkeypatch):
     loss_fn, params, batches = quadratic()
     tx, trace = gemjax.gem(0.1, num_workers=64), gemjax.arrivals.RoundRobin(64).trace(10)
@@ -117,6 +118,7 @@ def test_a_state_to_continue_from_is_counted(monkeypatch):
         gemjax.simulate(tx, loss_fn, params, batches, trace, state=state)
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_all_its_runs(monkeypatch):
     loss_fn, params, batches = quadratic()
     trace = gemjax.arrivals.RoundRobin(64).trace(10)

@@ -111,6 +111,7 @@ def test_any_gradient_leaves_a_sound_state(make):
         assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(result.opt_state))
 
 
+@pytest.mark.slow
 def test_the_devices_reject_the_same_commits():
     make = BY_NAME["dc-asgd"]
     problem = spiked((1, 2), 3e19)
@@ -134,6 +135,7 @@ def test_the_runs_of_a_sweep_reject_the_same_commits(batched):
     assert_close(jax.tree.map(lambda leaf: leaf[1], result.params), alone.params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_displacement_that_is_too_large_is_rejected():
     make = BY_NAME["easgd"]
     trace, result = spiked_run(make, 1e25)
@@ -278,6 +280,7 @@ def test_a_bare_state_with_a_rejection_between_two_pulls_of_one_worker_is_refuse
         run(make, problem, longer, state=state)
 
 
+@pytest.mark.slow
 def test_a_result_of_a_run_on_devices_with_rejections_is_continued():
     make, problem = BY_NAME["asgd"], spiked((0, 1), 1e30)
     first = gemjax.run_on_devices(make(4), *problem[:3], 20, gate=Abreast(4))

@@ -68,6 +68,7 @@ def test_all_workers_together_go_through_the_data(model):
     assert history["rows"][early].sum() == 3 * DATA["row"].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"chunk_size": 1}, {"chunk_size": 7}])
 def test_the_chunk_size_does_not_matter(options):
     assert_same_bits(run(**options).state, run().state)
@@ -98,6 +99,7 @@ def test_the_state_has_the_batch_of_every_worker():
         np.testing.assert_array_equal(draws, holds)
 
 
+@pytest.mark.slow
 def test_a_sweep_follows_the_stream(x64):
     swept = gemjax.sweep(lambda rate: gemjax.gem(rate, num_workers=N), loss_fn, jnp.zeros(3), STREAM, LATE,
                          {"rate": [0.01, 0.05]}, chunk_size=7)  # fmt: skip
@@ -148,6 +150,7 @@ def assert_nothing_skipped(draws, state):
     np.testing.assert_array_equal(np.sort(np.concatenate([draws, held])), np.arange(len(draws) + N))
 
 
+@pytest.mark.slow
 def test_a_run_on_devices_replays():
     result = on_devices()
     np.testing.assert_array_equal(result.history["row"], first_rows(result.history["draw"]))
@@ -180,11 +183,13 @@ def test_a_worker_that_raises_repeats_its_batch():
     assert_replays(result)
 
 
+@pytest.mark.slow
 def test_local_steps_on_devices_replay():
     local, tx = gemjax.LocalSteps(optax.sgd(0.02), 3), gemjax.downpour(num_workers=N)
     assert_replays(on_devices(tx=tx, local=local), tx, local=local)
 
 
+@pytest.mark.slow
 def test_a_run_continued_on_devices_continues_the_stream():
     """There are rejected gradients before and after the stop; workers continue with the batches that they held."""
     begun = on_devices(20, batches=SPOILT)

@@ -159,6 +159,7 @@ def _adam(lr, b1=0.9, b2=0.999, eps=1e-3):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "inner"),
     [(_momentum, lambda: optax.trace(0.9)), (_adam, lambda: optax.scale_by_adam(eps=1e-3))],

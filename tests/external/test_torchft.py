@@ -57,6 +57,7 @@ def test_fixture(number):
         assert [found[moment][1][name] for moment in moments][: len(central)] == central
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(n, marks=() if n == 4 else pytest.mark.slow) for n in FIXTURES])
 def test_fixture_in_the_simulator(number):
     """Local steps are made by the engine, and a barrier lets both replicas pull after both commits."""

@@ -43,6 +43,7 @@ def _by_hand(tx, problem, trace):
     return params["x"], np.array(history)
 
 
+@pytest.mark.slow
 @clipped
 def test_clipping_in_front_of_a_method_is_clipping_what_it_sees(x64, row):
     problem, trace = problems.quadratic(), arrivals.Gamma(4).trace(30)

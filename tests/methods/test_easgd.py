@@ -44,6 +44,7 @@ def test_eamsgd_is_easgd_with_a_momentum_and_a_period_of_one(x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_at_strength_zero_workers_are_independent(x64):
     """Each worker is SGD by itself, and the central variable does not move."""
     found, result = run_locally(easgd(0.0), gemjax.LocalSteps(optax.sgd(0.05), 3), TRACE)

@@ -88,6 +88,7 @@ def test_streaming_diloco_agrees_with_the_paper(x64, options):
     assert np.ptp(expected, axis=0).min() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", ["radial", pytest.param("mean", marks=pytest.mark.slow)])
 def test_decoupled_diloco_agrees_with_the_paper(x64, merge):
     tokens = [8.0, 16.0, 8.0, 4.0, 1.0]

@@ -245,6 +245,7 @@ def test_a_commit_without_a_loss_is_refused():
         tx.update(jnp.zeros(1), tx.init(jnp.zeros(1)), jnp.zeros(1), worker=0)
 
 
+@pytest.mark.slow
 def test_an_exchange_moves_the_average_towards_the_leader(x64):
     """With one group and all workers at the same meeting, by the strength."""
     trace, taken = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.Gamma(WORKERS), period=3).trace(4, seed=1)

@@ -312,6 +312,7 @@ def test_scan_equals_the_loop(reading):
     np.testing.assert_array_equal(state.pulled_at.value, loop_state.pulled_at.value)
 
 
+@pytest.mark.slow
 def test_vmap_over_seeds_rates_and_workers():
     def final(seed, rate, order):
         tx = gemjax.gem(rate, num_workers=3)

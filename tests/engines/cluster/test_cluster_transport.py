@@ -71,6 +71,7 @@ def test_states_of_local_optimizers_travel(fake):
     assert {np.shape(leaf) for leaf in jax.tree.leaves(result.state.view.value.local)} == {(N, 4)}
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_lost_leaves_and_joins(fake, tmp_path):
     lost, actors = [], threading.Lock()
 
@@ -204,6 +205,7 @@ class Numbers:
         return np.float32(row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_readers_of_the_actors_end_with_the_run(fake, failing):
     """A cluster may outlive its runs."""

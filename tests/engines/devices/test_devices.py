@@ -212,6 +212,7 @@ def test_a_worker_that_raises_repeats_its_step(tmp_path):
     assert_close(result.params, replay(result).params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_worker_that_raises_pulls_again(x64):
     """It fails after 20 commits, so that the view of its next commit is newer than these; the others wait for that one."""
     others_committed, repeated, failed = threading.Event(), threading.Event(), []
@@ -237,6 +238,7 @@ def test_a_worker_that_raises_pulls_again(x64):
     assert_close(result.params, replay(result, tx=ASGD).params, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_worker_that_keeps_raising_is_retired(tmp_path):
     with Faults().fail(1, 2, times=99) as faults, NotedLog(tmp_path / "log") as log:
         retired = lambda worker, step: worker == 1 and ("retire", 1) in log.noted
@@ -477,6 +479,7 @@ def test_the_event_log_records_the_run(tmp_path):
     assert eventlog.trace_of(tmp_path / "log", num_workers=4) == second.trace
 
 
+@pytest.mark.slow
 def test_a_rejected_bfloat16_loss_can_be_logged(tmp_path):
     problem = bfloat16()
     problem = poisoned(problem, [(1, 1)])
@@ -493,6 +496,7 @@ def bfloat16():
     return Problem(QUADRATIC.loss_fn, {"x": jnp.ones(4, jnp.bfloat16)}, batches)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_bfloat16():
     problem = bfloat16()
     result = run(problem)

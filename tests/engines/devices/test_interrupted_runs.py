@@ -88,6 +88,7 @@ def test_groups_of_devices_that_workers_share_are_refused():
         )
 
 
+@pytest.mark.slow
 def test_local_steps_end_at_the_next_step(monkeypatch):
     """Worker 1 is held in its first step of five until it is called back; it makes no second one."""
     call, made, begun, entered = Stepwise.__call__, collections.Counter(), collections.Counter(), threading.Event()

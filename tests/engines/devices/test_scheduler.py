@@ -73,6 +73,7 @@ def test_a_silent_worker_is_retired_and_the_run_continues(tmp_path, monkeypatch)
     assert (result.trace.worker == 2).sum() == 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_silent_returns(tmp_path, monkeypatch):
     """It is released once its hang is logged; the gradient that it then finishes is discarded."""
     back, gate_calls = threading.Event(), []
@@ -266,6 +267,7 @@ def test_a_run_that_all_workers_have_left_for_good_ends():
         members.join(3)
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_before_the_members_close_takes_part():
     members = gemjax.Members(4, absent=range(4))
     members.join(1)

@@ -561,6 +561,7 @@ def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     assert stacked_copies(compiled) == []
 
 
+@pytest.mark.slow
 @every_method("gem", "yellowfin", only=distinct)
 def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
     """XLA counts the bytes, which include a choice between two stacks, or a sum over one."""

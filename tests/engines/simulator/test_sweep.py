@@ -178,6 +178,7 @@ def test_batches_of_other_data_are_refused(make):
         gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
 
 
+@pytest.mark.slow
 def test_batches_are_made_once_a_seed():
     rows, made = np.ones((12, 3)), []
     batches = gemjax.PerSeed(lambda seed: made.append(seed) or gemjax.Epochs(rows, 4, seed))
@@ -244,6 +245,7 @@ def test_the_callback_may_end_it():
     assert result.history["worker"].shape == (LATE.events().commits[:20].sum(),)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_a_run():
     rows = sweep(poisoned(quadratic(), [(0, 1)]), gem, {"rate": [0.02, 10.0]}).table(last=5)
     assert [row["rate"] for row in rows] == [0.02, 10.0]

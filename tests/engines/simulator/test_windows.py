@@ -74,6 +74,7 @@ def test_it_is_that_of_one_by_one_if_keys_are_not_faithful_to_batches(rbg):
     assert_close(swept.params[1], expected.params, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [True, False])
 def test_gradients_that_draw_nothing_are_computed_at_once_whatever_the_keys(rbg, monkeypatch, draws):
     loss_fn = lambda params, state, batch, key: (
@@ -145,6 +146,7 @@ def test_the_chunk_size_does_not_matter(x64, chunk_size):
     assert_close(run(quadratic(), gem, UNEQUAL, window=4, chunk_size=chunk_size).state, expected.state, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_continued_within_a_window_is_the_run_that_did_not_stop(x64):
     expected = run(quadratic(), gem, UNEQUAL, window=4)
     begun = run(quadratic(), gem, UNEQUAL, window=4, chunk_size=10, callback=lambda progress: progress.commits == 10)

@@ -98,6 +98,7 @@ def test_many_leaves_are_compared_with_few(monkeypatch):
     assert f"{many['ratio']:.2f}" in console.export_text()
 
 
+@pytest.mark.slow
 def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(monkeypatch):
     """Record the gradients since the last commit, by their leaves."""
     monkeypatch.setattr(bench_devices, "LEAVES", (3, 6))

@@ -39,6 +39,7 @@ def test_many_hosts_are_limited_by_the_slowest_stage(driver, bottleneck, seconds
     assert many["p50"] == 511
 
 
+@pytest.mark.slow
 def test_each_remedy_acts_on_its_own_stage():
     network = {"hosts": 1024, "driver": Driver(0.0, 1e-10)}
     alone = found(**network)

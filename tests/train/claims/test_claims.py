@@ -85,6 +85,7 @@ def test_the_commits_in_a_claims_docstring_are_those_it_makes(claim):
     assert f"{total:,} commits" in configs.module(claim.name).__doc__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("claim", "scale"), AT_EACH_SCALE)
 @pytest.mark.parametrize("early", [False, True], ids=["in-the-end", "at-once"])
 def test_claims_judge_and_draw_runs_that_failed(claim, scale, early):

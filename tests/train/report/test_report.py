@@ -99,6 +99,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 def test_every_figure_is_on_the_page_and_in_a_file(folder, elements):
     assert {figure["id"] for figure in elements.all("figure")} == FIGURES
     assert len(elements.all("img")) == len(FIGURES)

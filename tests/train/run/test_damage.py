@@ -128,6 +128,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_records(folder, capsys):
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.slow
 def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
     """It was killed before its first commit."""
     shutil.rmtree(folder.checkpoints_path)
@@ -287,6 +288,7 @@ def test_every_command_refuses_a_changed_configuration(folder, capsys, monkeypat
         assert name in error
 
 
+@pytest.mark.slow
 def test_a_log_that_another_process_truncates_meanwhile_is_named(folder, monkeypatch, capsys):
     poll = training.RunCallback.poll
 

@@ -94,6 +94,7 @@ def test_a_run_leaves_all_its_records(tiny, small, engine, monkeypatch):
         assert word in output
 
 
+@pytest.mark.slow
 def test_a_simulation_is_evaluated_after_exactly_so_many_commits(tiny, small):
     folder, _, _ = run(dataclasses.replace(small, engine="simulate", eval_every=7))
     assert folder.read_metrics()["commits"].tolist() == [7, 14, 21, 28, 33]
@@ -336,6 +337,7 @@ def hanging(monkeypatch, gate):
     monkeypatch.setattr(gemjax, "run_on_devices", functools.partial(gemjax.run_on_devices, gate=gate))
 
 
+@pytest.mark.slow
 def test_the_first_ctrl_c_ends_a_run_of_hung_workers_with_a_checkpoint(tiny, small, monkeypatch, capfd):
     """The signal alone must wake the run, long before the next call of the callback."""
     silent = itertools.count(1)
@@ -409,6 +411,7 @@ def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, secon
         assert saved == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
 def test_the_commits_before_an_error_are_saved(tiny, small, monkeypatch, engine):
     """The second evaluation fails: its own error is raised, and the run continues from the last commit."""

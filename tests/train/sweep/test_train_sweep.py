@@ -107,6 +107,7 @@ def arguments(grid):
 # --- What comes of it
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_its_table_and_its_picture(small, pretended):
     folder, rows, output = run(small)
     with open(folder.table) as file:

@@ -100,6 +100,7 @@ class WantsFloat64(nn.Module):
         return images.reshape(images.shape[0], -1)[:, :10] + bias
 
 
+@pytest.mark.slow
 def test_float64_parameters_see_float64_images():
     with enable_x64(True):
         params, batch = {"bias": jnp.zeros((1, 10), jnp.float64)}, raw_batch(4, 2, (4, 4, 1))
@@ -115,6 +116,7 @@ def test_channels_are_normalised_each_by_its_own():
     np.testing.assert_allclose(out[0, 0, 0], [-0.1, (0.5 - 0.2) / 2, (1 - 0.3) / 4], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_augmentation_is_drawn_by_key_in_training_alone():
     def augment(images, key):
         return images + jax.random.randint(key, images.shape, 0, 50).astype(jnp.uint8)

@@ -48,6 +48,7 @@ def test_a_commit_that_one_part_cannot_take_is_applied_in_none(size, x64):
     assert set(changed) == {1}  # Counts of arrivals and rejections.
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_before_the_last_round_leaves_all_parts_as_they_were(x64):
     run = Divided(gemjax.gem(0.05, num_workers=N), mlp(jnp.float64), N)
     last = run.commit_program.division.rounds - 1

@@ -87,6 +87,7 @@ def test_actors_read_a_checkpoint_of_an_engine_on_one_host(fake, x64, tmp_path):
     assert_close(jax.device_get(again.load(first.state)[0]), jax.device_get(first.state), rtol=0)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_finite_are_found_where_they_are(fake, x64, tmp_path):
     checkpoints = gemjax.Checkpoints(tmp_path)
 

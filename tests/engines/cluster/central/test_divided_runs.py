@@ -38,6 +38,7 @@ def test_a_run_replays_and_is_continued(fake, x64, tmp_path):
     assert_replays(run(GEM, problem, 20, state=state, recorded=trace, cluster=cluster), GEM, problem)
 
 
+@pytest.mark.slow
 def test_no_large_array_passes_through_the_driver(fake, x64):
     problem = mlp(jnp.float64)
     run(GEM, problem)

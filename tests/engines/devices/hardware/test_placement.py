@@ -139,6 +139,7 @@ def test_cpu_devices_needs_a_positive_number(count):
         gemjax.cpu_devices(count)
 
 
+@pytest.mark.slow
 def test_cpu_devices_splits_the_host_before_jax_has_started():
     code = """
 import gemjax, jax

@@ -49,6 +49,7 @@ def test_every_image_is_a_crop_among_zeros_mirrored_or_not(dtype, pad, flip):
     assert mirrored.any() == flip
 
 
+@pytest.mark.slow
 def test_double_precision_is_kept(x64):
     images = np.random.RandomState(0).standard_normal((40, 12, 11, 3))
     down, right, mirrored = moves(augment(coordinates(), jax.random.key(0)))
@@ -58,6 +59,7 @@ def test_double_precision_is_kept(x64):
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.slow
 def test_shifts_and_mirrors_are_uniform_and_independent():
     count, pad = 20_000, 4
     down, right, mirrored = moves(augment(coordinates(count), jax.random.key(1), pad=pad))

@@ -75,6 +75,7 @@ def test_convolution_is_the_same_in_all_implementations(shape, size, pool):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_convolution_in_float64():
     with enable_x64(True):
         *ours, theirs = convolution_and_gradients((6, 8), 3, True, jnp.float64)
