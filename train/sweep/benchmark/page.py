@@ -11,6 +11,7 @@ from train.sweep.benchmark.outcome import Findings, advice, points
 from train.sweep.benchmark.settings import LOCAL, ONE, REFERENCES, SYNCHRONOUS, WORDS, Cell, Plan, Setting
 
 NAMES = {SYNCHRONOUS: "synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
+TIES = 5  # Methods that a row of the overview names.
 
 
 def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
@@ -31,21 +32,43 @@ def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
 
 
 def _progress(plan: Plan, found: Findings) -> list[str]:
-    """Return the part of the plan that is measured, in words."""
+    """Return the part of the plan that is measured, in words, and the fastest method of each setting as a table."""
     cells = plan.cells()
     done = sum(cell in found.rows for cell in cells)
-    if done >= len(cells):
-        return [f"All {len(plan.settings)} settings are measured, with up to {len(plan.methods)} methods each."]
-    lines = [
-        f"**Measured so far: {done} of {len(cells)} pairs of a method and a setting.** The others have no numbers:",
-        "",
+    lines = [f"All {len(plan.settings)} settings are measured, with up to {len(plan.methods)} methods each."]
+    if done < len(cells):
+        lines = [f"**Measured so far: {done} of {len(cells)} pairs of a method and a setting.**"]
+        if missing := [setting for setting in plan.settings if setting not in found.settings]:
+            lines[0] += f" Not begun: {_grouped(missing, len(plan.tasks))} workers."
+    rows = [_overview(plan, found, setting) for setting in plan.settings if setting in found.settings]
+    if not rows:
+        return lines
+    head = "| setting | methods | fastest, with ties | sooner than synchronous SGD, times | sooner than local SGD, times | "
+    return [*lines, "", f"{head}accuracy relative to one worker, points |", "|---|---|---|---|---|---|", *rows]
+
+
+def _grouped(settings: list[Setting], tasks: int) -> str:
+    """Return settings by their workers; the tasks are named where only some of them are meant."""
+    groups = {f"{workers} {WORDS[cluster]}": [] for _, workers, cluster in settings}
+    for task, workers, cluster in settings:
+        groups[f"{workers} {WORDS[cluster]}"].append(task)
+    return ", ".join(name if len(of) == tasks else f"{name} ({', '.join(of)})" for name, of in groups.items())
+
+
+def _overview(plan: Plan, found: Findings, setting: Setting) -> str:
+    """Return the row of a setting: its fastest method."""
+    names = plan.methods_of(setting[0])
+    have = sum(Cell.at(setting, name) in found.rows for name in names)
+    first = [_place(setting), f"{have}" if have == len(names) else f"{have} of {len(names)}"]
+    if not (fastest := found.fastest([setting])):
+        return f"| {' | '.join([*first, 'none reaches the target with every seed', '—', '—', '—'])} |"
+    more = len(fastest) - TIES
+    ties = ", ".join(f"`{name}`" for name in fastest[:TIES]) + (f" and {more} more" if more > 0 else "")
+    ratios = [
+        _ratio(found, setting, fastest[0], other) if Cell.at(setting, other) in found.rows else "—"
+        for other in (SYNCHRONOUS, LOCAL)
     ]
-    for setting in plan.settings:
-        names = plan.methods_of(setting[0])
-        have = sum(Cell.at(setting, name) in found.rows for name in names)
-        state = "complete" if have == len(names) else f"{have} of {len(names)} methods" if have else "not begun"
-        lines.append(f"- {_place(setting)}: {state}")
-    return lines
+    return f"| {' | '.join([*first, ties, *ratios, points(found.kept([setting], fastest[0]))])} |"
 
 
 def _place(setting: Setting) -> str:

@@ -174,7 +174,7 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     assert cli.main([*command, "--methods", "asgd"]) == 0
     text = (out / "benchmark-quick.md").read_text()
     assert "Measured so far: 4 of 6 pairs" in text
-    assert "digits, 16 unequal workers: 1 of 3 methods" in text
+    assert "| digits, 16 unequal workers | 1 of 3 | `asgd` |" in text
     assert "`gem`" not in text
     before = len(inline.made)
     # Another machine has the file alone: its rows are kept, and not measured again.
