@@ -20,7 +20,7 @@ from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.transition import RunState
-from gemjax.protocol.checks import check_bool, check_positive_int
+from gemjax.protocol.checks import check_bool, check_path, check_positive_int
 from gemjax.protocol.trace import Trace
 
 STATE = "state"  # Folder of the arrays of a checkpoint.
@@ -40,6 +40,7 @@ class Checkpoints:
       read_only: True to only load, while another process may write to the folder.
 
     Raises:
+      TypeError: if ``folder`` is no path.
       ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
       NotADirectoryError: if there is a file of this name.
       CheckpointError: if the name is not UTF-8.
@@ -51,6 +52,7 @@ class Checkpoints:
         if keep is not None:
             check_positive_int("keep", keep)
         check_bool("read_only", read_only)
+        check_path("folder", folder)
         self.folder, self.keep, self.read_only = Path(folder).absolute(), keep, read_only
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is not a folder; give another name, or remove the file")

@@ -3,6 +3,7 @@
 import inspect
 import math
 import operator
+import os
 from typing import Any
 
 import jax
@@ -60,6 +61,12 @@ def check_bool(name: str, value: Any) -> None:
     """Check that ``value`` is ``True`` or ``False``."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, got {shown(value)}")
+
+
+def check_path(name: str, value: Any) -> None:
+    """Check that ``value`` is the name of a file or folder; an int would be that of an open file."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a path (a str or an os.PathLike), got {shown(value)}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from gemjax.protocol.checks import check_path
 from gemjax.protocol.trace import COLUMNS, Trace
 from gemjax.telemetry.order import Succession
 from gemjax.telemetry.schema import EVENTS, LONGEST_LINE, NEEDED, parse
@@ -33,9 +34,13 @@ class EventLog:
     Args:
       path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is
         removed first).
+
+    Raises:
+      TypeError: if ``path`` is no path.
     """
 
     def __init__(self, path: str | os.PathLike):
+        check_path("path", path)
         _drop_cut_line(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -71,6 +71,15 @@ def test_values_that_are_not_finite_are_null(tmp_path, value):
     assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
 
 
+@pytest.mark.parametrize("path", [None, 1, b"log.jsonl"])
+def test_what_is_no_path_is_refused(path):
+    """An int would be an open file, such as the output of the process."""
+    with pytest.raises(TypeError, match="path must be a path"):
+        EventLog(path)
+    with pytest.raises(TypeError, match="folder must be a path"):
+        gemjax.Checkpoints(path)
+
+
 @pytest.mark.parametrize("value", [1.2345678e-12, 1.5e20, -3.0e-5, 0.0])
 def test_small_and_large_numbers_keep_their_digits(tmp_path, value):
     with EventLog(tmp_path / "log.jsonl") as log:
