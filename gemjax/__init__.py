@@ -49,6 +49,7 @@ from gemjax import arrivals, batches, callbacks, telemetry, testing
 from gemjax.batches.from_source import FromSource
 from gemjax.batches.functions import BatchesWarning, Computed
 from gemjax.batches.on_host import OnHost
+from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import Epochs, Stream
 from gemjax.batches.shards import Shards
 from gemjax.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError
@@ -59,7 +60,6 @@ from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.run import run_on_devices
 from gemjax.engines.memory import memory_of
-from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import Progress, Result, RunFailedError, RunWarning
 from gemjax.engines.simulator.simulate import simulate
 from gemjax.engines.simulator.sweep import SweepResult, sweep

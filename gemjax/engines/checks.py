@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.engines.per_seed import PerSeed
+from gemjax.batches.per_seed import PerSeed
 from gemjax.protocol.checks import with_extra_args
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps

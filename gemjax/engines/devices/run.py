@@ -57,8 +57,8 @@ def run_on_devices(
     queue, first finished first served, commits, and sends the worker its next view. It never waits for one particular
     worker, so a slow or hung one delays no other (but eight that hang block a device that they share); with a ``deadline`` in
     the policy a hung worker is given up, and the run fails when all are. A commit and the pull that follows are one compiled
-    program on the device of the central variable. The first round starts when all programs are compiled. ``Ctrl-C`` during
-    the run is raised to the caller as ``KeyboardInterrupt``; use ``callback`` to stop between commits with a result.
+    program on the device of the central variable. The first round starts when all programs are compiled. Ctrl-C during
+    the run is raised between two commits, with the result so far; a second one is raised at once.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.

@@ -10,6 +10,7 @@ from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.roster import INFINITY, Commit, Dispatch, Interrupt, Pull, Record, Roster
+from gemjax.engines.interrupts import Held
 from gemjax.engines.result import Callback, Progress, RunFailedError, RunWarning
 from gemjax.protocol.local_steps import PeriodsEndError
 
@@ -22,15 +23,16 @@ class Scheduler:
 
     def __init__(
         self, programs: CentralPrograms, waiters: Waiters, history: RunHistory, num_commits: int, policy: Policy,
-        members: Members,
+        members: Members, held: Held,
     ):  # fmt: skip
-        self.programs, self.waiters, self.history, self.members = programs, waiters, history, members
+        self.programs, self.waiters, self.history, self.members, self.held = programs, waiters, history, members, held
         self.num_commits, self.policy = num_commits, policy
         self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
 
     def run(self, callback: Callback | None, callback_every: int, callback_seconds: float | None = None) -> bool:
         """Commit until the run is complete; return True if the callback ended it early."""
-        self.programs.warm_up()
+        with self.held.open():
+            self.programs.warm_up()
         if self.programs.prefetcher is not None:
             self.programs.prefetcher.on_read(self.waiters.wake)
         with self.members.waking(self.waiters.wake):
@@ -51,6 +53,7 @@ class Scheduler:
         called_at = self.history.commits
         self.call_at = time.perf_counter() + callback_seconds
         while self.history.commits < self.num_commits:
+            self.held.check()
             if self.roster.is_short:
                 self.step()
             elif not self.history.pending:
@@ -86,7 +89,8 @@ class Scheduler:
             raise RunFailedError(failure[0]) from failure[1]
         now = time.perf_counter()
         wait = min(self.roster.timeout(now), max(0.0, self.call_at - now))
-        arrival = self.waiters.next(None if wait == INFINITY else wait)
+        with self.held.open():
+            arrival = self.waiters.next(None if wait == INFINITY else wait)
         now = time.perf_counter()
         if arrival is not None and isinstance(arrival.error, WorkerLostError):
             self.roster.disappeared(arrival.worker, arrival.number, arrival.ready, arrival.error)
@@ -205,6 +209,7 @@ class Scheduler:
             trace=self.history.trace,
             history=self.history.history(new=True),
         )
-        stop = ends_run(callback(progress))
+        with self.held.open():
+            stop = ends_run(callback(progress))
         self.history.event("pause", began, seconds=round(self.history.now() - began, 6))
         return stop

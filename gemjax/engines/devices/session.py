@@ -25,6 +25,7 @@ from gemjax.engines.devices.history import RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.scheduler import Scheduler
+from gemjax.engines.interrupts import Held
 from gemjax.engines.result import (
     Callback,
     History,
@@ -95,10 +96,11 @@ class Run:
             programs = make_programs(begin)
             del begin, params, model_state
         history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
-        with make_waiters(programs) as waiters, contextlib.closing(programs):
-            scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members)
+        with make_waiters(programs) as waiters, contextlib.closing(programs), Held() as held:
+            scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members, held)
             try:
                 stopped = scheduler.run(*self.callback)
+                held.check()
                 result = Result(programs.reached(), history.history(), history.trace(), stopped)
             except BaseException as error:
                 leave_result(error, lambda: _reached(programs, history))

@@ -9,8 +9,8 @@ import numpy as np
 
 from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
+from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import as_batches
-from gemjax.engines.per_seed import PerSeed
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any

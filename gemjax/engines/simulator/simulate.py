@@ -13,6 +13,7 @@ from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import check_callback, check_untraced, ends_run, warn_of_two_rates
+from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
 from gemjax.engines.result import (
     Callback,
@@ -111,7 +112,8 @@ def simulate(
         or if it would make a number of the parameters, the view or the state infinite or NaN, or the norm of the parameters (or
         of a momentum, buffer or view) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
         step, which is used up. Every exception during the run has an attribute ``result``, to be saved or continued, unless
-        the state can no longer be read.
+        the state can no longer be read. That of Ctrl-C has it, because it is raised after the compiled call in progress; a
+        second Ctrl-C is raised at once.
 
     >>> import gemjax, jax.numpy as jnp
     >>> from gemjax import arrivals
@@ -164,47 +166,54 @@ def simulate(
     parts: list[History] = [history]
     stopped, (commits, done) = False, rows_of(state, earlier, history, trace, events)
     cuts = chunks(events, chunk_size, stops, done)
-    try:
-        if window > 1 and cuts and not draws.are_alike(transition, batches, events, state, commits=False):
-            window = 1
-        run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
-        prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
-        running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
-        for cut, state, reports in running:
-            chunk = Events(*(column[slice(*cut)] for column in events))
-            parts.append(_history(chunk, reports, trace))
-            commits += int(chunk.commits.sum())
-            if callback is not None:
-                progress = Progress(
-                    commits=commits,
-                    total=len(trace),
-                    rejected=int(state.rejected),
-                    dropped=int(state.dropped),
-                    params=state.params,
-                    model_state=state.model_state,
-                    state=functools.partial(_same, state),
-                    trace=functools.partial(trace.first, commits),
-                    history={name: column.copy() for name, column in parts[-1].items()},
-                )
-                stopped = ends_run(callback(progress)) and commits < len(trace)
-            unapplied = commits == len(trace) and not int(state.commits)
-            least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
-            check_rejections(int(state.rejected_in_a_row), least, functools.partial(concatenate, parts))
-            if stopped:
-                break
-    except BaseException as error:
-        # Between two chunks; the state of an interrupted one is lost.
-        leave_result(
-            error, lambda: Result(jax.block_until_ready(state), concatenate(parts), trace.first(commits), True)
-        )
-        raise
+    with Held(
+        "Ctrl-C: the simulation ends after the compiled call in progress; again: at once, without its state"
+    ) as held:
+        try:
+            if window > 1 and cuts and not draws.are_alike(transition, batches, events, state, commits=False):
+                window = 1
+            run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
+            prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
+            running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
+            for cut, state, reports in running:
+                chunk = Events(*(column[slice(*cut)] for column in events))
+                parts.append(_history(chunk, reports, trace))
+                commits += int(chunk.commits.sum())
+                held.check()
+                if callback is not None:
+                    progress = Progress(
+                        commits=commits,
+                        total=len(trace),
+                        rejected=int(state.rejected),
+                        dropped=int(state.dropped),
+                        params=_apart(state.params),
+                        model_state=_apart(state.model_state),
+                        state=functools.partial(_apart, state),
+                        trace=functools.partial(trace.first, commits),
+                        history={name: column.copy() for name, column in parts[-1].items()},
+                    )
+                    with held.open():
+                        stopped = ends_run(callback(progress)) and commits < len(trace)
+                unapplied = commits == len(trace) and not int(state.commits)
+                least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
+                check_rejections(int(state.rejected_in_a_row), least, functools.partial(concatenate, parts))
+                if stopped:
+                    break
+            held.check()
+        except BaseException as error:
+            # Between two chunks; the state of one that failed, or that a second Ctrl-C ended, is lost.
+            leave_result(
+                error, lambda: Result(jax.block_until_ready(state), concatenate(parts), trace.first(commits), True)
+            )
+            raise
     result = Result(state, concatenate(parts), trace.first(commits), stopped)
     warn_if_diverged(result, stacklevel=2)
     return result
 
 
-def _same(state: RunState) -> RunState:
-    return state
+def _apart(tree: PyTree) -> PyTree:
+    """Return the same arrays in containers of their own, into which a callback may write."""
+    return jax.tree.map(lambda leaf: leaf, tree)
 
 
 def _has_hash(value: Any) -> bool:

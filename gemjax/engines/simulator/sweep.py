@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from gemjax.batches.local import LocalBatches
+from gemjax.batches.per_seed import PerSeed
 from gemjax.engines.checks import check_callback, check_given, check_make, check_untraced, ends_run, warn_of_two_rates
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
-from gemjax.engines.per_seed import PerSeed
 from gemjax.engines.result import History
 from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import checked_stops, chunks

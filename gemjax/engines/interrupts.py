@@ -1,0 +1,66 @@
+"""Ctrl-C during a run, held back while its state is between two commits."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+
+class Held:
+    """Ctrl-C, held back until the state of a run can be read.
+
+    A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()`` the
+    first Ctrl-C therefore raises ``KeyboardInterrupt`` only in :meth:`open`, at :meth:`check` or at the end, and the second one
+    anywhere. Only Python's own handler is replaced, and only in the main thread, because no other one gets signals.
+
+    Args:
+      said: line for standard error at a Ctrl-C that is held back; empty for none.
+    """
+
+    def __init__(self, said: str = ""):
+        self._said = said
+        self._asked = self._opened = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            # A run inside the callback of another one holds for itself.
+            if before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), Held):
+                self._before = before
+                signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+        if kind is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise ``KeyboardInterrupt`` if Ctrl-C has been pressed."""
+        if self._asked:
+            self._asked = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Let Ctrl-C raise anywhere inside, where no commit is under way."""
+        try:
+            self._opened = True
+            self.check()
+            yield
+        finally:
+            self._opened = False
+
+    def _on_signal(self, *_: Any) -> None:
+        if self._opened or self._asked:
+            self._asked = False
+            raise KeyboardInterrupt
+        self._asked = True
+        if self._said:
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{self._said}\n".encode())

@@ -1,0 +1,189 @@
+"""Ctrl-C during a run: the state survives it, and the second one ends the run at once."""
+
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.problems import assert_same_bits, quadratic
+
+import gemjax
+from gemjax.engines.devices.hardware import programs
+from gemjax.engines.interrupts import Held
+from gemjax.engines.simulator import simulate as simulator
+
+PROBLEM, TRACE = quadratic(), gemjax.arrivals.Gamma(3).trace(40)
+
+
+def press(times=1):
+    for _ in range(times):
+        signal.raise_signal(signal.SIGINT)
+
+
+def gem():
+    return gemjax.gem(0.05, num_workers=3)
+
+
+def simulate(**options):
+    return gemjax.simulate(gem(), PROBLEM.loss_fn, PROBLEM.params, PROBLEM.batches, TRACE, chunk_size=8, **options)
+
+
+def run_on_devices(**options):
+    return gemjax.run_on_devices(gem(), PROBLEM.loss_fn, PROBLEM.params, PROBLEM.batches, 40, **options)
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def pressing(function, at, times=1):
+    """Return `function` with Ctrl-C before its result of call number `at` is assigned."""
+    calls = []
+
+    def call(*args, **kwargs):
+        found = function(*args, **kwargs)
+        calls.append(None)
+        if len(calls) == at:
+            press(times)
+        return found
+
+    return call
+
+
+def test_a_simulation_ends_after_the_compiled_call_in_progress(monkeypatch, capfd):
+    compiled = simulator.compiled
+    monkeypatch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 3))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        simulate()
+    monkeypatch.undo()
+    found = ended.value.result
+    assert len(found.trace) == 24
+    assert_same_bits(found.state, simulate(callback=lambda progress: progress.commits == 24).state)
+    assert "ends after the compiled call in progress" in capfd.readouterr().err
+    whole = simulate()
+    assert_same_bits(simulate(state=found).state, whole.state)
+
+
+def test_a_simulation_that_was_interrupted_in_its_last_call_has_its_result(monkeypatch):
+    compiled = simulator.compiled
+    monkeypatch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 5))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        simulate()
+    assert len(ended.value.result.trace) == 40
+
+
+def test_the_second_ctrl_c_ends_a_simulation_at_once(monkeypatch):
+    compiled = simulator.compiled
+    monkeypatch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 2, 2))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        simulate()
+    assert not hasattr(ended.value, "result")
+    assert "The state of the run is lost" in ended.value.__notes__[0]
+
+
+def _in_a_commit(monkeypatch):
+    make = programs.Central.__init__
+
+    def init(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self._commit = pressing(self._commit, 12)
+
+    monkeypatch.setattr(programs.Central, "__init__", init)
+
+
+def _in_a_report(monkeypatch):
+    monkeypatch.setattr(programs.CentralPrograms, "read", pressing(programs.CentralPrograms.read, 9))
+
+
+@pytest.mark.parametrize("where", [_in_a_commit, _in_a_report])
+def test_a_run_on_devices_ends_between_two_commits(where, monkeypatch):
+    where(monkeypatch)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run_on_devices()
+    monkeypatch.undo()
+    found = ended.value.result
+    assert 8 <= len(found.trace) < 40
+    replayed = gemjax.simulate(gem(), PROBLEM.loss_fn, PROBLEM.params, PROBLEM.batches, found.trace)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, 1e-4, 1e-6), replayed.params, found.params)
+
+
+@pytest.mark.parametrize("run", [simulate, run_on_devices])
+def test_a_callback_is_interrupted_at_once(run):
+    def callback(progress):
+        press()
+        pytest.fail("the callback went on")
+
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run(callback=callback)
+    assert len(ended.value.result.trace) == (8 if run is simulate else 40)
+
+
+def test_a_run_in_the_callback_of_another_one_keeps_its_own_state(monkeypatch):
+    compiled, inner = simulator.compiled, []
+
+    def callback(progress):
+        with monkeypatch.context() as patch:
+            patch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 2))
+            try:
+                simulate()
+            except KeyboardInterrupt as error:
+                inner.append(len(error.result.trace))
+        return True
+
+    assert simulate(callback=callback).stopped
+    assert inner == [16]
+
+
+def test_a_run_that_waits_for_hung_workers_is_interrupted():
+    released = threading.Event()
+
+    def gate(worker, step):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            released.wait(60)
+
+    try:
+        with pytest.raises(KeyboardInterrupt) as ended:
+            run_on_devices(gate=gate)
+    finally:
+        released.set()
+    assert hasattr(ended.value, "result")
+
+
+def test_another_handler_is_left_alone():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append(None))
+    try:
+        simulate(callback=lambda progress: press())
+        with Held():
+            press(3)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(heard) == 5 + 3
+
+
+def test_in_another_thread_nothing_is_held():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(simulate()))
+    thread.start()
+    thread.join()
+    assert len(results[0].trace) == 40
+
+
+def test_what_a_callback_writes_into_the_parameters_stays_its_own():
+    params = {"x": jnp.ones(4)}
+    loss_fn = lambda params, batch: jnp.sum((params["x"] - batch) ** 2)
+
+    def callback(progress):
+        progress.params["x"] = jnp.full(4, 100.0)
+        progress.state().params.clear()
+
+    run = lambda **options: gemjax.simulate(
+        gem(), loss_fn, params, lambda worker, step: 0.0, TRACE, chunk_size=8, **options
+    )
+    assert_same_bits(run(callback=callback).params, run().params)
