@@ -34,9 +34,8 @@ class Held:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._before is not None:
+        if signal.getsignal(signal.SIGINT) == self._on_signal:  # A callback may have set another one.
             signal.signal(signal.SIGINT, self._before)
-            self._before = None
         if kind is None:
             self.check()
 

@@ -167,6 +167,16 @@ def test_another_handler_is_left_alone():
     assert len(heard) == 5 + 3
 
 
+def test_a_handler_that_a_callback_sets_stays():
+    heard = []
+    try:
+        simulate(callback=lambda progress: signal.signal(signal.SIGINT, lambda *_: heard.append(None)) is None)
+        press()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert len(heard) == 1
+
+
 def test_in_another_thread_nothing_is_held():
     results = []
     thread = threading.Thread(target=lambda: results.append(simulate()))
