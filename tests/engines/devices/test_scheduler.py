@@ -14,6 +14,7 @@ from engines.problems import Abreast, Clock, NotedLog, assert_close, only_silent
 import gemjax
 from gemjax.engines.devices.roster import Roster
 from gemjax.engines.devices.scheduler import Scheduler
+from gemjax.engines.interrupts import Held
 from gemjax.testing import Faults
 
 QUADRATIC = quadratic()
@@ -553,6 +554,7 @@ def test_a_loop_without_anything_to_wait_for_is_an_error():
     class Idle:
         history = types.SimpleNamespace(commits=0, pending=[])
         roster = types.SimpleNamespace(is_short=False)
+        held = Held()
         num_commits = 1
         drains = iter(range(3))
 
