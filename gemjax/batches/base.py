@@ -69,6 +69,13 @@ class Batches:
         """Return the host data that a selection needs, and the selection within them; ``None`` if no data stay on the host."""
         return None, selection
 
+    def _check_selection(self, selection: PyTree, worker: np.ndarray, step: np.ndarray) -> None:
+        """Raise an error if a batch cannot be made of its selection, where that can be seen on the host."""
+
+
+class RowsError(ValueError):
+    """A selection of rows that the data do not have; it would be the same at every attempt."""
+
 
 class Wrapper(Batches):
     """Base of frozen dataclasses that store or group the batches of another source, their field ``batches``, differently."""
@@ -84,6 +91,10 @@ class Wrapper(Batches):
 
     def batch(self: Any, data: PyTree, selection: PyTree) -> PyTree:
         return self.batches.batch(data, selection)
+
+    def _check_selection(self: Any, selection, worker, step):
+        if isinstance(self.batches, Batches):
+            self.batches._check_selection(selection, worker, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +116,15 @@ def adapt(batches: Any) -> Batches:
 
 
 def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: Any) -> PyTree:
-    """Return the selections, such as numbers of rows, for vectors of (worker, that worker's step, draw of the trace)."""
+    """Return the selections, such as numbers of rows, for vectors of (worker, that worker's step, draw of the trace).
+
+    Raises:
+      RowsError: if the data lack a selected row.
+    """
     batches = adapt(batches)
-    return batches.select(worker, step, draw) if batches.shared else batches.select(worker, step)
+    selection = batches.select(worker, step, draw) if batches.shared else batches.select(worker, step)
+    batches._check_selection(selection, worker, step)
+    return selection
 
 
 # Functions of engines, from before sources had a base class.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.batches.base import Batches, adapt
+from gemjax.batches.base import Batches, RowsError, adapt
 from gemjax.batches.checks import check_kind, checked_seed, count_rows, whole
 from gemjax.batches.functions import Computed, check_traceable, warn_if_frozen
 
@@ -17,8 +17,8 @@ class Rows(Batches):
     """Batches that are rows of ``data``, a pytree of arrays [n, …]: derive from it for an order of your own.
 
     A subclass sets ``data`` and defines ``select``, as for :class:`gemjax.batches.Batches`; it returns row numbers, int32
-    [batches, rows per batch], each in 0 … n - 1. The rows are then gathered on the device, or on the host
-    (:class:`gemjax.OnHost`).
+    [batches, rows per batch], each in 0 … n - 1; a run that meets another one ends with ``ValueError``. The rows are then
+    gathered on the device, or on the host (:class:`gemjax.OnHost`).
 
     >>> class InTurn(Rows):
     ...     def __init__(self, data, num_workers):
@@ -36,6 +36,21 @@ class Rows(Batches):
 
     def batch(self, data, selection):
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
+
+    def _check_selection(self, selection, worker, step):
+        if type(self).select in (OwnEpochs.select, Stream.select):
+            return  # Valid by construction; for one batch the check takes longer than its selection.
+        num_rows = min((len(leaf) for leaf in jax.tree.leaves(self.data) if np.ndim(leaf)), default=0)
+        if not (num_rows and isinstance(selection, (np.ndarray, jax.Array)) and selection.size):
+            return  # A selection of another kind, or that of local steps, which is checked before they are counted.
+        rows = np.asarray(selection)
+        if rows.min() >= 0 and rows.max() < num_rows:  # JAX would clip the others, and NumPy count from the end.
+            return
+        place = tuple(np.argwhere((rows < 0) | (rows >= num_rows))[0])
+        raise RowsError(
+            f"the rows of worker {worker[place[0]]} must be in 0 … {num_rows - 1}, got {rows[place]} at its step "
+            f"{step[place[0]]}; correct {type(self).__name__}.select; of numbers that go on take % {num_rows}"
+        )
 
 
 class OwnEpochs(Rows):

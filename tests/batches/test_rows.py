@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gemjax
@@ -207,3 +208,33 @@ def test_epochs_and_seeds_of_the_stream_shuffle_differently():
 def test_a_stream_of_too_large_batches_is_refused(batch_size):
     with pytest.raises(ValueError, match=rf"batch_size must be in 1 … 23 .* got {batch_size}"):
         Stream(DATA, batch_size)
+
+
+class Beyond(gemjax.batches.Rows):
+    """Row 3; from step 2 on worker 1 selects another one."""
+
+    data = np.arange(40.0)
+
+    def __init__(self, row):
+        self.row = row
+
+    def select(self, worker, step):
+        rows = np.where((worker == 1) & (step >= 2), self.row, 3)
+        return np.stack([np.full_like(rows, 3), rows], 1).astype(np.int32)
+
+
+@pytest.mark.parametrize("row", [-1, 40])
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
+@pytest.mark.parametrize(
+    "wrap", [lambda rows: rows, gemjax.OnHost, lambda rows: gemjax.FromSource(range(40), rows)], ids=["", "host", "source"]
+)  # fmt: skip
+def test_a_row_that_the_data_lack_is_refused_by_every_engine(row, local, wrap):
+    """JAX would clip it, NumPy count from the end, and a source fault until its worker is retired."""
+    tx = gemjax.asgd(0.1, num_workers=3) if local is None else gemjax.downpour(num_workers=3)
+    loss_fn, trace = lambda params, batch: (params - batch.mean()) ** 2, gemjax.arrivals.RoundRobin(3).trace(12)
+    message = rf"^the rows of worker 1 must be in 0 … 39, got {row} at its step 2; correct Beyond.select; .* % 40$"
+    with pytest.raises(ValueError, match=message):
+        gemjax.simulate(tx, loss_fn, 0.0, wrap(Beyond(row)), trace, local=local)
+    with pytest.raises(ValueError, match=message):
+        gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), wrap(Beyond(row)), 30, local=local)
+    assert np.isfinite(gemjax.simulate(tx, loss_fn, 0.0, wrap(Beyond(39)), trace, local=local).params)

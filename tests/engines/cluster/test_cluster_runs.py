@@ -88,6 +88,19 @@ def test_a_failed_read_is_a_fault_of_its_worker(cluster, tmp_path):
     assert "row 7 of the source cannot be read: OSError: no row 7" in faults[0]["error"]
 
 
+class Beyond(gemjax.batches.Rows):
+    data = ROWS
+
+    def select(self, worker, step):
+        return np.where((worker == 1) & (step == 2), 40, 3)[:, None].astype(np.int32)
+
+
+@slow
+def test_a_row_that_the_data_lack_is_no_fault_but_the_end(cluster):
+    with pytest.raises(ValueError, match=r"^the rows of worker 1 must be in 0 … 39, got 40 at its step 2; correct"):
+        gemjax.run_on_cluster(ASGD, mean_loss, jnp.zeros(3), Beyond(), 10**6, cluster=cluster)
+
+
 @slow
 def test_a_run_fails_with_its_result_when_all_workers_are_retired(cluster):
     problem, policy = quadratic(), gemjax.Policy(retries=0)
