@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import keystr
 
 from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
@@ -14,6 +15,7 @@ from gemjax.batches.rows import as_batches
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
+OUTCOMES = ("loss", "rejected", "dropped")  # Columns of a sweep's table besides those of the points.
 
 
 def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
@@ -23,6 +25,11 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
         over = _columns(list(over))
     if "seed" in over:
         raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
+    if taken := [name for name in over if name in OUTCOMES]:
+        raise ValueError(
+            f"a table of the runs has a column {taken[0]} already; give the hyper-parameter {taken[0]} another name in over= "
+            "and among the arguments of make"
+        )
     if single := [name for name, values in over.items() if np.ndim(values) != 1]:
         raise ValueError(f"the values of {', '.join(single)} must be a list of numbers to try")
     columns = {name: list(values) for name, values in over.items()} | {"seed": [checked_key_seed(one) for one in seeds]}
@@ -68,6 +75,32 @@ def batches_of(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
                 "from the same arrays, created once outside of it (as in gemjax.Epochs(data, 32, seed)); otherwise call sweep "
                 "once per seed"
             )
+    return found
+
+
+def starts_of(params: PyTree | PerSeed, seeds: Sequence[int]) -> list[PyTree]:
+    """Return a list with the initial parameters of each seed, or with those of all seeds.
+
+    Raises:
+      ValueError: if those of the seeds differ in structure or shapes.
+    """
+    found = of_each(params, seeds)
+    shapes = [{keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(one)} for one in found]
+    structures = [jax.tree.structure(one) for one in found]
+    for seed, shape, structure in zip(seeds, shapes, structures, strict=False):
+        if (shape, structure) == (shapes[0], structures[0]):
+            continue
+        differ = [name for name in shapes[0] | shape if shapes[0].get(name) != shape.get(name)]
+        what = [
+            f"params{name} of shape {one.get(name, '(there is none)')}"
+            for name in differ[:1]
+            for one in (shapes[0], shape)
+        ]
+        raise ValueError(
+            f"the params of seeds {seeds[0]} and {seed} cannot be run side by side: "
+            f"{', '.join(what) or f'{structures[0]}, {structure}'}; params must have equal structures and shapes; otherwise "
+            "call sweep once per seed"
+        )
     return found
 
 

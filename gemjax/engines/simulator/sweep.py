@@ -14,7 +14,7 @@ from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import History
 from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import checked_stops, chunks
-from gemjax.engines.simulator.grid import batches_of, grid, of_each, paired, stacked, traces_of
+from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
 from gemjax.engines.transition import RunState, Transition
@@ -127,7 +127,8 @@ def sweep(
 
     Raises:
       ValueError: if ``over`` or ``seeds`` is empty or holds values that are not numbers, if the method is made for another
-        number of workers than the trace has, or if the traces or batches of different seeds cannot be run side by side.
+        number of workers than the trace has, or if the traces, batches or parameters of different seeds cannot be run side
+        by side.
       MemoryError: if the states of all runs do not fit the device.
 
     >>> import gemjax, jax.numpy as jnp
@@ -173,7 +174,7 @@ def sweep(
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
     lanes = [(np.int64(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
-    runs, starts = len(lanes), of_each(params, each)
+    runs, starts = len(lanes), starts_of(params, each)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
     if steps is not None:

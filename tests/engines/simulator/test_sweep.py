@@ -159,6 +159,21 @@ def test_late_pulls_in_different_places_are_refused_in_these_words(worker, pulle
         )
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda seed: jnp.zeros(3 + seed), r"params of shape \(3,\), params of shape \(4,\)"),
+        (lambda seed: {"ab"[seed]: jnp.zeros(3)}, r"params\['a'\] of shape \(3,\), .* of shape \(there is none\)"),
+        (lambda seed: [tuple, list][seed]([jnp.zeros(3)]), r"PyTreeDef\(\(\*,\)\), PyTreeDef\(\[\*\]\)"),
+    ],
+    ids=["shapes", "names", "structures"],
+)
+def test_params_that_do_not_go_together_are_refused(make, message):
+    loss_fn, batches = quadratic()[0], quadratic()[2]
+    with pytest.raises(ValueError, match=f"params of seeds 0 and 1 cannot be run side by side: {message}; params must"):
+        gemjax.sweep(gem, loss_fn, gemjax.PerSeed(make), batches, LATE, {"rate": RATES}, seeds=(0, 1))
+
+
 def test_an_empty_trace_has_a_table():
     trace = gemjax.Trace(worker=[], num_workers=4)
     rows = sweep(quadratic(), gem, {"rate": RATES}, trace).table()
@@ -261,6 +276,8 @@ def test_the_table_has_a_row_a_run():
         ({"rate": 0.1}, {}, "the values of rate must be a list of numbers"),
         ({"rate": ["fast"]}, {}, "only numbers can be swept, but rate has other values"),
         ({"seed": [0.1]}, {}, "give seeds= instead of 'seed'"),
+        ({"rate": [0.1], "dropped": [0.5]}, {}, "table of the runs has a column dropped already; .* another name"),
+        ([{"loss": 0.1}], {}, "table of the runs has a column loss already"),
     ],
 )
 def test_nothing_to_try_is_refused(over, options, message):
