@@ -7,7 +7,7 @@ import pytest
 from test_claims import BY_NAME, measured
 
 from train.claims.claim import Scatter
-from train.claims.execution.cache import PUBLISHED, VERSION
+from train.claims.execution.cache import PUBLISHED, Pool
 from train.claims.papers import gem_figure_4
 from train.claims.papers.gem_setting import CURVES, SCATTER, curve
 from train.claims.results import Measured
@@ -206,7 +206,7 @@ def test_one_seed_is_judged_by_the_scatter_of_figure_1():
     """The stated scatter is that of the published runs."""
     claim = BY_NAME["gem_figure_1"]
     runs = [run for run in claim.runs["full"] if run.series == "GEM"]
-    records = [(run, json.loads((PUBLISHED / f"{run.key(VERSION)}.json").read_text())) for run in runs]
+    records = [(run, Pool(PUBLISHED, None).load(run)) for run in runs]
     found = Scatter.of(Measured("full", records).values("train_loss", "GEM"))
     assert found.freedom == SCATTER.freedom
     assert found.deviation == pytest.approx(SCATTER.deviation, abs=5e-5)

@@ -19,6 +19,7 @@ from train.claims.runs import Run, num_commits, over_seeds
 from train.common.errors import RecordError
 from train.config.config import Config
 from train.config.datasets import DATASETS
+from train.run.groups.store import unsealed
 
 BASE = Config(engine="simulate", method="asgd", workers=2, epochs=1.0)
 
@@ -277,7 +278,7 @@ def test_a_damaged_record_is_refused_by_name(claim, inline, tmp_path, capsys):
 def test_a_record_without_what_is_judged_is_refused_by_name(claim, inline, tmp_path, capsys, change, wrong):
     assert cli.main(command(tmp_path)) == 0
     path = Pool(tmp_path / "work").file(claim.runs["small"][0])
-    change(record := json.loads(path.read_text()))
+    change(record := unsealed(json.loads(path.read_text())))
     path.write_text(json.dumps(record))
     capsys.readouterr()
     assert cli.main(command(tmp_path)) == 2

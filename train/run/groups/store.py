@@ -1,6 +1,7 @@
 """Finished jobs of a command, one JSON file per job, from which an interrupted command resumes."""
 
 import abc
+import hashlib
 import json
 import os
 import sys
@@ -64,7 +65,7 @@ class Store(abc.ABC, Generic[Job, Result]):
             paths.append(self.published / paths[0].name)
         for path in filter(Path.exists, paths):
             try:
-                return self.decode(job, json.loads(path.read_text()))
+                return self.decode(job, unsealed(json.loads(path.read_text())))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise RecordError(f"{path} is damaged ({error}); delete it to compute it again") from error
         return None
@@ -80,13 +81,13 @@ class Store(abc.ABC, Generic[Job, Result]):
     def save(self, job: Job, result: Result) -> None:
         """Write the result of `job`."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file(job), json.dumps(self.encode(job, result), indent=1) + "\n")
+        write_whole(self.file(job), json.dumps(sealed(self.encode(job, result)), indent=1) + "\n")
 
     def publish(self, job: Job, result: Result) -> None:
         """Write the result of `job` to the published folder, unless it is there."""
         if self.published is not None and not (path := self.published / self.file(job).name).exists():
             self.published.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(self.encode(job, result), separators=(",", ":")) + "\n")
+            write_whole(path, json.dumps(sealed(self.encode(job, result)), separators=(",", ":")) + "\n")
 
     def keep(self, made: Iterable[tuple[Job, Result]], known: dict[Job, Result]) -> Iterator[tuple[Job, Result]]:
         """Save each result as it arrives, add it to `known`, and yield it."""
@@ -94,6 +95,32 @@ class Store(abc.ABC, Generic[Job, Result]):
             self.save(job, result)
             known[job] = result
             yield job, result
+
+
+def sealed(content: Any) -> dict[str, Any]:
+    """Return JSON values with their checksum, which finds what was changed in the file.
+
+    >>> unsealed(sealed([0.5])), unsealed([0.5])
+    ([0.5], [0.5])
+    """
+    return {"sha256": _digest(content), "content": content}
+
+
+def unsealed(found: Any) -> Any:
+    """Return what was sealed; of an earlier version, which wrote no checksum, return all.
+
+    Raises:
+      ValueError: if the checksum is of another content.
+    """
+    if not isinstance(found, dict) or found.keys() != {"sha256", "content"}:
+        return found
+    if found["sha256"] != _digest(found["content"]):
+        raise ValueError("it was changed: its content has another sha256")
+    return found["content"]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def check_fields(found: Mapping[str, Any], fields: Mapping[str, Any]) -> None:

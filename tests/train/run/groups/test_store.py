@@ -55,6 +55,21 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path, text, reason):
         store.known([2])
 
 
+@pytest.mark.parametrize("write", [Squares.save, Squares.publish], ids=["own", "published"])
+def test_a_changed_digit_is_refused_and_a_file_without_a_checksum_is_read(tmp_path, write):
+    store = Squares(tmp_path / "own", tmp_path / "published")
+    write(store, 2, 4.25)
+    (path,) = tmp_path.rglob("*.json")
+    assert store.load(2) == 4.25
+    path.write_text(path.read_text().replace("4.25", "4.26"))
+    with pytest.raises(
+        RecordError, match=r"square-2.json is damaged \(it was changed: .*\); delete it to compute it again"
+    ):
+        store.load(2)
+    path.write_text('{"of": 2, "is": 4.26}')
+    assert store.load(2) == 4.26
+
+
 def test_an_interruption_says_how_to_resume():
     def work():
         raise Interrupted(15)
