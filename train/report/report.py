@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -85,7 +86,13 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
     Raises:
       ValueError: if the configuration, the event log or the metrics are damaged or not of a run, with the name of the file; or
         if there is no commit yet.
+      PermissionError: if the folder cannot be written.
     """
+    if not os.access(folder.path, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"{folder.path} cannot be written, and a report goes into the folder of its run; change that, or report a copy of "
+            "the run"
+        )
     config = Config.load(folder.config)
     try:
         run = gemjax.timeline(eventlog.read(folder.events) if folder.events.exists() else [], config.workers)

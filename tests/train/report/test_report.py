@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import re
 
 import browser
@@ -263,6 +264,16 @@ def test_figures_are_not_written_through_a_link(tmp_path, capsys):
     assert cli.main(["report", str(folder.path)]) == 2
     assert "figures is a symbolic link" in capsys.readouterr().err
     assert not list(elsewhere.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_the_remedy(tmp_path, monkeypatch, capsys):
+    """As on a read-only file system; the user of the tests may have the permission to write everything."""
+    made, access = make_run(tmp_path / "run", free(rounds=4)), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != made.path and access(path, mode))
+    assert cli.main(["report", str(made.path)]) == 2
+    advice = "cannot be written, and a report goes into the folder of its run; change that, or report a copy of the run"
+    assert capsys.readouterr().err == f"train: {made.path} {advice}\n"
+    assert sorted(os.listdir(made.path)) == ["config.json", "events.jsonl", "metrics.jsonl"]
 
 
 def test_metrics_truncated_by_a_crash_are_read_up_to_there(tmp_path):
