@@ -207,8 +207,9 @@ def sweep(
         commits, before = int(ends[end - 1]), int(ends[first - 1]) if first else 0
         if at_stop is not None and commits in stops and commits != before:  # Pulls alone pass no stop.
             for run in range(runs):
-                one: Any = jax.tree.map(lambda leaf: leaf[run], state) if batched else state[run]  # noqa: B023
-                at_stop(commits, run, one)
+                # In containers of its own, into which `at_stop` may write.
+                one = lambda leaf: leaf[run] if batched else leaf  # noqa: B023
+                at_stop(commits, run, jax.tree.map(one, state if batched else state[run]))
         if callback is not None and ends_run(callback(end, arrivals)):
             break
     state = state if batched else joined(state)

@@ -332,3 +332,23 @@ def test_points_that_do_not_belong_together_are_refused(points, message):
 def test_a_method_for_another_number_of_workers_is_refused():
     with pytest.raises(ValueError, match="num_workers=3, but the run has 4 workers"):
         sweep(quadratic(), lambda rate: gemjax.gem(rate, num_workers=3), {"rate": RATES})
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_what_at_stop_writes_into_a_state_stays_its_own(batched):
+    def losses(**options):
+        return gemjax.sweep(
+            lambda rate: gemjax.asgd(rate, 2),
+            lambda params, batch: jnp.sum(params["x"] ** 2),
+            {"x": jnp.ones(2)},
+            lambda worker, step: 0.0,
+            gemjax.Trace([0, 1, 0, 1]),
+            {"rate": [0.1, 0.2]},
+            batched=batched,
+            **options,
+        ).history["loss"]
+
+    def at_stop(commits, run, state):
+        state.params["x"] = jnp.full(2, 100.0)
+
+    np.testing.assert_array_equal(losses(stops=[2], at_stop=at_stop), losses())
