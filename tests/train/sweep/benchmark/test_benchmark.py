@@ -18,6 +18,7 @@ from train.claims.execution.batch import numbers, record_together
 from train.claims.runs import num_commits
 from train.config.datasets import DATASETS
 from train.config.methods import METHODS
+from train.run.groups.store import unsealed
 from train.sweep.benchmark import benchmark, outcome, page, settings
 from train.sweep.benchmark.settings import CONTESTANTS, FULL, LOCAL, ONE, QUICK, REFERENCES, SYNCHRONOUS, UNEQUAL, Cell
 from train.task.cluster import mean_period
@@ -223,7 +224,7 @@ def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(in
 def test_a_run_without_what_is_measured_is_refused_by_name(inline, tmp_path, capsys, field):
     assert cli.main(["benchmark", "--quick"]) == 0
     path = sorted((tmp_path / "runs/benchmark/benchmark-quick").iterdir())[0]
-    record = json.loads(path.read_text())
+    record = unsealed(json.loads(path.read_text()))
     del record[field]
     path.write_text(json.dumps(record))
     capsys.readouterr()
