@@ -69,12 +69,12 @@ class Batches:
         """Return the host data that a selection needs, and the selection within them; ``None`` if no data stay on the host."""
         return None, selection
 
-    def _check_selection(self, selection: PyTree, worker: np.ndarray, step: np.ndarray) -> None:
+    def _check_selection(self, selection: PyTree, worker: np.ndarray, step: np.ndarray, draw: Any) -> None:
         """Raise an error if a batch cannot be made of its selection, where that can be seen on the host."""
 
 
 class RowsError(ValueError):
-    """A selection of rows that the data do not have; it would be the same at every attempt."""
+    """A selection of rows that the data do not have; a retry would select the same ones."""
 
 
 class Wrapper(Batches):
@@ -92,9 +92,9 @@ class Wrapper(Batches):
     def batch(self: Any, data: PyTree, selection: PyTree) -> PyTree:
         return self.batches.batch(data, selection)
 
-    def _check_selection(self: Any, selection, worker, step):
+    def _check_selection(self: Any, selection, worker, step, draw):
         if isinstance(self.batches, Batches):
-            self.batches._check_selection(selection, worker, step)
+            self.batches._check_selection(selection, worker, step, draw)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: Any) -> PyT
     """
     batches = adapt(batches)
     selection = batches.select(worker, step, draw) if batches.shared else batches.select(worker, step)
-    batches._check_selection(selection, worker, step)
+    batches._check_selection(selection, worker, step, draw)
     return selection
 
 

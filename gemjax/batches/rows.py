@@ -37,19 +37,23 @@ class Rows(Batches):
     def batch(self, data, selection):
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
 
-    def _check_selection(self, selection, worker, step):
+    def _check_selection(self, selection, worker, step, draw):
         if type(self).select in (OwnEpochs.select, Stream.select):
             return  # Valid by construction; for one batch the check takes longer than its selection.
-        num_rows = min((len(leaf) for leaf in jax.tree.leaves(self.data) if np.ndim(leaf)), default=0)
+        if type(self).batch is not Rows.batch:
+            return  # Its numbers need not be rows.
+        num_rows = max((len(leaf) for leaf in jax.tree.leaves(self.data) if np.ndim(leaf)), default=0)
         if not (num_rows and isinstance(selection, (np.ndarray, jax.Array)) and selection.size):
             return  # A selection of another kind, or that of local steps, which is checked before they are counted.
         rows = np.asarray(selection)
         if rows.min() >= 0 and rows.max() < num_rows:  # JAX would clip the others, and NumPy count from the end.
             return
         place = tuple(np.argwhere((rows < 0) | (rows >= num_rows))[0])
+        row, at = rows[place], place[0]
+        whose = f"draw {draw[at]}" if self.shared else f"worker {worker[at]} at its step {step[at]}"
         raise RowsError(
-            f"the rows of worker {worker[place[0]]} must be in 0 … {num_rows - 1}, got {rows[place]} at its step "
-            f"{step[place[0]]}; correct {type(self).__name__}.select; of numbers that go on take % {num_rows}"
+            f"the rows of {whose} must be in 0 … {num_rows - 1}, got {row}; correct {type(self).__name__}.select; if its "
+            f"numbers run past the end, take them % {num_rows}"
         )
 
 

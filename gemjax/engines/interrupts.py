@@ -13,7 +13,8 @@ class Held:
 
     A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()`` the
     first Ctrl-C therefore raises ``KeyboardInterrupt`` only in :meth:`open`, at :meth:`check` or at the end, and the second one
-    anywhere. Only Python's own handler is replaced, and only in the main thread, because no other one gets signals.
+    anywhere. If the run fails meanwhile, the first one is raised at the end, with the ``result`` of that error. Only Python's
+    own handler is replaced, and only in the main thread, because no other one gets signals.
 
     Args:
       said: line for standard error at a Ctrl-C that is held back; empty for none.
@@ -33,11 +34,18 @@ class Held:
                 signal.signal(signal.SIGINT, self._on_signal)
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.let_through()  # A callback may have saved the handler, and it is set again later.
         if signal.getsignal(signal.SIGINT) == self._on_signal:  # A callback may have set another one.
             signal.signal(signal.SIGINT, self._before)
-        if kind is None:
-            self.check()
+        if self._asked and not isinstance(error, KeyboardInterrupt):
+            stop = KeyboardInterrupt()
+            vars(stop).update({} if error is None else vars(error))
+            raise stop from error
+
+    def let_through(self) -> None:
+        """Hold nothing back from here on."""
+        self._opened = True
 
     def check(self) -> None:
         """Raise ``KeyboardInterrupt`` if Ctrl-C has been pressed."""

@@ -211,7 +211,7 @@ def test_a_stream_of_too_large_batches_is_refused(batch_size):
 
 
 class Beyond(gemjax.batches.Rows):
-    """Row 3; from step 2 on worker 1 selects another one."""
+    """Row 3; from step 2 on another one beside it."""
 
     data = np.arange(40.0)
 
@@ -219,7 +219,7 @@ class Beyond(gemjax.batches.Rows):
         self.row = row
 
     def select(self, worker, step):
-        rows = np.where((worker == 1) & (step >= 2), self.row, 3)
+        rows = np.where(step >= 2, self.row, 3)
         return np.stack([np.full_like(rows, 3), rows], 1).astype(np.int32)
 
 
@@ -232,9 +232,42 @@ def test_a_row_that_the_data_lack_is_refused_by_every_engine(row, local, wrap):
     """JAX would clip it, NumPy count from the end, and a source fault until its worker is retired."""
     tx = gemjax.asgd(0.1, num_workers=3) if local is None else gemjax.downpour(num_workers=3)
     loss_fn, trace = lambda params, batch: (params - batch.mean()) ** 2, gemjax.arrivals.RoundRobin(3).trace(12)
-    message = rf"^the rows of worker 1 must be in 0 … 39, got {row} at its step 2; correct Beyond.select; .* % 40$"
+    message = rf"^the rows of worker [012] at its step 2 must be in 0 … 39, got {row}; correct Beyond.select; .* % 40$"
     with pytest.raises(ValueError, match=message):
         gemjax.simulate(tx, loss_fn, 0.0, wrap(Beyond(row)), trace, local=local)
     with pytest.raises(ValueError, match=message):
         gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), wrap(Beyond(row)), 30, local=local)
     assert np.isfinite(gemjax.simulate(tx, loss_fn, 0.0, wrap(Beyond(39)), trace, local=local).params)
+
+
+def test_numbers_for_a_batch_of_ones_own_need_not_be_rows():
+    class Padded(Beyond):
+        def batch(self, data, selection):
+            return jnp.where(selection < 0, 0.0, jnp.take(data, selection, axis=0, mode="clip"))
+
+    loss_fn, trace = lambda params, batch: (params - batch.mean()) ** 2, gemjax.arrivals.RoundRobin(3).trace(12)
+    assert np.isfinite(gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, Padded(-1), trace).params)
+
+
+def test_a_row_that_a_stream_lacks_is_named_by_its_draw():
+    class Beyond(gemjax.batches.Rows):
+        data, shared = {"x": np.arange(40.0)}, True
+
+        def select(self, worker, step, draw):
+            return np.where(draw == 7, 40, 3)[:, None].astype(np.int32)
+
+    tx, loss_fn = gemjax.asgd(0.1, num_workers=3), lambda params, batch: (params - batch["x"].mean()) ** 2
+    message = r"^the rows of draw 7 must be in 0 … 39, got 40; correct Beyond.select"
+    with pytest.raises(ValueError, match=message):
+        gemjax.simulate(tx, loss_fn, 0.0, Beyond(), gemjax.arrivals.RoundRobin(3).trace(12))
+    with pytest.raises(ValueError, match=message):
+        gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), gemjax.OnHost(Beyond()), 30)
+
+
+def test_an_array_that_all_rows_share_has_length_one():
+    inside, beyond = Beyond(39), Beyond(40)
+    inside.data = beyond.data = {"x": np.arange(40.0), "one": np.ones(1)}
+    loss_fn, trace = lambda params, batch: (params - batch["x"].mean()) ** 2, gemjax.arrivals.RoundRobin(3).trace(12)
+    assert np.isfinite(gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, inside, trace).params)
+    with pytest.raises(ValueError, match=r"must be in 0 … 39, got 40"):
+        gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, beyond, trace)

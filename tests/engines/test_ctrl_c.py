@@ -55,7 +55,7 @@ def pressing(function, at, times=1):
     return call
 
 
-def test_a_simulation_ends_after_the_compiled_call_in_progress(monkeypatch, capfd):
+def test_a_simulation_ends_after_the_chunk_in_progress(monkeypatch, capfd):
     compiled = simulator.compiled
     monkeypatch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 3))
     with pytest.raises(KeyboardInterrupt) as ended:
@@ -64,12 +64,12 @@ def test_a_simulation_ends_after_the_compiled_call_in_progress(monkeypatch, capf
     found = ended.value.result
     assert len(found.trace) == 24
     assert_same_bits(found.state, simulate(callback=lambda progress: progress.commits == 24).state)
-    assert "ends after the compiled call in progress" in capfd.readouterr().err
+    assert "ends after the chunk in progress" in capfd.readouterr().err
     whole = simulate()
     assert_same_bits(simulate(state=found).state, whole.state)
 
 
-def test_a_simulation_that_was_interrupted_in_its_last_call_has_its_result(monkeypatch):
+def test_a_simulation_that_was_interrupted_in_its_last_chunk_has_its_result(monkeypatch):
     compiled = simulator.compiled
     monkeypatch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 5))
     with pytest.raises(KeyboardInterrupt) as ended:
@@ -110,6 +110,101 @@ def test_a_run_on_devices_ends_between_two_commits(where, monkeypatch):
     assert 8 <= len(found.trace) < 40
     replayed = gemjax.simulate(gem(), PROBLEM.loss_fn, PROBLEM.params, PROBLEM.batches, found.trace)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, 1e-4, 1e-6), replayed.params, found.params)
+
+
+class Read(gemjax.batches.Rows):
+    """Rows that call a function when those of a worker's step are selected."""
+
+    data = np.zeros((40, 4), np.float32)
+
+    def __init__(self, at):
+        self.at = at
+
+    def select(self, worker, step):
+        for one in zip(worker.tolist(), step.tolist(), strict=True):
+            self.at(*one)
+        return np.stack([step % 40], 1).astype(np.int32)
+
+
+@pytest.mark.parametrize(("at", "commits"), [(2, 0), (11, 24)])
+def test_a_simulation_that_reads_data_ends_before_their_chunk(at, commits):
+    """Those of the next chunk are read while one computes."""
+    seen = []
+
+    def select(worker, step):
+        seen.append((worker, step))
+        if (worker, step) == (0, at):
+            press()
+
+    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
+    trace = gemjax.arrivals.RoundRobin(3).trace(60)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        gemjax.simulate(gem(), loss_fn, jnp.ones(4), Read(select), trace, chunk_size=12)
+    assert len(ended.value.result.trace) == commits
+    assert seen[-1] == (0, at)
+
+
+def test_a_run_on_devices_that_selects_data_ends_there():
+    seen = []
+
+    def select(worker, step):
+        seen.append((worker, step))
+        if step == 3:
+            press()
+
+    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        gemjax.run_on_devices(gem(), loss_fn, jnp.ones(4), Read(select), 40)
+    assert len(ended.value.result.trace) >= 3
+    assert [step for _, step in seen].count(3) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_finished_run_on_devices_has_its_result_also_if_it_is_interrupted_then(times, monkeypatch):
+    gather = programs.CentralPrograms.reached
+    monkeypatch.setattr(programs.CentralPrograms, "reached", pressing(gather, 1, times))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run_on_devices()
+    assert len(ended.value.result.trace) == 40
+
+
+def test_a_ctrl_c_while_the_result_is_gathered_ends_that(monkeypatch):
+    """The devices may be those that hang."""
+    monkeypatch.setattr(programs.CentralPrograms, "reached", pressing(programs.CentralPrograms.reached, 1))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run_on_devices(callback=lambda progress: 1 / 0)
+    assert not hasattr(ended.value, "result")
+    assert isinstance(ended.value.__context__, ZeroDivisionError)
+
+
+def test_a_run_that_fails_after_ctrl_c_is_interrupted_with_its_result(monkeypatch):
+    """A loop around the run that catches the failure ends, too."""
+    compiled = simulator.compiled
+
+    def failing(*args, **kwargs):
+        def run_chunk(*inputs):
+            press()
+            raise ValueError("out of memory")
+
+        return run_chunk
+
+    monkeypatch.setattr(simulator, "compiled", failing)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        simulate()
+    assert len(ended.value.result.trace) == 0
+    assert "out of memory" in str(ended.value.__cause__)
+    monkeypatch.setattr(simulator, "compiled", compiled)
+
+
+def test_a_saved_handler_holds_nothing_back_after_the_run():
+    saved = []
+    simulate(callback=lambda progress: saved.append(signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, saved[0])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.parametrize("run", [simulate, run_on_devices])

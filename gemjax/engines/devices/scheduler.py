@@ -53,7 +53,6 @@ class Scheduler:
         called_at = self.history.commits
         self.call_at = time.perf_counter() + callback_seconds
         while self.history.commits < self.num_commits:
-            self.held.check()
             if self.roster.is_short:
                 self.step()
             elif not self.history.pending:
@@ -108,6 +107,7 @@ class Scheduler:
     def execute(self) -> None:
         """Execute instructions until there are none."""
         while True:
+            self.held.check()
             for worker in self.roster.unprepared:
                 if self.programs.is_ready(worker):
                     self.roster.prepared(worker)
@@ -131,7 +131,8 @@ class Scheduler:
         worker, step, number = dispatch
         now = self.history.now()
         try:
-            selection = self.programs.select(worker)
+            with self.held.open():
+                selection = self.programs.select(worker)
         except PeriodsEndError as end:
             return self.roster.ended(worker, end)
         except Exception as error:
@@ -190,6 +191,7 @@ class Scheduler:
         """Read the reports of finished commits; with ``wait``, wait until one was refused or all have been read."""
         pending = self.history.pending
         while pending and (wait or pending[0].report.is_ready()):
+            self.held.check()
             self.history.read_next()
             wait = wait and not self.roster.is_short
 

@@ -100,9 +100,10 @@ class Run:
             scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members, held)
             try:
                 stopped = scheduler.run(*self.callback)
-                held.check()
                 result = Result(programs.reached(), history.history(), history.trace(), stopped)
+                held.check()
             except BaseException as error:
+                held.let_through()
                 leave_result(error, lambda: _reached(programs, history))
                 raise
         warn_if_diverged(result, stacklevel=3)

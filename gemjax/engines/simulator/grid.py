@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
@@ -82,24 +83,25 @@ def starts_of(params: PyTree | PerSeed, seeds: Sequence[int]) -> list[PyTree]:
     """Return a list with the initial parameters of each seed, or with those of all seeds.
 
     Raises:
-      ValueError: if those of the seeds differ in structure or shapes.
+      ValueError: if those of the seeds differ in structure, shapes or dtypes.
     """
     found = of_each(params, seeds)
-    shapes = [{keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(one)} for one in found]
+    kind = lambda leaf: f"shape {np.shape(leaf)} and dtype {jnp.result_type(leaf)}"
+    kinds = [{keystr(path): kind(leaf) for path, leaf in jax.tree.leaves_with_path(one)} for one in found]
     structures = [jax.tree.structure(one) for one in found]
-    for seed, shape, structure in zip(seeds, shapes, structures, strict=False):
-        if (shape, structure) == (shapes[0], structures[0]):
+    for seed, own, structure in zip(seeds, kinds, structures, strict=False):
+        if (own, structure) == (kinds[0], structures[0]):
             continue
-        differ = [name for name in shapes[0] | shape if shapes[0].get(name) != shape.get(name)]
+        differ = [name for name in kinds[0] | own if kinds[0].get(name) != own.get(name)]
         what = [
-            f"params{name} of shape {one.get(name, '(there is none)')}"
+            f"params{name} of {one[name]}" if name in one else f"no params{name}"
             for name in differ[:1]
-            for one in (shapes[0], shape)
+            for one in (kinds[0], own)
         ]
         raise ValueError(
             f"the params of seeds {seeds[0]} and {seed} cannot be run side by side: "
-            f"{', '.join(what) or f'{structures[0]}, {structure}'}; params must have equal structures and shapes; otherwise "
-            "call sweep once per seed"
+            f"{', '.join(what) or f'{structures[0]}, {structure}'}; params must have equal structures, shapes and dtypes; "
+            "otherwise call sweep once per seed"
         )
     return found
 

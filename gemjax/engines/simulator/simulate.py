@@ -112,8 +112,7 @@ def simulate(
         or if it would make a number of the parameters, the view or the state infinite or NaN, or the norm of the parameters (or
         of a momentum, buffer or view) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
         step, which is used up. Every exception during the run has an attribute ``result``, to be saved or continued, unless
-        the state can no longer be read. That of Ctrl-C has it, because it is raised after the compiled call in progress; a
-        second Ctrl-C is raised at once.
+        the state can no longer be read. Ctrl-C is raised after the chunk in progress, and so has it; a second one at once.
 
     >>> import gemjax, jax.numpy as jnp
     >>> from gemjax import arrivals
@@ -166,14 +165,13 @@ def simulate(
     parts: list[History] = [history]
     stopped, (commits, done) = False, rows_of(state, earlier, history, trace, events)
     cuts = chunks(events, chunk_size, stops, done)
-    with Held(
-        "Ctrl-C: the simulation ends after the compiled call in progress; again: at once, without its state"
-    ) as held:
+    with Held("Ctrl-C: the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:
-            if window > 1 and cuts and not draws.are_alike(transition, batches, events, state, commits=False):
-                window = 1
+            with held.open():
+                if window > 1 and cuts and not draws.are_alike(transition, batches, events, state, commits=False):
+                    window = 1
             run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
-            prepared = functools.partial(prepare, batches, events, width_of(chunk_size), window)
+            prepared = held.open()(functools.partial(prepare, batches, events, width_of(chunk_size), window))
             running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
             for cut, state, reports in running:
                 chunk = Events(*(column[slice(*cut)] for column in events))
@@ -199,14 +197,15 @@ def simulate(
                 check_rejections(int(state.rejected_in_a_row), least, functools.partial(concatenate, parts))
                 if stopped:
                     break
+            result = Result(state, concatenate(parts), trace.first(commits), stopped)
             held.check()
         except BaseException as error:
             # Between two chunks; the state of one that failed, or that a second Ctrl-C ended, is lost.
+            held.let_through()
             leave_result(
                 error, lambda: Result(jax.block_until_ready(state), concatenate(parts), trace.first(commits), True)
             )
             raise
-    result = Result(state, concatenate(parts), trace.first(commits), stopped)
     warn_if_diverged(result, stacklevel=2)
     return result
 

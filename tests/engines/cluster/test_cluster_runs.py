@@ -97,7 +97,7 @@ class Beyond(gemjax.batches.Rows):
 
 @slow
 def test_a_row_that_the_data_lack_is_no_fault_but_the_end(cluster):
-    with pytest.raises(ValueError, match=r"^the rows of worker 1 must be in 0 … 39, got 40 at its step 2; correct"):
+    with pytest.raises(ValueError, match=r"^the rows of worker 1 at its step 2 must be in 0 … 39, got 40; correct"):
         gemjax.run_on_cluster(ASGD, mean_loss, jnp.zeros(3), Beyond(), 10**6, cluster=cluster)
 
 

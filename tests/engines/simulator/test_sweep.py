@@ -162,11 +162,15 @@ def test_late_pulls_in_different_places_are_refused_in_these_words(worker, pulle
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda seed: jnp.zeros(3 + seed), r"params of shape \(3,\), params of shape \(4,\)"),
-        (lambda seed: {"ab"[seed]: jnp.zeros(3)}, r"params\['a'\] of shape \(3,\), .* of shape \(there is none\)"),
+        (lambda seed: jnp.zeros(3 + seed), r"params of shape \(3,\) and .*, params of shape \(4,\) and dtype float32"),
+        (
+            lambda seed: jnp.zeros(3, [jnp.float32, jnp.bfloat16][seed]),
+            r"params .* float32, params .* and dtype bfloat16",
+        ),
+        (lambda seed: {"ab"[seed]: jnp.zeros(3)}, r"params\['a'\] of shape \(3,\) and dtype float32, no params\['a'\]"),
         (lambda seed: [tuple, list][seed]([jnp.zeros(3)]), r"PyTreeDef\(\(\*,\)\), PyTreeDef\(\[\*\]\)"),
     ],
-    ids=["shapes", "names", "structures"],
+    ids=["shapes", "dtypes", "names", "structures"],
 )
 def test_params_that_do_not_go_together_are_refused(make, message):
     loss_fn, batches = quadratic()[0], quadratic()[2]

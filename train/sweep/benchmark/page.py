@@ -43,8 +43,9 @@ def _progress(plan: Plan, found: Findings) -> list[str]:
     rows = [_overview(plan, found, setting) for setting in plan.settings if setting in found.settings]
     if not rows:
         return lines
-    head = "| setting | methods | fastest, with ties | sooner than synchronous SGD, times | sooner than local SGD, times | "
-    return [*lines, "", f"{head}accuracy relative to one worker, points |", "|---|---|---|---|---|---|", *rows]
+    columns = ("setting", "methods", "fastest asynchronous method, with ties", "sooner than synchronous SGD, times")
+    columns += ("sooner than local SGD, times", "accuracy relative to one worker, points")
+    return [*lines, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows]
 
 
 def _grouped(settings: list[Setting], tasks: int) -> str:
@@ -61,7 +62,7 @@ def _overview(plan: Plan, found: Findings, setting: Setting) -> str:
     have = sum(Cell.at(setting, name) in found.rows for name in names)
     first = [_place(setting), f"{have}" if have == len(names) else f"{have} of {len(names)}"]
     if not (fastest := found.fastest([setting])):
-        return f"| {' | '.join([*first, 'none reaches the target with every seed', '—', '—', '—'])} |"
+        return f"| {' | '.join([*first, 'none reaches and holds the target with every seed', '—', '—', '—'])} |"
     more = len(fastest) - TIES
     ties = ", ".join(f"`{name}`" for name in fastest[:TIES]) + (f" and {more} more" if more > 0 else "")
     ratios = [
