@@ -12,6 +12,7 @@ from train.claims.runs import Record, Run
 from train.run.groups.store import NUMBER, UNKNOWN
 from train.sweep.benchmark.settings import (
     CONTESTANTS,
+    EQUAL,
     FIRST,
     LOCAL,
     ONE,
@@ -222,7 +223,7 @@ class Findings:
 
 
 def advice(content: Mapping[str, Any]) -> list[str]:
-    """Return up to four sentences of advice with the numbers that carry them; none that is not measured."""
+    """Return up to four pieces of advice with the numbers that carry them; none that is not measured."""
     found = Findings(content)
     settings = found.at(16, UNEQUAL)
     if not (fastest := found.fastest(settings)):
@@ -256,6 +257,13 @@ def advice(content: Mapping[str, Any]) -> list[str]:
             sentences.append(f"Plain `asgd` with a tuned rate takes {times(behind)} the time of `{first}` there.")
         else:
             sentences.append("Plain `asgd` with a tuned rate does not reach and hold the target with every seed there.")
+    equal = found.at(16, EQUAL)
+    if best := found.fastest(equal):
+        bound = "" if found.arrives(equal, SYNCHRONOUS) else "at most "
+        taken = times(ratio(found.times(equal, best[0]), found.times(equal, SYNCHRONOUS)))
+        sentences[-1] += (
+            f" With 16 equal workers the fastest, `{best[0]}`, takes {bound}{taken} as long as synchronous SGD."
+        )
     every, shares = found.profile([1.25])
     if shares:
         most = max(share[0] for share in shares.values())

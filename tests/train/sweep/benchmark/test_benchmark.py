@@ -338,6 +338,16 @@ def test_a_method_that_loses_the_target_again_is_not_advised():
     assert re.search(r"\| `gem` .*reached at 1,000, lost again with 3 of 3 seeds \| — \| — \|", text)
 
 
+def test_the_advice_compares_equal_workers_with_synchronous_sgd():
+    content = content_of(gem=(0.89, 100.0), asgd=(0.88, 150.0))
+    equal = content_of(gem=(0.89, 300.0), asgd=(0.88, 250.0), synchronous_sgd=(0.88, 200.0))
+    content["rows"] += [row | {"cluster": "homogeneous"} for row in equal["rows"] if row["workers"] == 16]
+    assert outcome.advice(content)[2] == (
+        "Plain `asgd` with a tuned rate takes 1.50 times (1.50 to 1.50) the time of `gem` there. With 16 equal workers the "
+        "fastest, `asgd`, takes 1.25 times (1.25 to 1.25) as long as synchronous SGD."
+    )
+
+
 def test_a_task_with_few_methods_does_not_narrow_the_advice():
     content = content_of(dana_dc=(0.89, 100.0), asgd=(0.88, 150.0))
     content["definition"]["narrow"] = ["characters"]
