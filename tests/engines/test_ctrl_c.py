@@ -128,7 +128,7 @@ class Read(gemjax.batches.Rows):
 
 @pytest.mark.parametrize(("at", "commits"), [(2, 0), (11, 24)])
 def test_a_simulation_that_reads_data_ends_before_their_chunk(at, commits):
-    """Those of the next chunk are read while one computes."""
+    """Data of the next chunk are read while one computes."""
     seen = []
 
     def select(worker, step):

@@ -210,8 +210,8 @@ class Findings:
         )
 
     def profile(self, factors: Sequence[float]) -> tuple[list[Setting], dict[str, list[float]]]:
-        """Return the comparable settings, and the share of them in which each method is within factors of the fastest."""
-        settings = self.comparable()
+        """Return the comparable settings that a method holds, and the share in which each is within factors of the fastest."""
+        settings = [one for one in self.comparable() if self.fastest([one])]
         times = {name: [self._typical(setting, name) for setting in settings] for name in self.methods(settings)}
         return settings, profile(times, factors) if times else {}
 
@@ -275,8 +275,8 @@ def advice(content: Mapping[str, Any]) -> list[str]:
             )
         else:
             sentences.append(
-                f"Over the {len(every)} settings measured so far {_listed(names)} {verb} most often within 1.25 times of the "
-                f"fastest method: in {round(most * len(every))} of them."
+                f"Over the {len(every)} settings measured so far in which a method holds the target, {_listed(names)} {verb} "
+                f"most often within 1.25 times of the fastest: in {round(most * len(every))} of them."
             )
     return sentences
 
