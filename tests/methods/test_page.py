@@ -118,6 +118,15 @@ def test_the_numbers_of_the_benchmarks_are_those_of_their_pages(name):
     assert times[0] in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
+def test_the_first_page_has_no_other_times_than_the_benchmarks_pages():
+    results = ROOT / "train" / "results"
+    written = "".join((results / f"{name}.md").read_text(encoding="utf-8") for name in ("benchmark", "benchmark-quick"))
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    stated = re.findall(r"([\d.]+) times( \([\d.]+ to [\d.]+\))?", text)
+    assert len(stated) > 3
+    assert [one for one in stated if "".join(one) not in written.replace(" times (", " (")] == []
+
+
 def test_the_meaning_of_none_is_explained():
     explained = PAGE[PAGE.index("What `None` stands for") :].partition("\n\n")[0]
     nones = {name for row in METHODS.values() for name in re.findall(r"(\w+)=None", row["defaults"])}
