@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from gemjax.telemetry.style import look, ticks_at
+from gemjax.telemetry.style import band, look, ticks_at
 from train.claims.results import Measured
 from train.task import cluster as pace
 
@@ -127,11 +127,12 @@ def log_axis(axes: Axes) -> None:
 
 def curve(
     axes: Axes, measured: Measured, series: str, point: float, what: str = "train_loss", *,
-    per: str = "worker", kind: str = "curve", label: str | None = None, **style,
+    per: str = "worker", kind: str = "curve", label: str | None = None, ranged: bool = True, **style,
 ) -> None:  # fmt: skip
-    """Draw a curve along the run, the mean over seeds.
+    """Draw a curve along the run, the mean over seeds, in a band of their range.
 
     `per` is the unit of the horizontal axis: commits per `worker`, data `epoch`s of all workers, or each worker's `own epoch`s.
+    `ranged=False` leaves out the band, which would hide grey curves of the paper.
     """
     commits, values = measured.curve(what, series, point, kind)
     config = next(run.config for run, _ in measured.records if (run.series, run.point) == (series, point))
@@ -139,6 +140,11 @@ def curve(
     over = {"worker": config.workers, "epoch": an_epoch, "own epoch": config.workers * an_epoch}[per]
     factor = 100.0 if what == "test_accuracy" else 1.0
     axes.plot(commits / over, factor * values, label=label or series, **style)
+    _, seeds = measured.curves(what, series, point, kind)
+    known = np.isfinite(seeds).any(0)
+    if ranged and len(seeds) > 1 and known.any():
+        low, high = (factor * reduce(seeds[:, known], axis=0) for reduce in (np.nanmin, np.nanmax))
+        band(axes, commits[known] / over, low, high, style["color"])
     axes.set(
         xlabel=AXES[per],
         ylabel={"train_loss": "training loss"}.get(what, WORDS.get(what, what)),

@@ -141,15 +141,20 @@ class Measured:
 
         Values that are not finite are NaN. Seeds that ended early count up to their end.
         """
-        curves = [record[kind] for record in self.of(series, point)]
-        longest = max(curves, key=lambda curve: len(curve["commits"]))["commits"]
-        table = np.full((len(curves), len(longest)), np.nan)
-        for row, curve in zip(table, curves, strict=True):
-            values = np.array(curve[what], float)  # None becomes NaN.
-            row[: len(values)] = values
+        commits, table = self.curves(what, series, point, kind)
         known = np.isfinite(table)
         sums = np.where(known, table, 0.0).sum(0)
-        return np.array(longest, float), np.where(known.any(0), sums / np.maximum(1, known.sum(0)), np.nan)
+        return commits, np.where(known.any(0), sums / np.maximum(1, known.sum(0)), np.nan)
+
+    def curves(self, what: str, series: str, point: float, kind: str = "curve") -> tuple[np.ndarray, np.ndarray]:
+        """Return commits and a row per seed of the values of :meth:`curve`; behind the end of a seed they are NaN."""
+        found = [record[kind] for record in self.of(series, point)]
+        longest = max(found, key=lambda curve: len(curve["commits"]))["commits"]
+        table = np.full((len(found), len(longest)), np.nan)
+        for row, curve in zip(table, found, strict=True):
+            values = np.array(curve[what], float)  # None becomes NaN.
+            row[: len(values)] = np.where(np.isfinite(values), values, np.nan)
+        return np.array(longest, float), table
 
     def times(self, series: str, point: float) -> np.ndarray:
         """Return virtual times of the points of :meth:`curve`, from the seed with the longest run."""

@@ -4,10 +4,11 @@ Claim: over 30 epochs of data GEM's validation loss falls to 0.026; that of sequ
 0.091.
 
 Setting (full): MNIST, GEM's CNN, batches of 64, η = 0.05, μ = 0.9; GEM with 10 workers of three epochs each, against one
-worker with momentum SGD and thirty epochs; the test set is evaluated once per epoch of data; one seed.
+worker with momentum SGD and thirty epochs; the test set is evaluated once per epoch of data; three
+seeds.
 Setting (small): digits, 8 workers, η = 0.02, 40 epochs of data in all, one seed; only the end is judged.
 
-Cost (full): 2 runs, 56,220 commits.
+Cost (full): 6 runs, 168,660 commits.
 Expected: the paper's losses.
 Found: GEM ends at 0.0257 and momentum SGD at 0.0908 after a least loss of 0.051, the paper's 0.0259 and 0.0910 after 0.052. The
 paper does not claim overfitting, and its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20 there and
@@ -25,7 +26,7 @@ import functools
 import numpy as np
 
 from train.claims.claim import Claim, Statement, compare, numbers
-from train.claims.papers.gem_setting import SCATTER, curve, digits, mnist
+from train.claims.papers.gem_setting import curve, digits, mnist
 from train.claims.runs import Run, over_seeds
 
 GEM, SGD = "GEM", "momentum SGD, sequential"
@@ -45,24 +46,24 @@ def judge(measured) -> list[Statement]:
     (epochs,) = measured.points(GEM)
     last, rise = {}, {}
     for series in (GEM, SGD):
-        looks = measured.curve("test_loss", series, epochs, "evaluations")[1]
-        whole = len(looks) == epochs and np.isfinite(looks).all() and not measured.diverged(series, epochs)
-        last[series] = float(np.mean(looks[-3:])) if whole else np.inf
-        rise[series] = float(last[series] / np.min(looks)) if whole else np.inf
-    ahead = last[GEM] < last[SGD] < np.inf
+        looks = measured.curves("test_loss", series, epochs, "evaluations")[1]
+        whole = looks.shape[1] == epochs and np.isfinite(looks).all() and not measured.diverged(series, epochs)
+        ends = looks[:, -3:].mean(axis=1)
+        last[series] = ends.tolist() if whole else [np.inf]
+        rise[series] = (ends / looks.min(axis=1)).tolist() if whole else [np.inf]
+    (gem, sgd), (kept, rose) = (map(np.mean, one.values()) for one in (last, rise))
+    ahead = bool(gem < sgd < np.inf)
     text = "validation loss after 30 epochs of data (mean of the last three evaluations), GEM / momentum SGD"
     if not measured.full:
-        return [Statement(f"{text}: GEM is ahead", ahead, numbers(last.values()))]
+        return [Statement(f"{text}: GEM is ahead", ahead, numbers([gem, sgd]))]
     paper = [curve("5", name)[1] for name in PUBLISHED.values()]
-    rises = rise[GEM] < 1.15 < 1.3 < rise[SGD] < np.inf
     return [
-        compare(text, [[one] for one in last.values()], [one[-1] for one in paper], direction=ahead, scatter=SCATTER),
+        compare(text, [*last.values()], [one[-1] for one in paper], direction=ahead),
         compare(
             "last over least validation loss, GEM / momentum SGD",
-            [[one] for one in rise.values()],
+            [*rise.values()],
             [one[-1] / one.min() for one in paper],
-            direction=rises,
-            scatter=SCATTER,
+            direction=bool(kept < 1.15 < 1.3 < rose < np.inf),
         ),
     ]
 
@@ -96,12 +97,12 @@ CLAIM = Claim(
     title="GEM's validation loss keeps falling where that of momentum SGD rises",
     source="GEM, figure 5",
     runs={
-        "full": _runs(mnist, 10, 30.0, (0,)),
+        "full": _runs(mnist, 10, 30.0, (0, 1, 2)),
         "small": _runs(functools.partial(digits, learning_rate=0.02), 8, 40.0, (0,)),
     },
     judge=judge,
     draw=draw,
     paper={"test_loss": {GEM: {30: 0.0259}, SGD: {30: 0.0910}}},
     read_off=False,
-    minutes={"full": 7, "small": 1},
+    minutes={"full": 20, "small": 1},
 )

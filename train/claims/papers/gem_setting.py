@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from train.claims.claim import Scatter, numbers
+from train.claims.claim import numbers
 from train.config.config import Config, Method
 
 MNIST = Config(dataset="mnist", engine="simulate", epochs=1.0, batch_size=64, learning_rate=0.05)
 DIGITS = Config(dataset="digits", engine="simulate", epochs=5.0, batch_size=32, learning_rate=0.1)
 words = numbers
 CURVES = Path(__file__).with_name("gem_curves.json")
-SCATTER = Scatter(0.0945, 8)
-"""Scatter of GEM's final training loss over the three seeds at each of four numbers of workers (figure 1's runs), for claims
-with one seed."""
 
 
 def mnist(method: Method, workers: int, **changes: Any) -> Config:
