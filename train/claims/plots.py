@@ -36,8 +36,13 @@ AXES = {
 def shades(color: Any, count: int) -> list[tuple[float, ...]]:
     """Return `count` shades of a colour, from the colour itself to a light one; greys stay darker than published curves."""
     base = np.array(to_rgb(color))
-    white = 0.55 if np.ptp(base) > 0.1 else 0.3
+    white = 0.3 if grey(color) else 0.55
     return [tuple(base + (1 - base) * white * index / max(1, count - 1)) for index in range(count)]
+
+
+def grey(color: Any) -> bool:
+    """Return True if a colour is as good as grey, which is that of published curves."""
+    return bool(np.ptp(to_rgb(color)) <= 0.1)
 
 
 def looks(measured: Measured) -> dict[str, dict[str, Any]]:
@@ -62,22 +67,23 @@ def lines(
     series: Sequence[str] | None = None,
     label: str = "",
     styles: Mapping[str, Mapping[str, Any]] | None = None,
+    aside: float = 0.0,
 ) -> None:
     """Draw a line per series over its points, with the range over seeds.
 
     Published numbers are grey. A point with seeds that are not finite, or with more than ten times the loss of initial
     parameters, is a cross at the upper edge (the lower edge for accuracies). `label` replaces the names of the series,
-    `styles` their looks.
+    `styles` their looks. On a logarithmic axis the series lie side by side, each a factor of 1 + `aside` from the next.
     """
     edge = 0.03 if what == "test_accuracy" else 0.97
     factor = 100.0 if what in ("test_accuracy", "test_error") else 1.0
-    for name, style in (styles or looks(measured)).items():
-        if series is not None and name not in series:
-            continue
+    styles = {name: style for name, style in (styles or looks(measured)).items() if series is None or name in series}
+    for index, (name, style) in enumerate(styles.items()):
         points = measured.points(name)
+        at = np.array(points) * (1 + aside) ** (index - (len(styles) - 1) / 2)
         if paper and name in paper and measured.full:
-            at = sorted(paper[name])
-            axes.plot(at, [factor * paper[name][x] for x in at], **HOLLOW | {"marker": style["marker"]})
+            known = sorted(paper[name])
+            axes.plot(known, [factor * paper[name][x] for x in known], **HOLLOW | {"marker": style["marker"]})
         values = [factor * np.array(_values(measured, what, name, point)) for point in points]
         means = np.array([np.mean(one) for one in values])
         good = np.isfinite(means)
@@ -85,10 +91,10 @@ def lines(
             good &= ~(means > [10 * measured.chance(name, point) for point in points])
         spreads = [(mean - min(one), max(one) - mean) for mean, one, ok in zip(means, values, good, strict=True) if ok]
         bars = np.array(spreads).T if max(map(len, values)) > 1 and spreads else None
-        axes.errorbar(np.array(points)[good], means[good], bars, label=label or name, capsize=2, **style)
+        axes.errorbar(at[good], means[good], bars, label=label or name, capsize=2, **style)
         if (~good).any():
             axes.plot(
-                np.array(points)[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
+                at[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip
     axes.set_ylabel(WORDS.get(what, what))
@@ -127,12 +133,12 @@ def log_axis(axes: Axes) -> None:
 
 def curve(
     axes: Axes, measured: Measured, series: str, point: float, what: str = "train_loss", *,
-    per: str = "worker", kind: str = "curve", label: str | None = None, ranged: bool = True, **style,
+    per: str = "worker", kind: str = "curve", label: str | None = None, **style,
 ) -> None:  # fmt: skip
     """Draw a curve along the run, the mean over seeds, in a band of their range.
 
     `per` is the unit of the horizontal axis: commits per `worker`, data `epoch`s of all workers, or each worker's `own epoch`s.
-    `ranged=False` leaves out the band, which would hide grey curves of the paper.
+    At full scale a grey band has edges only: it would be taken for a curve of the paper.
     """
     commits, values = measured.curve(what, series, point, kind)
     config = next(run.config for run, _ in measured.records if (run.series, run.point) == (series, point))
@@ -142,9 +148,12 @@ def curve(
     axes.plot(commits / over, factor * values, label=label or series, **style)
     _, seeds = measured.curves(what, series, point, kind)
     known = np.isfinite(seeds).any(0)
-    if ranged and len(seeds) > 1 and known.any():
+    if len(seeds) > 1 and known.any():
         low, high = (factor * reduce(seeds[:, known], axis=0) for reduce in (np.nanmin, np.nanmax))
-        band(axes, commits[known] / over, low, high, style["color"])
+        looks: dict[str, Any] = (
+            {"facecolor": "none", "lw": 0.5, "alpha": 0.6} if measured.full and grey(style["color"]) else {}
+        )
+        band(axes, commits[known] / over, low, high, style["color"], **looks)
     axes.set(
         xlabel=AXES[per],
         ylabel={"train_loss": "training loss"}.get(what, WORDS.get(what, what)),

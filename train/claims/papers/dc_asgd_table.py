@@ -45,6 +45,12 @@ SERIES: dict[str, dict[str, Any]] = {
     "DC-ASGD-a": {"method": "dc_asgd", "variant": "adaptive", "strength": 2.0},
 }
 STRONGER, TUNED = "DC-ASGD-a, λ = 6", "DC-ASGD-c, tuned λ"
+LOOKS = {  # Light: a constant λ; dark: an adaptive one.
+    "DC-ASGD-c": {"color": "#d48bc8", "ls": ":"},
+    TUNED: {"color": "#d48bc8", "ls": "-"},
+    "DC-ASGD-a": {"color": "#7a1f6b", "ls": "-"},
+    STRONGER: {"color": "#7a1f6b", "ls": ":"},
+}
 CHOICES = (4.0, 40.0, 400.0)
 TUNING_SEED = 100
 # High: SGD, and ASGD and DC-ASGD-a with 4 workers (two sources). Medium: the others, from memory.
@@ -138,7 +144,10 @@ def draw(figure, measured) -> None:
 
     axes = figure.subplots()
     shown = [row for row in (*SERIES, STRONGER, TUNED) if row in measured.series]
-    claim_plots.lines(axes, measured.where(lambda run: run.series in shown), "test_error", PAPER["test_error"], shown)
+    found = measured.where(lambda run: run.series in shown)
+    styles = claim_plots.looks(found)
+    styles = {series: styles[series] | LOOKS.get(series, {}) for series in shown}
+    claim_plots.lines(axes, found, "test_error", PAPER["test_error"], shown, styles=styles, aside=0.02)
     claim_plots.points_axis(axes, WORKERS, "workers")
     one = 100 * (1 - measured.mean("test_accuracy", ONE, 1))
     axes.plot(WORKERS, [one] * len(WORKERS), color="0.3", ls=":", lw=1.2, label=ONE)
