@@ -3,6 +3,7 @@
 import time
 import warnings
 
+from gemjax.batches.base import RowsError
 from gemjax.engines.checks import ends_run
 from gemjax.engines.devices.hardware.programs import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLostError
@@ -94,6 +95,8 @@ class Scheduler:
         if arrival is not None and isinstance(arrival.error, WorkerLostError):
             self.roster.disappeared(arrival.worker, arrival.number, arrival.ready, arrival.error)
             self.programs.recover(arrival.worker)
+        elif arrival is not None and isinstance(arrival.error, RowsError):
+            raise arrival.error
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, arrival.ready, arrival, arrival.error)
         elif (message := self.roster.describe_stall(now)) is not None:
@@ -127,7 +130,7 @@ class Scheduler:
                     return
 
     def dispatch(self, dispatch: Dispatch) -> None:
-        """Start a gradient. An error of a source of data is a fault of the worker; other errors of batches raise."""
+        """Start a gradient. An error of a source of data is a fault of the worker; one that a retry would repeat raises."""
         worker, step, number = dispatch
         now = self.history.now()
         try:
@@ -136,7 +139,7 @@ class Scheduler:
         except PeriodsEndError as end:
             return self.roster.ended(worker, end)
         except Exception as error:
-            if self.programs.prefetcher is None:
+            if self.programs.prefetcher is None or isinstance(error, RowsError):
                 raise
             return self.roster.fault(worker, error)
         self.history.event("dispatch", now, worker=worker, step=step)

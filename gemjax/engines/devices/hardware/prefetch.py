@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gemjax.batches.base import RowsError, select
+from gemjax.batches.base import select
 from gemjax.batches.local import LocalBatches
 from gemjax.engines.devices.hardware import shutdown
 from gemjax.protocol.local_steps import PeriodsEndError
@@ -131,16 +131,9 @@ class Prefetcher:
                 self._wanted.put((key, future))
 
     def is_read(self, key: Hashable) -> bool:
-        """Return True if the batch can be taken without waiting; begin to read it otherwise.
-
-        Raises:
-          RowsError: if the batch cannot exist, so that no attempt would read it.
-        """
+        """Return True if the batch can be taken without waiting; begin to read it otherwise."""
         self.begin([key])
-        future = self._known[key]
-        if future.done() and isinstance(error := future.exception(), RowsError):
-            raise error
-        return future.done()
+        return self._known[key].done()
 
     def take(self, key: Hashable) -> PyTree:
         """Wait for the batch and return it; raise the exception of reading it."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from gemjax.batches.base import RowsError
 from gemjax.engines.devices.hardware import shutdown
 from gemjax.engines.devices.hardware.compat import settings_here
 
@@ -80,17 +79,11 @@ class Waiters:
         """Return the worker that finished first; wait if there is none.
 
         The result is ``None`` after ``timeout`` seconds, and after :meth:`wake`.
-
-        Raises:
-          RowsError: if the worker selects its batches itself, and this one cannot exist.
         """
         try:
-            arrival = self._ready.get(timeout=timeout)
+            return self._ready.get(timeout=timeout)
         except queue.Empty:
             return None
-        if arrival is not None and isinstance(arrival.error, RowsError):
-            raise arrival.error
-        return arrival
 
     def watches(self, worker: int) -> bool:
         """Return True if the worker's last gradient is not in the queue yet."""

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from gemjax.batches.base import RowsError
 from gemjax.engines.devices.hardware.waiters import Waiters
 
 
@@ -54,14 +53,6 @@ def test_first_finished_first_served(late):
         assert waiters.next().worker == 1 - late
         gradients[late].released.set()
         assert waiters.next().worker == late
-
-
-def test_rows_that_cannot_exist_end_the_run():
-    """Any other error is a fault of the worker, which tries again."""
-    with Waiters(1) as waiters:
-        waiters.failed(0, 1, 0, 0.0, RowsError("the rows of worker 0"))
-        with pytest.raises(RowsError, match="the rows of worker 0"):
-            waiters.next()
 
 
 def test_an_exception_arrives_with_its_worker():
