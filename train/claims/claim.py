@@ -128,7 +128,7 @@ def compare(
     elif all(map(math.isfinite, means)) and (near or factor == math.inf):
         verdict = "not decidable here"
         why = "one seed" if factor == math.inf else f"seeds scatter by a factor of {factor:.2g}"
-    chance = f"; chance: up to {factor:.2f}" if factor < math.inf else ""
+    chance = "" if factor == math.inf else f"; chance: up to {factor:{'.2f' if factor < 10 else '.3g'}}"
     return Statement(
         text, verdict, numbers(means, form), numbers(paper, form), f"ratio {numbers(ratios, '.2f')}{chance}", why
     )

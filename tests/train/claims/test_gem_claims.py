@@ -150,13 +150,15 @@ def test_figure_5_ends_where_the_papers_does():
             claim, apart(measured(claim, "full", lambda s, p: 0.1, evaluations=looks), "evaluations", "test_loss")
         )
 
-    assert judged() == [SAME, SAME]
+    assert judged() == [SAME, SAME, SAME]
     losses[sgd] = 3 * losses[sgd]
-    assert judged() == [DIRECTION, SAME]
-    losses[sgd] = losses[sgd][::-1] ** 2
-    assert judged()[1] != SAME
+    assert judged() == [SAME, DIRECTION, SAME]
+    losses[sgd] = np.concatenate([losses[sgd][:-3], [2.3] * 3])  # It fails at the end.
+    assert judged() == [SAME, DIRECTION, DIRECTION]
+    losses[sgd] = np.linspace(0.085, 0.02, 30)
+    assert judged()[1:] == [DIFFERS, DIFFERS]
     losses["GEM"] = losses["GEM"][:12]  # As if it had failed.
-    assert judged() == [DIFFERS, DIFFERS]
+    assert judged() == [DIFFERS, DIFFERS, DIFFERS]
 
 
 @pytest.mark.parametrize(

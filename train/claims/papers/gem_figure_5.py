@@ -10,10 +10,11 @@ Setting (small): digits, 8 workers, η = 0.02, 40 epochs of data in all, one see
 
 Cost (full): 6 runs, 168,660 commits.
 Expected: the paper's losses.
-Found: GEM ends at 0.0257 and momentum SGD at 0.0908 after a least loss of 0.051, the paper's 0.0259 and 0.0910 after 0.052. The
-paper does not claim overfitting, and its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20 there and
-from 0.10 to 0.15 here. The rate, η / (1 - μ) = 0.5 with dropout, is too large for one worker. One seed; the scatter over seeds
-is that of figure 1.
+Found: GEM ends at 0.0262 with three seeds, the paper's 0.0259. Momentum SGD's validation loss is the paper's up to epoch 26: least
+at 0.051 / 0.058 / 0.052, the paper's 0.052, then rising. In the last four epochs it rises to 0.10 with one seed and the network
+fails for good with the other two (2.30, chance), where the paper's run ends at 0.091. The paper does not claim overfitting, and
+its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20 there and from 0.12 to 0.18 here before any
+seed fails. The rate, η / (1 - μ) = 0.5 with dropout, is too large for one worker.
 
 Deviations:
   1. Simulated workers, as in figure 1.
@@ -53,17 +54,19 @@ def judge(measured) -> list[Statement]:
         rise[series] = (ends / looks.min(axis=1)).tolist() if whole else [np.inf]
     (gem, sgd), (kept, rose) = (map(np.mean, one.values()) for one in (last, rise))
     ahead = bool(gem < sgd < np.inf)
-    text = "validation loss after 30 epochs of data (mean of the last three evaluations), GEM / momentum SGD"
+    text = "validation loss after 30 epochs of data (mean of the last three evaluations)"
     if not measured.full:
-        return [Statement(f"{text}: GEM is ahead", ahead, numbers([gem, sgd]))]
-    paper = [curve("5", name)[1] for name in PUBLISHED.values()]
+        return [Statement(f"{text}, GEM / momentum SGD: GEM is ahead", ahead, numbers([gem, sgd]))]
+    paper = {series: curve("5", PUBLISHED[series])[1] for series in last}
+    rises = bool(kept < 1.15 < 1.3 < rose < np.inf)
     return [
-        compare(text, [*last.values()], [one[-1] for one in paper], direction=ahead),
+        compare(f"GEM's {text}", [last[GEM]], [paper[GEM][-1]], direction=ahead),
+        compare("momentum SGD's", [last[SGD]], [paper[SGD][-1]], direction=ahead),
         compare(
-            "last over least validation loss, GEM / momentum SGD",
-            [*rise.values()],
-            [one[-1] / one.min() for one in paper],
-            direction=bool(kept < 1.15 < 1.3 < rose < np.inf),
+            "momentum SGD's last over its least validation loss; GEM's is below 1.15",
+            [rise[SGD]],
+            [paper[SGD][-1] / paper[SGD].min()],
+            direction=rises,
         ),
     ]
 
@@ -84,9 +87,8 @@ def draw(figure, measured) -> None:
             left, measured, series, epochs, "test_loss", per="epoch", kind="evaluations", **own | {"ms": 3.5}
         )
         claim_plots.curve(right, measured, series, epochs, per="epoch", **own | {"marker": ""})
-    words = judge(measured)[0].verdict
-    left.set(ylabel="loss", title=f"validation: {words}", ylim=(0.015, 1.0))
-    right.set(ylabel="", title="training, not judged")
+    left.set(ylabel="loss", title="validation", ylim=(0.015, 3.0))
+    right.set(ylabel="", title="training (not judged)")
     claim_plots.log_axis(left)
     label_ends(left)
     label_ends(right)

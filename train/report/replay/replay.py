@@ -31,7 +31,7 @@ class Replay:
     Each piece of the run, from a checkpoint to the next, is computed again from the recorded order of commits. The
     difference at its end is compared with the effect of rounding: that of one unit in the last place of the parameters at
     its beginning. The exit status is 0 if rounding explains every difference, and 1 if not. Writes `replay.json` into the run
-    folder.
+    folder if it can.
     """
 
     run: tyro.conf.Positional[str] = "latest"
@@ -111,7 +111,10 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
     }
     for sentence in conclusion(config, found, pieces):
         say(console, sentence)
-    write_whole(folder.replay, json.dumps(found, indent=2) + "\n")
+    try:
+        write_whole(folder.replay, json.dumps(found, indent=2) + "\n")
+    except OSError as error:
+        say(console, f"{folder.replay} is not written ({error.strerror}), so the report will not show this verdict")
     return found
 
 
