@@ -57,7 +57,8 @@ def run_batch(
 ) -> list[Row]:
     """Simulate `config` at every point of a grid, or of a list, and return a summary per run.
 
-    If the device cannot hold all runs at once, they are divided among several programs. A run that fails continues beside the
+    If the device cannot hold all runs at once, they are divided among several programs, and so are seeds whose workers pull late
+    at different places. A run that fails continues beside the
     others to its end.
 
     Args:
@@ -81,7 +82,9 @@ def run_batch(
     needed, found, before = memory_of_run(config, task.params), {}, 0
     local: Any = functools.partial(local_steps, config, steps) if METHODS[config.method].local else None
     initial_loss = functools.cache(lambda seed: task.train_loss(task.params_of(seed), task.model_state))
-    for part in programs(lists, functools.partial(fit, needed)):
+    trace = functools.cache(functools.partial(cluster(config).trace, commits))
+    together = alike({seed: trace(seed) for seed in seeds})
+    for part in (part for own in together for part in programs(lists | {"seed": own}, functools.partial(fit, needed))):
         runs = [(number, seed) for number in part["point"] for seed in part["seed"]]
         looked: list[list[tuple[int, Any]]] = [[] for _ in runs]
         result = gemjax.sweep(
@@ -89,7 +92,7 @@ def run_batch(
             task.loss_fn,
             gemjax.PerSeed(task.params_of),
             gemjax.PerSeed(task.batches_of),
-            gemjax.PerSeed(functools.partial(cluster(config).trace, commits)),
+            gemjax.PerSeed(trace),
             [over[number] for number in part["point"]] if over[0] else {},
             seeds=part["seed"],
             model_state=task.model_state,
@@ -107,6 +110,19 @@ def run_batch(
             found[number, seed] = summarise(Finished(point, history, state, initial_loss(seed), looked[index]))
         before += len(runs) * commits
     return [found[run] for run in itertools.product(*lists.values())]
+
+
+def alike(traces: Mapping[int, gemjax.Trace]) -> list[list[int]]:
+    """Return seeds in groups whose traces one program can run side by side: their workers pull late at the same places.
+
+    >>> late = gemjax.Trace(worker=[0, 1, 0], pulled_at=[0, 0, 2])
+    >>> alike({0: gemjax.Trace(worker=[0, 1, 0]), 1: late, 2: gemjax.Trace(worker=[1, 0, 1])})
+    [[0, 2], [1]]
+    """
+    found: dict[tuple[int, bytes], list[int]] = {}
+    for seed, trace in traces.items():
+        found.setdefault((len(trace), trace.events().commits.tobytes()), []).append(seed)
+    return list(found.values())
 
 
 def programs(lists: Mapping[str, Sequence], fits: Callable[[int], bool]) -> list[dict[str, Sequence]]:

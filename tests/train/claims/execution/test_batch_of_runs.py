@@ -49,6 +49,7 @@ def runs(method, rates=(0.01, 0.1), seeds=(0, 1), **changes):
         ("gem", {}),
         pytest.param("lsgd", {"period": 2}, marks=pytest.mark.slow),
         pytest.param("yellowfin", {"cluster": "heterogeneous"}, marks=pytest.mark.slow),
+        ("asgd", {"cluster": "barrier", "epochs": 0.52, "seeds": (0, 1, 2)}),  # Numbers of late pulls differ.
     ],
 )
 def test_a_run_beside_others_has_the_record_that_it_has_alone(method, changes):
