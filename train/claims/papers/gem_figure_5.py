@@ -10,11 +10,11 @@ Setting (small): digits, 8 workers, η = 0.02, 40 epochs of data in all, one see
 
 Cost (full): 6 runs, 168,660 commits.
 Expected: the paper's losses.
-Found: GEM ends at 0.0262 with three seeds, the paper's 0.0259. Momentum SGD's validation loss is the paper's up to epoch 26: least
-at 0.051 / 0.058 / 0.052, the paper's 0.052, then rising. In the last four epochs it rises to 0.10 with one seed and the network
-fails for good with the other two (2.30, chance), where the paper's run ends at 0.091. The paper does not claim overfitting, and
-its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20 there and from 0.12 to 0.18 here before any
-seed fails. The rate, η / (1 - μ) = 0.5 with dropout, is too large for one worker.
+Found: GEM ends at 0.0262 with three seeds, the paper's 0.0259. Momentum SGD's validation loss is the paper's up to epoch 26:
+least at 0.051 / 0.058 / 0.052, the paper's 0.052, then rising. In the last four epochs it rises to 0.10 with one seed and the
+network fails for good with the other two (2.30, chance), where the paper's run ends at 0.091. The paper does not claim
+overfitting, and its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20 there and from 0.12 to 0.18
+here before any seed fails. The rate, η / (1 - μ) = 0.5 with dropout, is too large for one worker.
 
 Deviations:
   1. Simulated workers, as in figure 1.

@@ -57,9 +57,8 @@ def run_batch(
 ) -> list[Row]:
     """Simulate `config` at every point of a grid, or of a list, and return a summary per run.
 
-    If the device cannot hold all runs at once, they are divided among several programs, and so are seeds whose workers pull late
-    at different places. A run that fails continues beside the
-    others to its end.
+    If the device cannot hold all runs at once, they are divided among several programs, and so are seeds whose workers pull
+    late at different places. A run that fails continues beside the others to its end.
 
     Args:
       config: what all runs share.
