@@ -1,45 +1,48 @@
-"""Ctrl-C during a run, held back while its state is between two commits."""
+"""Signals during a run: what their handlers raise is held back while its state is between two commits."""
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
+
+# Signals with which users, schedulers and timers end a run.
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 
 
 class Held:
-    """Ctrl-C, held back until the state of a run can be read.
+    """Exceptions of signal handlers, such as Ctrl-C, held back until the state of a run can be read.
 
-    A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()`` the
-    first Ctrl-C therefore raises ``KeyboardInterrupt`` only in :meth:`open`, at :meth:`check` or at the end, and the second one
-    anywhere. If the run fails meanwhile, the first one is raised at the end, with the ``result`` of that error. Only Python's
-    own handler is replaced, and only in the main thread, because no other one gets signals.
+    A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()``
+    Python's handlers are called at once, but the first exception of one is raised only in :meth:`open`, at :meth:`check` or at
+    the end, and the second one anywhere. If the run fails meanwhile, the first one is raised at the end, with the ``result`` of
+    that error. Handlers are replaced only in the main thread, because no other one gets signals.
 
     Args:
-      said: line for standard error at a Ctrl-C that is held back; empty for none.
+      said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
     """
 
     def __init__(self, said: str = ""):
         self._said = said
-        self._asked = self._opened = False
-        self._before: Any = None
+        self._opened = False
+        self._raised: BaseException | None = None
+        self._before: dict[int, Callable] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            # A run inside the callback of another one holds for itself.
-            if before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), Held):
-                self._before = before
-                signal.signal(signal.SIGINT, self._on_signal)
+            for number in (getattr(signal, name) for name in ENDING if hasattr(signal, name)):
+                if callable(before := signal.getsignal(number)):
+                    self._before[number] = before
+                    signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.let_through()  # A callback may have saved the handler, and it is set again later.
-        if signal.getsignal(signal.SIGINT) == self._on_signal:  # A callback may have set another one.
-            signal.signal(signal.SIGINT, self._before)
-        if self._asked and not isinstance(error, KeyboardInterrupt):
-            stop = KeyboardInterrupt()
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._on_signal:  # A callback may have set another one.
+                signal.signal(number, before)
+        if (stop := self._raised) is not None and (error is None or isinstance(error, Exception)):
             vars(stop).update({} if error is None else vars(error))
             raise stop from error
 
@@ -48,14 +51,14 @@ class Held:
         self._opened = True
 
     def check(self) -> None:
-        """Raise ``KeyboardInterrupt`` if Ctrl-C has been pressed."""
-        if self._asked:
-            self._asked = False
-            raise KeyboardInterrupt
+        """Raise the exception that was held back, if there is one."""
+        stop, self._raised = self._raised, None
+        if stop is not None:
+            raise stop
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Let Ctrl-C raise anywhere inside, where no commit is under way."""
+        """Let handlers raise anywhere inside, where no commit is under way."""
         try:
             self._opened = True
             self.check()
@@ -63,11 +66,15 @@ class Held:
         finally:
             self._opened = False
 
-    def _on_signal(self, *_: Any) -> None:
-        if self._opened or self._asked:
-            self._asked = False
-            raise KeyboardInterrupt
-        self._asked = True
-        if self._said:
-            with contextlib.suppress(OSError):
-                os.write(2, f"\n{self._said}\n".encode())
+    def _on_signal(self, number: int, frame: Any) -> None:
+        try:
+            self._before[number](number, frame)
+        except BaseException as stop:
+            if self._opened or self._raised is not None:
+                self._raised = None
+                raise
+            self._raised = stop
+            if self._said:
+                name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+                with contextlib.suppress(OSError):
+                    os.write(2, f"\n{name}: {self._said}\n".encode())

@@ -203,7 +203,7 @@ def ticks_at(axes: Axes, values: Any, *, log: bool = False) -> None:
 
 
 def band(
-    axes: Axes, x: Any, low: Any, high: Any, color: str, limits: tuple[float, float] = (-np.inf, np.inf), **looks: Any
+    axes: Axes, x: Any, low: Any, high: Any, color: Any, limits: tuple[float, float] = (-np.inf, np.inf), **looks: Any
 ) -> None:
     """Draw an interval as a band, cut at the possible range.
 

@@ -1,7 +1,9 @@
 """Ctrl-C during a run: the state survives it, and the second one ends the run at once."""
 
+import dataclasses
 import os
 import signal
+import sys
 import threading
 
 import jax
@@ -18,9 +20,9 @@ from gemjax.engines.simulator import simulate as simulator
 PROBLEM, TRACE = quadratic(), gemjax.arrivals.Gamma(3).trace(40)
 
 
-def press(times=1):
+def press(times=1, number=signal.SIGINT):
     for _ in range(times):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
 
 
 def gem():
@@ -41,15 +43,15 @@ def restored():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def pressing(function, at, times=1):
-    """Return `function` with Ctrl-C before its result of call number `at` is assigned."""
+def pressing(function, at, times=1, number=signal.SIGINT):
+    """Return `function` with a signal before its result of call number `at` is assigned."""
     calls = []
 
     def call(*args, **kwargs):
         found = function(*args, **kwargs)
         calls.append(None)
         if len(calls) == at:
-            press(times)
+            press(times, number)
         return found
 
     return call
@@ -293,3 +295,72 @@ def test_what_a_callback_writes_into_the_parameters_stays_its_own():
         gem(), loss_fn, params, lambda worker, step: 0.0, TRACE, chunk_size=8, **options
     )
     assert_same_bits(run(callback=callback).params, run().params)
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_handler_of_ones_own_leaves_a_result_that_goes_on(at, monkeypatch, capfd):
+    """Schedulers of clusters send SIGTERM; its usual handler exits."""
+    history = simulator._history
+
+    def interrupted(*args):
+        if len(calls) == at - 1:
+            signal.raise_signal(signal.SIGTERM)
+        calls.append(None)
+        return history(*args)
+
+    calls, before = [], signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    monkeypatch.setattr(simulator, "_history", interrupted)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            simulate()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    monkeypatch.undo()
+    found = ended.value.result
+    assert int(found.state.commits) == len(found.trace) == len(found.history["loss"]) == 8 * at
+    assert "SIGTERM: the simulation ends after the chunk in progress" in capfd.readouterr().err
+    assert_same_bits(simulate(state=found).state, simulate().state)
+
+
+def test_an_exception_between_a_chunk_and_its_history_leaves_both(monkeypatch):
+    """Such as that of a timer, or one that another thread raises here; it is none of a signal that is held back."""
+    history, calls = simulator._history, []
+
+    def failing(*args):
+        calls.append(None)
+        if len(calls) == 3:
+            raise MemoryError
+        return history(*args)
+
+    monkeypatch.setattr(simulator, "_history", failing)
+    with pytest.raises(MemoryError) as ended:
+        simulate()
+    monkeypatch.undo()
+    found = ended.value.result
+    assert int(found.state.commits) == len(found.trace) == len(found.history["loss"]) == 24
+    assert_same_bits(simulate(state=found).state, simulate().state)
+
+
+def test_a_result_of_two_moments_is_refused():
+    early, late = (simulate(callback=lambda progress, at=at: progress.commits == at) for at in (16, 24))
+    for mixed in (dataclasses.replace(late, trace=early.trace), dataclasses.replace(early, trace=late.trace)):
+        with pytest.raises(ValueError, match=r"has made \d+ commits, but whose trace has \d+"):
+            simulate(state=mixed)
+
+
+def test_a_run_on_devices_that_a_handler_of_ones_own_ends_keeps_its_state(monkeypatch):
+    make = programs.Central.__init__
+
+    def init(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self._commit = pressing(self._commit, 12, number=signal.SIGTERM)
+
+    monkeypatch.setattr(programs.Central, "__init__", init)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_on_devices()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    found = ended.value.result
+    assert 8 <= int(found.state.commits) == len(found.trace) < 40

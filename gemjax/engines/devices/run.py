@@ -53,12 +53,13 @@ def run_on_devices(
 ) -> Result:
     """Train asynchronously on this host's devices, in the order in which they finish.
 
-    The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from one
-    queue, first finished first served, commits, and sends the worker its next view. It never waits for one particular
-    worker, so a slow or hung one delays no other (but eight that hang block a device that they share); with a ``deadline`` in
-    the policy a hung worker is given up, and the run fails when all are. A commit and the pull that follows are one compiled
-    program on the device of the central variable. The first round starts when all programs are compiled. Ctrl-C during
-    the run is raised between two commits, with the result so far; a second one is raised at once.
+    The calling thread owns the central variable: it dispatches a gradient to every worker, takes finished workers from
+    one queue, first finished first served, commits, and sends the worker its next view. It never waits for one particular
+    worker, so a slow or hung one delays no other (but eight that hang block a device that they share); with a
+    ``deadline`` in the policy a hung worker is given up, and the run fails when all are. A commit and the pull that
+    follows are one compiled program on the device of the central variable. The first round starts when all programs are
+    compiled. What a handler of a signal raises, as Ctrl-C does, is raised between two commits, with the result so far; a
+    second time at once.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.

@@ -57,6 +57,12 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
             "another one, or lacks rejected commits, as that of a run on devices does; give state=result, which has its trace, "
             "instead of result.state"
         )
+    least, most = int(state.commits), int(state.commits + state.dropped + state.rejected)
+    if earlier is not None and not least <= len(earlier) <= most:
+        raise ValueError(
+            f"state= is a Result whose state has made {least} commits, but whose trace has {len(earlier)}: they are of "
+            "different moments, and to go on would repeat or skip commits; continue from a checkpoint"
+        )
     # Rejected gradients of a run on devices arrive, but have no row.
     if earlier is not None and commits != len(earlier):
         commits = len(earlier)

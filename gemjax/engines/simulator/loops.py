@@ -68,11 +68,11 @@ def prepare(batches: Any, events: Events, chunk_size: int, window: int, cut: tup
 
 
 def _attempt(fn: Callable, *args: Any) -> Future:
-    """Call ``fn(*args)`` now; an exception, also Ctrl-C, surfaces when the result is used, so that earlier chunks are kept."""
+    """Call ``fn(*args)`` now; any exception, also Ctrl-C, surfaces when the result is used, so that earlier chunks are kept."""
     future = Future()
     try:
         future.set_result(jax.device_put(fn(*args)))
-    except (Exception, KeyboardInterrupt) as error:
+    except BaseException as error:
         future.set_exception(error)
     return future
 

@@ -112,7 +112,8 @@ def simulate(
         or if it would make a number of the parameters, the view or the state infinite or NaN, or the norm of the parameters (or
         of a momentum, buffer or view) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
         step, which is used up. Every exception during the run has an attribute ``result``, to be saved or continued, unless
-        the state can no longer be read. Ctrl-C is raised after the chunk in progress, and so has it; a second one at once.
+        the state can no longer be read. What a handler of a signal raises, as Ctrl-C does, is raised after the chunk in
+        progress, and so has it; a second time at once.
 
     >>> import gemjax, jax.numpy as jnp
     >>> from gemjax import arrivals
@@ -162,21 +163,27 @@ def simulate(
     # A loss or batches of a class that has == but no hash are compiled at each call.
     make = compiled if _has_hash(transition) and _has_hash(batches) else compiled.__wrapped__
 
-    parts: list[History] = [history]
-    stopped, (commits, done) = False, rows_of(state, earlier, history, trace, events)
-    cuts = chunks(events, chunk_size, stops, done)
-    with Held("Ctrl-C: the simulation ends after the chunk in progress; again: at once, without its state") as held:
+    stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
+    cuts, ends = chunks(events, chunk_size, stops, done), np.cumsum(events.commits)
+    parts: dict[Any, History] = {None: history}
+    latest: Any = None, state, None  # Cut, state and reports of the newest chunk, which no exception can part.
+
+    def reached() -> tuple[RunState, int]:
+        """Add the newest chunk to the history; return its state and the number of commits."""
+        cut, state, reports = latest
+        if cut not in parts:
+            parts[cut] = _history(Events(*(column[slice(*cut)] for column in events)), reports, trace)
+        return state, begun if cut is None else int(ends[cut[1] - 1])
+
+    with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:
             with held.open():
                 if window > 1 and cuts and not draws.are_alike(transition, batches, events, state, commits=False):
                     window = 1
             run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
             prepared = held.open()(functools.partial(prepare, batches, events, width_of(chunk_size), window))
-            running = in_chunks(run_chunk, state, batches.data, prepared, cuts)
-            for cut, state, reports in running:
-                chunk = Events(*(column[slice(*cut)] for column in events))
-                parts.append(_history(chunk, reports, trace))
-                commits += int(chunk.commits.sum())
+            for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
+                state, commits = reached()
                 held.check()
                 if callback is not None:
                     progress = Progress(
@@ -188,26 +195,29 @@ def simulate(
                         model_state=_apart(state.model_state),
                         state=functools.partial(_apart, state),
                         trace=functools.partial(trace.first, commits),
-                        history={name: column.copy() for name, column in parts[-1].items()},
+                        history={name: column.copy() for name, column in parts[latest[0]].items()},
                     )
                     with held.open():
                         stopped = ends_run(callback(progress)) and commits < len(trace)
                 unapplied = commits == len(trace) and not int(state.commits)
                 least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
-                check_rejections(int(state.rejected_in_a_row), least, functools.partial(concatenate, parts))
+                check_rejections(int(state.rejected_in_a_row), least, lambda: concatenate([*parts.values()]))
                 if stopped:
                     break
-            result = Result(state, concatenate(parts), trace.first(commits), stopped)
+            result = _result(reached(), parts, trace, stopped)
             held.check()
         except BaseException as error:
-            # Between two chunks; the state of one that failed, or that a second Ctrl-C ended, is lost.
+            # The state of a chunk that failed, or that a second Ctrl-C ended, is lost.
             held.let_through()
-            leave_result(
-                error, lambda: Result(jax.block_until_ready(state), concatenate(parts), trace.first(commits), True)
-            )
+            leave_result(error, lambda: _result(jax.block_until_ready(reached()), parts, trace, True))
             raise
     warn_if_diverged(result, stacklevel=2)
     return result
+
+
+def _result(reached: tuple[RunState, int], parts: dict[Any, History], trace: Trace, stopped: bool) -> Result:
+    state, commits = reached
+    return Result(state, concatenate([*parts.values()]), trace.first(commits), stopped)
 
 
 def _apart(tree: PyTree) -> PyTree:
