@@ -44,7 +44,7 @@ class Benchmark:
     quick: bool = False
     """Ten minutes on two cores, without files: digits, eight methods, 16 and 64 workers."""
     methods: tuple[str, ...] = ()
-    """Methods to measure; default: all of the scale."""
+    """Methods to measure in every setting; default: all with 16 unequal workers, and the best known in the others."""
     tasks: tuple[str, ...] = ()
     """Tasks to measure; default: all of the scale."""
     workers: tuple[int, ...] = ()
@@ -93,7 +93,9 @@ class Benchmark:
             cell
             for cell in self.whole.cells()
             if asked(self.tasks, cell.task)
-            and (cell.method in REFERENCES or asked(self.methods, cell.method))
+            and (
+                cell.method in REFERENCES or (cell.method in self.methods if self.methods else self.whole.is_core(cell))
+            )
             and (cell.workers == 1 or (asked(self.workers, cell.workers) and asked(self.clusters, cell.cluster)))
         ]
 

@@ -275,7 +275,7 @@ def advice(content: Mapping[str, Any]) -> list[str]:
             )
         else:
             sentences.append(
-                f"Over the {len(every)} settings measured so far in which a method holds the target, {_listed(names)} {verb} "
+                f"Over the {len(every)} settings in which a method holds the target, {_listed(names)} {verb} "
                 f"most often within 1.25 times of the fastest: in {round(most * len(every))} of them."
             )
     return sentences

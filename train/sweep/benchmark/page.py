@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from train.sweep.benchmark.outcome import Findings, advice, points
-from train.sweep.benchmark.settings import LOCAL, ONE, REFERENCES, SYNCHRONOUS, WORDS, Cell, Plan, Setting
+from train.sweep.benchmark.settings import FIRST, LOCAL, ONE, REFERENCES, SYNCHRONOUS, WORDS, Cell, Plan, Setting
 
 NAMES = {SYNCHRONOUS: "synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
 TIES = 5  # Methods that a row of the overview names.
@@ -33,9 +33,9 @@ def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
 
 def _progress(plan: Plan, found: Findings) -> list[str]:
     """Return the part of the plan that is measured, in words, and the fastest method of each setting as a table."""
-    cells = plan.cells()
+    cells = [cell for cell in plan.cells() if plan.is_core(cell)]
     done = sum(cell in found.rows for cell in cells)
-    lines = [f"All {len(plan.settings)} settings are measured, with up to {len(plan.methods)} methods each."]
+    lines = [f"All {len(plan.settings)} settings are measured."]
     if done < len(cells):
         lines = [f"**Measured so far: {done} of {len(cells)} pairs of a method and a setting.**"]
         if missing := [setting for setting in plan.settings if setting not in found.settings]:
@@ -58,9 +58,9 @@ def _grouped(settings: list[Setting], tasks: int) -> str:
 
 def _overview(plan: Plan, found: Findings, setting: Setting) -> str:
     """Return the row of a setting: its fastest method."""
-    names = plan.methods_of(setting[0])
-    have = sum(Cell.at(setting, name) in found.rows for name in names)
-    first = [_place(setting), f"{have}" if have == len(names) else f"{have} of {len(names)}"]
+    cells = [Cell.at(setting, name) for name in plan.methods_of(setting[0])]
+    have, core = sum(cell in found.rows for cell in cells), sum(map(plan.is_core, cells))
+    first = [_place(setting), f"{have}" if have >= core else f"{have} of {core}"]
     if not (fastest := found.fastest([setting])):
         return f"| {' | '.join([*first, 'none reaches and holds the target with every seed', '—', '—', '—'])} |"
     more = len(fastest) - TIES
@@ -137,7 +137,7 @@ def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
         "by the loss on training rows, on a seed of its own. A candidate is a learning rate from 0.0006 to 0.35 and a value "
         "of one number of the method (momentum, strength, outer rate), or twice as many rates if it has none. The rates of "
         "methods that make one step per N gradients are multiplied by N. "
-        + "".join(f"On *{task}* {len(names)} methods take part. " for task, names in plan.narrow.items())
+        + _taking_part(plan)
         + f"The {len(plan.seeds)} reported seeds did not serve tuning.",
         "",
         f"The target is {content['definition']['kept']:g} of the final accuracy of one worker with momentum and as many "
@@ -152,8 +152,17 @@ def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
         "method and all whose difference to it lies inside its interval, which is a tie.",
         "",
         f"Cost so far: {cost['runs']:,} runs, {cost['minutes']:,} process minutes, on {hardware}. `{command}` continues where "
-        f"it stopped, and `{command} --methods NAME` measures a method.",
+        f"it stopped, and `{command} --methods NAME` measures a method in all settings.",
     ]
+
+
+def _taking_part(plan: Plan) -> str:
+    """Return which methods are measured where, in sentences."""
+    words = "".join(f"On *{task}* {len(names)} methods take part. " for task, names in plan.narrow.items())
+    if all(map(plan.is_core, plan.cells())):
+        return words
+    _, workers, cluster = plan.settings[0]
+    return f"{words}Elsewhere than with {workers} {WORDS[cluster]} workers they are the {len(FIRST)} best known. "
 
 
 def draw(figure: Any, content: Mapping[str, Any]) -> None:

@@ -155,6 +155,10 @@ class Plan:
         """Return the methods that a task has."""
         return self.narrow.get(task, self.methods)
 
+    def is_core(self, cell: Cell) -> bool:
+        """Return True if a cell belongs to the benchmark: all methods in the first kind of settings, the best known in all."""
+        return cell.method in (*REFERENCES, *FIRST) or cell.setting[1:] == self.settings[0][1:]
+
     def cells(self) -> list[Cell]:
         """Return all cells, the most informative first: the first setting in full, then the best-known methods everywhere."""
         ones = [Cell(task, 1, EQUAL, ONE) for task in dict.fromkeys(setting[0] for setting in self.settings)]

@@ -20,7 +20,19 @@ from train.config.datasets import DATASETS
 from train.config.methods import METHODS
 from train.run.groups.store import unsealed
 from train.sweep.benchmark import benchmark, outcome, page, settings
-from train.sweep.benchmark.settings import CONTESTANTS, FULL, LOCAL, ONE, QUICK, REFERENCES, SYNCHRONOUS, UNEQUAL, Cell
+from train.sweep.benchmark.benchmark import Benchmark
+from train.sweep.benchmark.settings import (
+    CONTESTANTS,
+    FIRST,
+    FULL,
+    LOCAL,
+    ONE,
+    QUICK,
+    REFERENCES,
+    SYNCHRONOUS,
+    UNEQUAL,
+    Cell,
+)
 from train.task.cluster import mean_period
 from train.task.methods import local_steps, make_method
 
@@ -104,6 +116,12 @@ def test_every_method_of_the_library_takes_part_and_the_budget_is_that_of_the_ru
     assert set(FULL.methods) == set(METHODS)
     assert FULL.budget == 40_000
     assert len(FULL.cells()) == 12 * (len(METHODS) + 2) + 6 * (9 + 2) + 3
+    core = [cell for cell in FULL.cells() if FULL.is_core(cell)]
+    assert len(core) == 2 * (len(METHODS) - len(FIRST)) + 1 + 18 * (len(FIRST) + 2) + 3
+    assert Benchmark().cells == core
+    assert {cell.setting for cell in Benchmark(methods=("diloco",)).cells if cell.method == "diloco"} == {
+        setting for setting in FULL.settings if setting[0] != "characters"
+    }
     assert FULL.gradients // 64 >= 250
     first = FULL.cells()[:11]
     assert first[0] == Cell("cifar", 1, "homogeneous", ONE)
@@ -370,7 +388,7 @@ def test_an_unfinished_setting_does_not_narrow_the_advice():
     later = outcome.advice(content)
     assert later[:3] == before[:3]
     assert later[3] == (
-        "Over the 2 settings measured so far in which a method holds the target, `gem` is most often within 1.25 times of the "
+        "Over the 2 settings in which a method holds the target, `gem` is most often within 1.25 times of the "
         "fastest: in 2 of them."
     )
     lost = {"workers": 64, "time": [None] * 3, "gradients": [None] * 3}
