@@ -74,7 +74,7 @@ class Batches:
 
 
 class RowsError(ValueError):
-    """A selection of rows that the data do not have; a retry would select the same ones."""
+    """Rows that the data do not have, or that make no batch because they differ; a retry would meet the same ones."""
 
 
 class Wrapper(Batches):

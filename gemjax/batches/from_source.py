@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from gemjax.batches.base import Wrapper
+from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.checks import INSTEAD_OF_ITERATOR, NO_ITERATOR, count_rows, has_splits, is_dataset, is_numeric
 from gemjax.batches.rows import Epochs, Rows
 from gemjax.protocol.checks import shown
@@ -25,7 +25,7 @@ class RandomAccess(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int, /) -> PyTree:
-        """Return a row: a pytree of arrays and numbers, of the same shapes for all rows."""
+        """Return a row: a pytree of arrays and numbers, of the same structure, shapes and dtypes for all rows."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class FromSource(Wrapper):
       TypeError: if ``batches`` are not rows of data, or ``source`` has no length or no rows; when rows are read, if a row
         holds something that is not a number.
       ValueError: if ``batches`` have another number of rows, both ``batches`` and ``batch_size`` are given, or ``threads`` is
-        not positive; when rows are read, if their shapes differ.
+        not positive; when rows are read, if their structure, shapes or dtypes differ from those of the first row read.
       RuntimeError: when rows are read, if the source raises. Errors of reading name the row.
 
     >>> loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
@@ -100,6 +100,7 @@ class FromSource(Wrapper):
     _: dataclasses.KW_ONLY
     batch_size: dataclasses.InitVar[int | None] = None
     seed: dataclasses.InitVar[int | None] = None
+    _first: dict = dataclasses.field(init=False, default_factory=dict)  # Number and shapes of a row read.
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FromSource):
@@ -144,6 +145,9 @@ class FromSource(Wrapper):
         else:
             with concurrent.futures.ThreadPoolExecutor(min(len(wanted), self.threads)) as pool:
                 read = list(pool.map(lambda rows: read_rows(self.source, rows), wanted))
+        for (number, *_), batch in zip(wanted, read, strict=True):
+            row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+            _check_alike(number, row, *self._first.setdefault("row", (number, row)))
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *read)
         return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
 
@@ -184,21 +188,28 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
     else:
         rows = [_read(source, number) for number in numbers]
     _refuse_lists(rows[0], numbers[0])
-    like, structure = jax.tree.flatten_with_path(rows[0])
-    columns: list[list[np.ndarray]] = [[] for _ in like]
+    arrays: list[PyTree] = []
     for number, row in zip(numbers, rows, strict=True):
-        leaves, found = jax.tree.flatten(row)
-        if found != structure:
-            raise ValueError(f"row {number} of the source is {found}, but row {numbers[0]} is {structure}")
-        for (path, _), leaf, column in zip(like, leaves, columns, strict=True):
-            name = jax.tree_util.keystr(path) or "it"
-            column.append(leaf := _array(leaf, f"row {number} of the source: {name}"))
-            if leaf.shape != column[0].shape:
-                raise ValueError(
-                    f"row {number} of the source: {name} has the shape {leaf.shape}, but that of row {numbers[0]} has "
-                    f"{column[0].shape}; rows of a batch must be alike: crop, resize or pad them"
-                )
-    return jax.tree.unflatten(structure, [np.stack(column) for column in columns])
+        leaves, structure = jax.tree.flatten(row)
+        leaves = [_array(leaf, row, number, place) for place, leaf in enumerate(leaves)]
+        arrays.append(jax.tree.unflatten(structure, leaves))
+        _check_alike(number, arrays[-1], numbers[0], arrays[0])
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
+
+
+def _check_alike(number: int, row: PyTree, first: int, like: PyTree) -> None:
+    """Raise ``RowsError`` if row ``number`` is not like row ``first``; the leaves of both have shapes and dtypes."""
+    (leaves, found), (expected, structure) = jax.tree.flatten(row), jax.tree.flatten(like)
+    if found != structure:
+        raise RowsError(f"row {number} of the source is {found}, but row {first} is {structure}; rows must be alike")
+    for place, (leaf, other) in enumerate(zip(leaves, expected, strict=True)):
+        what = "shape" if leaf.shape != other.shape else "dtype"
+        if (has := getattr(leaf, what)) != (expects := getattr(other, what)):
+            advice = "crop, resize or pad them" if what == "shape" else "convert them to one dtype"
+            raise RowsError(
+                f"{_name(row, number, place)} has the {what} {has}, but that of row {first} has {expects}; rows must be alike: "
+                f"{advice}"
+            )
 
 
 def _refuse_lists(row: PyTree, number: int) -> None:
@@ -211,18 +222,24 @@ def _refuse_lists(row: PyTree, number: int) -> None:
             )
 
 
-def _array(leaf: Any, name: str) -> np.ndarray:
+def _name(row: PyTree, number: int, place: int) -> str:
+    path, _ = jax.tree.leaves_with_path(row)[place]
+    return f"row {number} of the source: {jax.tree_util.keystr(path) or 'it'}"
+
+
+def _array(leaf: Any, row: PyTree, number: int, place: int) -> np.ndarray:
     try:
         array = np.asarray(leaf)
     except Exception as error:
         raise TypeError(
-            f"{name} is of the type {type(leaf).__name__}, of which NumPy makes no array ({error}); give NumPy arrays, of a "
-            "tensor tensor.detach().cpu().numpy()"
+            f"{_name(row, number, place)} is of the type {type(leaf).__name__}, of which NumPy makes no array ({error}); give "
+            "NumPy arrays, of a tensor tensor.detach().cpu().numpy()"
         ) from error
     if not is_numeric(array.dtype):
+        found = type(array.item() if not array.ndim else array).__name__
         raise TypeError(
-            f"{name} is {type(array.item() if not array.ndim else array).__name__} ({array.dtype}), and devices take numbers "
-            "only; encode it or leave it out (MapDataset.map of Grain, remove_columns of Hugging Face datasets)"
+            f"{_name(row, number, place)} is {found} ({array.dtype}), and devices take numbers only; encode it or leave it out "
+            "(MapDataset.map of Grain, remove_columns of Hugging Face datasets)"
         )
     return array
 

@@ -1,6 +1,8 @@
 """Rows that are read when needed give the same run, and no worker waits for the rows of another."""
 
+import copy
 import dataclasses
+import pickle
 import threading
 
 import jax
@@ -12,6 +14,7 @@ from engines.problems import Abreast, assert_same_bits, late
 
 import gemjax
 from gemjax import FromSource
+from gemjax.batches.base import RowsError
 from gemjax.batches.from_source import read_rows
 from gemjax.batches.rows import Rows
 from gemjax.testing import Faults
@@ -245,8 +248,13 @@ class Graph:
 @pytest.mark.parametrize(
     ("row", "error", "words"),
     [
-        ({"x": np.zeros(3)}, ValueError, r"row 1 .*\['x'\] has the shape \(3,\), but that of row 0 has \(2,\)"),
-        ({"y": np.zeros(2)}, ValueError, "row 1 of the source is .*'y'.* but row 0 is .*'x'"),
+        ({"x": np.zeros(3)}, RowsError, r"row 1 .*\['x'\] has the shape \(3,\), but that of row 0 has \(2,\)"),
+        (
+            {"x": np.zeros(2, int)},
+            RowsError,
+            r"row 1 .*\['x'\] has the dtype int64, but that of row 0 has float64; rows must",
+        ),
+        ({"y": np.zeros(2)}, RowsError, "row 1 of the source is .*'y'.* but row 0 is .*'x'.*; rows must be alike"),
         ({"x": "text"}, TypeError, r"row 1 of the source: \['x'\] is str .*numbers only"),
         ({"x": b"bytes"}, TypeError, r"row 1 of the source: \['x'\] is bytes .* encode it or leave it out"),
         (
@@ -259,6 +267,63 @@ class Graph:
 def test_rows_that_cannot_be_stacked_are_named(row, error, words):
     with pytest.raises(error, match=words):
         read_rows([{"x": np.zeros(2)}, row], [0, 1])
+
+
+class Unlike(Source):
+    """Row 17 differs from the others."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def __getitem__(self, number):
+        row = super().__getitem__(number)
+        return self.other(row) if number == 17 else row
+
+
+UNLIKE = {
+    "shape": (
+        lambda row: row | {"x": row["x"][:1]},  # Broadcast by the loss.
+        r"row 17 of the source: \['x'\] has the shape \(1,\), but that of row \d+ has \(64,\); rows must be alike: crop,",
+    ),
+    "dtype": (
+        lambda row: row | {"x": np.ones(64, np.int32)},
+        r"row 17 of the source: \['x'\] has the dtype int32, but that of row \d+ has float64; rows must be alike: convert",
+    ),
+    "structure": (
+        lambda row: row | {"y": 1.0},
+        r"row 17 of the source is PyTreeDef\(.*'y'.*\), but row \d+ is PyTreeDef\(.*\); rows must be alike",
+    ),
+}
+
+
+@pytest.mark.parametrize("make", [lambda batches: simulate(batches, chunk_size=1), simulate, on_devices])
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_a_row_unlike_those_of_earlier_batches_ends_the_run(kind, make):
+    """Each batch is one row, so rows differ only between batches."""
+    other, words = UNLIKE[kind]
+    order = gemjax.Stream(NUMBERS, 1, seed=1)
+    assert order.select(np.zeros(1, int), np.zeros(1, int), np.zeros(1, int)).item() != 17
+    source = Unlike(other)
+    with pytest.raises(RowsError, match=f"^{words}") as raised:
+        make(FromSource(source, order))
+    if make is on_devices:
+        assert source.read.count(17) == 1  # A retry would read the same.
+        assert len(raised.value.result.trace) < 24
+
+
+def test_what_was_read_travels_with_a_copy_and_changes_no_identity():
+    rows = [np.zeros(2), np.zeros(2), np.zeros(3)]
+    used = FromSource(rows, gemjax.Epochs(np.arange(3), 1))
+    used.gather(np.array([1]))
+    new = FromSource(rows, used.batches)
+    assert (used, hash(used), repr(used)) == (new, hash(new), repr(new))
+    for copied in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
+        with pytest.raises(
+            RowsError, match=r"row 2 of the source: it has the shape \(3,\), but that of row 1 has \(2,\)"
+        ):
+            copied.gather(np.array([2]))
+    new.gather(np.array([2]))
 
 
 @pytest.mark.parametrize(
