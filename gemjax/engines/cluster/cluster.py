@@ -191,7 +191,7 @@ class Cluster:
         self._connected = True
         self._connection.callback(setattr, Cluster, "_own", False)
         self._connection.callback(ray.shutdown)
-        with signals_kept(), on_loopback(self.address is None), warnings.catch_warnings():
+        with signals_kept(ray.shutdown), on_loopback(self.address is None), warnings.catch_warnings():
             # Ray forks only to start other programs, which is harmless.
             warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
             ray.init(self.address or "local", **options)

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,23 @@ def check_reachable(address: str) -> None:
 
 
 @contextlib.contextmanager
-def signals_kept() -> Iterator[None]:
-    """Keep the caller's handler of SIGTERM, which ``ray.init`` replaces."""
+def signals_kept(shutdown: Callable[[], None]) -> Iterator[None]:
+    """Keep the caller's handler of SIGTERM, which ``ray.init`` replaces.
+
+    A SIGTERM meanwhile goes to that handler, after ``shutdown``: it may end the process at once, and Ray's would stay.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as stop:
+        if stop.code == signal.SIGTERM and handler is not None:  # Raised by Ray's handler.
+            signal.signal(signal.SIGTERM, handler)  # First, because signals may come twice.
+            shutdown()
+            signal.raise_signal(signal.SIGTERM)
+        raise
     finally:
         if handler not in (signal.SIG_DFL, None):  # Ray's own handler ends its processes.
             signal.signal(signal.SIGTERM, handler)
