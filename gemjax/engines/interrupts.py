@@ -15,9 +15,9 @@ class Held:
     """Exceptions of signal handlers, such as Ctrl-C, held back until the state of a run can be read.
 
     A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()``
-    Python's handlers are called at once, but the first exception of one is raised only in :meth:`open`, at :meth:`check` or at
-    the end, and the second one anywhere. If the run fails meanwhile, the first one is raised at the end, with the ``result`` of
-    that error. Handlers are replaced only in the main thread, because no other one gets signals.
+    Python's handlers of ``ENDING`` are called at once, but the first exception of one is raised only in :meth:`open`, at
+    :meth:`check` or at the end, and the second one anywhere. If the run fails meanwhile, the first one is raised at the end,
+    with the ``result`` of that error. Handlers are replaced only in the main thread, because no other one gets signals.
 
     Args:
       said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
@@ -25,30 +25,36 @@ class Held:
 
     def __init__(self, said: str = ""):
         self._said = said
-        self._opened = False
+        self._opened = True
         self._raised: BaseException | None = None
         self._before: dict[int, Callable] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (getattr(signal, name) for name in ENDING if hasattr(signal, name)):
-                if callable(before := signal.getsignal(number)):
-                    self._before[number] = before
-                    signal.signal(number, self._on_signal)
+        try:
+            if threading.current_thread() is threading.main_thread():
+                for number in (getattr(signal, name) for name in ENDING if hasattr(signal, name)):
+                    if callable(before := signal.getsignal(number)):
+                        self._before[number] = before
+                        signal.signal(number, self._on_signal)
+            self._opened = False
+        except BaseException:
+            self._restore()
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.let_through()  # A callback may have saved the handler, and it is set again later.
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._on_signal:  # A callback may have set another one.
-                signal.signal(number, before)
-        if (stop := self._raised) is not None and (error is None or isinstance(error, Exception)):
+        self._restore()
+        if (stop := self._raised) is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
             vars(stop).update({} if error is None else vars(error))
             raise stop from error
 
     def let_through(self) -> None:
         """Hold nothing back from here on."""
         self._opened = True
+
+    def hold(self, stop: BaseException) -> None:
+        """Hold back an exception that was raised in :meth:`open`; another one that is held back gives way."""
+        self._raised = stop
 
     def check(self) -> None:
         """Raise the exception that was held back, if there is one."""
@@ -66,11 +72,18 @@ class Held:
         finally:
             self._opened = False
 
+    def _restore(self) -> None:
+        self.let_through()  # A callback may have saved the handler, and it is set again later.
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._on_signal:  # A callback may have set another one.
+                signal.signal(number, before)
+
     def _on_signal(self, number: int, frame: Any) -> None:
         try:
             self._before[number](number, frame)
         except BaseException as stop:
-            if self._opened or self._raised is not None:
+            gave_up = signal.getsignal(number) != self._on_signal  # The handler set another one, for which it made way.
+            if self._opened or self._raised is not None or gave_up:
                 self._raised = None
                 raise
             self._raised = stop

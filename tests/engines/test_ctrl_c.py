@@ -146,6 +146,27 @@ def test_a_simulation_that_reads_data_ends_before_their_chunk(at, commits):
     assert seen[-1] == (0, at)
 
 
+@pytest.mark.parametrize("ends", [lambda: True, lambda: 1 / 0])
+def test_an_exit_while_data_are_read_counts_also_if_the_run_ends_there(ends):
+    """The data of a chunk that never comes."""
+
+    def select(worker, step):
+        if (worker, step) == (0, 11):
+            press(number=signal.SIGTERM)
+
+    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            gemjax.simulate(
+                gem(), loss_fn, jnp.ones(4), Read(select), gemjax.arrivals.RoundRobin(3).trace(60), chunk_size=12,
+                callback=lambda progress: progress.commits == 24 and ends(),
+            )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(ended.value.result.trace) == 24
+
+
 def test_a_run_on_devices_that_selects_data_ends_there():
     seen = []
 
@@ -265,6 +286,45 @@ def test_another_handler_is_left_alone():
     assert len(heard) == 5 + 3
 
 
+def test_a_handler_that_makes_way_for_an_earlier_one_is_not_held():
+    """As that of `python -m train` does at the second signal, to stop at once."""
+
+    def gives_up(number, frame):
+        signal.signal(number, before)
+        signal.raise_signal(number)
+
+    def run():
+        with Held():
+            press()
+            pytest.fail("it was held back")
+
+    before = signal.signal(signal.SIGINT, gives_up)
+    pytest.raises(KeyboardInterrupt, run)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_while_handlers_are_replaced_leaves_none_behind(monkeypatch):
+    found = signal.getsignal
+
+    def getsignal(number):
+        if number == signal.SIGTERM:
+            press()
+        return found(number)
+
+    monkeypatch.setattr(signal, "getsignal", getsignal)
+    with pytest.raises(KeyboardInterrupt), Held():
+        pytest.fail("it was held back")
+
+
+def test_a_ctrl_c_counts_also_if_the_run_is_ended_otherwise():
+    def run():
+        with Held():
+            press()
+            raise GeneratorExit
+
+    pytest.raises(KeyboardInterrupt, run)
+
+
 def test_a_handler_that_a_callback_sets_stays():
     heard = []
     try:
@@ -323,7 +383,7 @@ def test_a_handler_of_ones_own_leaves_a_result_that_goes_on(at, monkeypatch, cap
 
 
 def test_an_exception_between_a_chunk_and_its_history_leaves_both(monkeypatch):
-    """Such as that of a timer, or one that another thread raises here; it is none of a signal that is held back."""
+    """Such as a lack of memory; it comes from no handler, so that it is not held back."""
     history, calls = simulator._history, []
 
     def failing(*args):
@@ -341,11 +401,26 @@ def test_an_exception_between_a_chunk_and_its_history_leaves_both(monkeypatch):
     assert_same_bits(simulate(state=found).state, simulate().state)
 
 
-def test_a_result_of_two_moments_is_refused():
-    early, late = (simulate(callback=lambda progress, at=at: progress.commits == at) for at in (16, 24))
-    for mixed in (dataclasses.replace(late, trace=early.trace), dataclasses.replace(early, trace=late.trace)):
-        with pytest.raises(ValueError, match=r"has made \d+ commits, but whose trace has \d+"):
-            simulate(state=mixed)
+@pytest.mark.parametrize("bad", [(), (3, 7, 11, 17)])
+def test_a_result_of_two_moments_is_refused(bad):
+    """Rejected gradients have rows in the trace of a simulation, and none in that of a run on devices."""
+    batches = lambda worker, step: jnp.where(jnp.isin(3 * step + worker, jnp.array([-1, *bad])), jnp.nan, 0.0)
+    run = lambda **options: gemjax.simulate(
+        gem(),
+        lambda params, batch: jnp.sum((params - batch) ** 2),
+        jnp.ones(3),
+        batches,
+        TRACE,
+        chunk_size=8,
+        **options,
+    )
+    early, late = (run(callback=lambda progress, at=at: progress.commits == at) for at in (16, 24))
+    assert int(late.state.rejected) == len(bad)
+    assert_same_bits(run(state=late).state, run().state)
+    wrong = [dataclasses.replace(early, state=late.state), dataclasses.replace(late, state=early.state)]
+    for mixed in wrong + ([] if bad else [dataclasses.replace(late, trace=early.trace)]):
+        with pytest.raises(ValueError, match=r"has made \d+ commits, but whose (trace|history) has \d+"):
+            run(state=mixed)
 
 
 def test_a_run_on_devices_that_a_handler_of_ones_own_ends_keeps_its_state(monkeypatch):

@@ -59,7 +59,7 @@ def run_on_devices(
     ``deadline`` in the policy a hung worker is given up, and the run fails when all are. A commit and the pull that
     follows are one compiled program on the device of the central variable. The first round starts when all programs are
     compiled. What a handler of a signal raises, as Ctrl-C does, is raised between two commits, with the result so far; a
-    second time at once.
+    second exception is raised at once.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.

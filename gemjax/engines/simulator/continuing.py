@@ -57,11 +57,10 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
             "another one, or lacks rejected commits, as that of a run on devices does; give state=result, which has its trace, "
             "instead of result.state"
         )
-    least, most = int(state.commits), int(state.commits + state.dropped + state.rejected)
-    if earlier is not None and not least <= len(earlier) <= most:
+    if earlier is not None and (text := _two_moments(state, earlier, history)):
         raise ValueError(
-            f"state= is a Result whose state has made {least} commits, but whose trace has {len(earlier)}: they are of "
-            "different moments, and to go on would repeat or skip commits; continue from a checkpoint"
+            f"state= is a Result whose state has made {int(state.commits)} commits, but whose {text}: they are of different "
+            "moments, and to go on would repeat or skip commits; continue from a checkpoint"
         )
     # Rejected gradients of a run on devices arrive, but have no row.
     if earlier is not None and commits != len(earlier):
@@ -79,6 +78,15 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
             f"stops=[{len(earlier)}] and a callback that ends the run there, and continue that result"
         )
     return commits, done
+
+
+def _two_moments(state: RunState, trace: Trace, history: History) -> str:
+    """Return what a result has of another number of commits than its state; empty if nothing is known to differ."""
+    least, most = int(state.commits), int(state.commits + state.dropped + state.rejected)
+    if not least <= len(trace) <= most:  # A row may lack if its gradient was rejected or dropped.
+        return f"trace has {len(trace)}"
+    applied = history.get("applied", np.ones(0, bool))
+    return f"history has {applied.sum()}" if len(applied) == len(trace) and applied.sum() != least else ""
 
 
 def _steps_agree(state: RunState, events: Events, done: int) -> bool:

@@ -113,7 +113,7 @@ def simulate(
         of a momentum, buffer or view) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
         step, which is used up. Every exception during the run has an attribute ``result``, to be saved or continued, unless
         the state can no longer be read. What a handler of a signal raises, as Ctrl-C does, is raised after the chunk in
-        progress, and so has it; a second time at once.
+        progress, and so has it; a second exception is raised at once.
 
     >>> import gemjax, jax.numpy as jnp
     >>> from gemjax import arrivals
@@ -181,7 +181,15 @@ def simulate(
                 if window > 1 and cuts and not draws.are_alike(transition, batches, events, state, commits=False):
                     window = 1
             run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
-            prepared = held.open()(functools.partial(prepare, batches, events, width_of(chunk_size), window))
+
+            def prepared(cut: tuple[int, int]) -> tuple:
+                try:
+                    with held.open():
+                        return prepare(batches, events, width_of(chunk_size), window, cut)
+                except (KeyboardInterrupt, SystemExit) as stop:
+                    held.hold(stop)  # For the chunk in progress, after which none may follow.
+                    raise
+
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
                 state, commits = reached()
                 held.check()
