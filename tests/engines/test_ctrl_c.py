@@ -299,7 +299,8 @@ def test_a_handler_that_makes_way_for_an_earlier_one_is_not_held():
             pytest.fail("it was held back")
 
     before = signal.signal(signal.SIGINT, gives_up)
-    pytest.raises(KeyboardInterrupt, run)
+    with pytest.raises(KeyboardInterrupt):
+        run()
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -322,7 +323,8 @@ def test_a_ctrl_c_counts_also_if_the_run_is_ended_otherwise():
             press()
             raise GeneratorExit
 
-    pytest.raises(KeyboardInterrupt, run)
+    with pytest.raises(KeyboardInterrupt):
+        run()
 
 
 def test_a_handler_that_a_callback_sets_stays():
