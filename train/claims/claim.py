@@ -100,6 +100,7 @@ def compare(
     scatter: Scatter | None = None,
     runs: int = 3,
     form: str = ".3g",
+    each: bool = False,
 ) -> Statement:
     """Compare means over seeds with positive published numbers, to the factor that the scatter over seeds allows.
 
@@ -114,6 +115,7 @@ def compare(
       scatter: the scatter over seeds; default: that of `ours`.
       runs: number of the paper's runs behind each number.
       form: format of the numbers.
+      each: show the value of each seed, not means, as where seeds end at unlike places.
     """
     means = [statistics.fmean(values) for values in ours]
     factor = (scatter or Scatter.of(ours)).factor(min(map(len, ours)), runs, len(paper))
@@ -128,9 +130,16 @@ def compare(
     elif all(map(math.isfinite, means)) and (near or factor == math.inf):
         verdict = "not decidable here"
         why = "one seed" if factor == math.inf else f"seeds scatter by a factor of {factor:.2g}"
+    shown = [*zip(*ours, strict=True)] if each else [means]
+    ratios = [value / published for row in shown for value, published in zip(row, paper, strict=True)]
     chance = "" if factor == math.inf else f"; chance: up to {factor:{'.2f' if factor < 10 else '.3g'}}"
     return Statement(
-        text, verdict, numbers(means, form), numbers(paper, form), f"ratio {numbers(ratios, '.2f')}{chance}", why
+        text,
+        verdict,
+        numbers([value for row in shown for value in row], form),
+        numbers(paper, form),
+        f"ratio {numbers(ratios, '.2f')}{chance}",
+        why,
     )
 
 

@@ -4,15 +4,15 @@ Claim: over 30 epochs of data GEM's validation loss falls to 0.026; that of sequ
 0.091.
 
 Setting (full): MNIST, GEM's CNN, batches of 64, η = 0.05, μ = 0.9; GEM with 10 workers of three epochs each, against one
-worker with momentum SGD and thirty epochs; the test set is evaluated once per epoch of data; three
-seeds.
+worker with momentum SGD and thirty epochs. The test set is evaluated once per epoch of data. Three seeds.
 Setting (small): digits, 8 workers, η = 0.02, 40 epochs of data in all, one seed; only the end is judged.
 
 Cost (full): 6 runs, 168,660 commits.
 Expected: the paper's losses.
-Found: GEM ends at 0.0262 with three seeds, the paper's 0.0259. Momentum SGD's validation loss is the paper's up to epoch 26:
-least at 0.051 / 0.058 / 0.052, the paper's 0.052, then rising. In the last four epochs it rises to 0.10 with one seed and the
-network fails for good with the other two (2.30, chance), where the paper's run ends at 0.091. The paper does not claim
+Found: GEM ends at 0.0262 (mean of three seeds), the paper's 0.0259. Momentum SGD's validation loss falls as low as the paper's
+(0.052, after 14 epochs), but sooner: to 0.051 / 0.058 / 0.052 after 4 / 7 / 9 epochs. Then it rises, in the paper's run, too.
+In epochs 20 to 26 its mean is 0.89 / 1.33 / 1.29 times the paper's. In the last four epochs the network fails for good with two
+of the three seeds (2.30, chance); the third ends at 0.091, as the paper's run does. The paper does not claim
 overfitting, and its curves show none: momentum SGD's training loss also rises, from 0.12 to 0.20 there and from 0.12 to 0.18
 here before any seed fails. The rate, η / (1 - μ) = 0.5 with dropout, is too large for one worker.
 
@@ -48,10 +48,10 @@ def judge(measured) -> list[Statement]:
     last, rise = {}, {}
     for series in (GEM, SGD):
         looks = measured.curves("test_loss", series, epochs, "evaluations")[1]
-        whole = looks.shape[1] == epochs and np.isfinite(looks).all() and not measured.diverged(series, epochs)
-        ends = looks[:, -3:].mean(axis=1)
-        last[series] = ends.tolist() if whole else [np.inf]
-        rise[series] = (ends / looks.min(axis=1)).tolist() if whole else [np.inf]
+        last[series] = rise[series] = [np.inf] * len(looks)
+        if looks.shape[1] == epochs and np.isfinite(looks).all() and not measured.diverged(series, epochs):
+            ends = looks[:, -3:].mean(axis=1)
+            last[series], rise[series] = ends.tolist(), (ends / looks.min(axis=1)).tolist()
     (gem, sgd), (kept, rose) = (map(np.mean, one.values()) for one in (last, rise))
     ahead = bool(gem < sgd < np.inf)
     text = "validation loss after 30 epochs of data (mean of the last three evaluations)"
@@ -61,12 +61,13 @@ def judge(measured) -> list[Statement]:
     rises = bool(kept < 1.15 < 1.3 < rose < np.inf)
     return [
         compare(f"GEM's {text}", [last[GEM]], [paper[GEM][-1]], direction=ahead),
-        compare("momentum SGD's", [last[SGD]], [paper[SGD][-1]], direction=ahead),
+        compare("momentum SGD's, each seed", [last[SGD]], [paper[SGD][-1]], direction=ahead, each=True),
         compare(
-            "momentum SGD's last over its least validation loss; GEM's is below 1.15",
+            "momentum SGD's last over its least validation loss, each seed; GEM's is below 1.15",
             [rise[SGD]],
             [paper[SGD][-1] / paper[SGD].min()],
             direction=rises,
+            each=True,
         ),
     ]
 
