@@ -13,7 +13,7 @@ import pytest
 from engines.problems import assert_same_bits, quadratic
 
 import gemjax
-from gemjax.engines.devices.hardware import programs
+from gemjax.engines.devices.hardware.programs import commits
 from gemjax.engines.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
 
@@ -89,17 +89,17 @@ def test_the_second_ctrl_c_ends_a_simulation_at_once(monkeypatch):
 
 
 def _in_a_commit(monkeypatch):
-    make = programs.Central.__init__
+    make = commits.Central.__init__
 
     def init(self, *args, **kwargs):
         make(self, *args, **kwargs)
         self._commit = pressing(self._commit, 12)
 
-    monkeypatch.setattr(programs.Central, "__init__", init)
+    monkeypatch.setattr(commits.Central, "__init__", init)
 
 
 def _in_a_report(monkeypatch):
-    monkeypatch.setattr(programs.CentralPrograms, "read", pressing(programs.CentralPrograms.read, 9))
+    monkeypatch.setattr(commits.CentralPrograms, "read", pressing(commits.CentralPrograms.read, 9))
 
 
 @pytest.mark.parametrize("where", [_in_a_commit, _in_a_report])
@@ -184,8 +184,8 @@ def test_a_run_on_devices_that_selects_data_ends_there():
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_finished_run_on_devices_has_its_result_also_if_it_is_interrupted_then(times, monkeypatch):
-    gather = programs.CentralPrograms.reached
-    monkeypatch.setattr(programs.CentralPrograms, "reached", pressing(gather, 1, times))
+    gather = commits.CentralPrograms.reached
+    monkeypatch.setattr(commits.CentralPrograms, "reached", pressing(gather, 1, times))
     with pytest.raises(KeyboardInterrupt) as ended:
         run_on_devices()
     assert len(ended.value.result.trace) == 40
@@ -193,7 +193,7 @@ def test_a_finished_run_on_devices_has_its_result_also_if_it_is_interrupted_then
 
 def test_a_ctrl_c_while_the_result_is_gathered_ends_that(monkeypatch):
     """The devices may be those that hang."""
-    monkeypatch.setattr(programs.CentralPrograms, "reached", pressing(programs.CentralPrograms.reached, 1))
+    monkeypatch.setattr(commits.CentralPrograms, "reached", pressing(commits.CentralPrograms.reached, 1))
     with pytest.raises(KeyboardInterrupt) as ended:
         run_on_devices(callback=lambda progress: 1 / 0)
     assert not hasattr(ended.value, "result")
@@ -426,13 +426,13 @@ def test_a_result_of_two_moments_is_refused(bad):
 
 
 def test_a_run_on_devices_that_a_handler_of_ones_own_ends_keeps_its_state(monkeypatch):
-    make = programs.Central.__init__
+    make = commits.Central.__init__
 
     def init(self, *args, **kwargs):
         make(self, *args, **kwargs)
         self._commit = pressing(self._commit, 12, number=signal.SIGTERM)
 
-    monkeypatch.setattr(programs.Central, "__init__", init)
+    monkeypatch.setattr(commits.Central, "__init__", init)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with pytest.raises(SystemExit) as ended:

@@ -24,7 +24,7 @@ import gemjax
 from gemjax import LocalSteps
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
 from gemjax.telemetry import eventlog
 from gemjax.testing import Faults

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gemjax
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
 from train.bench.devices import no_batches, trivial_loss

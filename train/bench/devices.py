@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gemjax
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
 from gemjax.testing import Faults
 

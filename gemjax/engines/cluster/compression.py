@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, Packer
-from gemjax.engines.devices.hardware.programs import Packers, gradient_at
+from gemjax.engines.devices.hardware.programs.gradients import Packers, gradient_at
 from gemjax.engines.worker import Gradient
 
 PyTree = Any

@@ -19,7 +19,8 @@ from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
-from gemjax.engines.devices.hardware.programs import CentralPrograms, Packers
+from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
+from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.hardware.waiters import Finished, WorkerLostError
 from gemjax.engines.transition import RunState, Transition
@@ -49,7 +50,7 @@ class ClusterPrograms(CentralPrograms):
     """Commits at the central variable on this host, for workers that are actors of Ray.
 
     Args:
-      transition, state: as for :class:`gemjax.engines.devices.hardware.programs.CentralPrograms`.
+      transition, state: as for :class:`gemjax.engines.devices.hardware.programs.commits.CentralPrograms`.
       batches: the run's batches, not yet grouped for local steps.
       grouped: the same, grouped for local steps.
       central: the place of the central variable.

@@ -11,7 +11,7 @@ from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.checks import RunWarning, check_given, check_option, check_tx, warn_of_two_rates
 from gemjax.engines.devices.hardware.placement import Placement, place, warn_if_colocated
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.devices.hardware.sharding import devices_of
 from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.members import Members

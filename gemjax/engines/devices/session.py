@@ -19,7 +19,7 @@ from gemjax.engines.checks import (
     check_tx,
     check_untraced,
 )
-from gemjax.engines.devices.hardware.programs import CentralPrograms
+from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.history import RunHistory
 from gemjax.engines.devices.members import Members

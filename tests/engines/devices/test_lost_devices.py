@@ -7,7 +7,7 @@ import pytest
 from engines.problems import Abreast, NotedLog, assert_close, quadratic
 
 import gemjax
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.devices.roster import Roster
 
 QUADRATIC = quadratic()

@@ -164,7 +164,7 @@ def test_workers_join_and_leave(tmp_path):
 
 def test_a_gradient_that_cannot_be_sent_leaves_the_central_variable_untouched(monkeypatch):
     """It counts as a fault of its worker, which repeats the step."""
-    from gemjax.engines.devices.hardware.programs import Programs
+    from gemjax.engines.devices.hardware.programs.host import Programs
 
     bring, failures = Programs.bring, []
 
@@ -188,7 +188,7 @@ def test_members_must_be_of_the_run():
 
 def test_a_permanently_broken_transfer_ends_the_run(monkeypatch):
     """Each worker is retired after its retries, although its gradients are finished."""
-    from gemjax.engines.devices.hardware.programs import Programs
+    from gemjax.engines.devices.hardware.programs.host import Programs
 
     def never(self, packed):
         raise OSError("the link is down")

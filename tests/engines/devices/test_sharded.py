@@ -11,7 +11,7 @@ from engines.problems import Abreast, assert_close
 
 import gemjax
 from gemjax.engines.devices.hardware.placement import Placement
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.devices.hardware.sharding import cut_along, devices_of, in_parts, whole
 from gemjax.engines.transition import Transition
 

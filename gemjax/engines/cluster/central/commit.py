@@ -10,7 +10,7 @@ from gemjax.engines.cluster.central.division import Division
 from gemjax.engines.cluster.central.program import Program
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed
-from gemjax.engines.devices.hardware.programs import Packers, with_outcome
+from gemjax.engines.devices.hardware.programs.gradients import Packers, with_outcome
 from gemjax.engines.transition import RunState, Transition, view_of
 from gemjax.protocol import slots
 

@@ -17,7 +17,7 @@ from gemjax.engines.cluster.central.stand_ins import AtActor
 from gemjax.engines.cluster.cluster import sent_by_value
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.programs import Packers
+from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.result import RunFailedError

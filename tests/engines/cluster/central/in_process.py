@@ -11,7 +11,7 @@ from gemjax.engines.cluster.central.division import DRIVER
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.prefetch import Selections
-from gemjax.engines.devices.hardware.programs import event_of, gradient_at, packers
+from gemjax.engines.devices.hardware.programs.gradients import event_of, gradient_at, packers
 from gemjax.engines.transition import Transition, view_of
 from gemjax.protocol import slots
 

@@ -9,7 +9,7 @@ from engines.problems import assert_same_bits
 
 import gemjax
 from gemjax.engines.devices.hardware import central
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
 
 LARGE = central.SMALL // 4 + 1  # Numbers of a float32 leaf that is too large for a vector.

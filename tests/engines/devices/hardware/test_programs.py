@@ -15,7 +15,7 @@ from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.devices.hardware.central import COMMIT
 from gemjax.engines.devices.hardware.placement import Placement
-from gemjax.engines.devices.hardware.programs import Programs
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.simulator.loops import inputs, loop
 from gemjax.engines.transition import Transition
 

@@ -1,0 +1,76 @@
+"""Gradients as packed arrays: what a worker computes from a packed view, whole or in local steps."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gemjax.engines.devices.hardware.packing import Packer, pack_whole
+from gemjax.engines.devices.hardware.sharding import Place, split_batch
+from gemjax.engines.devices.stepwise import Stepwise
+from gemjax.engines.transition import View
+from gemjax.engines.worker import WorkerStep
+
+PyTree = Any
+
+
+class Packers(NamedTuple):
+    """The packing of views and gradients."""
+
+    views: Packer
+    gradients: Packer
+
+
+def packers(
+    step: WorkerStep, batches: Any, central: Place, view: PyTree, local: PyTree, example: PyTree, largest: float
+) -> Packers:
+    """Return the packers of views with outcomes, and of gradients, from arrays or shapes; larger leaves are apart."""
+    data, selection = example
+    data = batches.data if data is None else data
+    compute = functools.partial(gradient_at, step.gradient, batches, None)
+    shapes = jax.eval_shape(compute, view[0], local, data, selection, event_of(0, 0))
+    return Packers(pack_whole(view, central, largest), pack_whole(shapes._replace(local=()), central, largest))
+
+
+def packed_gradient(gradient: Callable, batches: Any, packed_as: Packers) -> Callable:
+    """Return ``compute(packed, local, data, selection, event, place) -> (packed gradient, new local)``.
+
+    ``gradient`` is :meth:`gemjax.engines.worker.WorkerStep.gradient`.
+    """
+
+    def compute(packed, local, data, selection, event, place):
+        sent = gradient_at(gradient, batches, place, packed_as.views.unpack(packed)[0], local, data, selection, event)
+        return packed_as.gradients.pack(sent._replace(local=())), sent.local
+
+    return compute
+
+
+def gradient_at(gradient, batches, place, view, local, data, selection, event):
+    """Compute a gradient from the selection of its batch."""
+    batch = split_batch(place, batches.batch(data, selection))
+    return gradient(view._replace(local=local), batch, event[0], event[1])
+
+
+def stepwise(step: WorkerStep, batches: Any, packed_as: Packers, place: Place | None, finish: Callable) -> Stepwise:
+    """Return local steps that can be interrupted; ``finish`` is :func:`packed_gradient` or another one like it."""
+
+    def at(function, packed, *arguments):
+        return gradient_at(function, batches, place, packed_as.views.unpack(packed)[0], *arguments)
+
+    def send_off(function, *arguments):
+        return finish(function, batches, packed_as)(*arguments, place=place)
+
+    return Stepwise(step, at, send_off)
+
+
+def with_outcome(view: View, applied: jax.Array, keeps_local: bool) -> tuple[View, Any]:
+    """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0."""
+    return view, applied.astype(jnp.result_type(float)) if keeps_local else ()
+
+
+def event_of(worker: int, step: int, *, commits: bool = True) -> np.ndarray:
+    """Return worker, step and kind of an arrival as one array: every argument of a call costs some microseconds."""
+    return np.array((worker, step, commits), np.int32)
