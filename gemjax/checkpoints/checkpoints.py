@@ -80,7 +80,7 @@ class Checkpoints:
         Args:
           state: state of the run.
           trace: applied commits of the run so far.
-          metadata: dict of further values to keep, as JSON.
+          metadata: dict of further values to keep, as JSON: it returns with tuples as lists and names as strings.
           wait: if ``True`` (default), return when everything is on disk. If ``False``, copy the state on its devices, where
             it takes twice the memory meanwhile, and write it in the background, so that the run may go on. The next call of
             this object waits for the write and raises its error. After a run with ``central_hosts`` call :meth:`wait`
@@ -227,7 +227,7 @@ class Checkpoints:
             actor that needs it; ``np.asarray`` reads one here, and other engines read all.
 
         Returns:
-          ``(state, trace, metadata)`` as given to :meth:`save`.
+          ``(state, trace, metadata)`` as given to :meth:`save`, ``metadata`` as JSON has it.
 
         Raises:
           TypeError: if ``like`` is not the state of a run.

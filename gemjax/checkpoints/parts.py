@@ -26,7 +26,7 @@ from orbax.checkpoint import v1 as ocp
 from gemjax.checkpoints.errors import unreadable
 from gemjax.checkpoints.files import write_digests
 from gemjax.checkpoints.quiet import discarding, quietly
-from gemjax.engines.devices.hardware.keys import is_key
+from gemjax.engines.checks import is_key
 from gemjax.engines.memory import Elsewhere, Function, Owner
 
 PARTS = "parts"  # Folder of the folders of all parts.

@@ -142,8 +142,7 @@ def ends_run(answer: Any) -> bool:
     """
     if answer is None or isinstance(answer, numbers.Number):
         return bool(answer)
-    is_key = jax.dtypes.issubdtype(getattr(answer, "dtype", None), jax.dtypes.prng_key)
-    if is_numeric(answer) and not np.shape(answer) and not is_key:
+    if is_numeric(answer) and not np.shape(answer) and not is_key(answer):
         return bool(answer)
     raise TypeError(f"callback returned {described(answer)}; return True to end the run, False or None to continue")
 
@@ -185,6 +184,11 @@ def _check_leaves(name: str, tree: PyTree) -> None:
             raise TypeError(f"{name} at {_place(path)} is {described(leaf)}, which does not fit into {dtype.name}")
 
 
+def is_key(leaf: Any) -> bool:
+    """Return True if ``leaf``, an array or its shape and dtype, holds typed PRNG keys (``jax.random.key``)."""
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def is_numeric(leaf: Any) -> bool:
     """Return True for a number, an array of numbers, truth values or typed keys, and the shape of such an array."""
     if isinstance(leaf, numbers.Number):
@@ -208,6 +212,8 @@ def described(value: Any) -> str:
         return f"the class {value.__name__}"
     if isinstance(value, (str, int, float)):
         return f"the {type(value).__name__} {value!r:.40}"
+    if is_key(value):
+        return "a random key"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array of shape {list(np.shape(value))}"
     return "a function" if callable(value) else f"of type {type(value).__name__}"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gemjax.engines.checks import described, is_numeric
+from gemjax.engines.checks import described, is_key, is_numeric
 
 PyTree = Any
 
@@ -139,7 +139,7 @@ def _check_metrics(metrics: Any) -> None:
             f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
         )
     for name, value in metrics.items():
-        if not is_numeric(value):
+        if not is_numeric(value) or is_key(value):
             raise TypeError(
                 f"the metric {name!r} of loss_fn is {described(value)}; every metric must be one number, so return several "
                 "numbers under several names"

@@ -12,7 +12,7 @@ import optax
 from gemjax.batches.local import Minibatches
 from gemjax.engines.loss import checked_loss
 from gemjax.protocol import slots
-from gemjax.protocol.checks import with_extra_args
+from gemjax.protocol.checks import kept, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
 
 PyTree = Any
@@ -105,7 +105,8 @@ class WorkerStep:
             params, model_state, batch.at(j), worker, batch.first + j
         )
         local_tx = with_extra_args(self.local.tx)
-        updates, state = local_tx.update(grads, state, params, value=loss, anchors=view.anchors)
+        updates, moved = local_tx.update(grads, state, params, value=loss, anchors=view.anchors)
+        state = kept("the state of the local optimizer after update", moved, state)
         sums = jax.tree.map(lambda total, m: (total + m).astype(total.dtype), sums, metrics)
         return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
 

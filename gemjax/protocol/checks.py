@@ -245,6 +245,27 @@ def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = F
     )
 
 
+def kept(what: str, found: PyTree, expected: PyTree) -> PyTree:
+    """Return the tree that a rule returned, with floats in the precision of ``expected``.
+
+    A hyper-parameter that is an array, as with ``optax.inject_hyperparams``, widens half precision; a Python number does not.
+
+    Raises:
+      ValueError: if other things differ, as from :func:`check_kept`.
+    """
+    check_kept(what, found, expected, or_wider=True)
+    return jax.tree.map(_in_dtype_of, found, expected)
+
+
+def _in_dtype_of(new: Any, old: Any) -> Any:
+    """Return ``new`` as an array of the precision of ``old``. Other changes of type are left for the engines to refuse."""
+    found, dtype = jnp.result_type(new), jnp.result_type(old)
+    if found == dtype and isinstance(new, jax.Array):
+        return new
+    floats = all(jnp.issubdtype(one, jnp.floating) for one in (found, dtype))
+    return jnp.asarray(new, dtype) if found == dtype or floats else new
+
+
 def _unlike(found: PyTree, expected: PyTree, path: tuple = ()) -> tuple:
     """Return the path and both descriptions of the first node where two structures differ; the path is None if they agree."""
     if jax.tree.structure(found) == jax.tree.structure(expected):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.protocol import slots
-from gemjax.protocol.checks import check_alike, check_kept, check_method, check_positive_int, with_extra_args
+from gemjax.protocol.checks import check_alike, check_kept, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
@@ -104,9 +104,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
         grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
         check_kept("the tree of updates", updates, grads, or_wider=True)
-        check_kept("the state after update", inner_state, before, or_wider=True)
-        # A hyper-parameter that is a NumPy number widens half precision; a Python number does not.
-        inner_state = jax.tree.map(_in_dtype_of, inner_state, before)
+        inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
             offer_injected_rate(extra_args["observe"], inner_state)
         new = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
@@ -222,15 +220,6 @@ def require_protocol(rule: str, **needed: Any) -> None:
                 f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N) and be given params; if it is "
                 "inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
             )
-
-
-def _in_dtype_of(new: Any, old: Any) -> Any:
-    """Return ``new`` as an array of the precision of ``old``. Other changes of type are left for the engines to refuse."""
-    found, dtype = jnp.result_type(new), jnp.result_type(old)
-    if found == dtype and isinstance(new, jax.Array):
-        return new
-    floats = all(jnp.issubdtype(one, jnp.floating) for one in (found, dtype))
-    return jnp.asarray(new, dtype) if found == dtype or floats else new
 
 
 def _static_num_workers(num_workers: Any) -> int:

@@ -123,6 +123,7 @@ def test_a_differentiated_loss(engine, loss_fn, found):
         ),
         ({"mean": 0.0}, "the metric 'logits' of loss_fn is of type dict; every metric must be one number"),
         ("high", "the metric 'logits' of loss_fn is the str 'high'; every"),
+        (jax.random.key(0), "the metric 'logits' of loss_fn is a random key; every"),
     ],
 )
 def test_a_metric_that_is_no_number(engine, metric, found):

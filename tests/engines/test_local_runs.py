@@ -381,3 +381,21 @@ def test_an_optimizer_in_half_precision_keeps_its_dtypes():
     assert kinds(result.state) == kinds(again.state)
     assert kinds(locals_of(result)) == kinds(tx.init(given.params))
     assert_close(jax.device_get(result.params), again.params, rtol=0.1)
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_an_optimizer_with_injected_hyper_parameters_keeps_the_dtypes_of_its_state(half):
+    """The hyper-parameters are arrays of single precision, in which half precision would end."""
+    params = {"single": jnp.ones(3), "half": jnp.ones(3, half)}
+    tx = optax.inject_hyperparams(optax.sgd)(optax.linear_schedule(0.1, 0.01, 9), momentum=0.5)
+
+    def loss_fn(params, batch):
+        return sum(jnp.sum((leaf.astype(jnp.float32) - batch) ** 2) for leaf in jax.tree.leaves(params))
+
+    given = Problem(loss_fn, params, lambda worker, step: jnp.float32(0.1))
+    kinds = lambda tree: [leaf.dtype for leaf in jax.tree.leaves(tree)]
+    result = on_devices(8, given, gemjax.easgd(num_workers=WORKERS), LocalSteps(tx, 3))
+    again = simulated(result.trace, given, gemjax.easgd(num_workers=WORKERS), LocalSteps(tx, 3))
+    assert kinds(locals_of(result)) == kinds(locals_of(again)) == kinds(tx.init(params))
+    assert_close(jax.device_get(result.params), again.params, rtol=1e-2)
+    assert again.history["loss"][-1] < 0.5 * again.history["loss"][0]

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from train.common.errors import RecordError
+
 try:
     import fcntl
 except ImportError:  # Not a Unix system.
@@ -51,6 +53,19 @@ def in_words(error: OSError) -> str:
     # The folder of the file may be removed already.
     folder = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
     return f"{path} could not be written: {error.strerror} ({readable(shutil.disk_usage(folder).free)} are free)"
+
+
+def check_regular(*paths: Path) -> None:
+    """Check that each path is a file or missing: a pipe would be waited for, and a folder cannot be written as a file.
+
+    Raises:
+      RecordError: if one is not, with its name.
+    """
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise RecordError(
+                f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}, expected a file; move it away"
+            )
 
 
 @contextlib.contextmanager

@@ -102,9 +102,10 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
         raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
     folder.check_length(summary, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
+    replayed = _replay(folder)
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))
-    write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, pictures))
+    write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, replayed, pictures))
     return summary, verdict
 
 
@@ -179,7 +180,7 @@ def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path
 
 def compose(
     folder: RunFolder, config: Config, run: Timeline, summary: Summary, verdict: Verdict, metrics: figures.Metrics,
-    pictures: list[page.Picture],
+    replayed: str | None, pictures: list[page.Picture],
 ) -> str:  # fmt: skip
     """Compose the page."""
     title = f"{config.dataset}: {config.method}, {config.workers} workers"
@@ -189,7 +190,7 @@ def compose(
     sections = [
         page.heading(title, f"Run {folder.path.name}, {engine}."),
         page.verdict_box(verdict.asynchronous, verdict.headline, findings, _sentences(verdict)),
-        page.numbers(_numbers(folder, run, summary, metrics)),
+        page.numbers(_numbers(folder, run, summary, metrics, replayed)),
         page.section("Figures", page.figures(pictures)),
         page.section("Faults and losses", *_incidents(run, summary)),
         *([page.section("Hosts", listed)] if (listed := hosts.table(run)) else []),
@@ -223,7 +224,7 @@ def _replay(folder: RunFolder) -> str | None:
 
 
 def _numbers(
-    folder: RunFolder, run: Timeline, summary: Summary, metrics: figures.Metrics
+    folder: RunFolder, run: Timeline, summary: Summary, metrics: figures.Metrics, replayed: str | None
 ) -> list[tuple[str, str, str]]:
     loss = run.only("commit")["loss"]
     window = max(1, len(loss) // 50)
@@ -248,8 +249,8 @@ def _numbers(
     if len(times := figures.network_times(run)):
         p50, p95 = np.percentile(times, [50, 95])
         found.append(("network", duration(p50), f"per gradient, median; 95 % ≤ {duration(p95)}"))
-    if (replay := _replay(folder)) is not None:
-        found.append(("replay", replay, "by python -m train replay"))
+    if replayed is not None:
+        found.append(("replay", replayed, "by python -m train replay"))
     found.append(("dropped, rejected", f"{summary.dropped}, {summary.rejected}", f"faults: {summary.faults}"))
     if summary.interrupted:
         found.append(("called back", f"{summary.interrupted}", "computations begun again, by --interrupt"))

@@ -118,15 +118,20 @@ class RunFolder:
 
         Raises:
           FileNotFoundError: if there is no such run.
+          RecordError: if the folder has something else in place of a file of a run.
         """
         if name == "latest":
             found = sorted(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
             if not found:
                 raise FileNotFoundError(f"there is no run under {RUNS}/; name the folder of one")
-            return cls(found[-1].parent)
+            return cls.find(str(found[-1].parent))
         folder = cls(name)
         if not folder.config.exists():
             raise FileNotFoundError(f"{name} is not a run folder: it has no config.json")
+        files.check_regular(
+            folder.config, folder.events, folder.metrics, folder.summary, folder.picture, folder.report, folder.timeline,
+            folder.replay,
+        )  # fmt: skip
         return folder
 
     def finished(self, num_commits: int) -> bool:
@@ -144,7 +149,7 @@ class RunFolder:
             if type(commits) is not int:
                 raise TypeError(f"commits is {ascii(commits)[:60]}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            found = f"{type(error).__name__}: {ascii(str(error))[1:81]}".removesuffix("'")
+            found = f"{type(error).__name__}: {ascii(str(error))[1:-1][:80]}"
             raise RecordError(f"{self.summary} is not the summary of a run ({found}); delete it to go on") from error
         return commits
 
@@ -275,7 +280,7 @@ class RunFolder:
             return f"{path} is empty"
         if any(CHECKPOINT.fullmatch(name) and (path / name).is_dir() for name in names):
             return None
-        return f"{path} holds no checkpoint, only {ascii(names[0])[1:60]}".removesuffix("'")
+        return f"{path} holds no checkpoint, only {ascii(names[0])[1:-1][:60]}"
 
     def rewind(self, sizes: dict[str, Any]) -> None:
         """Truncate the records to their sizes at the checkpoint.

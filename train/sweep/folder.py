@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from train.common.files import check_out, write_whole
+from train.common.files import check_out, check_regular, write_whole
 from train.run.folder import RUNS
 from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
 from train.sweep.grid import Cell, Grid
@@ -45,11 +45,13 @@ class SweepFolder(Store[Cell, list[Row]]):
         Raises:
           FileExistsError: if it holds a single run.
           OSError: if it cannot be created or written to.
+          RecordError: if it has something else in place of a file of a sweep.
         """
         folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
         if (folder.path / "config.json").exists():
             raise FileExistsError(f"{folder.path} holds a run; choose another --out for the sweep")
         check_out(folder.path)
+        check_regular(folder.grid, folder.table, folder.picture)
         return folder
 
     @classmethod
@@ -58,15 +60,17 @@ class SweepFolder(Store[Cell, list[Row]]):
 
         Raises:
           FileNotFoundError: if there is no such sweep.
+          RecordError: if the folder has something else in place of a file of a sweep.
         """
         if name == "latest":
             found = sorted(RUNS.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
             if not found:
                 raise FileNotFoundError(f"there is no sweep under {RUNS}/ to resume; name one with --resume FOLDER")
-            return cls(found[-1].parent)
+            return cls.find(str(found[-1].parent))
         folder = cls(name)
         if not folder.grid.exists():
             raise FileNotFoundError(f"{name} is not the folder of a sweep: it has no sweep.json")
+        check_regular(folder.grid, folder.table, folder.picture)
         return folder
 
     def check(self, grid: Grid) -> None:

@@ -314,3 +314,28 @@ def test_a_run_that_cannot_be_written_is_refused_before_training(folder, monkeyp
     error = refusal(capsys, folder, LONGER)
     wrong = f"train: {path} cannot be written: no permission; change that, or resume a copy of the run\n"
     assert error == wrong
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "events.jsonl", "metrics.jsonl", "summary.json", "run.png", "report.html"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+@pytest.mark.parametrize("command", [LONGER, ["report", "run"], ["replay", "run"]], ids=lambda command: command[0])
+def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(folder, capsys, name, kind, command):
+    """A process would wait for a pipe, and a run would end without its picture and summary."""
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name) if kind == "pipe" else (folder.path / name).mkdir()
+    found = "a pipe or a device" if kind == "pipe" else "a folder"
+    assert refusal(capsys, folder, command) == f"train: run/{name} is {found}, expected a file; move it away\n"
+
+
+def test_a_report_is_refused_before_it_draws_if_the_last_replay_is_damaged(folder, capsys):
+    folder.replay.write_text("no replay")
+    assert "replay.json is not the result of a replay" in refusal(capsys, folder, ["report", "run"])
+    assert not (folder.path / "figures").exists()
+
+
+def test_a_message_on_a_summary_has_whole_quotes(folder, capsys):
+    folder.summary.write_text("{}")
+    error = refusal(capsys, folder, LONGER)
+    assert "run/summary.json is not the summary of a run (KeyError: 'commits'); delete it" in error

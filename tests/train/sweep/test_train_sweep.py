@@ -446,6 +446,17 @@ def test_what_is_damaged_or_of_a_single_run_is_refused(small, tmp_path, capsys):
     assert "holds a run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["sweep.json", "sweep.csv", "sweep.png", "cells/asgd-2.json"])
+def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(small, capsys, name):
+    folder = SweepFolder.of(small)
+    folder.begin(small)
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    for argv in (["--resume", small.out], arguments(small)):
+        assert cli.main(["sweep", *argv]) == 2
+        assert f"{folder.path / name} is a pipe or a device, expected a file; move it away" in capsys.readouterr().err
+
+
 def made_up(grid, number):
     return pretend(grid, grid.cells[number], None, types.SimpleNamespace(update=lambda *_: None))
 

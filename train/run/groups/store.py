@@ -14,7 +14,7 @@ from rich.console import Console
 from train.common import interrupts
 from train.common.console import say
 from train.common.errors import RecordError, printable
-from train.common.files import FULL, in_words, write_whole
+from train.common.files import FULL, check_regular, in_words, write_whole
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
@@ -63,6 +63,7 @@ class Store(abc.ABC, Generic[Job, Result]):
         paths = [self.file(job)]
         if self.published is not None:
             paths.append(self.published / paths[0].name)
+        check_regular(*paths)
         for path in filter(Path.exists, paths):
             try:
                 return self.decode(job, unsealed(json.loads(path.read_text())))

@@ -5,12 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gemjax.engines.checks import is_key
+
 PyTree = Any
-
-
-def is_key(leaf: Any) -> bool:
-    """Return True if ``leaf``, an array or its shape and dtype, holds typed PRNG keys (``jax.random.key``)."""
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def as_data(tree: PyTree) -> PyTree:
