@@ -138,7 +138,11 @@ print(np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tob
 @pytest.mark.slow
 def test_another_process_computes_the_same_bits():
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env={"JAX_PLATFORMS": "cpu"}
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ["XLA_FLAGS"]},
     )
     result = run(Problem(*testing.quadratic(dimension=7)), gem, gemjax.arrivals.Gamma(5).trace(50, seed=1))
     here = [np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex()]
