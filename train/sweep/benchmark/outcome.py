@@ -210,8 +210,14 @@ class Findings:
         )
 
     def profile(self, factors: Sequence[float]) -> tuple[list[Setting], dict[str, list[float]]]:
-        """Return the comparable settings that a method holds, and the share in which each is within factors of the fastest."""
+        """Return the comparable settings that a method holds, and the share in which each is within factors of the fastest.
+
+        Tasks with few methods count unless other methods would drop out.
+        """
         settings = [one for one in self.comparable() if self.fastest([one])]
+        narrow = [one for one in self.comparable(narrow=True) if self.fastest([one])]
+        if self.methods([*settings, *narrow]) == self.methods(settings):
+            settings += narrow
         times = {name: [self._typical(setting, name) for setting in settings] for name in self.methods(settings)}
         return settings, profile(times, factors) if times else {}
 

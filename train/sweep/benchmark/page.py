@@ -35,7 +35,7 @@ def _progress(plan: Plan, found: Findings) -> list[str]:
     """Return the part of the plan that is measured, in words, and the fastest method of each setting as a table."""
     cells = [cell for cell in plan.cells() if plan.is_core(cell)]
     done = sum(cell in found.rows for cell in cells)
-    lines = [f"All {len(plan.settings)} settings are measured."]
+    lines = [f"All {len(plan.settings)} settings are measured, with the methods that the table counts."]
     if done < len(cells):
         lines = [f"**Measured so far: {done} of {len(cells)} pairs of a method and a setting.**"]
         if missing := [setting for setting in plan.settings if setting not in found.settings]:
