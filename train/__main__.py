@@ -2,11 +2,12 @@
 
 import sys
 
-from train.common import interrupts
+from train.common import errors, interrupts
 
 if __name__ == "__main__":
     interrupts.open_streams()
     interrupts.end_at_once()
+    sys.unraisablehook = errors.show_unraisable
     try:
         from train.cli import main
     except ModuleNotFoundError as error:

@@ -1,6 +1,8 @@
 """Errors that end a command with one line."""
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 class UsageError(Exception):
@@ -31,3 +33,12 @@ def either(names: Sequence[str]) -> str:
     'gem, asgd or lsgd'
     """
     return ", ".join([*names[:-2], " or ".join(names[-2:])])
+
+
+def show_unraisable(unraisable: Any) -> None:
+    """Print an exception that nothing can catch, as `sys.unraisablehook` does, unless a command reports its cause itself.
+
+    After a failed write Orbax closes its event loop, and TensorStore complains that it cannot report the other writes there.
+    """
+    if not (isinstance(error := unraisable.exc_value, RuntimeError) and str(error) == "Event loop is closed"):
+        sys.__unraisablehook__(unraisable)
