@@ -116,8 +116,8 @@ def test_without_group_pulls_groups_make_no_difference(x64):
         run_locally(method, gemjax.LocalSteps(optax.chain(optax.sgd(0.03), gemjax.pull_to_anchors(*prox)), 2), TRACE)
         for method, prox in methods
     )
-    np.testing.assert_array_equal(two, one)
-    np.testing.assert_array_equal(positions(with_groups), positions(result))
+    np.testing.assert_allclose(two, one, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(positions(with_groups), positions(result), rtol=0, atol=1e-14)
 
 
 def test_the_global_anchor_changes_at_global_pulls_only():
