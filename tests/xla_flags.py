@@ -9,16 +9,19 @@ FASTER = {"--xla_cpu_use_fusion_emitters": "false", "--xla_backend_optimization_
 
 
 def set_flags():
-    """Add those flags to XLA_FLAGS that it lacks if a process with them can start JAX.
+    """Add to XLA_FLAGS those of the flags that it lacks and that JAX starts with.
 
     Call it before JAX starts. Subprocesses inherit the flags.
     """
-    given = os.environ.get("XLA_FLAGS", "")
-    missing = [f"{name}={value}" for name, value in FASTER.items() if name not in given]
-    if not missing or "PYTEST_XDIST_WORKER" in os.environ:  # The parent process has tried.
+    if "PYTEST_XDIST_WORKER" in os.environ:  # The parent process has tried.
         return
-    flags = " ".join([given, *missing]).strip()
+    for name, value in FASTER.items():
+        given = os.environ.get("XLA_FLAGS", "")
+        if name not in given and _starts_with(flags := f"{given} {name}={value}".strip()):
+            os.environ["XLA_FLAGS"] = flags
+
+
+def _starts_with(flags):
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     start = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=environment, capture_output=True)
-    if start.returncode == 0:
-        os.environ["XLA_FLAGS"] = flags
+    return start.returncode == 0
