@@ -1,8 +1,10 @@
 """Runs that are replayed from checkpoint to checkpoint: faithful ones, and those with an altered log or checkpoint."""
 
 import dataclasses
+import errno
 import functools
 import json
+import os
 import shutil
 
 import jax
@@ -14,6 +16,7 @@ import gemjax
 from train import cli
 from train.common.machine import precision
 from train.config.config import Config
+from train.report.replay import replay
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
@@ -144,13 +147,18 @@ def test_a_checkpoint_of_another_run_is_named(made, capsys):
 
 
 @pytest.mark.slow
-def test_the_verdict_counts_also_if_it_cannot_be_written(made, capsys):
-    folder = made()
-    folder.replay.mkdir()
+def test_the_verdict_counts_also_if_it_cannot_be_written(made, capsys, monkeypatch):
+    def fail(path, text):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    made()
+    monkeypatch.setattr(replay, "write_whole", fail)
     assert cli.main(["replay", "run"]) == 0
     *_, verdict, unwritten = capsys.readouterr().out.splitlines()
     assert verdict.startswith(f"{SAME}: 3 of 3 pieces")
-    assert unwritten == "run/replay.json is not written (Is a directory), so the report will not show this verdict"
+    assert (
+        unwritten == "run/replay.json is not written (Read-only file system), so the report will not show this verdict"
+    )
 
 
 @pytest.mark.slow
