@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from PIL import Image
+from xla_flags import as_users_have_them
 
 COLAB = "https://colab.research.google.com/github/gemjax/gemjax/blob/main/colab/"
 FOLDER = Path(__file__).parents[1] / "colab"
@@ -106,6 +107,7 @@ def test_runs_and_its_claims_hold(path, tmp_path, tmp_path_factory, monkeypatch,
     for name in ("IPYTHONDIR", "TFDS_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.getbasetemp() / "mplconfigdir"))  # With its list of fonts.
+    monkeypatch.setenv("XLA_FLAGS", as_users_have_them())
     folder = tmp_path / "folder"
     folder.mkdir()
     notebook = read(path)

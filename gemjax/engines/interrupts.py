@@ -16,8 +16,9 @@ class Held:
 
     A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()``
     Python's handlers of ``ENDING`` are called at once, but the first exception of one is raised only in :meth:`open`, at
-    :meth:`check` or at the end, and the second one anywhere. If the run fails meanwhile, the first one is raised at the end,
-    with the ``result`` of that error. Handlers are replaced only in the main thread, because no other one gets signals.
+    :meth:`check` or at the end, and the second one anywhere, as is one with a true attribute ``at_once``. If the run fails
+    meanwhile, the first one is raised at the end, with the ``result`` of that error. Handlers are replaced only in the main
+    thread, because no other one gets signals.
 
     Args:
       said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
@@ -27,6 +28,7 @@ class Held:
         self._said = said
         self._opened = True
         self._raised: BaseException | None = None
+        self._let: BaseException | None = None  # The last exception of a handler that was raised in `open`.
         self._before: dict[int, Callable] = {}
 
     def __enter__(self) -> Self:
@@ -52,14 +54,16 @@ class Held:
         """Hold nothing back from here on."""
         self._opened = True
 
-    def hold(self, stop: BaseException) -> None:
-        """Hold back an exception that was raised in :meth:`open`; another one that is held back gives way."""
-        self._raised = stop
+    def hold(self, error: BaseException) -> None:
+        """Hold back an exception that came out of :meth:`open`, if a handler raised it; another one that is held gives way."""
+        if error is self._let:
+            self._raised = error
 
     def check(self) -> None:
         """Raise the exception that was held back, if there is one."""
         stop, self._raised = self._raised, None
         if stop is not None:
+            self._let = stop
             raise stop
 
     @contextlib.contextmanager
@@ -82,9 +86,8 @@ class Held:
         try:
             self._before[number](number, frame)
         except BaseException as stop:
-            gave_up = signal.getsignal(number) != self._on_signal  # The handler set another one, for which it made way.
-            if self._opened or self._raised is not None or gave_up:
-                self._raised = None
+            if self._opened or self._raised is not None or getattr(stop, "at_once", False):
+                self._raised, self._let = None, stop
                 raise
             self._raised = stop
             if self._said:

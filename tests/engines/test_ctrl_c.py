@@ -1,5 +1,6 @@
 """Ctrl-C during a run: the state survives it, and the second one ends the run at once."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -146,18 +147,26 @@ def test_a_simulation_that_reads_data_ends_before_their_chunk(at, commits):
     assert seen[-1] == (0, at)
 
 
+class PreemptedError(Exception):
+    """What a handler of one's own may raise."""
+
+
 @pytest.mark.parametrize("ends", [lambda: True, lambda: 1 / 0])
-def test_an_exit_while_data_are_read_counts_also_if_the_run_ends_there(ends):
+@pytest.mark.parametrize("kind", [SystemExit, PreemptedError])
+def test_an_exit_while_data_are_read_counts_also_if_the_run_ends_there(ends, kind):
     """The data of a chunk that never comes."""
 
     def select(worker, step):
         if (worker, step) == (0, 11):
             press(number=signal.SIGTERM)
 
+    def stop(number, frame):
+        raise kind
+
     loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(kind) as ended:
             gemjax.simulate(
                 gem(), loss_fn, jnp.ones(4), Read(select), gemjax.arrivals.RoundRobin(3).trace(60), chunk_size=12,
                 callback=lambda progress: progress.commits == 24 and ends(),
@@ -286,22 +295,71 @@ def test_another_handler_is_left_alone():
     assert len(heard) == 5 + 3
 
 
-def test_a_handler_that_makes_way_for_an_earlier_one_is_not_held():
-    """As that of `python -m train` does at the second signal, to stop at once."""
-
-    def gives_up(number, frame):
-        signal.signal(number, before)
-        signal.raise_signal(number)
+def test_an_exception_that_says_so_is_raised_at_once():
+    def stop(number, frame):
+        error = KeyboardInterrupt()
+        error.at_once = True
+        raise error
 
     def run():
         with Held():
             press()
             pytest.fail("it was held back")
 
-    before = signal.signal(signal.SIGINT, gives_up)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def chained(number):
+    """Set a handler that does something and calls the one before, as a callback may."""
+    before = signal.getsignal(number)
+    signal.signal(number, lambda *args: before(*args))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_handler_set_during_the_run_that_calls_the_one_before_is_held(nested):
+    held = []
+
+    def run():
+        with Held(), Held() if nested else contextlib.nullcontext():
+            if not nested:
+                chained(signal.SIGINT)
+            press()
+            held.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert held
+
+
+@pytest.mark.parametrize("then", [signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler])
+def test_a_handler_that_leaves_the_next_signal_to_another_one_is_held(then):
+    held = []
+
+    def stop(number, frame):
+        signal.signal(number, then)
+        sys.exit(143)
+
+    def run():
+        with Held():
+            press(number=signal.SIGTERM)
+            held.append(True)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(SystemExit):
+            run()
+        assert signal.getsignal(signal.SIGTERM) is then
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert held
 
 
 def test_a_signal_while_handlers_are_replaced_leaves_none_behind(monkeypatch):
@@ -413,10 +471,10 @@ def test_a_result_of_two_moments_is_refused(bad):
         jnp.ones(3),
         batches,
         TRACE,
-        chunk_size=8,
+        chunk_size=4,
         **options,
     )
-    early, late = (run(callback=lambda progress, at=at: progress.commits == at) for at in (16, 24))
+    early, late = (run(callback=lambda progress, at=at: progress.commits == at) for at in (20, 24))
     assert int(late.state.rejected) == len(bad)
     assert_same_bits(run(state=late).state, run().state)
     wrong = [dataclasses.replace(early, state=late.state), dataclasses.replace(late, state=early.state)]

@@ -156,7 +156,11 @@ class Interrupt(threading.Event):
             return
         if self.is_set() or not self.unsaved:
             self.__exit__()
-            signal.raise_signal(number)
+            try:
+                signal.raise_signal(number)
+            except BaseException as stop:
+                stop.at_once = True  # An engine would wait for its commits first.
+                raise
             return
         self.number = number
         self.set()

@@ -186,8 +186,8 @@ def simulate(
                 try:
                     with held.open():
                         return prepare(batches, events, width_of(chunk_size), window, cut)
-                except (KeyboardInterrupt, SystemExit) as stop:
-                    held.hold(stop)  # For the chunk in progress, after which none may follow.
+                except BaseException as error:
+                    held.hold(error)  # For the chunk in progress, after which none may follow.
                     raise
 
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):

@@ -142,7 +142,7 @@ def test_another_process_computes_the_same_bits():
         capture_output=True,
         text=True,
         check=True,
-        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ["XLA_FLAGS"]},
+        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")},
     )
     result = run(Problem(*testing.quadratic(dimension=7)), gem, gemjax.arrivals.Gamma(5).trace(50, seed=1))
     here = [np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex()]
@@ -187,7 +187,7 @@ def test_other_processes_compute_the_same_bits():
         subprocess.Popen(
             [sys.executable, "-c", script],
             stdout=subprocess.PIPE, text=True,
-            env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed, "XLA_FLAGS": os.environ["XLA_FLAGS"]},
+            env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")},
         )
         for seed in ("1", "2")
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from shrunk import COMMITS, Dense, flags
 
+from gemjax.engines.interrupts import Held
 from train import cli
 from train.common import interrupts
 from train.common.interrupts import Interrupt, Interrupted
@@ -205,3 +206,17 @@ def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
     assert folder.checkpoints_path.exists()
     assert all(name.isdigit() for name in os.listdir(folder.checkpoints_path))
     assert folder.summary.exists()
+
+
+def test_the_second_signal_is_not_held_back_by_an_engine(capfd):
+    def run():
+        with Interrupt() as interrupt, Held():
+            interrupt.unsaved = True
+            signal.raise_signal(signal.SIGINT)
+            assert interrupt.is_set()
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("it was held back")
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert "a second signal stops at once" in capfd.readouterr().err
