@@ -26,7 +26,7 @@ class InjectedFaultError(RuntimeError):
 
 
 class Faults:
-    """Faults keyed by (worker, that worker's step), injected through ``gate=`` of :func:`gemjax.run_on_devices`.
+    """Faults keyed by (worker, that worker's step), injected through ``gate=`` of a run on devices or on a cluster.
 
     Use it as a context manager: leaving it releases hung workers.
 
@@ -98,7 +98,14 @@ class Faults:
 
 
 def _poison(gradient: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x * jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else x, gradient)
+    """Return a gradient with NaN in place of its floats, in whatever arrays an engine has packed it."""
+
+    def poisoned(x):
+        if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x  # From a cluster, also the seconds that it took.
+        return np.full_like(x, np.nan) if isinstance(x, np.ndarray) else x * jnp.nan
+
+    return jax.tree.map(poisoned, gradient)
 
 
 def run_in_python(

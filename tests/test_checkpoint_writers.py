@@ -15,7 +15,7 @@ from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.checkpoints import CheckpointWriteError, files, lock
+from gemjax.checkpoints import CheckpointWriteError, files, lock, turns
 
 _, PARAMS, _ = testing.quadratic()
 
@@ -40,6 +40,65 @@ def test_a_writer_waits_for_the_write_of_another_object(tmp_path, monkeypatch):
     second.save(like(), arrivals.Gamma(3).trace(7))
     assert first.wait()
     assert sorted(os.listdir(tmp_path)) == ["5", "7"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("read", "write"), ("write", "read"), ("read", "read")])
+def test_no_thread_reads_while_another_one_writes(first, second):
+    """Orbax would lose what it notes of the arrays that it writes."""
+    inside = threading.Event()
+
+    def turn(kind):
+        if kind == "read":
+            return turns.reading()
+        return contextlib.closing(types.SimpleNamespace(close=turns.Write().end))
+
+    def other():
+        with turn(second):
+            inside.set()
+
+    thread = threading.Thread(target=other)
+    with turn(first):
+        thread.start()
+        assert not inside.wait(0.2)
+    thread.join()
+    assert inside.is_set()
+
+
+def test_a_signal_handler_may_read_and_write_and_writes_do_not_wait_for_each_other():
+    with turns.reading(), turns.reading():
+        turns.Write().end()
+    write = turns.Write()
+    with turns.reading():
+        pass
+    write.in_background()
+    other = turns.Write()
+    for one in (write, other, other):
+        one.end()
+    with turns.reading():
+        pass
+
+
+@pytest.mark.slow
+def test_one_thread_loads_while_another_saves(tmp_path):
+    saved, loaded, state = threading.Event(), [], like()
+
+    def load():
+        while not saved.is_set():
+            loaded.append(gemjax.Checkpoints(tmp_path, read_only=True).load(state)[2]["note"])
+
+    with gemjax.Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(state, arrivals.Gamma(3).trace(1), {"note": 1})
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            for commits in range(2, 22):
+                checkpoints.save(state, arrivals.Gamma(3).trace(commits), {"note": commits}, wait=commits % 2 == 0)
+        finally:
+            checkpoints.wait()
+            saved.set()
+            thread.join()
+    assert loaded == sorted(loaded)
+    assert loaded
 
 
 def test_a_checkpoint_may_be_loaded_while_it_is_replaced(tmp_path, monkeypatch):

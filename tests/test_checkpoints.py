@@ -20,7 +20,7 @@ from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.checkpoints import CheckpointWriteError, files
+from gemjax.checkpoints import CheckpointWriteError, files, turns
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 
@@ -426,7 +426,8 @@ def test_a_checkpoint_whose_replacement_is_incomplete_is_restored(tmp_path, monk
     with monkeypatch.context() as patched:
         patched.setattr(ocp, "save_checkpointables_async", lambda *_, **__: write)
         interrupted.save(like(), trace, {"note": "second"}, wait=False)
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
+    with gemjax.Checkpoints(tmp_path) as checkpoints, monkeypatch.context() as patched:
+        patched.setattr(turns, "PATIENCE", 0)
         assert checkpoints.load(like())[2] == {"note": "first"}
     write.set_exception(OSError("killed"))
     with pytest.raises(CheckpointWriteError, match="killed"):

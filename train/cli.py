@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from train.common import compilation, interrupts
 from train.common.console import RunConsole, adapt_output
@@ -19,6 +20,11 @@ from train.run import tensorboard as scalars
 from train.task.data.names import check_dataset
 
 USAGE = "python -m train"
+POLICIES: dict[str, Any] = {
+    "interrupt": None,
+    "max_staleness": None,
+    "quorum": 1,
+}  # Fields of which a run has one, and what stands for none.
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.
 {helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume continues it. Other commands:
@@ -134,6 +140,9 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         except ValueError as error:
             raise UsageError(str(error)) from None
     helptext.show(argv, USAGE, ABOUT, default)
+    words = {word.split("=")[0].replace("-", "_") for word in argv}
+    if given := [name for name in POLICIES if f"__{name}" in words]:  # It replaces that of the run which is resumed.
+        default = dataclasses.replace(default, **{name: none for name, none in POLICIES.items() if name not in given})
     config = parse_flags(Config, argv, USAGE, default)
     if resume and (changed := config.changed(default)):
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new run to change that")

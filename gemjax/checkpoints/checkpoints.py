@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax.checkpoints import contents, files, lock, parts
+from gemjax.checkpoints import contents, files, lock, parts, turns
 from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
 from gemjax.checkpoints.quiet import quietly
 from gemjax.engines.checks import RunWarning
@@ -29,7 +29,8 @@ STATE = "state"  # Folder of the arrays of a checkpoint.
 class Checkpoints:
     """Checkpoints of one run in one folder; each is complete or absent, and the newest are kept.
 
-    Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing.
+    Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing. Threads of
+    one process take turns: none loads while another one saves.
     A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
     view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had. Of a run with
     ``central_hosts`` each actor writes its own arrays, so all hosts must share the folder (:mod:`gemjax.checkpoints.parts`).
@@ -113,7 +114,8 @@ class Checkpoints:
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree.get("trace"), data)))
         with self._recovering(), lock.alone_in(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
-            release = lock.hold(self.folder)
+            ends = contextlib.ExitStack()  # What the end of the write releases.
+            ends.callback(lock.hold(self.folder))
             try:
                 files.clean(self.folder)
                 if not wait:
@@ -129,15 +131,18 @@ class Checkpoints:
                     )
                 unfinished = files.unfinished(self.folder, len(trace))
                 kept = parts.keep(owners, unfinished)
+                turn = turns.Write()
+                ends.callback(turn.end)
                 response = ocp.save_checkpointables_async(
                     str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
                 )
-                response = parts.Written(response, kept, unfinished)
+                turn.in_background()
+                response = parts.Written(response, kept, unfinished, turn)
             except BaseException:
-                release()
+                ends.close()
                 raise
             checkpoint = self.folder / str(len(trace))
-            self._writing = files.completed(response, unfinished, checkpoint, self.keep, release)
+            self._writing = files.completed(response, unfinished, checkpoint, self.keep, ends.close)
         if wait:
             self.wait()
 

@@ -26,6 +26,7 @@ from orbax.checkpoint import v1 as ocp
 from gemjax.checkpoints.errors import unreadable
 from gemjax.checkpoints.files import write_digests
 from gemjax.checkpoints.quiet import discarding, quietly
+from gemjax.checkpoints.turns import Write
 from gemjax.engines.checks import is_key
 from gemjax.engines.memory import Elsewhere, Function, Owner
 
@@ -136,6 +137,7 @@ class Written(NamedTuple):
     response: Any  # Of Orbax in this process.
     parts: list[Part]
     unfinished: Path
+    turn: Write
 
     def result(self) -> None:
         """Wait for Orbax, let all owners write, and move their folders into that of the checkpoint.
@@ -154,6 +156,7 @@ class Written(NamedTuple):
                 return lambda: None
 
         attempt(self.response.result)
+        self.turn.end()
         for wait in [
             attempt(part.call, Writer(str(part.path), str(self.unfinished))) for part in self.parts
         ]:  # All at once.

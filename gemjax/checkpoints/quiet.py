@@ -8,14 +8,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gemjax.checkpoints.turns import reading
+
 
 def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]) -> tuple[Any, Exception | None]:
-    """Return ``(call(), None)``, or ``(None, translate(error))`` if it raises.
+    """Return ``(call(), None)`` of a call that reads, or ``(None, translate(error))`` if it raises.
 
     What Orbax warns of or logs is discarded. The original error is released here, together with the unfinished tasks that its
     traceback holds: their destructors print tracebacks of their own.
     """
-    with discarding():
+    with reading(), discarding():
         try:
             return call(), None
         except Exception as error:

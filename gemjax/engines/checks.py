@@ -186,7 +186,10 @@ def _check_leaves(name: str, tree: PyTree) -> None:
 
 def is_key(leaf: Any) -> bool:
     """Return True if ``leaf``, an array or its shape and dtype, holds typed PRNG keys (``jax.random.key``)."""
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    try:
+        return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    except TypeError:  # An array of another library.
+        return False
 
 
 def is_numeric(leaf: Any) -> bool:
@@ -213,7 +216,7 @@ def described(value: Any) -> str:
     if isinstance(value, (str, int, float)):
         return f"the {type(value).__name__} {value!r:.40}"
     if is_key(value):
-        return "a random key"
+        return "a random key" if not np.shape(value) else f"an array of random keys of shape {list(np.shape(value))}"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array of shape {list(np.shape(value))}"
     return "a function" if callable(value) else f"of type {type(value).__name__}"

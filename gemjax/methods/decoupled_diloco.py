@@ -89,7 +89,8 @@ def merge_quorum(
         if per_step is not None:
             require_protocol("merge_quorum", worker=worker)
             # Relative to the largest, so that squares of counts of tokens do not overflow.
-            share = share * (jnp.asarray(per_step, share.dtype) / max(per_step))[worker] ** 2
+            counts = jnp.asarray(per_step, share.dtype)
+            share = share * (counts / jnp.max(counts))[worker] ** 2
         extra_args |= {"local_steps": local_steps, "worker": worker}
         radius, mean, weight = state.radius, state.mean, state.weight + share
         wide = jax.tree.map(lambda u, m: u.astype(m.dtype), updates, mean)

@@ -126,8 +126,8 @@ def number(name: str, value: Any) -> float:
     return found
 
 
-def numbers(name: str, values: Any) -> tuple[float, ...]:
-    """Return a sequence of numbers as floats.
+def numbers(name: str, values: Any) -> tuple[Any, ...]:
+    """Return a sequence of numbers as floats; traced ones stay as they are.
 
     Raises:
       ValueError: if it is not that.
@@ -136,7 +136,7 @@ def numbers(name: str, values: Any) -> tuple[float, ...]:
         several = [] if isinstance(values, (str, bytes)) else list(values)
     except TypeError:
         raise ValueError(f"{name} must be a sequence of numbers, got {shown(values)}") from None
-    return tuple(number(f"each of {name}", value) for value in several)
+    return tuple(number(f"each of {name}", value) if _concrete(value) else value for value in several)
 
 
 def integer(name: str, value: Any, lowest: int, most: int = 2**31 - 1) -> int:

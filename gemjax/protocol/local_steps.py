@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gemjax.protocol.checks import check_between
 from gemjax.protocol.hooks import NeedsLocalSteps
 
 PyTree = Any
@@ -133,8 +134,7 @@ def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
     Array([1.], dtype=float32)
     """
     for strength in strengths:
-        if not 0 <= strength <= 1:
-            raise ValueError(f"a strength must be in [0, 1], got {strength}")
+        check_between("a strength", strength, 0, 1)
 
     def update_fn(updates, state, params=None, *, anchors: Sequence[PyTree] = (), **extra_args):
         del extra_args

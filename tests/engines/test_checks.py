@@ -1,6 +1,7 @@
 """Checks of arguments and loss functions, made before anything is computed."""
 
 import dataclasses
+import types
 from decimal import Decimal
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 import gemjax
-from gemjax.engines.checks import ends_run
+from gemjax.engines.checks import described, ends_run
 
 PARAMS = jnp.ones(4)
 
@@ -533,3 +534,9 @@ def test_a_seed_that_no_key_takes_is_refused(engine, seed):
     run, length = engines[engine]
     with pytest.raises(ValueError, match="seed must fit into 64 bits"):
         run(*arguments, length, seed=seed)
+
+
+def test_an_array_of_another_library_is_described():
+    foreign = types.SimpleNamespace(shape=(3,), dtype=types.SimpleNamespace(name="float32"))
+    assert described(foreign) == "an array of shape [3]"
+    assert described(jax.random.split(jax.random.key(0))) == "an array of random keys of shape [2]"

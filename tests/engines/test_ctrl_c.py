@@ -148,7 +148,7 @@ def test_a_simulation_that_reads_data_ends_before_their_chunk(at, commits):
 
 
 class PreemptedError(Exception):
-    """What a handler of one's own may raise."""
+    """An exception that a handler of one's own may raise."""
 
 
 @pytest.mark.parametrize("ends", [lambda: True, lambda: 1 / 0])

@@ -170,6 +170,22 @@ def test_resuming_starts_from_the_configuration_of_the_run(tmp_path):
     assert (config.method, config.workers, config.epochs) == ("dynsgd", 5, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("begun", "given", "policy"),
+    [
+        ({"interrupt": 2}, ["--quorum", "2"], (None, None, 2)),
+        ({"quorum": 2}, ["--max-staleness=5"], (None, 5, 1)),
+        ({"max_staleness": 5}, ["--interrupt", "3"], (3, None, 1)),
+        ({"max_staleness": 5}, ["--epochs", "2"], (None, 5, 1)),
+        ({"quorum": 2}, ["--quorum", "1"], (None, None, 1)),
+    ],
+)
+def test_a_resumed_run_may_have_another_policy(tmp_path, begun, given, policy):
+    Config(out=str(tmp_path), **begun).save(tmp_path / "config.json")
+    config, _ = cli.parse(["--resume", str(tmp_path), *given])
+    assert (config.interrupt, config.max_staleness, config.quorum) == policy
+
+
 def test_a_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
     Config(method="dynsgd", workers=5).save(tmp_path / "config.json")
     assert cli.main(["--resume", str(tmp_path), "--workers", "3", "--engine", "simulate"]) == 2

@@ -159,7 +159,7 @@ class Interrupt(threading.Event):
             try:
                 signal.raise_signal(number)
             except BaseException as stop:
-                stop.at_once = True  # An engine would wait for its commits first.
+                vars(stop)["at_once"] = True  # An engine would wait for its commits first.
                 raise
             return
         self.number = number

@@ -64,7 +64,8 @@ RANGES = (
         "must be auto or HOST:PORT",
     ),
     (("decay_factor",), lambda value: 0 < value <= 1, "must be in (0, 1]"),
-    (("width", "eval_seconds", "variation"), lambda value: 0 < value < math.inf, "must be positive and finite"),
+    (("width", "eval_seconds"), lambda value: 0 < value < math.inf, "must be positive and finite"),
+    (("variation",), lambda value: 1e-6 <= value <= 1e6, "must be between 1e-6 and 1e6"),
     (("deadline",), lambda value: 0 < value < math.inf, "must be a positive number of seconds"),
     (
         ("outer_learning_rate", "strength", "weight_decay", "warmup_epochs"),

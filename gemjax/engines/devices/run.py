@@ -87,7 +87,8 @@ def run_on_devices(
       callback_seconds: the most seconds between two calls, positive, even after fewer commits or none (with an empty
         ``progress.history``); default: no limit. ``members.look()`` requests a call at once.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread before a finished gradient is queued; may block,
-        raise, or return a function that changes the gradient (as :class:`gemjax.testing.Faults` does).
+        raise, or return a function that changes the gradient (as :class:`gemjax.testing.Faults` does), which gets a tree of the
+        engine's packed arrays.
 
     Returns:
       A :class:`gemjax.Result`; ``history["time"]`` is in seconds since the start, as are the further columns ``dispatched``,

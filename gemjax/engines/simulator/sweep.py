@@ -1,6 +1,7 @@
 """Simulated runs over a grid of hyper-parameters and seeds, in one compiled program."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -198,7 +199,8 @@ def sweep(
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
     if batched and cuts:
         of_one = transition(lanes[0], starts[0])
-        batched = draws.are_alike(of_one, data[0], events[0], jax.eval_shape(begin, lanes[0], starts[0]), commits=True)
+        state_of_one = jax.eval_shape(functools.partial(begin, lanes[0]), starts[0])  # Of the same numbers, not traced.
+        batched = draws.are_alike(of_one, data[0], events[0], state_of_one, commits=True)
     compiled: Callable = in_one_batch if batched else one_by_one
     state, run_chunk = compiled(begin, step, lanes, starts)
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)

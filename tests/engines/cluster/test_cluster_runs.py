@@ -57,6 +57,17 @@ BATCHES = {
 
 
 @slow
+@pytest.mark.parametrize("compression", [None, "bfloat16", "int8"])
+def test_a_poisoned_gradient_is_rejected(cluster, compression):
+    faults = Faults().poison(0, 2).poison(1, 3)
+    run = ASGD, mean_loss, jnp.zeros(3), BATCHES["epochs"]
+    result = gemjax.run_on_cluster(*run, 30, cluster=cluster, gate=faults, compression=compression)
+    assert sorted(faults.injected) == [("poison", 0, 2), ("poison", 1, 3)]
+    assert int(result.state.rejected) == 2
+    assert np.isfinite(result.params).all()
+
+
+@slow
 @pytest.mark.parametrize("kind", BATCHES)
 def test_batches_of_all_kinds_replay(cluster, kind):
     result = gemjax.run_on_cluster(ASGD, mean_loss, jnp.zeros(3), BATCHES[kind], 40, cluster=cluster)

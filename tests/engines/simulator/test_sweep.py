@@ -24,6 +24,36 @@ def sweep(problem, make, over, trace=LATE, **options):
     return gemjax.sweep(make, *problem[:3], trace, over, model_state=problem.model_state, **options)
 
 
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_a_threshold_is_swept(x64, batched):
+    problem = quadratic()
+    result = sweep(
+        problem, lambda limit: gemjax.ringmaster(0.05, 4, threshold=limit), {"limit": [2, 4]}, batched=batched
+    )
+    for run, limit in enumerate((2, 4)):
+        alone = gemjax.simulate(
+            gemjax.ringmaster(0.05, 4, threshold=limit), *problem[:3], LATE, model_state=problem.model_state
+        )
+        assert_close(jax.tree.map(lambda x, run=run: x[run], result.params), alone.params, rtol=1e-9)
+        assert result.table()[run]["dropped"] == int(alone.state.dropped)
+    assert result.table()[0]["dropped"] > result.table()[1]["dropped"]
+
+
+@pytest.mark.slow
+def test_strengths_of_anchors_and_counts_of_tokens_are_swept(x64):
+    problem, plain = quadratic(), gemjax.LocalSteps(optax.sgd(0.05), 2)
+    anchored = lambda strength: gemjax.LocalSteps(optax.chain(optax.sgd(0.05), gemjax.pull_to_anchors(strength)), 2)
+    lsgd = lambda strength: gemjax.lsgd(1.0, 4, anchors=True)
+    merged = lambda strength: gemjax.decoupled_diloco(0.5, 0.5, 4, tokens=[strength, 1, 2, 1], fragments=1)
+    for make, local in ((lsgd, anchored), (merged, lambda strength: plain)):
+        result = sweep(problem, make, {"strength": [0.2, 0.9]}, local=local)
+        for run, value in enumerate((0.2, 0.9)):
+            alone = gemjax.simulate(
+                make(value), *problem[:3], LATE, model_state=problem.model_state, local=local(value)
+            )
+            assert_close(jax.tree.map(lambda x, run=run: x[run], result.params), alone.params, rtol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
 def test_every_run_is_that_of_the_simulator(x64, batched):

@@ -75,6 +75,8 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
             "--model cnn7 takes images of at least 28x28 pixels; digits has images of 8x8, which digits_cnn, batchnorm_cnn, ",
         ),
         ("width", 0.0, "--width must be positive and finite; got 0.0"),
+        ("variation", 1e308, "--variation must be between 1e-6 and 1e6; got 1e.308"),
+        ("variation", 1e-200, "--variation must be between 1e-6 and 1e6; got 1e-200"),
         ("width", 1e7, "--width must be at most 1000; got 10000000.0"),
         ("depth", 6002, "--depth must be at most 2000, because each layer is compiled; got 6002"),
         ("width", 0.5, "--width acts only with --model pooled_cnn, .* or transformer; the model is digits_cnn"),

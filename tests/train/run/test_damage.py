@@ -317,7 +317,17 @@ def test_a_run_that_cannot_be_written_is_refused_before_training(folder, monkeyp
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "events.jsonl", "metrics.jsonl", "summary.json", "run.png", "report.html"]
+    "name",
+    [
+        "config.json",
+        "events.jsonl",
+        "metrics.jsonl",
+        "summary.json",
+        "run.png",
+        "report.html",
+        "timeline.json",
+        "replay.json",
+    ],
 )
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 @pytest.mark.parametrize("command", [LONGER, ["report", "run"], ["replay", "run"]], ids=lambda command: command[0])

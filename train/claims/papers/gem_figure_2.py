@@ -7,12 +7,12 @@ and of Algorithm 1 (see `gemjax.gem`) with one.
 Setting (small): digits, 32 workers, one seed, two epochs per worker.
 
 Cost (full): 5 runs, 468,500 commits.
-Expected: all runs stable, a final training loss of about 0.02, test accuracy about 99.2 %.
-Found: all runs are stable and end at a training loss of 0.020 to 0.025. The reading of the equations is judged. It ends at a
-test accuracy of 99.17 / 99.06 / 99.27 % with three seeds, which makes a published run of 99.38 % no exception: two such
-numbers differ by up to 0.52 points by chance. The readings of the code and of Algorithm 1 have one seed each and end at 99.20
-and 98.98 %. Evaluations in the second half of one run of ours vary between 98.9 and 99.3 %. The paper's curve is over seconds
-and is cut at 2,000 s, at a loss of about 0.055.
+Expected: all seeds stable, a final training loss of about 0.02, test accuracy about 99.2 %.
+Found: all seeds of the reading of the equations, which is judged, are stable and end at a training loss of 0.020 to 0.024.
+They end at a test accuracy of 99.17 / 99.06 / 99.27 %, which makes a published run of 99.38 % no exception: two such numbers
+differ by up to 0.52 points by chance. The readings of the code and of Algorithm 1 have one seed each, are stable, too, and end
+at 99.20 and 98.98 %. Evaluations in the second half of all runs vary between 98.98 and 99.34 %. The paper's curve is over
+seconds and is cut at 2,000 s, at a loss of about 0.06.
 
 Deviations:
   1. Simulated workers, as in figure 1.
@@ -55,7 +55,7 @@ def judge(measured) -> list[Statement]:
         f"training is stable with {workers} workers: final training loss of each seed, reading of the equations",
         failed == 0 and max(losses) < bound,
         numbers(losses),
-        "≈ 0.055 where the curve is cut" if measured.full else "",
+        "≈ 0.06 where the curve is cut" if measured.full else "",
         f"below {bound}" if max(losses) < bound else f"not below {bound}",
     )
     return [stable, _accuracy(measured, workers)] if measured.full else [stable]

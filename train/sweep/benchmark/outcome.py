@@ -218,7 +218,9 @@ class Findings:
         narrow = [one for one in self.comparable(narrow=True) if self.fastest([one])]
         if self.methods([*settings, *narrow]) == self.methods(settings):
             settings += narrow
-        times = {name: [self._typical(setting, name) for setting in settings] for name in self.methods(settings)}
+        common = self.methods(settings)
+        settings = [one for one in settings if any(self.holds([one], name) for name in common)]
+        times = {name: [self._typical(setting, name) for setting in settings] for name in common}
         return settings, profile(times, factors) if times else {}
 
     def _typical(self, setting: Setting, method: str) -> float:
@@ -277,12 +279,13 @@ def advice(content: Mapping[str, Any]) -> list[str]:
         verb = "is" if len(names) == 1 else "are"
         if len(every) == 1:
             sentences.append(
-                f"In the one setting measured so far {_listed(names)} {verb} within 1.25 times of the fastest method."
+                f"In the one setting measured so far {_listed(names)} {verb} within 1.25 times of the fastest asynchronous "
+                "method."
             )
         else:
             sentences.append(
-                f"Over the {len(every)} settings in which a method holds the target, {_listed(names)} {verb} "
-                f"most often within 1.25 times of the fastest: in {round(most * len(every))} of them."
+                f"Over the {len(every)} settings in which an asynchronous method holds the target, {_listed(names)} {verb} "
+                f"most often within 1.25 times of the fastest of them: in {round(most * len(every))}."
             )
     return sentences
 

@@ -1,0 +1,64 @@
+"""Turns at Orbax of the threads of one process: it cannot read in one thread while it writes in another."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+PATIENCE = 300.0  # Seconds, after which a write that does not end, as on a broken file server, keeps no thread waiting.
+_changed = threading.Condition()
+_reading: list[int] = []  # Threads that read.
+_writing: list["Write"] = []
+
+
+class Write:
+    """The turn of a write, which waits until no other thread reads. Several may write at a time."""
+
+    def __init__(self):
+        self._thread: int | None = threading.get_ident()
+        with _changed:
+            _changed.wait_for(lambda: all(one == self._thread for one in _reading), PATIENCE)
+            _writing.append(self)
+
+    def is_of(self, thread: int) -> bool:
+        """Return True if ``thread`` itself has begun this write, as when a signal handler reads meanwhile."""
+        return self._thread == thread
+
+    def in_background(self) -> None:
+        """Let another thread finish the write, for which this one may wait."""
+        self._thread = None
+
+    def end(self) -> None:
+        """End the turn; may be called again."""
+        with _changed:
+            if self in _writing:
+                _writing.remove(self)
+            _changed.notify_all()
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Wait until no other thread reads or writes, and keep them waiting meanwhile."""
+    me = threading.get_ident()
+    with _changed:
+        free = lambda: all(one == me for one in _reading) and all(write.is_of(me) for write in _writing)
+        _changed.wait_for(free, PATIENCE)
+        _reading.append(me)
+    try:
+        yield
+    finally:
+        with _changed:
+            _reading.remove(me)
+            _changed.notify_all()
+
+
+def _begin_anew() -> None:
+    """Forget the turns of threads that a forked process does not have."""
+    global _changed
+    _changed = threading.Condition()
+    _reading.clear()
+    _writing.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
