@@ -56,8 +56,8 @@ def timeline(
       num_workers: number of workers N; default that of the log's start, or else the largest worker plus one.
 
     Raises:
-      ValueError: if a cycle ends before it begins, a worker is not among the ``num_workers``, or the log is of another number
-        of workers.
+      ValueError: if a cycle ends before it begins, a worker is not among the ``num_workers``, the log is of another number of
+        workers, or the history lacks a column or has columns of unlike lengths.
 
     >>> import gemjax
     >>> events = [{"event": "dispatch", "time": 0.0, "worker": 0, "step": 0},
@@ -190,6 +190,12 @@ def _end_at(time: float, incidents: list[dict[str, Any]]) -> None:
 def _of_history(history: Mapping[str, np.ndarray]) -> Columns:
     if not history:
         return _Rows().arrays()
+    if missing := sorted({"worker", "step", "time", "applied", "dropped"} - history.keys()):
+        raise ValueError(f"the history has no column {missing[0]}; give result.history as a run returned it")
+    if len(found := {np.shape(column) for column in history.values()}) > 1 or len(min(found)) != 1:
+        raise ValueError(f"the columns of the history have the shapes {sorted(found)}, expected one length for all")
+    if np.min(history["worker"], initial=0) < 0:
+        raise ValueError(f"worker {np.min(history['worker'])} commits; workers are numbered from 0")
     applied, dropped = history["applied"], history["dropped"]
     columns: Columns = {"event": np.where(applied, "commit", np.where(dropped, "drop", "reject"))}
     columns |= {name: np.full(len(applied), np.nan) for name in ALWAYS}

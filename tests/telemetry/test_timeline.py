@@ -154,3 +154,19 @@ def test_a_long_run_takes_eight_bytes_per_number():
     tracemalloc.stop()
     assert len(run.cycles["time"]) == 20_000
     assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and a margin.
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"applied": None}, "the history has no column applied; give result.history"),
+        ({"time": np.array([1.0])}, r"have the shapes \[\(1,\), \(2,\)\], expected one length"),
+        ({"loss": np.ones((2, 1))}, r"have the shapes \[\(2,\), \(2, 1\)\], expected one length"),
+        ({"worker": np.array([0, -1])}, "worker -1 commits; workers are numbered from 0"),
+    ],
+)
+def test_a_history_that_is_none_of_a_run_is_refused(changes, wrong):
+    names = ("worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dropped")
+    history = {name: np.arange(2) for name in names} | changes
+    with pytest.raises(ValueError, match=wrong):
+        gemjax.timeline({name: column for name, column in history.items() if column is not None})
