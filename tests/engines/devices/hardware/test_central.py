@@ -85,6 +85,7 @@ def test_packing_changes_no_bit(monkeypatch):
     assert not apart.central.shared.vectors
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # Those of the integer; JAX 0.7 warns of it.
 def test_a_leaf_that_changes_its_dtype_stays_apart():
     """The rule begins with an integer, and then keeps a sum in single precision."""
 

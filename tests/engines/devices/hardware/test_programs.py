@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines.problems import every_method, quadratic_with_dropout
+from jax import export
 
 import gemjax
 from gemjax.batches.local import LocalBatches
@@ -67,7 +68,7 @@ def test_accelerators_are_warmed_up_one_after_the_other(monkeypatch, platform, a
 def exported(function, *arguments):
     """Lower a compiled function for accelerators; return the platforms."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.asarray(leaf).dtype), arguments)
-    return jax.export.export(function, platforms=PLATFORMS)(*shapes).platforms
+    return export.export(function, platforms=PLATFORMS)(*shapes).platforms
 
 
 def bound(make):
