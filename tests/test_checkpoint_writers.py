@@ -42,10 +42,32 @@ def test_a_writer_waits_for_the_write_of_another_object(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["5", "7"]
 
 
-@pytest.mark.parametrize(("first", "second"), [("read", "write"), ("write", "read"), ("read", "read")])
-def test_no_thread_reads_while_another_one_writes(first, second):
+class Asked:
+    """In place of the condition of turns: it notes whether a thread would go on, and lets it."""
+
+    def __init__(self):
+        self.free = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def wait_for(self, free, patience):
+        self.free.append(free())
+
+    def notify_all(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "free"),
+    [("read", "write", False), ("write", "read", False), ("read", "read", False), ("write", "write", True)],
+)
+def test_no_thread_reads_while_another_one_writes(first, second, free, monkeypatch):
     """Orbax would lose what it notes of the arrays that it writes."""
-    inside = threading.Event()
+    monkeypatch.setattr(turns, "_changed", asked := Asked())
 
     def turn(kind):
         if kind == "read":
@@ -54,14 +76,17 @@ def test_no_thread_reads_while_another_one_writes(first, second):
 
     def other():
         with turn(second):
-            inside.set()
+            pass
 
-    thread = threading.Thread(target=other)
-    with turn(first):
+    def in_a_thread():
+        thread = threading.Thread(target=other)
         thread.start()
-        assert not inside.wait(0.2)
-    thread.join()
-    assert inside.is_set()
+        thread.join()
+
+    with turn(first):
+        in_a_thread()
+    in_a_thread()
+    assert asked.free == [True, free, True]
 
 
 def test_a_signal_handler_may_read_and_write_and_writes_do_not_wait_for_each_other():

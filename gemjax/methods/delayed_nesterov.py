@@ -15,6 +15,7 @@ from gemjax.protocol.checks import (
     check_learning_rate,
     check_momentum,
     check_positive_int,
+    number,
     numbers,
 )
 from gemjax.protocol.local_steps import displacements
@@ -190,7 +191,7 @@ def dynamic_periods(period: int, speeds: Sequence[float], minimum: int = 1) -> t
     if not len(speeds := numbers("speeds", speeds)):
         raise ValueError("speeds must have one number per worker, got none")
     for speed in speeds:
-        check_at_least("a speed", speed, 0.0)
+        check_at_least("a speed", number("each of speeds", speed), 0.0)  # Not a traced one, of which no int is made.
         if speed == 0:
             raise ValueError("speeds must be positive, got 0; leave out a worker that does not work")
     fastest = max(speeds)

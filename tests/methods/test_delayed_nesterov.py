@@ -124,3 +124,8 @@ def test_dynamic_periods_do_not_lose_a_step_to_rounding(denominator):
 def test_dynamic_periods_refuse_invalid_speeds(arguments, message):
     with pytest.raises(ValueError, match=message):
         gemjax.dynamic_periods(*arguments)
+
+
+def test_speeds_are_not_traced():
+    with pytest.raises(ValueError, match="each of speeds must be a number, got"):
+        jax.jit(lambda speed: gemjax.dynamic_periods(4, [speed, 1.0]))(2.0)
