@@ -61,7 +61,7 @@ BATCHES = {
 def test_a_poisoned_gradient_is_rejected(cluster, compression):
     faults = Faults().poison(0, 2).poison(1, 3)
     run = ASGD, mean_loss, jnp.zeros(3), BATCHES["epochs"]
-    result = gemjax.run_on_cluster(*run, 30, cluster=cluster, gate=faults, compression=compression)
+    result = gemjax.run_on_cluster(*run, 30, cluster=cluster, gate=Abreast(N, faults), compression=compression)
     assert sorted(faults.injected) == [("poison", 0, 2), ("poison", 1, 3)]
     assert int(result.state.rejected) == 2
     assert np.isfinite(result.params).all()
