@@ -1,0 +1,109 @@
+"""Cost of the simulator's compiled loop: compiled once, and without a copy of a stack."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from engines.problems import distinct, every_method
+from engines.simulator.simulations import LATE, QUADRATIC, gem, run
+
+import gemjax
+from gemjax.batches.local import LocalBatches
+from gemjax.engines.simulator import loops
+from gemjax.engines.transition import Transition
+
+
+@pytest.mark.parametrize("make", [gem, lambda n: optax.sgd(0.1)], ids=["gem", "plain optax"])
+def test_a_second_call_compiles_nothing(make):
+    traced = []
+
+    def loss_fn(params, batch):
+        traced.append(1)
+        return QUADRATIC.loss_fn(params, batch)
+
+    tx = make(4)
+    problem = QUADRATIC._replace(loss_fn=loss_fn)
+    run(problem, lambda n: tx, LATE)
+    before = len(traced)
+    assert before > 0
+    run(problem, lambda n: tx, LATE)
+    run(problem._replace(params={"x": jnp.zeros(4)}), lambda n: tx, LATE)
+    assert len(traced) == before
+
+
+STACK = 64
+
+
+def stacked_copies(hlo: str) -> list[str]:
+    """List the instructions in the loop (outside the entry) that copy an array with a leading axis of N."""
+    found, entry = [], False
+    for line in hlo.splitlines():
+        if re.match(r"^(ENTRY )?%?[\w.\-]+ .*\{$", line):
+            entry = line.startswith("ENTRY")
+        if not entry and re.search(rf"= \(?\w+\[{STACK},.* copy(-start)?\(", line):
+            found.append(line.strip())
+    return found
+
+
+@pytest.mark.slow
+@every_method("gem", "adam-per-worker", "lsgd-groups", only=distinct)
+@pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, True)])
+def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
+    """A commit costs the same at 4 workers and at 1,024."""
+    params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}
+
+    def loss_fn(params, batch):
+        return jnp.mean(jnp.tanh(batch @ params["w"] + params["b"][None]) ** 2)
+
+    batches = gemjax.Computed(lambda worker, step: jnp.full((5, 33), 0.01) * (worker + step))
+    if make.local:
+        batches = LocalBatches(batches, make.local)
+    transition = Transition(tx=make(STACK), loss_fn=loss_fn, num_workers=STACK, local=make.local).bind(params)
+    state = transition.init(params)
+    trace = gemjax.arrivals.RoundRobin(STACK).trace(16)
+    inputs = loops.inputs(trace.events(), batches, 16, window)
+    compiled = loops.compiled(transition, batches, 16, window, with_pulls).lower(state, (), *inputs).compile().as_text()
+    assert "while(" in compiled
+    assert re.search(rf"\[{STACK}[,\]]", compiled)
+    assert stacked_copies(compiled) == []
+
+
+@pytest.mark.slow
+@every_method("gem", "yellowfin", only=distinct)
+def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
+    """XLA counts the bytes, which include a choice between two stacks, or a sum over one."""
+    params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}
+
+    def loss_fn(params, batch):
+        return jnp.mean(jnp.tanh(batch @ params["w"] + params["b"][None]) ** 2)
+
+    def traffic(num_workers):
+        batches = gemjax.Computed(lambda worker, step: jnp.full((5, 33), 0.01) * (worker + step))
+        batches = LocalBatches(batches, make.local) if make.local else batches
+        transition = Transition(tx=make(num_workers), loss_fn=loss_fn, num_workers=num_workers, local=make.local)
+        transition = transition.bind(params)
+        state = transition.init(params)
+        inputs = loops.inputs(gemjax.arrivals.RoundRobin(num_workers).trace(16).events(), batches, 16, 1)
+        run_chunk = loops.compiled(transition, batches, 16, 1, with_pulls=False)
+        return run_chunk.lower(state, (), *inputs).compile().cost_analysis()["bytes accessed"]
+
+    growth = (traffic(2 * STACK) - traffic(STACK)) / STACK
+    assert growth <= 0.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))  # Clocks and losses of all, at most.
+
+
+def test_a_loop_that_copies_its_stack_is_found():
+    """The test above can fail: a loop that reads a slot and then writes it copies the stack."""
+
+    def body(i, stack):
+        mine = jax.lax.dynamic_index_in_dim(stack, i % STACK, keepdims=False)
+        other = jax.lax.dynamic_index_in_dim(stack, (i + 1) % STACK, keepdims=False)
+        written = jax.lax.dynamic_update_index_in_dim(stack, jnp.tanh(mine @ mine) + 1, i % STACK, 0)
+        return written.at[0].add(other)
+
+    stack = jax.ShapeDtypeStruct((STACK, 32, 32), jnp.float32)
+    compiled = (
+        jax.jit(lambda stack: jax.lax.fori_loop(0, 9, body, stack), donate_argnums=0).lower(stack).compile().as_text()
+    )
+    assert stacked_copies(compiled)

@@ -1,0 +1,93 @@
+"""Simulations that stop and continue: no bit differs from the run that did not stop."""
+
+import numpy as np
+import pytest
+from engines.problems import assert_same_bits, poisoned
+from engines.simulator.simulations import LATE, MLP, QUADRATIC, asgd, gem, multi_asgd, run
+
+import gemjax
+
+
+def stop_after(arrivals):
+    left = [arrivals]
+
+    def callback(progress):
+        left[0] -= 1
+        return left[0] == 0
+
+    return callback
+
+
+@pytest.mark.parametrize("make", [gem, multi_asgd])
+def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
+    """At every cut, between a late pull and its commit too, and after a rejection."""
+    at = [(int(LATE.worker[5]), int(LATE.step[5]))]
+    problem = poisoned(MLP, at)
+    whole = run(problem, make, LATE, chunk_size=1)
+    assert int(whole.state.rejected) == 1
+    arrivals = len(LATE.events().worker)
+    assert arrivals > len(LATE)
+    for cut in range(1, arrivals):
+        first = run(problem, make, LATE, chunk_size=1, callback=stop_after(cut))
+        assert first.stopped
+        assert int(first.state.arrivals) == cut
+        second = run(problem, make, LATE, chunk_size=1, state=first.state)
+        assert_same_bits(second.state, whole.state)
+        joined = {name: np.concatenate([first.history[name], second.history[name]]) for name in whole.history}
+        assert_same_bits(joined, whole.history)
+        resumed = run(problem, make, LATE, chunk_size=1, state=first)
+        assert_same_bits(resumed.state, whole.state)
+        assert_same_bits(resumed.history, whole.history)
+
+
+def test_a_column_that_only_one_part_of_a_run_reports_is_nan_in_the_other():
+    first = run(QUADRATIC, gem, LATE, diagnostics=["gap"], chunk_size=4, callback=stop_after(1))
+    second = run(QUADRATIC, gem, LATE, diagnostics=["update_norm"], state=first)
+    begin = len(first.history["loss"])
+    assert np.isfinite(second.history["gap"][:begin]).all()
+    assert np.isnan(second.history["gap"][begin:]).all()
+    assert np.isnan(second.history["update_norm"][:begin]).all()
+    assert np.isfinite(second.history["update_norm"][begin:]).all()
+    assert second.history["gap"].dtype == np.float32
+    assert second.history["staleness"].dtype == np.int32
+
+
+def test_a_result_of_another_trace_is_not_continued():
+    first = run(QUADRATIC, gem, LATE, chunk_size=4, callback=stop_after(1))
+    other = gemjax.arrivals.RoundRobin(LATE.num_workers).trace(len(LATE))
+    with pytest.raises(ValueError, match=r"Result of another trace: its \d+ commits are not the first rows of trace="):
+        run(QUADRATIC, gem, other, state=first)
+
+
+def test_a_pull_alone_uses_up_no_step():
+    """Between a late pull and its commit the state has the step that the worker computes."""
+    events = LATE.events()
+    pulls = np.flatnonzero(~events.commits)
+    assert len(pulls)
+    for arrival in pulls.tolist():
+        state = run(QUADRATIC, gem, LATE, chunk_size=1, callback=stop_after(arrival + 1)).state
+        assert int(state.step[int(events.worker[arrival])]) == events.step[arrival]
+
+
+def test_the_given_state_is_not_donated():
+    first = run(QUADRATIC, gem, LATE, chunk_size=1, callback=stop_after(3))
+    again = [run(QUADRATIC, gem, LATE, state=first.state) for _ in range(2)]
+    assert_same_bits(again[0].state, again[1].state)
+
+
+def test_a_finished_run_continues_with_nothing():
+    whole = run(QUADRATIC, gem, LATE)
+    again = run(QUADRATIC, gem, LATE, state=whole.state)
+    assert_same_bits(again.state, whole.state)
+    assert again.history == {}
+    assert_same_bits(run(QUADRATIC, gem, LATE, state=whole).history, whole.history)
+
+
+@pytest.mark.parametrize("make", [asgd, multi_asgd])
+def test_a_state_of_another_run_is_refused(make):
+    """With too few slots compiled code would not raise: it clamps an index out of range."""
+    state = run(QUADRATIC, make, gemjax.arrivals.RoundRobin(2).trace(2)).state
+    with pytest.raises(ValueError, match="state"):
+        run(QUADRATIC, make, gemjax.arrivals.RoundRobin(4).trace(8), state=state)
+    with pytest.raises(ValueError, match="state"):
+        run(QUADRATIC, gem, gemjax.arrivals.RoundRobin(2).trace(8), state=state)

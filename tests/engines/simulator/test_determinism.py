@@ -1,0 +1,113 @@
+"""Determinism of the simulator: the same bits in any chunks and in any process."""
+
+import ast
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from engines.problems import (
+    Problem,
+    assert_same_bits,
+    distinct,
+    every_method,
+)
+from engines.simulator.simulations import LATE, MLP, gem, run
+
+import gemjax
+from gemjax import testing
+
+
+@pytest.mark.slow
+@every_method("gem", only=distinct)
+def test_the_same_run_twice_is_the_same_to_the_bit(make):
+    first, second = (run(MLP, make, LATE, diagnostics=["gap"]) for _ in range(2))
+    assert_same_bits(first.state, second.state)
+    assert_same_bits(first.history, second.history)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chunk_size", [1, 7, 1000, 10**12]
+)  # The last: all in one call, and no room for more than that.
+def test_the_chunk_size_changes_no_bit(chunk_size):
+    whole, chunked = run(MLP, gem, LATE), run(MLP, gem, LATE, chunk_size=chunk_size)
+    assert_same_bits(chunked.state, whole.state)
+    assert_same_bits(chunked.history, whole.history)
+
+
+SCRIPT = """
+import gemjax, jax, numpy as np
+gemjax.cpu_devices(9)
+from gemjax.testing import quadratic
+trace = gemjax.arrivals.Gamma(5).trace(50, seed=1)
+result = gemjax.simulate(gemjax.gem(0.05, num_workers=5), *quadratic(dimension=7), trace)
+print(np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex())
+"""
+
+
+@pytest.mark.slow
+def test_another_process_computes_the_same_bits():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")},
+    )
+    result = run(Problem(*testing.quadratic(dimension=7)), gem, gemjax.arrivals.Gamma(5).trace(50, seed=1))
+    here = [np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex()]
+    assert done.stdout.split() == here
+
+
+def digests():
+    """Return digests of state and history for an MLP with dropout, model state and local steps."""
+    trace = gemjax.arrivals.Gamma(5, machine_variation=0.3).trace(60, seed=1)
+    local = gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 3)
+    runs = {
+        "gem": (gemjax.gem(0.05, num_workers=5), None, ["gap", "energy_ratio", "pi_95", "compensation"]),
+        "easgd": (gemjax.easgd(num_workers=5), local, ["update_norm", "normalised_gap", "gap"]),
+    }
+    found = {}
+    for name, (tx, local, diagnostics) in runs.items():
+        result = gemjax.simulate(
+            tx, *MLP[:3], trace, model_state=MLP.model_state, local=local, seed=7, diagnostics=diagnostics
+        )
+        leaves = jax.tree.leaves((result.state, dict(sorted(result.history.items()))))
+        found[name] = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+        found[f"{name}'s columns"] = ",".join(result.history)
+    return found
+
+
+DIGESTS = """
+import sys
+sys.path[:0] = {paths}
+import gemjax
+gemjax.cpu_devices(9)
+from engines.simulator.test_determinism import digests
+print(digests())
+"""
+
+
+@pytest.mark.slow
+def test_other_processes_compute_the_same_bits():
+    """The order of their sets and hash tables does not matter."""
+    tests = Path(__file__).parents[2]
+    script = DIGESTS.format(paths=[str(tests), str(tests.parent)])
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE, text=True,
+            env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")},
+        )
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    here = digests()
+    assert len(set(here.values())) == 4
+    for other in others:
+        assert ast.literal_eval(other.communicate()[0]) == here

@@ -1,0 +1,76 @@
+"""Arguments that the simulator refuses."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engines.simulator.simulations import LATE, QUADRATIC, asgd, gem, run
+
+import gemjax
+
+
+def test_a_method_for_another_number_of_workers_is_refused():
+    with pytest.raises(ValueError, match="made with num_workers=2, but the run has 4 workers"):
+        run(QUADRATIC, lambda n: gem(2), LATE)
+
+
+@pytest.mark.parametrize("chunk_size", [0, -3])
+def test_a_chunk_has_at_least_one_commit(chunk_size):
+    with pytest.raises(ValueError, match=f"chunk_size must be positive, got {chunk_size}"):
+        run(QUADRATIC, asgd, LATE, chunk_size=chunk_size)
+
+
+def test_a_loss_of_another_form_is_refused():
+    with pytest.raises(TypeError, match=r"loss_fn must be .* got one with the arguments \(a, b, c\)"):
+        run(QUADRATIC._replace(loss_fn=lambda a, b, c: 0.0), asgd, LATE)
+
+
+@pytest.mark.parametrize("name", ["loss", "staleness", "worker", "event"])
+def test_metrics_with_names_of_columns_are_refused(name):
+    def loss_fn(params, model_state, batch, key):
+        loss = jnp.sum(params["x"] ** 2)
+        return loss, (model_state, {name: loss})
+
+    with pytest.raises(ValueError, match=rf"metrics called \['{name}'\]"):
+        gemjax.simulate(gemjax.asgd(0.1), loss_fn, {"x": jnp.ones(2)}, lambda w, s: s, gemjax.Trace([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"), [({}, "params has no arrays"), ({"x": jnp.arange(3)}, r"params at \['x'\] is int32")]
+)
+def test_parameters_that_cannot_be_trained_are_refused(params, message):
+    with pytest.raises(ValueError, match=message):
+        gemjax.simulate(gemjax.asgd(0.1), lambda p, b: 0.0, params, lambda w, s: s, gemjax.Trace([0, 0]))
+
+
+def test_a_loss_that_changes_the_type_of_its_model_state_is_refused():
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum(params["x"] ** 2), (model_state.astype(jnp.bfloat16), {})
+
+    with pytest.raises(ValueError, match="another model state than it was given"):
+        gemjax.simulate(
+            gemjax.asgd(0.1), loss_fn, {"x": jnp.ones(2)}, lambda w, s: s, gemjax.Trace([0]), model_state=jnp.ones(1)
+        )
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        (gemjax.arrivals.Gamma(4), r"trace must be a gemjax.Trace, got Gamma; call its .trace\(num_commits\)"),
+        ([0, 1, 2], r"trace must be a gemjax.Trace, got list; make one with gemjax.Trace\(worker=…\)"),
+        (np.arange(3), r"trace must be a gemjax.Trace, got ndarray; make one with gemjax.Trace\(worker=…\)"),
+    ],
+)
+def test_an_argument_that_is_no_trace_is_refused(trace, message):
+    with pytest.raises(TypeError, match=message):
+        gemjax.simulate(gemjax.asgd(0.1, 4), *QUADRATIC[:3], trace)
+
+
+def test_an_optimizer_is_no_local_steps():
+    with pytest.raises(TypeError, match=r"local is .*, but must be a gemjax.LocalSteps; give gemjax.LocalSteps\(opt"):
+        gemjax.simulate(gemjax.downpour(num_workers=4), *QUADRATIC[:3], LATE, local=optax.sgd(0.1))
+
+
+def test_a_loss_of_several_numbers_is_refused():
+    with pytest.raises(ValueError, match=r"loss_fn must return one number, got an array of shape \[4\]; take its mean"):
+        gemjax.simulate(gemjax.asgd(0.1, 4), lambda p, b: p["x"] ** 2, *QUADRATIC[1:3], LATE)
