@@ -1,0 +1,121 @@
+"""Faults in the roster: errors, silent workers, and arrivals that come too late."""
+
+from engines.devices.roster_runs import ERROR, Run
+
+from gemjax.engines.devices.roster import Commit, Dispatch, Roster
+
+
+def test_a_worker_that_raises_pulls_and_repeats_its_step():
+    run = Run(2, retries=1)
+    run.go()
+    assert run.arrive(0, ERROR) == [("fault", 0), ("pull", 0), ("dispatch", 0)]
+    assert run.arrive(0)[0] == ("commit", 0)
+    assert run.arrive(0, ERROR)[-1] == ("dispatch", 0)  # Its commit has restored the retries.
+    run.leave(0)
+    run.arrive(0)
+    run.join(0)
+    assert run.arrive(0, ERROR)[-1] == ("dispatch", 0)  # So has its return.
+    assert run.arrive(0, ERROR) == [("fault", 0), ("retire", 0)]
+    assert run.roster.failure() is None
+    assert run.arrive(1) == [("commit", 1), ("dispatch", 1)]
+
+
+def test_a_view_that_cannot_be_sent_is_a_fault_of_its_worker():
+    run = Run(2, retries=2)
+    run.go()
+    run.lost.add(1)
+    assert run.arrive(1, ERROR) == [("fault", 1), ("pull", 1), ("fault", 1), ("pull", 1), ("fault", 1), ("retire", 1)]
+
+
+def test_a_commit_counts_though_its_view_cannot_be_delivered():
+    run = Run(2)
+    run.go()
+    run.undeliverable.add(0)
+    assert run.arrive(0) == [("commit", 0), ("fault", 0), ("pull", 0), ("dispatch", 0)]
+    assert (run.roster.clock, run.roster.steps) == (1, [1, 0])
+
+
+def test_a_gradient_that_cannot_be_sent_is_lost():
+    run = Run(1)
+    run.go()
+    run.roster.arrived(0, run.computing.pop(0), 0.0, "gradient")
+    assert isinstance(run.roster.instruct(0.0), Commit)
+    run.roster.fault(0, ERROR)
+    assert run.go() == [("fault", 0), ("pull", 0), ("dispatch", 0)]
+    assert run.roster.clock == 0
+
+
+def test_a_dispatch_that_cannot_be_made_is_a_fault():
+    run = Run(1, retries=0)
+    run.roster.prepared(0)
+    assert isinstance(run.roster.instruct(0.0), Dispatch)
+    run.roster.fault(0, ERROR)
+    assert run.go() == [("fault", 0), ("retire", 0)]
+    assert run.join(0) == [("join", 0), ("pull", 0), ("dispatch", 0)]
+
+
+def test_a_silent_worker_is_given_up_and_returns_when_it_finishes():
+    run = Run(2, deadline=2.0)
+    run.go()
+    run.wait(1.0)
+    run.arrive(0)
+    assert run.wait(1.0) == [("hang", 1)]
+    assert list(run.roster.silent) == [1]
+    assert run.arrive(1) == [("late", 1), ("join", 1), ("pull", 1), ("dispatch", 1)]
+    assert run.staleness == [0]
+
+
+def test_a_deadline_runs_only_while_the_run_is_polling():
+    run = Run(1, deadline=2.0)
+    run.go()
+    assert run.wait(1.75) == []
+    run.now += 60.0  # A callback.
+    run.roster.paused(60.0, run.now)
+    assert run.wait(0.25) == []  # Its worker has another beat.
+    assert run.wait(0.25) == [("hang", 0)]
+
+
+def test_a_suspended_machine_does_not_count_as_silence():
+    run = Run(1, deadline=2.0)
+    run.go()
+    assert run.wait(1.75) == []
+    run.now += 3600.0
+    assert run.roster.overdue(run.now) == []
+    assert run.wait(0.25) == []
+    assert run.wait(0.25) == [("hang", 0)]
+
+
+def test_polls_are_at_most_one_beat_apart():
+    run = Run(1, deadline=2.0)
+    run.go()
+    assert run.roster.timeout(0.0) == 0.5
+    run.arrive(0, ERROR)
+    assert Run(1).roster.timeout(0.0) == Roster.PATIENCE
+
+
+def test_a_gradient_of_a_retired_worker_is_discarded():
+    run = Run(2, retries=0)
+    run.go()
+    number = run.computing[0]
+    run.arrive(0, ERROR)
+    run.roster.arrived(0, number, 0.0, "gradient")
+    assert run.go() == [("late", 0)]
+    assert list(run.roster.retired) == [0]
+
+
+def test_a_dispatch_counts_once():
+    """A repeated arrival, or one of an earlier dispatch, changes nothing."""
+    run = Run(1)
+    run.go()
+    first = run.computing[0]
+    run.arrive(0)
+    run.roster.arrived(0, first, 0.0, "again")
+    assert run.go() == [("late", 0)]
+    assert list(run.roster.in_flight) == [0]
+    run.roster.fell_silent(0)
+    run.roster.arrived(0, first, 0.0, "again")
+    run.go()
+    assert list(run.roster.silent) == [0]
+    run.arrive(0)
+    assert run.arrive(0)[0] == ("commit", 0)
+    assert len(run.committed) == 2
