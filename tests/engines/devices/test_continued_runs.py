@@ -1,0 +1,176 @@
+"""Runs on devices that continue or stop, and arguments that they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.devices.device_runs import ASGD, GEM, QUADRATIC, assert_consistent, replay, run
+from engines.problems import Abreast, assert_close, assert_same_bits, poisoned
+
+import gemjax
+from gemjax.testing import Faults
+
+# --- Continuing and stopping
+
+
+def test_a_run_is_continued_with_its_state_and_trace():
+    first = run(num_commits=25)
+    second = run(num_commits=60, state=first.state, recorded=first.trace)
+    assert len(second.trace) == 60
+    assert second.trace.first(25) == first.trace
+    assert len(second.history["loss"]) == 35
+    assert int(second.opt_state.clock) == 60
+    np.testing.assert_array_equal(second.history["pulled_at"], second.trace.pulled_at[25:])
+    np.testing.assert_array_equal(second.history["staleness"], second.trace.staleness[25:])
+    for worker in range(4):  # Each continues with its step.
+        steps = second.trace.step[second.trace.worker == worker]
+        np.testing.assert_array_equal(steps, np.arange(len(steps)))
+    assert_close(second.params, replay(second).params, rtol=1e-5)
+
+
+def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
+    first = run(num_commits=25)
+    seen = []
+    second = run(num_commits=60, state=first, callback=lambda progress: seen.append(len(progress.history["loss"])))
+    assert seen == [35]  # A callback receives the new rows.
+    assert second.trace.first(25) == first.trace
+    assert list(second.history) == list(first.history)
+    for name, column in first.history.items():
+        np.testing.assert_array_equal(second.history[name][:25], column)
+        assert second.history[name].dtype == column.dtype
+    np.testing.assert_array_equal(second.history["staleness"], second.trace.staleness)
+    np.testing.assert_array_equal(second.history["time"], second.trace.time)
+    assert len(run(num_commits=60, state=second).history["loss"]) == 60  # The run is complete.
+
+
+def test_the_result_of_a_failed_continued_run_has_the_history_of_both_parts():
+    def fail(progress):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(num_commits=60, state=run(num_commits=25), callback=fail, callback_every=10)
+    reached = raised.value.result
+    np.testing.assert_array_equal(reached.history["staleness"], reached.trace.staleness)
+
+
+def test_a_run_is_continued_after_faults_and_rejections():
+    problem = poisoned(QUADRATIC, [(0, 1), (2, 3), (1, 9)])
+    with Faults().fail(3, 2).fail(3, 8) as faults:
+        first = run(problem, num_commits=25, gate=Abreast(4, faults))
+        second = run(problem, num_commits=60, gate=Abreast(4, faults), state=first.state, recorded=first.trace)
+    assert len(faults.injected) == 2
+    assert int(second.state.rejected) == 3
+    assert second.trace.first(25) == first.trace
+    assert_close(second.params, replay(second).params, rtol=1e-5)
+
+
+def test_a_simulated_run_is_continued_on_devices():
+    trace = gemjax.arrivals.Gamma(4).trace(20)
+    first = gemjax.simulate(GEM, *QUADRATIC[:3], trace)
+    second = run(num_commits=45, state=first.state, recorded=trace)
+    assert second.trace.first(20) == trace
+    assert_close(second.params, replay(second).params, rtol=1e-5)
+
+
+def test_the_simulator_knows_the_step_of_a_worker_that_pulled_late():
+    """The last state of a replay is that of the run, including the next step of each worker."""
+    with Faults().fail(3, 2).fail(0, 0) as faults:
+        result = run(num_commits=30, gate=Abreast(4, faults))
+    assert len(faults.injected) == 2
+    assert_same_bits(jax.device_get(replay(result).state.step), jax.device_get(result.state.step))
+
+
+def test_the_callback_may_end_the_run():
+    calls = []
+
+    def callback(progress):
+        state = progress.state()
+        assert int(state.opt_state.clock) == progress.commits == len(progress.trace())
+        assert_same_bits(state.params, progress.params)
+        calls.append((progress.commits, len(progress.history["loss"])))
+        return progress.commits >= 20
+
+    result = run(num_commits=1000, callback=callback, callback_every=6)
+    assert result.stopped
+    assert [commits for commits, _ in calls] == np.cumsum([rows for _, rows in calls]).tolist()
+    assert 20 <= calls[-1][0] < 20 + 6 + 4
+    assert_consistent(result, calls[-1][0])
+    assert_close(result.params, replay(result).params, rtol=1e-5)
+
+
+@pytest.mark.parametrize("callback_every", [1, 7, 40, 1000])
+def test_the_callback_receives_every_commit_once(callback_every):
+    rows = []
+    with Faults().fail(0, 1).fail(1, 1).fail(2, 3, times=2).fail(3, 2, times=9) as faults:
+        result = run(
+            callback=lambda progress: rows.append(progress.history), callback_every=callback_every, gate=faults
+        )
+    assert all(len(row.get("loss", ())) for row in rows)
+    np.testing.assert_array_equal(np.concatenate([row["loss"] for row in rows]), result.history["loss"])
+
+
+@pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
+def test_arrays_of_the_caller_are_not_donated():
+    """Commits donate their input; the caller's arrays may be on the central device."""
+    placement = gemjax.place(4, "colocated")
+    params = jax.device_put({"x": jnp.ones(4)}, placement.central)
+    problem = QUADRATIC._replace(params=params)
+    first = run(problem, placement=placement)
+    second = run(problem, num_commits=60, placement=placement, state=first.state, recorded=first.trace)
+    np.testing.assert_array_equal(params["x"], np.ones(4))
+    assert_close(first.params, replay(first, problem).params, rtol=1e-5)
+    assert np.isfinite(second.params["x"]).all()
+
+
+# --- Arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
+        ({"num_workers": 3}, "made with num_workers=4, but the run has 3 workers"),
+        ({"num_workers": 3, "placement": gemjax.place(4)}, "num_workers=3, but the placement has 4 workers"),
+        ({"recorded": gemjax.Trace([0], num_workers=4)}, "give both state= and recorded="),
+        (
+            {
+                "recorded": gemjax.Trace([], num_workers=4),
+                "state": gemjax.Result((), {}, gemjax.Trace([], num_workers=4)),
+            },
+            "leave recorded= out",
+        ),
+        ({"callback_every": 0}, "callback_every must be positive, got 0"),
+        ({"diagnostics": ["temperature"]}, "no member of this method reports temperature"),
+        ({"num_commits": -1}, "num_commits must not be negative, got -1"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        run(**options)
+
+
+def test_a_state_without_its_trace_is_refused():
+    state = gemjax.initial_state(GEM, QUADRATIC.params, num_workers=4)
+    with pytest.raises(ValueError, match="give both state= and recorded="):
+        run(state=state)
+
+
+def test_a_state_of_another_run_is_refused():
+    two, four = (gemjax.initial_state(gemjax.asgd(0.1, n), QUADRATIC.params, num_workers=n) for n in (2, 4))
+    with pytest.raises(ValueError, match="state"):
+        run(tx=ASGD, state=two, recorded=gemjax.Trace([], num_workers=4))
+    with pytest.raises(ValueError, match="state"):
+        run(tx=GEM, state=four, recorded=gemjax.Trace([], num_workers=4))
+    with pytest.raises(ValueError, match="recorded"):
+        run(tx=ASGD, state=four, recorded=gemjax.Trace([], num_workers=2))
+
+
+def test_a_trace_of_another_length_is_refused_before_anything_runs():
+    state = gemjax.initial_state(ASGD, QUADRATIC.params, num_workers=4)
+    with pytest.raises(ValueError, match=r"has made 0 commits, but recorded= has 3"):
+        run(tx=ASGD, state=state, recorded=gemjax.Trace([0, 1, 2], num_workers=4))
+
+
+def test_batches_of_the_wrong_kind_are_refused():
+    with pytest.raises(TypeError, match="batches must be a function"):
+        run(QUADRATIC._replace(batches=[1, 2, 3]))
