@@ -1,0 +1,191 @@
+"""Handlers of signals during a run: those of one's own, and those set while it runs."""
+
+import contextlib
+import signal
+import sys
+import threading
+
+import pytest
+from engines import signals
+from engines.problems import assert_same_bits
+from engines.signals import press, pressing, run_on_devices, simulate
+
+from gemjax.engines.devices.hardware.programs import commits
+from gemjax.engines.interrupts import Held
+from gemjax.engines.simulator import simulate as simulator
+
+restored = signals.restored
+
+
+def test_a_saved_handler_holds_nothing_back_after_the_run():
+    saved = []
+    simulate(callback=lambda progress: saved.append(signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, saved[0])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_another_handler_is_left_alone():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append(None))
+    try:
+        simulate(callback=lambda progress: press())
+        with Held():
+            press(3)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(heard) == 5 + 3
+
+
+def test_an_exception_that_says_so_is_raised_at_once():
+    def stop(number, frame):
+        error = KeyboardInterrupt()
+        error.at_once = True
+        raise error
+
+    def run():
+        with Held():
+            press()
+            pytest.fail("it was held back")
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def chained(number):
+    """Set a handler that does something and calls the one before, as a callback may."""
+    before = signal.getsignal(number)
+    signal.signal(number, lambda *args: before(*args))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_handler_set_during_the_run_that_calls_the_one_before_is_held(nested):
+    held = []
+
+    def run():
+        with Held(), Held() if nested else contextlib.nullcontext():
+            if not nested:
+                chained(signal.SIGINT)
+            press()
+            held.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert held
+
+
+@pytest.mark.parametrize("then", [signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler])
+def test_a_handler_that_leaves_the_next_signal_to_another_one_is_held(then):
+    held = []
+
+    def stop(number, frame):
+        signal.signal(number, then)
+        sys.exit(143)
+
+    def run():
+        with Held():
+            press(number=signal.SIGTERM)
+            held.append(True)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(SystemExit):
+            run()
+        assert signal.getsignal(signal.SIGTERM) is then
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert held
+
+
+def test_a_signal_while_handlers_are_replaced_leaves_none_behind(monkeypatch):
+    found = signal.getsignal
+
+    def getsignal(number):
+        if number == signal.SIGTERM:
+            press()
+        return found(number)
+
+    monkeypatch.setattr(signal, "getsignal", getsignal)
+    with pytest.raises(KeyboardInterrupt), Held():
+        pytest.fail("it was held back")
+
+
+def test_a_ctrl_c_counts_also_if_the_run_is_ended_otherwise():
+    def run():
+        with Held():
+            press()
+            raise GeneratorExit
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+
+
+def test_a_handler_that_a_callback_sets_stays():
+    heard = []
+    try:
+        simulate(callback=lambda progress: signal.signal(signal.SIGINT, lambda *_: heard.append(None)) is None)
+        press()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert len(heard) == 1
+
+
+def test_in_another_thread_nothing_is_held():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(simulate()))
+    thread.start()
+    thread.join()
+    assert len(results[0].trace) == 40
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_handler_of_ones_own_leaves_a_result_that_goes_on(at, monkeypatch, capfd):
+    """Schedulers of clusters send SIGTERM; its usual handler exits."""
+    history = simulator._history
+
+    def interrupted(*args):
+        if len(calls) == at - 1:
+            signal.raise_signal(signal.SIGTERM)
+        calls.append(None)
+        return history(*args)
+
+    calls, before = [], signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    monkeypatch.setattr(simulator, "_history", interrupted)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            simulate()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    monkeypatch.undo()
+    found = ended.value.result
+    assert int(found.state.commits) == len(found.trace) == len(found.history["loss"]) == 8 * at
+    assert "SIGTERM: the simulation ends after the chunk in progress" in capfd.readouterr().err
+    assert_same_bits(simulate(state=found).state, simulate().state)
+
+
+def test_a_run_on_devices_that_a_handler_of_ones_own_ends_keeps_its_state(monkeypatch):
+    make = commits.Central.__init__
+
+    def init(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self._commit = pressing(self._commit, 12, number=signal.SIGTERM)
+
+    monkeypatch.setattr(commits.Central, "__init__", init)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_on_devices()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    found = ended.value.result
+    assert 8 <= int(found.state.commits) == len(found.trace) < 40
