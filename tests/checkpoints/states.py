@@ -1,0 +1,16 @@
+"""States of a small problem that are saved and loaded."""
+
+import optax
+
+import gemjax
+from gemjax import testing
+
+LOSS, PARAMS, BATCHES = testing.quadratic()
+
+
+def method(num_workers=3):
+    return optax.chain(optax.clip_by_global_norm(1.0), gemjax.gem(0.1, num_workers=num_workers))
+
+
+def like(num_workers=3, tx=None):
+    return gemjax.initial_state(tx or method(num_workers), PARAMS, num_workers=num_workers)

@@ -1,0 +1,114 @@
+"""Folders of checkpoints: names, numbers kept, and files of others."""
+
+import errno
+import os
+import shutil
+
+import pytest
+from checkpoints.states import like
+
+import gemjax
+from gemjax import arrivals
+from gemjax.checkpoints import CheckpointWriteError, files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [2, None])
+def test_checkpoints_of_another_continuation_are_renamed(tmp_path, keep):
+    """The run goes on from what was saved last, and nothing is lost."""
+    with gemjax.Checkpoints(tmp_path, keep=None) as checkpoints:
+        for commits in (3, 6, 9):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(commits), {"branch": 1})
+    with gemjax.Checkpoints(tmp_path, keep) as checkpoints:
+        with pytest.warns(gemjax.RunWarning, match=r"of 6 and 9 commits, of another .* than the state after 5 commits"):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"branch": 2})
+        assert checkpoints.commits == [3, 5]
+        assert checkpoints.load(like())[2] == {"branch": 2}
+        checkpoints.save(like(), arrivals.Gamma(3).trace(9), {"branch": 2})
+        with pytest.warns(gemjax.RunWarning, match="of 9 commits"):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(7), {"branch": 3})
+    kept = {"5", "7"} if keep else {"3", "5", "7"}
+    assert set(os.listdir(tmp_path)) == kept | {"superseded-6", "superseded-9", "superseded-9-2"}
+    shutil.move(tmp_path / "superseded-6", tmp_path / "6")
+    with gemjax.Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.load(like(), 6)[2] == {"branch": 1}
+
+
+def test_one_checkpoint_is_replaced_by_one_of_fewer_commits(tmp_path):
+    with gemjax.Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(9))
+        with pytest.warns(gemjax.RunWarning, match=r"of 9 commits, .* they are removed, because keep=1"):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert os.listdir(tmp_path) == ["5"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_folders_of_other_files_with_numbers_for_names_stay(tmp_path, keep):
+    with gemjax.Checkpoints(tmp_path, keep) as checkpoints:
+        for folder in ("2026", "0"):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "notes.txt").write_text("mine")
+        for commits in (3, 5, 7):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(commits))
+    assert {"2026", "0"} < set(os.listdir(tmp_path))
+    assert (tmp_path / "2026" / "notes.txt").read_text() == (tmp_path / "0" / "notes.txt").read_text() == "mine"
+
+
+def test_a_save_that_fails_keeps_the_name_of_a_later_checkpoint(tmp_path, monkeypatch):
+    def fail(folder, commits):
+        raise OSError(errno.EDQUOT, "quota")
+
+    with gemjax.Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(9))
+        monkeypatch.setattr(files, "set_aside", fail)
+        with pytest.warns(gemjax.RunWarning, match="of 9 commits"), pytest.raises(CheckpointWriteError):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        assert checkpoints.commits == [9]
+
+
+@pytest.mark.parametrize("keep", [0, -1, True, 2.5, "2"])
+def test_a_number_of_checkpoints_is_positive(tmp_path, keep):
+    with pytest.raises(ValueError, match="keep must be a positive int, got"):
+        gemjax.Checkpoints(tmp_path, keep)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_file_is_no_folder_of_checkpoints(tmp_path, read_only):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(NotADirectoryError, match=r"file is not a folder; give another name"):
+        gemjax.Checkpoints(path, read_only=read_only)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files are bytes on POSIX")
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path, read_only):
+    """Orbax raised a RuntimeError as it saved, and found nothing as it loaded."""
+    folder = tmp_path / os.fsdecode(b"run-\xff") / "checkpoints"
+    with pytest.raises(gemjax.CheckpointError, match=r"run-\\udcff.* is not UTF-8"):
+        gemjax.Checkpoints(folder, read_only=read_only)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    with gemjax.Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.latest is None
+        for commits in (0, 3, 9):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(commits))
+        assert checkpoints.latest == 9
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "9"]
+
+
+def test_all_are_kept_and_an_earlier_one_is_loaded(tmp_path):
+    with gemjax.Checkpoints(tmp_path, keep=None) as checkpoints:
+        for commits in (0, 3, 9):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(commits), {"at": commits})
+        assert checkpoints.commits == [0, 3, 9]
+    with gemjax.Checkpoints(tmp_path, read_only=True) as checkpoints:
+        _, trace, metadata = checkpoints.load(like(), 3)
+        assert (trace, metadata) == (arrivals.Gamma(3).trace(3), {"at": 3})
+        with pytest.raises(FileNotFoundError, match="holds no checkpoint 4"):
+            checkpoints.load(like(), 4)
+        with pytest.raises(ValueError, match="opened with read_only=True"):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(10))

@@ -1,0 +1,128 @@
+"""Refused checkpoints: of other states, methods, numbers of workers, formats and metadata."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints.states import BATCHES, LOSS, PARAMS, like, method
+
+import gemjax
+from gemjax import arrivals
+from gemjax.checkpoints import files
+
+
+def test_a_state_is_saved_with_its_own_trace_only(tmp_path):
+    """A checkpoint of fewer commits would replace those of more, and no run could continue from it."""
+    result = gemjax.simulate(method(), LOSS, PARAMS, BATCHES, arrivals.Gamma(3).trace(6))
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(result.state, result.trace)
+        with pytest.raises(ValueError, match="the state has 6 commits of 3 workers, but trace has 4 of 3; give"):
+            checkpoints.save(result.state, result.trace.first(4))
+        with pytest.raises(ValueError, match="the state has 6 commits of 3 workers, but trace has 6 of 2; give"):
+            checkpoints.save(result.state, arrivals.Gamma(2).trace(6))
+        with pytest.raises(
+            TypeError, match=r"state is of type Result, but must be a gemjax.RunState; give result.state"
+        ):
+            checkpoints.save(result, result.trace)
+        with pytest.raises(TypeError, match=r"trace is of type dict, but must be a gemjax.Trace; give result.trace"):
+            checkpoints.save(result.state, result.history)
+        assert checkpoints.commits == [6]
+
+
+@pytest.mark.parametrize("wrong", [None, PARAMS, method()], ids=lambda wrong: type(wrong).__name__)
+def test_a_checkpoint_is_loaded_into_the_state_of_a_run_only(tmp_path, wrong):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(0))
+        with pytest.raises(
+            TypeError, match=r"like is of type .* but must be a gemjax.RunState; give that of a result, or"
+        ):
+            checkpoints.load(wrong)
+
+
+def test_no_checkpoint_is_an_error(tmp_path):
+    with gemjax.Checkpoints(tmp_path) as checkpoints, pytest.raises(FileNotFoundError, match="no checkpoint"):
+        checkpoints.load(like())
+
+
+@pytest.mark.parametrize(
+    "other", [lambda: like(tx=gemjax.asgd(0.1, num_workers=3)), lambda: like(num_workers=4)], ids=["method", "workers"]
+)
+def test_a_checkpoint_of_another_method_or_number_of_workers_is_refused(tmp_path, other):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        with pytest.raises(ValueError, match=r"another method, model or number of workers.*saved .*expected "):
+            checkpoints.load(other())
+
+
+def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr("gemjax.checkpoints.contents.FORMAT", "gemjax.run.1")
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        with pytest.raises(
+            ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.2'"
+        ):
+            checkpoints.load(like())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("commits", None, "its commits is None, expected 5"),
+        ("commits", "x", "its commits is 'x', expected 5"),
+        ("commits", 0, "its commits is 0, expected 5"),
+        ("commits", 5.0, "its commits is 5.0, expected 5"),
+        ("num_workers", None, "its num_workers is None, expected 3"),
+        ("num_workers", 7, "its num_workers is 7, expected 3"),
+        ("user", None, "its user is None, expected an object"),
+        ("user", [1], r"its user is \[1\], expected an object"),
+        ("format", ["\x1b[2J"], r"of the format .*x1b\[2J"),
+    ],
+)
+def test_changed_metadata_are_refused_and_the_folder_is_named(tmp_path, name, value, wrong):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": 1})
+    (tmp_path / "5" / files.DIGESTS).unlink()
+    path = tmp_path / "5" / "_CHECKPOINT_METADATA"
+    metadata = json.loads(path.read_text())
+    del metadata["custom_metadata"][files.HAS_DIGESTS]  # As in checkpoints of older versions.
+    metadata["custom_metadata"][name] = value
+    path.write_text(json.dumps(metadata))
+    with gemjax.Checkpoints(tmp_path) as checkpoints, pytest.raises(gemjax.CheckpointError, match=wrong) as refused:
+        checkpoints.load(like())
+    assert str(tmp_path) in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_a_checkpoint_under_another_number_is_refused(tmp_path):
+    """The trace is longer than the number claims."""
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    (tmp_path / "5").rename(tmp_path / "4")
+    path = tmp_path / "4" / "_CHECKPOINT_METADATA"
+    path.write_text(path.read_text().replace('"commits":5', '"commits":4').replace('"commits": 5', '"commits": 4'))
+    files.write_digests(tmp_path / "4")
+    with (
+        gemjax.Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(gemjax.CheckpointError, match="its trace has columns"),
+    ):
+        checkpoints.load(like())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "wrong"),
+    [
+        ({"note": 1, "metric": np.ones(2)}, r"metadata\['metric'\] is of type ndarray and cannot be written as JSON"),
+        (
+            {"metric": jnp.float32(1)},
+            r"metadata\['metric'\] is of type \w+ and cannot be written as JSON .* float\(x\)",
+        ),
+        ([1], "metadata is of type list, expected a dict"),
+    ],
+)
+def test_metadata_that_are_not_json_are_refused_before_anything_is_written(tmp_path, metadata, wrong):
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(TypeError, match=wrong):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5), metadata)
+        assert checkpoints.latest is None
