@@ -1,0 +1,201 @@
+"""Checkpoints of a run: when they are written, and exact continuation from them."""
+
+import dataclasses
+import io
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import small_runs
+from rich.console import Console
+from shrunk import Dense
+from small_runs import run
+
+import gemjax
+from gemjax.telemetry import eventlog
+from train.run import train as training
+from train.run.callback import RunCallback
+from train.run.folder import RunFolder
+from train.task import models
+
+data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
+
+
+def test_no_checkpoint_is_overwritten(tiny, small, monkeypatch):
+    """Orbax deletes the old one first, so a run killed at that moment would lose its newest checkpoint."""
+    saved = []
+    save = RunFolder.save_checkpoint
+    monkeypatch.setattr(
+        RunFolder,
+        "save_checkpoint",
+        lambda folder, *args, **kw: saved.append(len(args[2])) or save(folder, *args, **kw),
+    )
+    config = dataclasses.replace(small, engine="simulate", checkpoint_every=11)
+    folder, _, _ = run(config)
+    assert saved == [0, 11, 22, 33]
+    folder.summary.unlink()  # As if it had been killed before its summary.
+    _, summary, output = run(config, folder)
+    assert summary["finished"]
+    assert "continuing from the checkpoint at 33 commits" in output
+    assert saved == [0, 11, 22, 33]
+
+
+@pytest.mark.slow
+def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
+    """The simulator divides a run evenly: its pieces of 8 commits were saved in pairs, every 16 or 17 commits."""
+    folder, _, _ = run(
+        dataclasses.replace(small, engine="simulate", checkpoint_every=10, keep_checkpoints=0, eval_every=33)
+    )
+    with folder.checkpoints(read_only=True) as checkpoints:
+        assert checkpoints.commits == [0, 10, 20, 30, 33]
+
+
+@pytest.mark.slow
+def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
+    config = dataclasses.replace(small, engine="simulate", checkpoint_every=11, epochs=0.5)
+    folder, _, _ = run(config)
+    path = folder.checkpoints_path / "11" / "_CHECKPOINT_METADATA"
+    path.write_text(path.read_text().replace('"init_timestamp_nsecs"', '"xnit_timestamp_nsecs"'))
+    _, summary, output = run(dataclasses.replace(config, epochs=1.0), folder)
+    assert summary["finished"]
+    assert "continuing from the checkpoint at 17 commits" in output
+    assert "warning: " not in output
+
+
+@pytest.mark.slow
+def test_a_resumed_run_notes_its_changed_settings(tiny, small):
+    config = dataclasses.replace(small, engine="simulate", epochs=0.5)
+    folder, _, _ = run(config)
+    again = RunFolder(folder.path)
+    run(dataclasses.replace(config, epochs=1.0, learning_rate=0.05), again)
+    with again.checkpoints() as checkpoints:
+        assert checkpoints.metadata["settings"] == [
+            [0, {"epochs": 0.5, "learning_rate": 0.1}],
+            [17, {"epochs": 1.0, "learning_rate": 0.05}],
+        ]
+
+
+@pytest.mark.slow
+def test_a_simulation_continues_after_commits_that_were_dropped(tiny, small):
+    config = dataclasses.replace(small, engine="simulate", method="ringmaster", epochs=0.5)
+    folder, first, _ = run(config)
+    assert first["dropped"] > 0
+    _, summary, _ = run(dataclasses.replace(config, epochs=1.0), folder)
+    whole, expected, _ = run(dataclasses.replace(config, epochs=1.0, out=f"{folder.path}-whole"))
+    assert (summary["finished"], summary["test_loss"]) == (True, expected["test_loss"])
+    assert folder.events.read_bytes() == whole.events.read_bytes()
+
+
+def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
+    """Refused arrivals do not change that: the replacement might not fit on a full disk."""
+    written = []
+    callback = object.__new__(RunCallback)
+    callback.log, callback.checkpoints = None, SimpleNamespace(latest=2, wait=lambda: True)
+    callback.folder = SimpleNamespace(save_checkpoint=lambda *what: written.append(len(what[2])))
+    for commits in (2, 3):
+        callback.save(None, gemjax.Trace(worker=[0] * commits, num_workers=1))
+    assert written == [3]
+
+
+def test_an_interrupted_simulation_continues_bit_for_bit(tiny, small, monkeypatch, tmp_path):
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    config = dataclasses.replace(small, engine="simulate")
+    whole, summary, _ = run(config)
+    cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
+    folder = RunFolder.fresh(cut)
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Interrupt, "is_set", lambda self: True)
+        _, stopped, output = run(cut, folder)
+    assert not stopped["finished"]
+    assert stopped["commits"] == 3  # A third of the way to the first evaluation.
+    assert f"--resume {folder.path}" in output
+    _, resumed, _ = run(cut, folder)
+    assert resumed["commits"] == 33
+    assert resumed["test_loss"] == summary["test_loss"]
+    assert list(eventlog.read(folder.events)) == list(eventlog.read(whole.events))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seconds", "expected"), [(1e-9, [0, 11, 22, 33]), (0.0, [0, 33]), (1e6, [0, 33])])
+def test_checkpoints_are_written_by_time(tiny, small, monkeypatch, engine, seconds, expected):
+    """A checkpoint is written if the last one is older, at the next call; none of the same commits again."""
+    saved = []
+    save = RunFolder.save_checkpoint
+    monkeypatch.setattr(
+        RunFolder,
+        "save_checkpoint",
+        lambda folder, *args, **kw: saved.append(len(args[2])) or save(folder, *args, **kw),
+    )
+    run(dataclasses.replace(small, engine=engine, checkpoint_seconds=seconds))
+    if engine == "devices":  # The callback is called after so many commits, or a few more.
+        assert len(saved) == len(expected)
+        assert saved[-1] == 33
+    else:
+        assert saved == expected
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_on_devices_continues_without_gap_or_repetition(tiny, small, monkeypatch):
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    folder = RunFolder.fresh(small)
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Interrupt, "is_set", lambda self: True)
+        _, stopped, _ = run(small, folder)
+    assert stopped["commits"] < 33
+    _, resumed, _ = run(small, folder)
+    assert resumed["finished"]
+    trace = eventlog.trace_of(folder.events, 3)  # Raises if a commit is missing or repeated.
+    assert len(trace) == 33
+    for worker in range(3):
+        steps = trace.step[trace.worker == worker]
+        np.testing.assert_array_equal(steps, np.arange(len(steps)))
+
+
+@pytest.mark.slow
+def test_local_steps_continue_from_a_checkpoint(tiny, small, monkeypatch, tmp_path):
+    """Two local steps per commit make half as many commits; the local momentum is in the checkpoint."""
+    config = dataclasses.replace(small, engine="simulate", method="lsgd", period=2, local_momentum=0.5)
+    whole, summary, _ = run(config)
+    assert summary["commits"] == summary["total"] == 17
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    monkeypatch.setattr(training.Interrupt, "is_set", lambda self: True)
+    cut = dataclasses.replace(config, out=str(tmp_path / "cut"))
+    folder, summary, _ = run(cut)
+    assert summary["commits"] == 3  # A third of the way to the first evaluation.
+    monkeypatch.undo()
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    _, summary, _ = run(cut, folder)
+    assert summary["commits"] == 17
+    assert summary["test_loss"] == json.loads(whole.summary.read_text())["test_loss"]
+
+
+@pytest.mark.slow
+def test_records_beyond_the_checkpoint_are_removed(tiny, small, monkeypatch):
+    monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
+    config = dataclasses.replace(small, engine="simulate")
+    folder, _, _ = run(config)
+    before = folder.events.read_text()
+    folder.summary.unlink()  # As if it had been killed before its summary.
+    with open(folder.events, "a") as file:
+        file.write('{"event":"commit","time":99.0,"worker":0,"step":99,"pulled_at":33,"staleness":0,"loss":1.0}\n{"ev')
+    run(config, folder)
+    assert folder.events.read_text() == before
+
+
+def test_resuming_a_finished_run_changes_nothing(tiny, small):
+    folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
+    before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    again = training.train(dataclasses.replace(small, engine="simulate"), folder, Console(file=io.StringIO()))
+    assert again == summary
+    assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_wrong_checkpoint_is_refused_before_work_starts(tiny, small):
+    config = dataclasses.replace(small, engine="simulate")
+    folder, _, _ = run(config)
+    folder.summary.unlink()
+    with pytest.raises(ValueError, match="another method, model or number of workers"):
+        run(dataclasses.replace(config, method="asgd"), folder)
