@@ -1,0 +1,89 @@
+"""Tuning in the benchmark: the same budget for every method, and its rungs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from made_up_runs import BEST, SMALL, made_up
+
+from train.claims.execution.batch import numbers
+from train.claims.runs import num_commits
+from train.config.datasets import DATASETS
+from train.config.methods import METHODS
+from train.sweep.benchmark import settings
+from train.sweep.benchmark.benchmark import Benchmark
+from train.sweep.benchmark.settings import CONTESTANTS, FIRST, FULL, LOCAL, ONE, QUICK, SYNCHRONOUS, UNEQUAL, Cell
+from train.task.cluster import mean_period
+from train.task.methods import local_steps, make_method
+
+
+@pytest.mark.parametrize("name", CONTESTANTS)
+@pytest.mark.parametrize("workers", [4, 16, 64])
+def test_every_method_has_the_same_budget(name, workers):
+    candidates = CONTESTANTS[name].candidates(workers)
+    assert len({tuple(one.items()) for one in candidates}) == 12
+    configs = [FULL.config(Cell("cifar", workers, UNEQUAL, name), one, 1, 0) for one in candidates]
+    rows = DATASETS["cifar10_jpeg"].rows
+    gradients = {num_commits(config, rows) * mean_period(config) for config in configs}
+    assert gradients == {FULL.gradients}
+    factor = CONTESTANTS[name].factor(workers)
+    rates = [config.learning_rate / factor for config in configs]
+    assert min(rates) == pytest.approx(0.0006)
+    assert max(rates) >= 0.2 * 0.999
+    assert all(config.cluster.endswith("barrier") == (name in (SYNCHRONOUS, LOCAL)) for config in configs)
+
+
+def test_every_method_of_the_library_takes_part_and_the_budget_is_that_of_the_rungs():
+    assert set(FULL.methods) == set(METHODS)
+    assert FULL.budget == 40_000
+    assert len(FULL.cells()) == 12 * (len(METHODS) + 2) + 6 * (9 + 2) + 3
+    core = [cell for cell in FULL.cells() if FULL.is_core(cell)]
+    assert len(core) == 2 * (len(METHODS) - len(FIRST)) + 1 + 18 * (len(FIRST) + 2) + 3
+    assert Benchmark().cells == core
+    assert {cell.setting for cell in Benchmark(methods=("diloco",)).cells if cell.method == "diloco"} == {
+        setting for setting in FULL.settings if setting[0] != "characters"
+    }
+    assert FULL.gradients // 64 >= 250
+    first = FULL.cells()[:11]
+    assert first[0] == Cell("cifar", 1, "homogeneous", ONE)
+    assert all(cell.setting == ("cifar", 16, UNEQUAL) for cell in first[1:])
+    assert len(set(FULL.cells())) == len(FULL.cells())
+
+
+def test_each_rung_keeps_the_best_candidates_and_other_seeds_are_reported():
+    cell, known = Cell("digits", 16, UNEQUAL, "gem"), {}
+    sizes, shares = [], []
+    while True:
+        runs, best = SMALL.next_runs(cell, known)
+        if all(run in known for run in runs):
+            break
+        sizes.append(len(runs))
+        shares.append({num_commits(run.config, 1437) for run in runs})
+        known |= {run: made_up(run) for run in runs}
+    assert sizes == [12, 4, 3]
+    assert shares == [{600}, {1200}, {4800}]
+    assert best["learning_rate"] == BEST
+    assert {run.config.seed for run in runs} == {0, 1, 2}
+    assert settings.TUNING not in SMALL.seeds
+
+
+def test_a_candidate_that_failed_is_never_kept():
+    cell = Cell("digits", 16, UNEQUAL, "asgd")
+    runs, _ = SMALL.next_runs(cell, {})
+    known = {run: made_up(run) | {"final_loss": None if run.config.learning_rate == BEST else 1.0} for run in runs}
+    following, _ = SMALL.next_runs(cell, known)
+    assert BEST not in {run.config.learning_rate for run in following}
+
+
+@pytest.mark.parametrize("name", CONTESTANTS)
+def test_all_numbers_that_are_tuned_are_arguments_of_the_program(name):
+    contestant = CONTESTANTS[name]
+    candidate = contestant.candidates(4)[0]
+    config = QUICK.config(Cell("digits", 4, UNEQUAL, name), candidate, 1, 0)
+    assert set(candidate) <= set(numbers(config))
+
+    def begin(point, params):
+        tx, local = make_method(config, 100.0, **point), local_steps(config, 100.0, **point)
+        state = tx.init(params)
+        return state if local is None else (state, local.tx.init(params))
+
+    jax.eval_shape(begin, {name: getattr(config, name) for name in numbers(config)}, {"w": jnp.zeros(3)})
