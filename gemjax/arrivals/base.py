@@ -98,7 +98,7 @@ def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[fl
     Raises:
       ValueError: if their number is not that of the workers, or one is not finite or below ``lowest``.
     """
-    several = isinstance(value, Sequence) or getattr(value, "ndim", 0)
+    several = (isinstance(value, Sequence) and not isinstance(value, (str, bytes))) or getattr(value, "ndim", 0)
     values = numbers(name, value) if several else (number(name, value),) * num_workers
     if len(values) != num_workers:
         raise ValueError(f"{name} must be a number or one for each of the {num_workers} workers, got {len(values)}")

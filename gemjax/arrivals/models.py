@@ -87,10 +87,9 @@ class Gamma(Arrivals):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("batch_variation", "machine_variation", "mean"):
-            number(name, getattr(self, name))
-        if not (self.batch_variation > 0 and self.machine_variation >= 0 and self.mean > 0):
-            raise ValueError(f"batch_variation and mean must be positive, machine_variation not negative: got {self}")
+        _check_positive(self, batch_variation=self.batch_variation, mean=self.mean)
+        if not number("machine_variation", self.machine_variation) >= 0:
+            raise ValueError(f"machine_variation must not be negative, got {self.machine_variation} in {self}")
         _check_square(self, batch_variation=self.batch_variation, machine_variation=self.machine_variation or 1)
 
     def durations(self, worker, rng, count):

@@ -242,6 +242,7 @@ class Checkpoints:
             checkpoints of older versions do not have.
         """
         contents.check_state("like", like)
+        check_bool("in_files", in_files)
         like = jax.tree.map(_as_like, like)
 
         def read(found: int | None) -> tuple[RunState, Trace, dict[str, Any]]:

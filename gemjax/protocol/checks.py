@@ -67,6 +67,8 @@ def check_path(name: str, value: Any) -> None:
     """Check that ``value`` is the name of a file or folder; an int would be that of an open file."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path (a str or an os.PathLike), got {shown(value)}")
+    if value in ("", b""):
+        raise ValueError(f"{name} is empty; for the current folder give '.'")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -233,6 +233,7 @@ def test_behind_a_barrier_asgd_is_synchronous_sgd():
         (lambda: arrivals.Pareto(2, shape=1.0), "shape must be above 1, or there is no mean duration; got 1.0"),
         (lambda: Scaled(Gamma(2), [1.0]), "speeds must be a number or one for each of the 2 workers, got 1"),
         (lambda: Scaled(Gamma(2), [1.0, 0.0]), "speeds must be positive"),
+        (lambda: Delayed(Gamma(2), up="x"), "up must be a number, got 'x'"),
         (lambda: Delayed(Gamma(2), up=-1.0), "up must be finite and at least 0, got -1.0"),
         (
             lambda: Delayed(Gamma(2), down=[1.0, 2.0, 3.0]),

@@ -80,6 +80,13 @@ def test_what_is_no_path_is_refused(path):
         gemjax.Checkpoints(path)
 
 
+def test_an_empty_path_is_refused():
+    with pytest.raises(ValueError, match=r"^path is empty; for the current folder give '\.'$"):
+        EventLog("")
+    with pytest.raises(ValueError, match=r"^folder is empty; for the current folder give '\.'$"):
+        gemjax.Checkpoints("")
+
+
 @pytest.mark.parametrize("value", [1.2345678e-12, 1.5e20, -3.0e-5, 0.0])
 def test_small_and_large_numbers_keep_their_digits(tmp_path, value):
     with EventLog(tmp_path / "log.jsonl") as log:
