@@ -102,7 +102,7 @@ class Checkpoints:
             raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
         contents.check_state("state", state)
         contents.check_trace_of(state, trace)
-        data = keys.as_data(state)
+        data = contents.storable(keys.as_data(state))
         owners = parts.by_owner(data)
         custom_metadata = contents.metadata_of(state, trace, metadata, [arrays for _, arrays in owners])
         self.wait()
@@ -276,7 +276,8 @@ class Checkpoints:
         contents.check_arrays(shapes, like, name, metadata)
         if metadata.get("num_workers") != num_workers:
             raise contents.damaged(name, "num_workers", metadata.get("num_workers"), num_workers)
-        plain = keys.as_data(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like))
+        plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        plain = contents.storable(keys.as_data(plain))
         named = zip(contents.names(like), jax.tree.leaves(like), strict=True)
         stays = [in_files and parts.can_stay(*one) for one in named]
         plan = parts.Plan(plain, contents.names(plain), metadata["parts"], stays)
@@ -291,6 +292,7 @@ class Checkpoints:
             return plan.filled(tree["state"], checkpoint, STATE, abstract), trace
 
         state, trace = self._read(latest, read)
+        state = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state))
         return keys.as_keys(state, like), trace, metadata["user"]
 
     def _identities(self) -> dict[int, tuple[int, int] | None]:

@@ -69,8 +69,8 @@ def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[st
                 f"metadata[{name!r}] is of type {type(value).__name__} and cannot be written as JSON ({error}); give numbers, "
                 "strings, truth values, None, and lists and dicts of them, as by float(x) or x.tolist()"
             ) from None
-    described = _described(keys.as_data(state))
-    name_of = names(state)
+    state = storable(state)
+    described, name_of = _described(keys.as_data(state)), names(state)
     return {
         "format": IN_PARTS if parts else FORMAT,
         "commits": len(trace),
@@ -137,6 +137,7 @@ def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any
     lengths = {name: list(column.shape) for name, column in saved.get("trace", {}).items()}
     if lengths != columns:
         raise damage(checkpoint, f"its trace has columns {lengths}, expected {columns}")
+    like = storable(like)
     generators = _generators(like)
     for name, found in (metadata["generators"] or {}).items():
         if generators.get(name, found) != found:
@@ -170,6 +171,14 @@ def readable(leaf: Any) -> Any:
     ``with jax.enable_x64():`` holds in the calling thread alone.
     """
     return np.empty(leaf.shape, leaf.dtype) if leaf.dtype.itemsize == 8 else leaf
+
+
+def storable(tree: Any) -> Any:
+    """Return ``tree``, or the list of its arrays if two of them have one name.
+
+    Orbax joins keys with dots, as here, so that ``{"a": {"b": x}, "a.b": y}`` would be one array in its files.
+    """
+    return tree if len(set(found := names(tree))) == len(found) else jax.tree.leaves(tree)
 
 
 def names(tree: Any) -> list[str]:
