@@ -32,7 +32,8 @@ class Replayer:
         self.config, self.task, self.trace = config, task, trace
         # A run that an earlier version began has none for its first commits.
         self.settings = settings if settings and settings[0][0] == 0 else [(0, {}), *settings]
-        self._ends = np.flatnonzero(trace.events().commits) + 1  # Arrivals up to each commit.
+        self._events = trace.events()
+        self._ends = np.flatnonzero(self._events.commits) + 1  # Arrivals up to each commit.
         self._optimizers = functools.cache(self._make)  # The same objects: compiled programs are found by identity.
 
     def initial(self) -> gemjax.RunState:
@@ -53,15 +54,32 @@ class Replayer:
         cuts = [begin, *(first for first, _ in self.settings if begin < first < end), end]
         for begins, ends in itertools.pairwise(cuts):
             tx, local = self._optimizers(max(k for k, (first, _) in enumerate(self.settings) if first <= begins))
-            # The state also counts gradients that were not applied, which the trace does not have.
-            arrivals, none = jnp.int32(self._ends[begins - 1] if begins else 0), jnp.int32(0)
-            state = state._replace(arrivals=arrivals, dropped=none, rejected=none)
             state = gemjax.simulate(
                 tx, self.task.loss_fn, self.task.params, self.task.batches, self.trace,
-                model_state=self.task.model_state, local=local, seed=self.config.seed, diagnostics=("gap",), state=state,
-                stops=[ends], callback=lambda progress, ends=ends: progress.commits >= ends,
+                model_state=self.task.model_state, local=local, seed=self.config.seed, diagnostics=("gap",),
+                state=self._without_losses(state, begins), stops=[ends],
+                callback=lambda progress, ends=ends: progress.commits >= ends,
             ).state  # fmt: skip
         return state
+
+    def _without_losses(self, state: gemjax.RunState, commits: int) -> gemjax.RunState:
+        """Return the state after so many commits without what gradients that were not applied left in it: the trace has none.
+
+        A worker may have lost several in a row, some before this state and some after it. In the trace it then pulls once
+        before its next commit, or makes none any more, so its step and view here do not count.
+        """
+        worker, step, is_commit, done = *self._events[:3], int(self._ends[commits - 1]) if commits else 0
+        last, following = np.full((2, self.trace.num_workers), -1)
+        last[worker[:done]] = np.arange(done)
+        following[worker[done:][::-1]] = np.arange(done, len(worker))[::-1]
+        found = np.asarray(state.step.value)
+        implied = np.where(last < 0, found, step[last] + is_commit[last])
+        most = np.where(following < 0, found, np.where(is_commit[following], implied, step[following]))
+        steps = jnp.asarray(np.where((implied <= found) & (found <= most), implied, found), jnp.int32)
+        arrivals, none = jnp.int32(done), jnp.int32(0)
+        return state._replace(
+            arrivals=arrivals, dropped=none, rejected=none, step=jax.tree.map(lambda _: steps, state.step)
+        )
 
     def _make(self, number: int) -> tuple[Any, Any]:
         return optimizers(dataclasses.replace(self.config, **self.settings[number][1]), self.task)
