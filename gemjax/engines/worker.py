@@ -133,10 +133,23 @@ class WorkerStep:
 
 def all_finite(tree: PyTree) -> jax.Array:
     """Return a bool scalar: True if every float in ``tree`` is finite."""
-    checks = [
-        jax.lax.platform_dependent(leaf, cpu=_finite_by_product, default=_finite) for leaf in _floats(tree) if leaf.size
-    ]
-    return jnp.all(jnp.stack(checks)) if checks else jnp.array(True)
+    return _all(
+        [
+            jax.lax.platform_dependent(leaf, cpu=_finite_by_product, default=_finite)
+            for leaf in _floats(tree)
+            if leaf.size
+        ]
+    )
+
+
+def _all(checks: list[jax.Array]) -> jax.Array:
+    """Return True if all are True.
+
+    XLA:CPU fuses ``jnp.all`` into each array that is chosen by it, and compiles for minutes if there are hundreds of them; a
+    product it computes once.
+    """
+    failed = (~jnp.stack([jnp.array(True), *checks])).astype(jnp.float32)
+    return jax.lax.platform_dependent(failed, cpu=lambda f: jnp.dot(f, f) == 0, default=lambda f: jnp.all(f == 0))
 
 
 def _finite(array: jax.Array) -> jax.Array:
@@ -173,8 +186,6 @@ def stays_sound(before: PyTree, after: PyTree, params: PyTree) -> jax.Array:
         for pair in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
             if pair[0] is not pair[1] and jnp.size(pair[1]) and jnp.issubdtype(jnp.result_type(pair[1]), jnp.inexact):
                 found.setdefault(id(pair[1]), (*map(jnp.asarray, pair), is_like(new)))
-    if not found:
-        return jnp.array(True)
 
     def is_sound(old, new, like_params):
         same = (new == old) | (jnp.isnan(new) & jnp.isnan(old))
@@ -183,10 +194,10 @@ def stays_sound(before: PyTree, after: PyTree, params: PyTree) -> jax.Array:
         )
 
     def exactly():
-        return jnp.all(jnp.stack([is_sound(*one) for one in found.values()]))
+        return _all([is_sound(*one) for one in found.values()])
 
     # Sums of all squares are enough for nearly every commit; the exact answer takes several times longer.
-    quick = jnp.all(jnp.stack([jnp.isfinite(_sum_of_squares(new)) for _, new, _ in found.values()]))
+    quick = _all([jnp.isfinite(_sum_of_squares(new)) for _, new, _ in found.values()])
     return jax.lax.cond(quick, lambda: jnp.array(True), exactly)
 
 
@@ -202,7 +213,7 @@ def _sum_of_squares(array: jax.Array) -> jax.Array:
 def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
     """Return True if no number became NaN or infinite; an infinity with which some optimizers begin may stay."""
     pairs = zip(_floats(before), _floats(after), strict=True)
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(new) | (new == old)) for old, new in pairs], bool))
+    return _all([jnp.all(jnp.isfinite(new) | (new == old)) for old, new in pairs])
 
 
 def _floats(tree: PyTree) -> list[jax.Array]:

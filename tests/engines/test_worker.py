@@ -1,5 +1,6 @@
 """Checks for finite numbers, which workers compute."""
 
+import functools
 import itertools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gemjax.engines.worker import all_finite
+from gemjax.engines.worker import all_finite, stays_sound
 
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 SHAPES = ((), (1,), (7,), (300, 20), (5, 4, 3, 2))
@@ -54,3 +55,20 @@ def test_every_platform_has_a_check():
         text = lowered.lower(lowering_platforms=(platform,)).as_text()
         assert "dot_general" not in text
         assert "is_finite" in text
+
+
+@pytest.mark.parametrize(
+    "is_sound", [lambda before, after: all_finite(after), lambda *trees: stays_sound(*trees, trees[0])]
+)
+def test_a_program_grows_as_the_number_of_its_arrays(is_sound):
+    """XLA:CPU would compute a sum of all checks anew for each array that depends on it."""
+
+    def commit(params):
+        after = {name: array - 0.1 * jnp.cos(array) for name, array in params.items()}
+        return jax.tree.map(functools.partial(jnp.where, is_sound(params, after)), after, params)
+
+    lengths = []
+    for count in (30, 60):
+        program = jax.jit(commit).lower({str(index): jnp.ones((3, 2)) for index in range(count)}).compile()
+        lengths.append(len(program.as_text().splitlines()))
+    assert lengths[1] < 2.5 * lengths[0]
