@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -74,5 +75,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _interrupted(number: int, _: object) -> None:
+    """End the process at once; nothing is unsaved."""
+    os.write(2, b"gemjax.check: interrupted\n")
+    os._exit(128 + number)
+
+
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
     sys.exit(main())

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -162,3 +163,15 @@ def test_from_the_command_line_beside_a_broken_plugin(tmp_path):
 def test_the_library_does_not_import_it():
     command = "import gemjax, sys; assert 'gemjax.check' not in sys.modules"
     subprocess.run([sys.executable, "-c", command], check=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_in_one_line():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gemjax.check", "--quick"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()  # It has begun.
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, "gemjax.check: interrupted\n")
