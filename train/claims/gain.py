@@ -54,7 +54,7 @@ def draw_gain(results: Path) -> Path:
         ticks_at(axes, means)
         axes.set(ylim=(0.6, 100), xlabel="asynchronous workers", ylabel="test error (%)")
         label_ends(axes)
-        write_picture(path, figure, dpi=200)
+        write_picture(path, figure)
     return path
 
 

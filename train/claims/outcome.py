@@ -52,8 +52,8 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
     }
 
 
-def draw(claim: Claim, measured: Measured, path: Path) -> None:
-    """Draw a claim to `path` (.png): its title, its verdict, the setting, and the picture."""
+def draw(claim: Claim, measured: Measured, path: Path, *, titled: bool = True) -> None:
+    """Draw a claim to `path`: its title, its verdict and the setting, unless `titled` is False, and the picture."""
     from gemjax.telemetry.style import heading, picture, style
 
     counts = Counter(
@@ -72,9 +72,10 @@ def draw(claim: Claim, measured: Measured, path: Path) -> None:
         figure = picture(columns=2, height=claim.height)
         grey = "grey: the paper" if claim.paper and measured.full else ""
         subtitle = ". ".join(filter(None, (verdict.capitalize(), ", ".join(filter(None, (setting, means, grey))))))
-        heading(figure, title, subtitle)
+        if titled:
+            heading(figure, title, subtitle)
         claim.draw(figure, measured)
-        write_picture(path, figure, dpi=200)
+        write_picture(path, figure)
 
 
 def tell(claim: Claim, scale: Scale, statements: Sequence[Statement], console: Console) -> None:

@@ -72,8 +72,9 @@ def lines(
     """Draw a line per series over its points, with the range over seeds.
 
     Published numbers are grey. A point with seeds that are not finite, or with more than ten times the loss of initial
-    parameters, is a cross at the upper edge (the lower edge for accuracies). `label` replaces the names of the series,
-    `styles` their looks. On a logarithmic axis the series lie side by side, each a factor of 1 + `aside` from the next.
+    parameters, is a cross at the upper edge (the lower edge for accuracies); a hollow point is the mean of its other seeds.
+    `label` replaces the names of the series, `styles` their looks. On a logarithmic axis the series lie side by side, each a
+    factor of 1 + `aside` from the next.
     """
     edge = 0.03 if what == "test_accuracy" else 0.97
     factor = 100.0 if what in ("test_accuracy", "test_error") else 1.0
@@ -85,18 +86,19 @@ def lines(
             known = sorted(paper[name])
             axes.plot(known, [factor * paper[name][x] for x in known], **HOLLOW | {"marker": style["marker"]})
         values = [factor * np.array(_values(measured, what, name, point)) for point in points]
-        means = np.array([np.mean(one) for one in values])
-        good = np.isfinite(means)
-        if what == "train_loss":
-            good &= ~(means > [10 * measured.chance(name, point) for point in points])
-        spreads = [(mean - min(one), max(one) - mean) for mean, one, ok in zip(means, values, good, strict=True) if ok]
+        most = [10 * measured.chance(name, point) if what == "train_loss" else np.inf for point in points]
+        kept = [one[np.isfinite(one) & (one <= top)] for one, top in zip(values, most, strict=True)]
+        good = np.array([len(some) == len(one) for some, one in zip(kept, values, strict=True)])
+        some = np.array([len(one) > 0 for one in kept])
+        means = np.array([one.mean() if len(one) else np.nan for one in kept])
+        spreads = [(mean - one.min(), one.max() - mean) for mean, one in zip(means, kept, strict=True) if len(one)]
         bars = np.array(spreads).T if max(map(len, values)) > 1 and spreads else None
-        axes.errorbar(at[good], means[good], bars, label=label or name, capsize=2, **style)
-        if (~good).any():
-            axes.plot(
-                at[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
-                transform=axes.get_xaxis_transform(),
-            )  # fmt: skip
+        axes.errorbar(at[some], means[some], bars, label=label or name, capsize=2, **style)
+        axes.plot(at[some & ~good], means[some & ~good], **style | {"ls": "", "mfc": "white", "zorder": 3})
+        axes.plot(
+            at[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
+            transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
     axes.set_ylabel(WORDS.get(what, what))
 
 

@@ -57,6 +57,8 @@ class Reproduce:
     """Folder of finished runs, from which an interrupted claim resumes."""
     out: str | None = None
     """Folder of CLAIM.json and CLAIM.png; default: `train/results`, or the work folder at small scale."""
+    pdf: str | None = None
+    """Folder for the pictures as vector graphics without titles, as papers need them; default: none are written."""
     seeds: int | None = None
     """Judge only the first so many seeds of each point: the result of an unfinished claim."""
     anew: bool = False
@@ -96,6 +98,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     check_out(asked.folder)
     check_out(asked.work, "--work")
+    if asked.pdf is not None:
+        check_out(asked.pdf, "--pdf")
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
 
     def work() -> None:
@@ -156,6 +160,11 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     path = asked.folder / f"{file_name(claim.name, asked.scale)}.json"
     write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     outcome.draw(claim, measured, path.with_suffix(".png"))
+    if asked.pdf is not None:
+        vectors = Path(asked.pdf) / f"{path.stem}.pdf"
+        vectors.parent.mkdir(parents=True, exist_ok=True)
+        outcome.draw(claim, measured, vectors, titled=False)
+        say(console, f"picture for a paper: {vectors}")
     if asked.folder == RESULTS and len(runs) <= PUBLISHED_RUNS:
         for run in runs:
             pool.publish(run, known[run])

@@ -167,8 +167,9 @@ def _write_parts(file: IO[bytes], content: str | bytes | Iterable[str]) -> None:
         file.write(part if isinstance(part, bytes) else part.encode(errors="surrogateescape"))
 
 
-def write_picture(path: str | os.PathLike, figure: Figure, dpi: int = 110) -> None:
-    """Write `figure` as PNG with :func:`write_whole`."""
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=dpi)
-    write_whole(path, png.getvalue())
+def write_picture(path: str | os.PathLike, figure: Figure) -> None:
+    """Write `figure` with :func:`write_whole`, in the format of the name's ending, such as PNG or PDF."""
+    picture, kind = io.BytesIO(), Path(path).suffix[1:]
+    # A date in the file would change it each time.
+    figure.savefig(picture, format=kind, dpi=200, metadata={"CreationDate": None} if kind == "pdf" else None)
+    write_whole(path, picture.getvalue())

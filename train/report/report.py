@@ -173,7 +173,7 @@ def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path
     with style.style(), matplotlib.rc_context({"svg.hashsalt": "gemjax"}):
         figure = Figure(figsize=(2 * SIZE[0], SIZE[1]) if wide else SIZE, layout="constrained")
         drawing(figure.add_subplot())
-        write_picture(pngs / f"{name}.png", figure, dpi=200)
+        write_picture(pngs / f"{name}.png", figure)
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return page.Picture(name, caption, svg.getvalue(), wide)
 

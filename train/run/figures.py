@@ -120,7 +120,7 @@ def draw_waits(axes: Axes, run: Timeline) -> None:
     scale = "log" if len(every) else "linear"
     axes.set(xscale=scale, yscale=scale, xlabel="seconds; dashed: medians", ylabel=f"cycles, of {len(cycles['time'])}",
              title="Gradient time, commit wait and view wait" + ", and network" * len(spans[3:]))  # fmt: skip
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.0, handlelength=1.2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, columnspacing=1.0, handlelength=1.2)
 
 
 def network_times(run: Timeline) -> np.ndarray:
@@ -187,7 +187,7 @@ def draw_timeline(axes: Axes, run: Timeline) -> None:
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.set_ylim(min(count, WORKERS_SHOWN) - 0.5, -0.5)
     if run.measured or dropped.any():
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.0, handlelength=1.2)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, columnspacing=1.0, handlelength=1.2)
 
 
 def _time(run: Timeline) -> str:

@@ -24,4 +24,4 @@ def draw_run(folder: RunFolder, config: Config, run: gemjax.Timeline) -> None:
             f"{config.method}, {config.workers} workers, learning rate {config.learning_rate:g}, engine {config.engine}"
         )
         style.heading(figure, config.dataset, about)
-        write_picture(folder.picture, figure, dpi=160)
+        write_picture(folder.picture, figure)

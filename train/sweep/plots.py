@@ -56,7 +56,7 @@ def draw(rows: Sequence[Row], path: str | os.PathLike, title: str) -> None:
         style.heading(figure, title, _key(rows))
         for axes in best_points:
             style.label_ends(axes)
-        write_picture(path, figure, dpi=160)
+        write_picture(path, figure)
 
 
 def _key(rows: Sequence[Row]) -> str:

@@ -122,6 +122,25 @@ def test_a_claim_is_run_judged_drawn_and_written(claim, inline, tmp_path, capsys
     assert image.imread(tmp_path / "pretended-small.png").shape[2] >= 3
 
 
+def test_pictures_for_papers_are_vectors_without_a_title_and_always_the_same(claim, inline, tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("gemjax.telemetry.style.heading", lambda figure, title, subtitle: titles.append(title))
+    asked = command(tmp_path, "--out", str(tmp_path), "--pdf", str(tmp_path / "paper"))
+    assert cli.main(asked) == 0
+    assert len(titles) == 1  # That of the PNG.
+    first = (tmp_path / "paper" / "pretended-small.pdf").read_bytes()
+    assert first.startswith(b"%PDF")
+    assert cli.main(asked) == 0
+    assert (tmp_path / "paper" / "pretended-small.pdf").read_bytes() == first
+
+
+def test_a_folder_for_papers_that_cannot_be_made_is_refused_before_any_run(claim, inline, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert cli.main(command(tmp_path, "--pdf", str(tmp_path / "file" / "paper"))) == 2
+    assert "--pdf" in capsys.readouterr().err
+    assert inline.made == []
+
+
 def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "PUBLISHED", tmp_path / "published")
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")

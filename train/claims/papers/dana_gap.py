@@ -102,14 +102,17 @@ def _at_full_rate(measured, what: str, series: str, workers: float) -> list[floa
 
 
 def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
+    from gemjax.telemetry.style import band, label_ends
     from train.claims import plots as claim_plots
 
     left, right = figure.subplots(1, 2)
     for series, style in claim_plots.looks(measured).items():
-        part, gaps = measured.diagnostic("gap", series, AT)
+        seeds = [measured.diagnostic("gap", series, AT, index) for index in range(len(measured.of(series, AT)))]
+        part = seeds[0][0]
+        gaps = np.array([np.interp(part, own, curve) for own, curve in seeds])
         line = {"color": style["color"], "ls": style["ls"]}
-        left.plot(part, gaps, lw=1.3, label=series, **line)
+        left.plot(part, gaps.mean(axis=0), lw=1.3, label=series, **line)
+        band(left, part, gaps.min(axis=0), gaps.max(axis=0), style["color"])
         claim_plots.curve(right, measured, series, AT, per="epoch", **line)
     left.set(xlabel="part of the run", ylabel="gap (RMS)")
     left.set_yscale("log")

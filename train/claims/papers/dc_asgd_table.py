@@ -152,7 +152,7 @@ def draw(figure, measured) -> None:
     claim_plots.points_axis(axes, WORKERS, "workers")
     one = 100 * (1 - measured.mean("test_accuracy", ONE, 1))
     axes.plot(WORKERS, [one] * len(WORKERS), color="0.3", ls=":", lw=1.2, label=ONE)
-    axes.set_title("Methods are shifted sideways, so that they do not cover each other. Crosses: a seed failed")
+    axes.set_title("Methods are shifted sideways. Cross: a seed failed; hollow: the mean of the others")
     label_ends(axes)
 
 

@@ -82,7 +82,7 @@ def judge(measured) -> list[Statement]:
 
 
 def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
+    from gemjax.telemetry.style import band, label_ends
     from train.claims import plots as claim_plots
 
     verdicts = [statement.verdict for statement in judge(measured)]
@@ -96,14 +96,16 @@ def draw(figure, measured) -> None:
             steps, curves = means(measured, series, workers)
             longest = [one for one in curves if len(one) == len(steps)]
             windows = range(len(steps) - SMOOTH + 1)
-            smooth = [np.mean([one[at : at + SMOOTH] for one in longest]) for at in windows]
-            axes.plot([steps[at + SMOOTH // 2] for at in windows], smooth, color=shade, label=f"{workers:g} workers")
+            moments = [steps[at + SMOOTH // 2] for at in windows]
+            seeds = np.array([[one[at : at + SMOOTH].mean() for at in windows] for one in longest])
+            axes.plot(moments, seeds.mean(axis=0), color=shade, label=f"{workers:g} workers")
+            band(axes, moments, seeds.min(axis=0), seeds.max(axis=0), shade)
         if measured.full:
             axes.set_xlim(0, 430)
         axes.set(xlabel="commits of each worker", title=f"arrivals with {series}\n{verdict}")
     columns[0].set_ylabel("mean of workers' medians of π")
     if measured.full:
-        columns[0].set_ylim(0, 1.6)
+        columns[0].set_ylim(0, 2.0)
     for axes in columns:
         label_ends(axes)
 

@@ -159,7 +159,7 @@ def draw(figure, measured) -> None:
     right.set_yscale("log", base=2)
     right.set_yticks(points, [f"{n:g}" for n in points])
     right.set(ylabel="speed-up in virtual time", title=f"speed-up: {words[1]}")
-    label_ends(left)
+    left.legend(loc="upper right", ncols=2)  # Lines of many workers end early, in the middle of the others.
     label_ends(right)
 
 

@@ -231,7 +231,7 @@ def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
         with style.style():
             figure = style.picture(2, 2.8)
             page.draw(figure, content)
-            write_picture(path.with_suffix(".png"), figure, dpi=150)
+            write_picture(path.with_suffix(".png"), figure)
     write_whole(path.with_suffix(".md"), page.written(plan, content, command(plan)))
     return content
 
