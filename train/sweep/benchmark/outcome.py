@@ -22,6 +22,7 @@ from train.sweep.benchmark.settings import (
     Cell,
     Plan,
     Setting,
+    title,
 )
 from train.sweep.benchmark.statistics import Estimate, Seeds, crossing, estimate, leaders, profile, ratio
 from train.task.cluster import mean_period
@@ -237,7 +238,7 @@ def advice(content: Mapping[str, Any]) -> list[str]:
     if not (fastest := found.fastest(settings)):
         return []
     first, ties = fastest[0], fastest[1:]
-    where = f"on {_listed([setting[0] for setting in settings])}"
+    where = f"on {_listed([title(setting[0]) for setting in settings])}"
     over = {name: found.speed_up(settings, first, name) for name in (SYNCHRONOUS, LOCAL)}
     least = {name: "" if found.arrives(settings, name) else "at least " for name in over}
     tied = f" ({_listed([f'`{name}`' for name in ties])} tie{'s' if len(ties) == 1 else ''} with it)" if ties else ""
@@ -248,7 +249,9 @@ def advice(content: Mapping[str, Any]) -> list[str]:
     others = [(one[0], found.methods([one]), found.fastest([one])) for one in found.at(16, UNEQUAL, narrow=True)]
     for task, methods, names in others:
         if names:
-            sentences[0] += f" On {task} the fastest of {len(methods)} is {_listed([f'`{name}`' for name in names])}."
+            sentences[0] += (
+                f" On {title(task)} the fastest of {len(methods)} is {_listed([f'`{name}`' for name in names])}."
+            )
     accurate = found.most_accurate(settings)
     best = accurate[0]
     own = "" if first in accurate else f", and `{best}` ends highest, at {points(found.kept(settings, best))}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from train.sweep.benchmark.outcome import Findings, advice, points
-from train.sweep.benchmark.settings import FIRST, LOCAL, ONE, REFERENCES, SYNCHRONOUS, WORDS, Cell, Plan, Setting
+from train.sweep.benchmark.settings import FIRST, LOCAL, ONE, REFERENCES, SYNCHRONOUS, WORDS, Cell, Plan, Setting, title
 
 NAMES = {SYNCHRONOUS: "synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
 TIES = 5  # Methods that a row of the overview names.
@@ -52,7 +52,7 @@ def _grouped(settings: list[Setting], tasks: int) -> str:
     """Return settings by their workers; the tasks are named where only some of them are meant."""
     groups = {f"{workers} {WORDS[cluster]}": [] for _, workers, cluster in settings}
     for task, workers, cluster in settings:
-        groups[f"{workers} {WORDS[cluster]}"].append(task)
+        groups[f"{workers} {WORDS[cluster]}"].append(title(task))
     return ", ".join(name if len(of) == tasks else f"{name} ({', '.join(of)})" for name, of in groups.items())
 
 
@@ -73,7 +73,7 @@ def _overview(plan: Plan, found: Findings, setting: Setting) -> str:
 
 
 def _place(setting: Setting) -> str:
-    return f"{setting[0]}, {setting[1]} {WORDS[setting[2]]} workers"
+    return f"{title(setting[0])}, {setting[1]} {WORDS[setting[2]]} workers"
 
 
 def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
@@ -88,7 +88,7 @@ def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
     one = found.rows[Cell(setting[0], 1, "homogeneous", ONE)]
     target = 100 * one["target"]
     lines = [
-        f"## {_place(setting).capitalize()}",
+        f"## {(place := _place(setting))[0].upper()}{place[1:]}",
         "",
         f"One worker ends at {100 * np.mean(one['accuracy']):.1f} % accuracy; the target is {target:.1f} %.",
         "",
@@ -123,7 +123,8 @@ def _ratio(found: Findings, setting: Setting, name: str, reference: str) -> str:
 
 def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
     """Return the section on how the numbers were made."""
-    tasks = "; ".join(f"*{name}*: {title}" for name, title in plan.titles.items())
+    named = {title(name): about for name, about in plan.titles.items()}
+    tasks = "; ".join(about if about.startswith(name) else f"*{name}*: {about}" for name, about in named.items())
     rungs = ", then ".join(f"{count} candidates with {share:g} of a run each" for count, share in plan.rungs)
     cost, hardware = content["cost"], ", ".join(content["hardware"]) or "no machine yet"
     return [
@@ -158,7 +159,7 @@ def _method(plan: Plan, content: Mapping[str, Any], command: str) -> list[str]:
 
 def _taking_part(plan: Plan) -> str:
     """Return which methods are measured where, in sentences."""
-    words = "".join(f"On *{task}* {len(names)} methods take part. " for task, names in plan.narrow.items())
+    words = "".join(f"On *{title(task)}* {len(names)} methods take part. " for task, names in plan.narrow.items())
     if all(map(plan.is_core, plan.cells())):
         return words
     _, workers, cluster = plan.settings[0]

@@ -21,6 +21,7 @@ ONE, SYNCHRONOUS, LOCAL = "one_worker", "synchronous_sgd", "local_sgd"
 REFERENCES = (ONE, SYNCHRONOUS, LOCAL)
 EQUAL, UNEQUAL = "homogeneous", "heterogeneous"
 WORDS = {EQUAL: "equal", UNEQUAL: "unequal"}
+TITLES = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}  # Of tasks, on pages; others have their own name.
 FIRST = ("asgd", "momentum_asgd", "staleness_aware", "dc_asgd", "dana_slim", "gap_aware", "gem", "easgd")  # Best known.
 SMOOTH = (0.5, 0.9)  # Values of a momentum.
 Setting = tuple[str, int, str]  # Task, number of workers and cluster.
@@ -236,6 +237,11 @@ class Plan:
         while new := {run: known[run] for run in self.next_runs(cell, found)[0] if run not in found}:
             found |= new
         return list(found.values())
+
+
+def title(task: str) -> str:
+    """Return the name of a task on pages."""
+    return TITLES.get(task, task)
 
 
 def _loss(record: Record) -> float:
