@@ -119,7 +119,7 @@ class BestCheckpoint:
         _check_evaluate(evaluate)
         self.evaluate, self.mode, self.best = evaluate, mode, _worst(mode)
         self.checkpoints = Checkpoints(folder, keep=1)
-        self.checkpoints.warns_of_later = False
+        self.checkpoints.replaces_later = True
         metadata = self.checkpoints.metadata
         if metadata is None:
             return

@@ -47,7 +47,7 @@ class Checkpoints:
       CheckpointError: if the name is not UTF-8.
     """
 
-    warns_of_later = True  # False where the owner has said that a save replaces what is there.
+    replaces_later = False  # True where the owner has said that a save replaces checkpoints of more commits.
 
     def __init__(self, folder: str | os.PathLike, keep: int | None = 2, *, read_only: bool = False):
         if keep is not None:
@@ -74,9 +74,9 @@ class Checkpoints:
         """Write ``state`` after the commits of ``trace``.
 
         A checkpoint of as many commits is replaced as soon as the new one is on disk. Those of more commits belong to another
-        continuation of the run: they are then renamed, so that the newest one is of this continuation (with ``keep=1`` they are
-        removed). A state whose ``params`` are not finite is refused: no gradient at them would be. Method state and
-        ``model_state`` may contain infinities by choice.
+        continuation of the run: they are then renamed, so that the newest one is of this continuation. A state
+        whose ``params`` are not finite is refused: no gradient at them would be. Method state and ``model_state`` may contain
+        infinities by choice.
 
         Args:
           state: state of the run.
@@ -121,11 +121,11 @@ class Checkpoints:
                 if not wait:
                     # A run that goes on donates the buffers of its state to the next commit.
                     tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
-                if (later := files.later_than(self.folder, len(trace))) and self.warns_of_later:
-                    fate = "removed, because keep=1" if self.keep == 1 else f"renamed to {files.SUPERSEDED}…"
+                if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
                     what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
                     warnings.warn(
-                        f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are {fate}",
+                        f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
+                        f"{files.SUPERSEDED}…",
                         RunWarning,
                         stacklevel=2,
                     )
@@ -142,7 +142,9 @@ class Checkpoints:
                 ends.close()
                 raise
             checkpoint = self.folder / str(len(trace))
-            self._writing = files.completed(response, unfinished, checkpoint, self.keep, ends.close)
+            self._writing = files.completed(
+                response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
+            )
         if wait:
             self.wait()
 
@@ -291,7 +293,12 @@ class Checkpoints:
             trace = Trace(**tree.get("trace", {"worker": []}), num_workers=num_workers)
             return plan.filled(tree["state"], checkpoint, STATE, abstract), trace
 
-        state, trace = self._read(latest, read)
+        try:
+            state, trace = self._read(latest, read)
+        except CheckpointError:  # Orbax does not find the same nodes without arrays.
+            if (other := contents.other_method(name, metadata.get("method"), like)) is not None:
+                raise other from None
+            raise
         state = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state))
         return keys.as_keys(state, like), trace, metadata["user"]
 

@@ -28,16 +28,17 @@ def check_state(name: str, state: Any) -> None:
 
 
 def check_trace_of(state: RunState, trace: Any) -> None:
-    """Raise ``TypeError`` or ``ValueError`` if ``trace`` lacks commits of ``state``, or is of another number of workers.
+    """Raise ``TypeError`` or ``ValueError`` unless ``trace`` may have led to ``state``.
 
-    It may be longer: the trace of a simulated run has rows of commits that were not applied.
+    The trace of a run on devices has the applied commits, that of a simulated run all arrivals except for pulls alone.
     """
     if not isinstance(trace, Trace):
         raise TypeError(f"trace is of type {type(trace).__name__}, but must be a gemjax.Trace; give result.trace")
-    applied = int(np.asarray(state.commits))
-    if trace.num_workers != state.step.num_workers or len(trace) < applied:
+    applied, arrived = int(np.asarray(state.commits)), int(np.asarray(state.arrivals))
+    if trace.num_workers != state.step.num_workers or not applied <= len(trace) <= arrived:
+        lost = f" and {arrived - applied} arrivals without one" if arrived > applied else ""
         raise ValueError(
-            f"the state has {applied} commits of {state.step.num_workers} workers, but trace has {len(trace)} of "
+            f"the state has {applied} commits{lost} of {state.step.num_workers} workers, but trace has {len(trace)} of "
             f"{trace.num_workers}; give the trace of that state, result.trace or progress.trace()"
         )
 
@@ -69,6 +70,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[st
                 f"metadata[{name!r}] is of type {type(value).__name__} and cannot be written as JSON ({error}); give numbers, "
                 "strings, truth values, None, and lists and dicts of them, as by float(x) or x.tolist()"
             ) from None
+    method = parts_of_method(state)
     state = storable(state)
     described, name_of = _described(keys.as_data(state)), names(state)
     return {
@@ -77,6 +79,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[st
         "num_workers": trace.num_workers,
         HAS_DIGESTS: True,
         "generators": _generators(state),
+        "method": method,
         "empty": {name: array for name, array in described.items() if _is_empty(array)},
         "parts": {
             name_of[int(leaf)]: [part, leaf, described[name_of[int(leaf)]]]
@@ -153,6 +156,36 @@ def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any
             f"{checkpoint} is of another method, model or number of workers; {len(different)} arrays differ, the first is "
             f"{different[0]!r}: saved {found.get(different[0])}, expected {expected.get(different[0])}"
         )
+
+
+def parts_of_method(state: Any) -> list[str]:
+    """Return the kinds of the parts of the method's state, in order: names of named tuples, without those of parameters."""
+    params = jax.tree.structure(state.params)
+
+    def parts(node):
+        inner = jax.tree_util.default_registry.flatten_one_level(node)
+        if inner is None or jax.tree.structure(node) == params:
+            return
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            yield type(node).__name__
+        for child in inner[0]:
+            yield from parts(child)
+
+    return list(parts(state.opt_state))
+
+
+def other_method(checkpoint: str, saved: Any, like: Any) -> CheckpointError | None:
+    """Return the error for a checkpoint of a method whose state has other parts than that of ``like``; ``None`` if it has not.
+
+    ``saved`` is the list of :func:`parts_of_method`; checkpoints of earlier versions have none.
+    """
+    expected = parts_of_method(like)
+    if not isinstance(saved, list) or saved == expected:
+        return None
+    return CheckpointError(
+        f"{checkpoint} is of another method: its state is made of {', '.join(map(str, saved))}, but that of this run of "
+        f"{', '.join(expected)}; continue with the method that wrote it, or start a new run"
+    )
 
 
 def damaged(checkpoint: str, name: str, found: Any, expected: Any) -> CheckpointError:

@@ -42,11 +42,19 @@ def unfinished(folder: Path, commits: int) -> Path:
     return folder / f"{commits}{UNFINISHED}-{os.getpid()}-{next(_WRITES)}"
 
 
-def completed(response: Any, written: Path, checkpoint: Path, keep: int | None, release: Callable[[], None]) -> Future:
+def completed(
+    response: Any,
+    written: Path,
+    checkpoint: Path,
+    keep: int | None,
+    release: Callable[[], None],
+    *,
+    replaces_later: bool,
+) -> Future:
     """Return a future for Orbax's response, after which the checkpoint gets its digests and then its name.
 
-    After it checkpoints of more commits lose their names, and those beyond the newest ``keep`` are removed. At the end, and
-    after a failure, the folder's lock is released.
+    After it checkpoints of more commits are renamed, or removed if ``replaces_later`` is set, and those beyond the newest
+    ``keep`` are removed. At the end, and after a failure, the folder's lock is released.
     """
     done = Future()
 
@@ -63,7 +71,7 @@ def completed(response: Any, written: Path, checkpoint: Path, keep: int | None, 
             ]
             for number in own_numbers(checkpoint.parent)[:-keep] if keep else []:
                 _remove(checkpoint.with_name(str(number)))
-            for path in renamed if keep == 1 else []:
+            for path in renamed if replaces_later else []:
                 _remove(path)
         except BaseException as error:
             failure = error

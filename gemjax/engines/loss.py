@@ -32,6 +32,7 @@ def checked_loss(loss_fn: Callable) -> Callable:
     def checked(*args):
         # The tree is rebuilt in the trace of the gradient: Flax NNX refuses to change a variable made in another trace.
         returned = loss_fn(*jax.tree.map(lambda leaf: leaf, args))
+        _check_names(returned)  # Trees with other names cannot be flattened.
         _check_no_gradient(returned, args[0])
         if not _is_pair(returned) or not _is_pair(returned[1]):
             raise TypeError(
@@ -60,6 +61,10 @@ def _long_form(loss_fn: Callable) -> Callable:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(loss_fn).parameters.values()
     positional = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    if named := [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
+        raise TypeError(
+            f"loss_fn needs {', '.join(named)} by name, which engines do not give; use functools.partial, or a default"
+        )
     if len(positional) == 4:
         return lambda *args: _call(loss_fn, args, batch=args[2], model_state=args[1])
     if len(positional) != 2:
@@ -127,6 +132,16 @@ def _check_model_state(returned: PyTree, given: PyTree) -> None:
             raise ValueError(
                 f"{what}: {jax.tree_util.keystr(path) or 'the root'} is {_kind(new)}, expected {_kind(old)}; return the same "
                 "shapes and dtypes"
+            )
+
+
+def _check_names(returned: Any) -> None:
+    """Raise ``TypeError`` unless the names of metrics, if any are returned, are text."""
+    metrics = returned[1][1] if _is_pair(returned) and _is_pair(returned[1]) else None
+    for name in metrics if isinstance(metrics, dict) else ():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"the metrics of loss_fn have a name that is no text, {name!r}; names are columns of the history"
             )
 
 

@@ -230,6 +230,11 @@ def _strongly_typed(leaf: Any) -> jax.Array:
 
     A weak type ends with the first compiled call, after which a loss would be computed in another precision.
     """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"params and model_state must hold numbers, got the shape {leaf.dtype}{list(leaf.shape)} alone, as jax.eval_shape "
+            "returns it; give arrays"
+        )
     leaf = jnp.asarray(leaf)
     return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 

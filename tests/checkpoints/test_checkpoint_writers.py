@@ -11,6 +11,7 @@ import types
 
 import optax
 import pytest
+from checkpoints.states import arrived
 from orbax.checkpoint import v1 as ocp
 
 import gemjax
@@ -22,7 +23,7 @@ _, PARAMS, _ = testing.quadratic()
 
 def like():
     tx = optax.chain(optax.clip_by_global_norm(1.0), gemjax.gem(0.1, num_workers=3))
-    return gemjax.initial_state(tx, PARAMS, num_workers=3)
+    return arrived(gemjax.initial_state(tx, PARAMS, num_workers=3), 30)
 
 
 def test_a_writer_waits_for_the_write_of_another_object(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checkpoints.states import BATCHES, LOSS, PARAMS, like, method
+from checkpoints.states import BATCHES, LOSS, PARAMS, arrived, like, method
 
 import gemjax
 from gemjax import arrivals
@@ -86,7 +86,7 @@ def test_names_of_the_format_are_those_of_earlier_versions():
 def test_a_ruined_state_is_not_saved(bad, tmp_path):
     """The checkpoint before it remains the newest; what a method keeps for itself may be infinite."""
     tx, params = gemjax.lsgd(num_workers=2), {"w": jnp.ones(3)}  # Its losses are infinite before the first commit.
-    state = gemjax.initial_state(tx, params, local=gemjax.LocalSteps(optax.sgd(0.1), 1))
+    state = arrived(gemjax.initial_state(tx, params, local=gemjax.LocalSteps(optax.sgd(0.1), 1)))
     checkpoints = gemjax.Checkpoints(tmp_path)
     checkpoints.save(state, gemjax.Trace([0, 1, 0]))
     ruined = state._replace(params={"w": jnp.array([1.0, bad, bad])})

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoints.states import arrived
 
 import gemjax
 from gemjax import arrivals
@@ -28,7 +29,7 @@ def initial(seed=0):
     """Return a state with large and small arrays, arrays without elements, and typed keys."""
     params = {"w": jax.random.normal(jax.random.key(seed), (40, 16)), "none": jnp.zeros((0, 16))}
     model_state = {"key": jax.random.key(seed), "seen": jnp.int32(seed)}
-    return gemjax.initial_state(gemjax.gem(0.1, num_workers=3), params, model_state=model_state)
+    return arrived(gemjax.initial_state(gemjax.gem(0.1, num_workers=3), params, model_state=model_state))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from checkpoints.states import like
+from checkpoints.states import arrived, like
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
@@ -54,7 +54,7 @@ def files_that_may_not_grow():
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, wait):
     params = jax.random.normal(jax.random.key(0), (50_000,))
-    state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), params, num_workers=3)
+    state = arrived(gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), params, num_workers=3))
     trace = arrivals.Gamma(3).trace(9)
     wrong = r"of 2 commits could not be written: File too large \(.* free\); the newest good one is of 1 commits"
     with gemjax.Checkpoints(tmp_path) as checkpoints:
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, w
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path, wait):
     params = jax.random.normal(jax.random.key(0), (50_000,))
-    state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), params, num_workers=3)
+    state = arrived(gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), params, num_workers=3))
     trace = arrivals.Gamma(3).trace(5)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, trace, {"note": "first"})

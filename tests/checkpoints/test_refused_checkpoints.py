@@ -21,6 +21,8 @@ def test_a_state_is_saved_with_its_own_trace_only(tmp_path):
             checkpoints.save(result.state, result.trace.first(4))
         with pytest.raises(ValueError, match="the state has 6 commits of 3 workers, but trace has 6 of 2; give"):
             checkpoints.save(result.state, arrivals.Gamma(2).trace(6))
+        with pytest.raises(ValueError, match="the state has 6 commits of 3 workers, but trace has 9 of 3; give"):
+            checkpoints.save(result.state, arrivals.Gamma(3).trace(9))  # The planned trace of a run that goes on.
         with pytest.raises(
             TypeError, match=r"state is of type Result, but must be a gemjax.RunState; give result.state"
         ):
@@ -126,3 +128,13 @@ def test_metadata_that_are_not_json_are_refused_before_anything_is_written(tmp_p
         with pytest.raises(TypeError, match=wrong):
             checkpoints.save(like(), arrivals.Gamma(3).trace(5), metadata)
         assert checkpoints.latest is None
+
+
+def test_a_method_whose_state_has_other_parts_without_arrays_is_named(tmp_path):
+    """Orbax names none of them, and the checkpoint was called damaged."""
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(tx=gemjax.asgd(0.1, num_workers=3)), arrivals.Gamma(3).trace(5))
+        said = r"checkpoint 5 is of another method: its state is made of StalenessState, EmptyState, but that of this"
+        with pytest.raises(gemjax.CheckpointError, match=said):
+            checkpoints.load(like(tx=gemjax.dynsgd(0.1, num_workers=3)))
+        checkpoints.load(like(tx=gemjax.asgd(0.2, num_workers=3)))

@@ -7,6 +7,7 @@ import pytest
 from engines.entrances import PARAMS, TRACE, asgd, every_engine, run, squares, with_metrics
 
 import gemjax
+from gemjax.engines.loss import checked_loss
 
 
 @every_engine
@@ -146,3 +147,27 @@ def test_a_loss_may_be_a_float(engine):
     result = run(engine, loss_fn=lambda params, batch: 1.5)
     np.testing.assert_array_equal(result.params, PARAMS)
     np.testing.assert_array_equal(result.history["loss"], 1.5)
+
+
+def test_a_loss_that_needs_an_argument_by_name_is_refused():
+    with pytest.raises(
+        TypeError, match=r"loss_fn needs weight by name, which engines do not give; use functools.partial"
+    ):
+        checked_loss(lambda params, batch, *, weight: 0.0)
+    checked_loss(lambda params, batch, *, weight=1.0: 0.0)
+
+
+def test_names_of_metrics_are_text():
+    """JAX could not sort them."""
+    loss = checked_loss(lambda params, model_state, batch, key: (jnp.float32(0), (model_state, {"c": 1.0, 1: 2.0})))
+    with pytest.raises(TypeError, match="the metrics of loss_fn have a name that is no text, 1; names are columns"):
+        loss(jnp.zeros(3), (), None, None)
+
+
+@pytest.mark.parametrize(
+    "shapes", [jax.ShapeDtypeStruct((3,), jnp.float32), {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}]
+)
+def test_shapes_are_no_parameters_to_begin_with(shapes):
+    trace = gemjax.arrivals.RoundRobin(2).trace(2)
+    with pytest.raises(TypeError, match=r"must hold numbers, got the shape float32\[3\] alone, .* give arrays"):
+        gemjax.simulate(gemjax.asgd(0.1, 2), lambda params, batch: 0.0, shapes, lambda worker, step: 0.0, trace)

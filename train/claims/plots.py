@@ -94,7 +94,8 @@ def lines(
         spreads = [(mean - one.min(), one.max() - mean) for mean, one in zip(means, kept, strict=True) if len(one)]
         bars = np.array(spreads).T if max(map(len, values)) > 1 and spreads else None
         axes.errorbar(at[some], means[some], bars, label=label or name, capsize=2, **style)
-        axes.plot(at[some & ~good], means[some & ~good], **style | {"ls": "", "mfc": "white", "zorder": 3})
+        hollow: dict[str, Any] = {**style, "ls": "", "mfc": "white", "zorder": 3}
+        axes.plot(at[some & ~good], means[some & ~good], **hollow)
         axes.plot(
             at[~good], np.full((~good).sum(), edge), "x", color=style["color"], mew=1.8,
             transform=axes.get_xaxis_transform(),

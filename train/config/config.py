@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from train.common.files import write_whole
+from train.common.seals import SIGNATURE, check_signature, signed
 from train.config.datasets import DATASETS
 from train.config.methods import Method
 from train.config.networks import ModelName
@@ -179,8 +180,8 @@ class Config(Common):
         return {name: getattr(self, name) for name in names}
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the configuration as JSON."""
-        write_whole(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        """Write the configuration as JSON, with a checksum."""
+        write_whole(path, json.dumps(signed(dataclasses.asdict(self)), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Config":
@@ -201,14 +202,17 @@ def load(options: type[Options], path: str | os.PathLike, words: str) -> Options
       words: content of such a file, for messages.
 
     Raises:
-      ValueError: if the file has other content, or a value that is not possible; with its name, in one line.
+      ValueError: if the file has other content, was changed, or has a value that is not possible; with its name, in one line.
     """
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(fields, dict):
             raise ValueError(f"it is {ascii(fields)[:60]}, expected an object of fields")
-        if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(options)}):
+        known = {field.name for field in dataclasses.fields(options)}
+        if unknown := sorted(fields.keys() - known - {SIGNATURE}):
             raise ValueError(f"it has an unknown field {ascii(unknown[0])[:60]}")
-        return options(**fields)
+        found = options(**{name: value for name, value in fields.items() if name in known})
+        check_signature(fields)  # Now, since a wrong value says more.
+        return found
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is not {words}: {error}") from error

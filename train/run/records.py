@@ -17,6 +17,7 @@ from train.common.errors import RecordError
 from train.common.files import naming
 
 METRICS = ("commits", "time", "test_loss", "test_accuracy")  # Required fields of a line of metrics.
+FURTHER = ("train_loss", "gap", "rejected", "dropped")  # Its other fields.
 INCREASING = ("commits", "time")  # Fields of metrics that never decrease.
 CHUNK = 1 << 20  # Bytes to read at once.
 ROUNDED = 2e-6  # The log has times in microseconds.
@@ -156,6 +157,8 @@ def _metrics(line: bytes, where: str, before: Mapping[str, float]) -> dict[str, 
             raise ValueError("expected an object of numbers")
         if missing := [name for name in METRICS if name not in row]:
             raise ValueError(f"it has no {', '.join(missing)}")
+        if unknown := row.keys() - {*METRICS, *FURTHER}:
+            raise ValueError(f"it has an unknown field {ascii(min(unknown))[:60]}")
         values = {name: math.nan if value is None else value for name, value in row.items()}
         values = {name: value if abs(value) < 2**53 else float(value) for name, value in values.items()}  # Keeps ints.
         for name in INCREASING:

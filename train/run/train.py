@@ -14,7 +14,7 @@ import gemjax
 from gemjax.telemetry import eventlog
 from train.common import interrupts
 from train.common.console import say, warnings_on
-from train.common.errors import RecordError
+from train.common.errors import RecordError, UsageError
 from train.common.files import in_shell, write_whole
 from train.common.interrupts import Interrupt
 from train.common.machine import cores, in_its_precision
@@ -69,6 +69,11 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
         return json.loads(folder.summary.read_bytes()) | {"finished": True}
     if logged is None:
         folder.check_empty(config)
+    elif len(logged) > task.num_commits:
+        raise UsageError(
+            f"the run in {folder.path} has made {len(logged)} commits, and {task.num_commits} are asked for; raise --epochs to "
+            "continue it"
+        )
     folder.check_writable()
     check_memory(config, task.params, task.num_commits)
     # Before the folder is created: from then on the run can be resumed.

@@ -64,7 +64,7 @@ class Policy:
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise ValueError(f"{name} must be an int of at least {lowest}, got {shown(value)}")
         if not (math.isfinite(number("grace", self.grace)) and self.grace >= 0):
-            raise ValueError(f"grace must be a number of seconds, not negative, got {self.grace!r}")
+            raise ValueError(f"grace must be a finite number of seconds, not negative, got {self.grace!r}")
         if self.deadline is not None and not (math.isfinite(number("deadline", self.deadline)) and self.deadline > 0):
             raise ValueError(f"deadline must be a positive number of seconds or None, got {self.deadline!r}")
         if self.max_staleness is not None and self.quorum > 1:

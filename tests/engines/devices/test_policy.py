@@ -50,7 +50,7 @@ def test_without_a_bound_every_worker_may_commit():
         ({"quorum": 0}, "quorum must be an int of at least 1, got 0"),
         ({"quorum": True}, "quorum must be an int of at least 1, got True"),
         ({"retries": -1}, "retries must be an int of at least 0"),
-        ({"quorum": 2, "grace": -0.1}, "grace must be a number of seconds, not negative"),
+        ({"quorum": 2, "grace": -0.1}, "grace must be a finite number of seconds, not negative"),
         ({"grace": 1.0}, "grace is the time after a quorum; give quorum= as well"),
         ({"deadline": 0.0}, "deadline must be a positive number of seconds"),
         ({"deadline": float("inf")}, "deadline must be a positive number of seconds or None"),

@@ -17,9 +17,9 @@ from train.claims.execution.cache import Pool
 from train.claims.results import Measured, Spread
 from train.claims.runs import Run, num_commits, over_seeds
 from train.common.errors import RecordError
+from train.common.seals import unsealed
 from train.config.config import Config
 from train.config.datasets import DATASETS
-from train.run.groups.store import unsealed
 
 BASE = Config(engine="simulate", method="asgd", workers=2, epochs=1.0)
 

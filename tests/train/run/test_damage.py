@@ -288,6 +288,30 @@ def test_every_command_refuses_a_changed_configuration(folder, capsys, monkeypat
         assert name in error
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "epochs", "quorum"])
+def test_a_lost_line_of_the_configuration_is_refused(folder, capsys, monkeypatch, name):
+    """The run went on with the default of a field that a resumed run may change."""
+    lines = folder.config.read_text().splitlines(keepends=True)
+    folder.config.write_text("".join(line for line in lines if f'"{name}"' not in line))
+    monkeypatch.setattr(training, "make_task", None)
+    for argv in (LONGER, ["report", "run"]):
+        said = "run/config.json is not the configuration of a run: it was changed: its content has another sha256; write it"
+        assert said in refusal(capsys, folder, argv)
+
+
+@pytest.mark.parametrize("argv", [["--resume", "run"], ["report", "run"]], ids=" ".join)
+def test_a_damaged_name_in_the_metrics_is_refused(folder, capsys, argv):
+    folder.metrics.write_text(folder.metrics.read_text().replace('"gap"', '"\'ap"', 1))
+    assert "metrics.jsonl, line 1: not metrics of a run: it has an unknown field" in refusal(capsys, folder, argv)
+
+
+def test_a_killed_run_has_made_more_commits_than_are_asked_for(folder, capsys):
+    """A simulation ended in a traceback, and a run on devices as if it had made them."""
+    folder.summary.unlink()
+    said = "the run in run has made 33 commits, and 17 are asked for; raise --epochs to continue it"
+    assert said in refusal(capsys, folder, ["--resume", "run", "--epochs", "0.5"])
+
+
 @pytest.mark.slow
 def test_a_log_that_another_process_truncates_meanwhile_is_named(folder, monkeypatch, capsys):
     poll = training.RunCallback.poll

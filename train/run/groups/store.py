@@ -1,7 +1,6 @@
 """Finished jobs of a command, one JSON file per job, from which an interrupted command resumes."""
 
 import abc
-import hashlib
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from train.common import interrupts
 from train.common.console import say
 from train.common.errors import RecordError, printable
 from train.common.files import FULL, check_regular, in_words, write_whole
+from train.common.seals import sealed, unsealed
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
@@ -96,32 +96,6 @@ class Store(abc.ABC, Generic[Job, Result]):
             self.save(job, result)
             known[job] = result
             yield job, result
-
-
-def sealed(content: Any) -> dict[str, Any]:
-    """Return JSON values with their checksum, which finds what was changed in the file.
-
-    >>> unsealed(sealed([0.5])), unsealed([0.5])
-    ([0.5], [0.5])
-    """
-    return {"sha256": _digest(content), "content": content}
-
-
-def unsealed(found: Any) -> Any:
-    """Return what was sealed; of an earlier version, which wrote no checksum, return all.
-
-    Raises:
-      ValueError: if the checksum is of another content.
-    """
-    if not isinstance(found, dict) or found.keys() != {"sha256", "content"}:
-        return found
-    if found["sha256"] != _digest(found["content"]):
-        raise ValueError("it was changed: its content has another sha256")
-    return found["content"]
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def check_fields(found: Mapping[str, Any], fields: Mapping[str, Any]) -> None:

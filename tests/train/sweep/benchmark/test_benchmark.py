@@ -14,7 +14,7 @@ from matplotlib import image
 
 from train import cli
 from train.claims.execution.batch import record_together
-from train.run.groups.store import unsealed
+from train.common.seals import unsealed
 from train.sweep.benchmark import benchmark, outcome
 from train.sweep.benchmark.settings import (
     CONTESTANTS,
