@@ -32,6 +32,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from train.task.models.ops import winograd
+
 IMPLEMENTATIONS = ("matmul", "patches", "lax")
 
 
@@ -84,6 +86,11 @@ def _convolve_lax(images, kernel, bias, pool):
 
 
 def _convolve_matmul(images, kernel, bias, pool):
+    batch_last = images.transpose(3, 1, 2, 0)
+    if winograd.pays(batch_last, kernel, 0):
+        out = winograd.convolve_tiles(batch_last, kernel, 0)
+        out = largest(jnp.stack(_quarters(out)), 4) if pool else out
+        return (out + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
     size, features = kernel.shape[0], kernel.shape[-1]
     height, width = (extent - size + 1 for extent in images.shape[1:3])
     window, stride, places = size, 1, 1
@@ -92,13 +99,18 @@ def _convolve_matmul(images, kernel, bias, pool):
         window, stride, places = size + 1, 2, 4
         shifts = [((a, 1 - a), (b, 1 - b), (0, 0), (0, 0)) for a in (0, 1) for b in (0, 1)]
         kernel = jnp.stack([jnp.pad(kernel, shift) for shift in shifts], axis=3)
-    batch_last = images.transpose(3, 1, 2, 0)
     columns = _patches(batch_last, window, stride, height, width)
     rows = kernel.reshape(columns.shape[0], places * features)
     out = lax.dot_general(rows, columns, (((0,), (0,)), ((), ())))
     out = out.reshape(places, features, height, width, images.shape[0])
     out = largest(out, places) if pool else out[0]
     return (out + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
+
+
+def _quarters(images):
+    """Return the four slices [C, H / 2, W / 2, B] of every second pixel; an odd last row or column is dropped."""
+    images = images[:, : images.shape[1] // 2 * 2, : images.shape[2] // 2 * 2]
+    return [images[:, row::2, column::2] for row in range(2) for column in range(2)]
 
 
 def _slices(window, stride, height, width):

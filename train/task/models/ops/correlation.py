@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from train.task.models.ops import winograd
 from train.task.models.ops.layout import Layout
 
 CACHE = 2**21
@@ -36,6 +37,8 @@ def correlate(images: jax.Array, kernel: jax.Array, layout: Layout, stride: int 
         return lax.conv_general_dilated(
             images, kernel, (stride, stride), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
+    if stride == 1 and winograd.pays(images, kernel, padding):
+        return winograd.convolve_tiles(images, kernel, padding)
     if stride == 1 and 2 * padding == size - 1 and size > 1:
         return _correlate_same(images, kernel)
     if padding:
