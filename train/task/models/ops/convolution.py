@@ -9,6 +9,8 @@ How `"matmul"` is built, and why:
 
 * The batch is the last axis while it works, so a patch is a stack of shifted slices whose copies
   are contiguous.
+* With several channels on both sides it is Winograd's convolution (`train.task.models.ops.winograd`). The next points
+  are about the others.
 * Under pooling the four convolutions that one pooled pixel needs are computed together: the (k+1) x
   (k+1) window at stride 2 holds all of them, and the kernel is laid at its four places in that
   window. This multiplies 1.44 times as much for k = 5, but needs 2.8 times fewer patch values, and
@@ -86,11 +88,20 @@ def _convolve_lax(images, kernel, bias, pool):
 
 
 def _convolve_matmul(images, kernel, bias, pool):
-    batch_last = images.transpose(3, 1, 2, 0)
-    if winograd.pays(batch_last, kernel, 0):
-        out = winograd.convolve_tiles(batch_last, kernel, 0)
-        out = largest(jnp.stack(_quarters(out)), 4) if pool else out
-        return (out + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
+    images = images.transpose(3, 1, 2, 0)
+    convolved = _convolve_tiles if winograd.pays(images, kernel) else _convolve_windows
+    return (convolved(images, kernel, pool) + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
+
+
+def _convolve_tiles(images, kernel, pool):
+    out = winograd.convolve_tiles(images, kernel)
+    if not pool:
+        return out
+    out = out[:, : out.shape[1] // 2 * 2, : out.shape[2] // 2 * 2]
+    return largest(jnp.stack([out[:, row::2, column::2] for row in range(2) for column in range(2)]), 4)
+
+
+def _convolve_windows(images, kernel, pool):
     size, features = kernel.shape[0], kernel.shape[-1]
     height, width = (extent - size + 1 for extent in images.shape[1:3])
     window, stride, places = size, 1, 1
@@ -99,18 +110,11 @@ def _convolve_matmul(images, kernel, bias, pool):
         window, stride, places = size + 1, 2, 4
         shifts = [((a, 1 - a), (b, 1 - b), (0, 0), (0, 0)) for a in (0, 1) for b in (0, 1)]
         kernel = jnp.stack([jnp.pad(kernel, shift) for shift in shifts], axis=3)
-    columns = _patches(batch_last, window, stride, height, width)
+    columns = _patches(images, window, stride, height, width)
     rows = kernel.reshape(columns.shape[0], places * features)
     out = lax.dot_general(rows, columns, (((0,), (0,)), ((), ())))
-    out = out.reshape(places, features, height, width, images.shape[0])
-    out = largest(out, places) if pool else out[0]
-    return (out + bias.reshape(-1, 1, 1, 1)).transpose(3, 1, 2, 0)
-
-
-def _quarters(images):
-    """Return the four slices [C, H / 2, W / 2, B] of every second pixel; an odd last row or column is dropped."""
-    images = images[:, : images.shape[1] // 2 * 2, : images.shape[2] // 2 * 2]
-    return [images[:, row::2, column::2] for row in range(2) for column in range(2)]
+    out = out.reshape(places, features, height, width, images.shape[3])
+    return largest(out, places) if pool else out[0]
 
 
 def _slices(window, stride, height, width):

@@ -8,7 +8,6 @@ from flax import linen as nn
 
 from gemjax.engines.devices.hardware.compat import enable_x64
 from train.task.models.layers import BatchNorm
-from train.task.models.ops import correlation
 from train.task.models.ops.correlation import correlate
 from train.task.models.ops.layout import Layout, arrange, flatten, max_pool, pixel_means, standardise
 
@@ -60,22 +59,6 @@ def test_convolutions_are_the_same_in_both_layouts(size, stride, padding, height
 
     inputs = normal(0, 3, height, width, 2), normal(1, size, size, 2, 4)
     compare(convolved, *(jnp.asarray(array, jnp.float32) for array in inputs), atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [1, 2, 6])
-def test_a_convolution_does_not_depend_on_how_many_rows_are_made_at_once(rows, monkeypatch):
-    monkeypatch.setattr(correlation, "CACHE", rows * 9 * 2 * 5 * 3 * 8)
-    assert correlation._rows_at_once(jnp.zeros((2, 6, 5, 3), jnp.float64 if rows < 0 else jnp.float32), 3) >= rows
-
-    def convolved(layout, images, kernel):
-        return back(correlate(arrange(images, layout), kernel, layout, 1, 1), layout)
-
-    with enable_x64(True):
-        assert correlation._rows_at_once(jnp.zeros((2, 6, 5, 3), jnp.float64), 3) == rows
-        compare(
-            convolved, jnp.asarray(normal(0, 3, 6, 5, 2)), jnp.asarray(normal(1, 3, 3, 2, 4)), rtol=1e-10, atol=1e-12
-        )
 
 
 def test_a_convolution_by_hand():
