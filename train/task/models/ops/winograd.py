@@ -32,15 +32,17 @@ from jax import lax
 
 from train.task.models.ops.transforms import SPAN, Matrix, transforms
 
-SIZES = (3, 5)
-CHANNELS = 4
-"""Fewest channels, of images and of results, for which it pays."""
+CHANNELS = {3: 4, 5: 16}
+"""Fewest channels, of images and of results, for which it pays, for each size of kernels.
+
+With a kernel of 5x5 from 10 channels to 20 it takes as long as windows alone, but 1.3 to 1.6 times as long under `vmap`.
+"""
 
 
 def pays(images: jax.Array, kernel: jax.Array, padding: int = 0) -> bool:
     """Return whether `convolve_tiles` is faster than a product with the values under the windows of `images`."""
     size = kernel.shape[0]
-    if size not in SIZES or padding >= size or min(kernel.shape[2:]) < CHANNELS or images.dtype.itemsize < 4:
+    if size not in CHANNELS or min(kernel.shape[2:]) < CHANNELS[size] or padding >= size or images.dtype.itemsize < 4:
         return False
     height, width = _extents(images, size, padding)
     return 2 * SPAN**2 * _count(height, size) * _count(width, size) <= size**2 * height * width
@@ -50,7 +52,7 @@ def pays(images: jax.Array, kernel: jax.Array, padding: int = 0) -> bool:
 def convolve_tiles(images: jax.Array, kernel: jax.Array, padding: int = 0) -> jax.Array:
     """Return the convolution [O, H', W', B] of `images` [C, H, W, B] with `kernel` [k, k, C, O].
 
-    `padding` pixels of zeros, fewer than k, are put on every side first; k is one of `SIZES`. It can be
+    `padding` pixels of zeros, fewer than k, are put on every side first; k is 3 or 5. It can be
     differentiated in reverse mode only.
     """
     size, batch = kernel.shape[0], images.shape[3]

@@ -121,6 +121,7 @@ def shaped(*shape, dtype=jnp.float32):
         (5, 3, 64, 1, False),  # Four tiles for little more than one.
         (2, 3, 64, 1, False),
         (12, 5, 64, 0, True),
+        (12, 5, 10, 0, False),
         (8, 7, 64, 3, False),  # No tile of 6x6 pixels holds the windows of a kernel of 7x7 pixels.
         (8, 1, 64, 0, False),
         (8, 3, 64, 3, False),  # More padding than the window.
@@ -156,10 +157,10 @@ def calls(monkeypatch, run, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "pool", "shape"), [(5, True, (12, 12)), (3, True, (9, 11)), (3, False, (6, 10))])
 def test_pooled_tiles_are_pooled_convolutions(size, pool, shape):
-    images, kernel, bias = normal(0, 2, *shape, 4), normal(1, size, size, 4, 5), normal(2, 5)
+    images, kernel, bias = normal(0, 2, *shape, 16), normal(1, size, size, 16, 17), normal(2, 17)
     with enable_x64(True):
         arrays = [jnp.asarray(array) for array in (images, kernel, bias)]
-        assert pays(shaped(4, *shape, 2), arrays[1])
+        assert pays(shaped(16, *shape, 2), arrays[1])
 
         @functools.partial(jax.jit, static_argnums=0)
         def run(implementation, *arrays):
