@@ -98,7 +98,8 @@ def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[
             *relu(nn.Conv2d(3, 64, 5)), nn.MaxPool2d(2), *relu(nn.Conv2d(64, 128, 5)), nn.MaxPool2d(2),
             *relu(nn.Conv2d(128, 64, 3)), nn.Flatten(), *relu(nn.Linear(256, 256)), nn.Dropout(), nn.Linear(256, 10),
         ),
-        "resnet20": lambda: _resnet20(torch),
+        "resnet8": lambda: _resnet(torch, depth=8, channels=8),
+        "resnet20": lambda: _resnet(torch, depth=20, channels=16),
     }[network]()  # fmt: skip
     ours = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
     assert sum(p.numel() for p in model.parameters()) == ours, "the two networks differ"
@@ -120,8 +121,8 @@ def _theirs(torch: Any, network: str, problem: Problem, steps: int) -> Callable[
     return run
 
 
-def _resnet20(torch: Any) -> Any:
-    """Make the residual network with shortcuts that have no parameters."""
+def _resnet(torch: Any, depth: int, channels: int) -> Any:
+    """Make the residual network of `depth` layers with shortcuts that have no parameters."""
     nn, pad = torch.nn, torch.nn.functional.pad
 
     class Block(nn.Module):
@@ -139,10 +140,11 @@ def _resnet20(torch: Any) -> Any:
                 shortcut = pad(shortcut, (0, 0, 0, 0, self.missing, self.missing))
             return (self.body(images) + shortcut).relu()
 
-    widths = [16] * 4 + [32] * 3 + [64] * 3
+    count = (depth - 2) // 6  # Blocks per stage.
+    widths = [channels] * (count + 1) + [2 * channels] * count + [4 * channels] * count
     blocks = [Block(before, after, after // before) for before, after in itertools.pairwise(widths)]
-    stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    stem = [nn.Conv2d(3, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * channels, 10))
 
 
 def _flops(problem: Problem) -> float:

@@ -49,11 +49,16 @@ class Problem:
 MODELS: dict[str, Callable[[str | None], nn.Module]] = {
     "cnn": lambda implementation: models.GemCNN(implementation=implementation),
     "cnn7": lambda implementation: models.CNN7(implementation=implementation),
+    "resnet8": lambda implementation: models.CifarResNet(depth=8, width=0.5, implementation=implementation),
     "resnet20": lambda implementation: models.CifarResNet(implementation=implementation),
     "mlp": lambda implementation: MLP(),
 }
 
-SHAPES = {"cnn7": (28, 28, 3), "resnet20": (32, 32, 3)}  # Of the images, if they are not MNIST's.
+SHAPES = {
+    "cnn7": (28, 28, 3),
+    "resnet8": (32, 32, 3),
+    "resnet20": (32, 32, 3),
+}  # Of the images, if they are not MNIST's.
 
 
 def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str | None = None) -> Problem:

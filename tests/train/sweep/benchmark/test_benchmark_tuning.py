@@ -11,7 +11,7 @@ from train.config.datasets import DATASETS
 from train.config.methods import METHODS
 from train.sweep.benchmark import settings
 from train.sweep.benchmark.benchmark import Benchmark
-from train.sweep.benchmark.settings import CONTESTANTS, FIRST, FULL, LOCAL, ONE, QUICK, SYNCHRONOUS, UNEQUAL, Cell
+from train.sweep.benchmark.settings import CONTESTANTS, FAST, FIRST, FULL, LOCAL, ONE, QUICK, SYNCHRONOUS, UNEQUAL, Cell
 from train.task.cluster import mean_period
 from train.task.methods import local_steps, make_method
 
@@ -37,7 +37,7 @@ def test_every_method_of_the_library_takes_part_and_the_budget_is_that_of_the_ru
     assert FULL.budget == 40_000
     assert len(FULL.cells()) == 12 * (len(METHODS) + 2) + 6 * (9 + 2) + 3
     core = [cell for cell in FULL.cells() if FULL.is_core(cell)]
-    assert len(core) == 2 * (len(METHODS) - len(FIRST)) + 1 + 18 * (len(FIRST) + 2) + 3
+    assert len(core) == 2 * len(METHODS) + 10 * len((*FIRST, *FAST)) + 6 * 9 + 18 * 2 + 3
     assert Benchmark().cells == core
     assert {cell.setting for cell in Benchmark(methods=("diloco",)).cells if cell.method == "diloco"} == {
         setting for setting in FULL.settings if setting[0] != "characters"
