@@ -290,6 +290,12 @@ def advice(content: Mapping[str, Any]) -> list[str]:
                 f"Over the {len(every)} settings in which an asynchronous method holds the target, {_listed(names)} {verb} "
                 f"most often within 1.25 times of the fastest of them: in {round(most * len(every))}."
             )
+        if best := found.fastest(many := found.at(64, EQUAL)):
+            least = "" if found.arrives(many, SYNCHRONOUS) else "at least "
+            sentences[-1] += (
+                f" With 64 equal workers take `{best[0]}`: it reaches the target {least}"
+                f"{times(found.speed_up(many, best[0], SYNCHRONOUS))} sooner than synchronous SGD."
+            )
     return sentences
 
 
