@@ -201,5 +201,7 @@ def draw(figure: Any, content: Mapping[str, Any]) -> None:
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5))
     style.heading(
-        figure, "How often each method is nearly the fastest", f"{len(settings)} settings, eight methods named"
+        figure,
+        "How often each method is nearly the fastest",
+        f"{len(settings)} settings, the {min(8, len(order))} best of {len(order)} methods named",
     )
