@@ -123,8 +123,8 @@ def test_the_first_page_counts_the_settings_as_the_benchmark_does():
     every, best, held = re.findall(r"Over the (\d+) settings .*, (`\w+`) is most often .*: in (\d+)\.", written)[0]
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert (
-        f"{best} is within 1.25 times of the fastest asynchronous method in {held} of the {every} settings with images in which "
-        "one holds the target"
+        f"{best} is within 1.25 times of the fastest asynchronous method in {held} of the {every} settings with images in "
+        "which one holds the target"
     ) in text
 
 

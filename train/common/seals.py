@@ -31,16 +31,16 @@ def unsealed(found: Any) -> Any:
 
 
 def signed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object of JSON with its checksum as a further field.
+    """Return an object of JSON with its checksum, whatever the order of its fields, as a further field.
 
     >>> check_signature(signed({"epochs": 2}))
     """
-    return {**fields, SIGNATURE: _digest(dict(fields))}
+    return {**fields, SIGNATURE: _digest(sorted(fields.items()))}
 
 
 def check_signature(found: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if the checksum is of other fields; an earlier version wrote none."""
-    fields = {name: value for name, value in found.items() if name != SIGNATURE}
+    fields = sorted((name, value) for name, value in found.items() if name != SIGNATURE)
     if SIGNATURE in found and found[SIGNATURE] != _digest(fields):
         raise ValueError(
             "it was changed: its content has another sha256; write it back, or start anew in another folder"
