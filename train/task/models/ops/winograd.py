@@ -45,6 +45,8 @@ def pays(images: jax.Array, kernel: jax.Array, padding: int = 0) -> bool:
     if size not in CHANNELS or min(kernel.shape[2:]) < CHANNELS[size] or padding >= size or images.dtype.itemsize < 4:
         return False
     height, width = _extents(images, size, padding)
+    if min(height, width, images.shape[3]) < 1:
+        return False
     return 2 * SPAN**2 * _count(height, size) * _count(width, size) <= size**2 * height * width
 
 

@@ -170,3 +170,10 @@ def test_pooled_tiles_are_pooled_convolutions(size, pool, shape):
         ours, theirs = (jax.tree.leaves(run(name, *arrays)) for name in ("matmul", "lax"))
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8, 8), (2, 2, 8, 8)], ids=["no images", "smaller than the kernel"])
+def test_nothing_is_convolved_to_nothing(shape):
+    kernel = jnp.ones((3, 3, 8, 8))
+    found = [convolve(jnp.ones(shape), kernel, jnp.zeros(8), implementation=name).shape for name in ("matmul", "lax")]
+    assert found[0] == found[1]
