@@ -106,6 +106,16 @@ def check_params(params: PyTree) -> None:
             )
 
 
+def check_no_line_search(opt_state: Any) -> None:
+    """Raise ``TypeError`` if an optimizer with this state evaluates the loss at further points, which no commit can."""
+    searches = lambda node: "Linesearch" in type(node).__name__
+    if any(map(searches, jax.tree.leaves(opt_state, is_leaf=searches))):
+        raise TypeError(
+            "the optimizer has a line search, which evaluates the loss at further points, but a commit has a gradient alone; "
+            "give one without, such as optax.scale_by_lbfgs() with optax.scale_by_learning_rate(…)"
+        )
+
+
 def check_option(name: str, value: Any, kind: type, example: str) -> None:
     """Raise ``TypeError`` unless ``value`` is ``None`` or an instance of ``kind``.
 

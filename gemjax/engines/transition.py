@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.engines.checks import check_given, check_option, check_params, check_tx
+from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx
 from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_bool, with_extra_args
@@ -79,7 +79,8 @@ class Transition(WorkerStep):
         """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
 
         Raises:
-          TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, or a leaf no array.
+          TypeError: if the loss is no function, ``tx`` no transformation or one with a line search, ``local`` no
+            ``LocalSteps``, or a leaf no array.
           ValueError: if ``tx`` or ``local`` is for another number of workers, ``tx`` needs local steps and has none, or
             ``average_model_state`` is no bool.
         """
@@ -90,6 +91,7 @@ class Transition(WorkerStep):
         check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
         tx = _with_extra_args(self.tx)
         opt_state = _initial(tx, params)
+        check_no_line_search(opt_state)
         if not is_asynchronous(opt_state):
             tx = _asynchronous(tx, self.num_workers)
         elif (made_for := staleness.num_workers_of(opt_state)) != self.num_workers:

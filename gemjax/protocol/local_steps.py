@@ -14,6 +14,7 @@ from gemjax.protocol.checks import check_between
 from gemjax.protocol.hooks import NeedsLocalSteps
 
 PyTree = Any
+LARGEST = 2**31 - 1  # Steps are counted in 32 bits.
 
 
 class PeriodsEndError(ValueError):
@@ -39,7 +40,7 @@ class LocalSteps:
         :class:`gemjax.arrivals.SemiSynchronous` makes them.
 
     Raises:
-      ValueError: if a period is not a positive integer.
+      ValueError: if a period is not a positive integer of 32 bits.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -166,4 +167,6 @@ def _checked(period: Any, depth: int = 2) -> Any:
         return found
     if isinstance(period, (bool, str)) or not isinstance(period, (int, np.integer)) or period < 1:
         raise ValueError(f"the period of LocalSteps must be an int of at least 1, got {period!r}")
+    if period > LARGEST:
+        raise ValueError(f"the period of LocalSteps must be at most {LARGEST}, got {period}")
     return int(period)

@@ -162,3 +162,13 @@ def test_an_array_of_another_library_is_described():
     foreign = types.SimpleNamespace(shape=(3,), dtype=types.SimpleNamespace(name="float32"))
     assert described(foreign) == "an array of shape [3]"
     assert described(jax.random.split(jax.random.key(0))) == "an array of random keys of shape [2]"
+
+
+@every_engine
+def test_an_optimizer_with_a_line_search_is_refused(engine):
+    make = lambda *members: gemjax.asynchronous(optax.chain(*members), num_workers=2)
+    with pytest.raises(
+        TypeError, match=r"the optimizer has a line search, .* give one without, such as optax.scale_by_lbf"
+    ):
+        run(engine, tx=make(optax.lbfgs()))
+    run(engine, tx=make(optax.scale_by_lbfgs(), optax.scale_by_learning_rate(0.01)))

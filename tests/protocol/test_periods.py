@@ -73,6 +73,12 @@ def test_an_invalid_period_is_refused(period, found):
         LocalSteps(SGD, period)
 
 
+@pytest.mark.parametrize("period", [2**31, (1, 10**10)])
+def test_a_period_beyond_32_bits_is_refused(period):
+    with pytest.raises(ValueError, match=r"the period of LocalSteps must be at most 2147483647, got [0-9]+$"):
+        LocalSteps(SGD, period)
+
+
 @pytest.mark.parametrize("period", [(1, (2, 3)), ((2, 3), 1)])
 def test_periods_of_a_worker_and_of_a_commit_do_not_mix(period):
     with pytest.raises(ValueError, match="periods of LocalSteps must be all ints or all sequences of ints, got"):

@@ -82,8 +82,9 @@ def run_on_devices(
         finished worker commits at once, and one that raises three times in a row is retired.
       members: lets workers join and leave during the run; default: all take part throughout.
       log: the log to which events are written.
-      callback: called every ``callback_every`` commits, in the dispatching thread; ends the run if it returns True.
-      callback_every: commits between two calls, positive.
+      callback: called every ``callback_every`` commits, in the dispatching thread; ends the run if it returns True. Gradients
+        that are ready together are committed before the next call, so that it may come some commits later.
+      callback_every: least number of commits between two calls, positive.
       callback_seconds: the most seconds between two calls, positive, even after fewer commits or none (with an empty
         ``progress.history``); default: no limit. ``members.look()`` requests a call at once.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread before a finished gradient is queued; may block,
