@@ -132,6 +132,7 @@ class Cluster:
         self._connected = False  # By this object.
         self._reserved: Any = None  # Ray's placement group.
         self._closed = threading.Event()
+        self._busy = threading.Lock()  # Held by the run that the workers compute for.
 
     @property
     def central(self) -> Place:
@@ -161,6 +162,20 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[None]:
+        """Keep other runs from these workers meanwhile.
+
+        Raises:
+          RuntimeError: if a run has them.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this cluster is busy with another run; let that one end first, or make another cluster")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def close(self) -> None:
         """End the actors, and the connection or the Ray that was started for them. May be called again."""

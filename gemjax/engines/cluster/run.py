@@ -115,6 +115,7 @@ def run_on_cluster(
       TypeError: if an argument is of the wrong type, or cannot be pickled; the message names the object.
       ValueError: if the workers cannot import a module, which the message names; if the central variable cannot be divided
         over ``central_hosts``; or as :func:`gemjax.run_on_devices`.
+      RuntimeError: if ``cluster`` is busy with another run.
       RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``.
 
     The example is not run as a test, because Ray takes seconds to start:
@@ -167,4 +168,5 @@ def run_on_cluster(
         return made
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(workers.run())
         return run.execute(programs, waiters, Transition.init if workers.central_hosts is None else first_state)

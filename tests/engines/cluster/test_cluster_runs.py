@@ -137,6 +137,25 @@ def test_a_run_on_devices_continues_on_the_cluster(cluster):
 
 
 @slow
+def test_a_cluster_that_is_busy_refuses_another_run(cluster):
+    """Both runs waited for each other's workers without end."""
+    refused = []
+
+    def callback(progress):
+        with pytest.raises(
+            RuntimeError, match="this cluster is busy with another run; let that one end first"
+        ) as error:
+            gemjax.run_on_cluster(ASGD, *quadratic()[:3], 4, cluster=cluster)
+        refused.append(error)
+        return True
+
+    run = lambda **options: gemjax.run_on_cluster(ASGD, *quadratic()[:3], 8, cluster=cluster, **options)
+    assert run(callback=callback, callback_every=4).stopped
+    assert refused
+    assert len(run().trace) == 8
+
+
+@slow
 def test_a_sharded_central_variable(x64, cluster):
     problem, devices = mlp(jnp.float64), tuple(jax.devices()[:2])
     options = {"model_state": problem.model_state, "local": gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), 2)}
