@@ -70,8 +70,7 @@ class Bench:
     methods: tuple[Method, ...] = ("gem",)
     """Methods simulated (`simulate`)."""
     networks: tuple[Literal["cnn", "mlp", "cnn7", "resnet8", "resnet20"], ...] = ("cnn",)
-    """Networks to train (`simulate`, `network`, `check`): GEM's for MNIST, one of three dense layers, or those for CIFAR
-    (`resnet8` has half of the channels)."""
+    """Networks to train (`simulate`, `network`, `check`): GEM's, three dense layers, or for CIFAR (`resnet8` half as wide)."""
     batch_sizes: tuple[int, ...] = (bench_simulate.BATCH_SIZE,)
     """Images per gradient (`simulate`, `network`)."""
     parameters: tuple[int, ...] = (160_000, 1_000_000, 10_000_000)

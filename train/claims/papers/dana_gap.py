@@ -108,11 +108,13 @@ def draw(figure, measured) -> None:
     left, right = figure.subplots(1, 2)
     for series, style in claim_plots.looks(measured).items():
         seeds = [measured.diagnostic("gap", series, AT, index) for index in range(len(measured.of(series, AT)))]
-        part = seeds[0][0]
-        gaps = np.array([np.interp(part, own, curve) for own, curve in seeds])
+        seeds = [one for one in seeds if len(one[0])]  # The others failed at once.
         line = {"color": style["color"], "ls": style["ls"]}
-        left.plot(part, gaps.mean(axis=0), lw=1.3, label=series, **line)
-        band(left, part, gaps.min(axis=0), gaps.max(axis=0), style["color"])
+        if seeds:
+            part = seeds[0][0]
+            gaps = np.array([np.interp(part, own, curve) for own, curve in seeds])
+            left.plot(part, gaps.mean(axis=0), lw=1.3, label=series, **line)
+            band(left, part, gaps.min(axis=0), gaps.max(axis=0), style["color"])
         claim_plots.curve(right, measured, series, AT, per="epoch", **line)
     left.set(xlabel="part of the run", ylabel="gap (RMS)")
     left.set_yscale("log")

@@ -44,8 +44,7 @@ class Benchmark:
     quick: bool = False
     """Ten minutes on two cores, without files: digits, eight methods, 16 and 64 workers."""
     methods: tuple[str, ...] = ()
-    """Methods to measure in every setting; default: all with 16 unequal workers, and the best known and the
-    fastest in the others."""
+    """Methods to measure in every setting; default: all with 16 unequal workers, the best known and fastest in others."""
     tasks: tuple[str, ...] = ()
     """Tasks to measure; default: all of the scale."""
     workers: tuple[int, ...] = ()
