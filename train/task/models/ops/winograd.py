@@ -18,6 +18,9 @@ Measured as forward and backward pass of whole networks in a compiled loop, batc
 PyTorch 2.13's: 0.57 for CNN7 (1.16 with products of the values under windows), 0.80 for ResNet-20 (1.41), 0.87 for
 ResNet-8 of half the width (1.16). ResNet-20 takes 9 s to compile instead of 6 s. At 32x32x16 and batch 512 the forward
 pass alone took 1.4 times as long with all rows of tiles at once.
+
+Errors of rounding are relative to the largest value under the window of a tile, and an infinity makes its whole tile NaN. The
+gradient of ResNet-20 at batch 128 takes 451 MB instead of 307 MB.
 """
 
 from __future__ import annotations
