@@ -14,7 +14,7 @@ from gemjax.callbacks import BestCheckpoint, EarlyStopping
 LOSS, PARAMS, BATCHES = testing.quadratic()
 TX = gemjax.asgd(0.1, 2)
 TRACE = arrivals.RoundRobin(2).trace(60)
-LIKE = gemjax.initial_state(TX, PARAMS, num_workers=2)._replace(arrivals=jnp.int32(60))
+LIKE = gemjax.initial_state(TX, PARAMS, num_workers=2)._replace(arrivals=jnp.int32(60), rejected=jnp.int32(60))
 NAN = float("nan")
 
 

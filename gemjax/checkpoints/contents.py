@@ -12,7 +12,7 @@ from gemjax.checkpoints.errors import CheckpointError, damage
 from gemjax.checkpoints.files import HAS_DIGESTS
 from gemjax.checkpoints.parts import not_finite
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.transition import RunState
+from gemjax.engines.transition import RunState, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Increases whenever RunState or the columns of a trace change.
@@ -28,17 +28,14 @@ def check_state(name: str, state: Any) -> None:
 
 
 def check_trace_of(state: RunState, trace: Any) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless ``trace`` may have led to ``state``.
-
-    The trace of a run on devices has the applied commits, that of a simulated run all arrivals except for pulls alone.
-    """
+    """Raise ``TypeError`` or ``ValueError`` unless ``trace`` may have led to ``state``."""
     if not isinstance(trace, Trace):
         raise TypeError(f"trace is of type {type(trace).__name__}, but must be a gemjax.Trace; give result.trace")
-    applied, arrived = int(np.asarray(state.commits)), int(np.asarray(state.arrivals))
-    if trace.num_workers != state.step.num_workers or not applied <= len(trace) <= arrived:
-        lost = f" and {arrived - applied} arrivals without one" if arrived > applied else ""
+    rows = rows_of_trace(state)
+    if trace.num_workers != state.step.num_workers or len(trace) not in rows:
+        lost = f" and {len(rows) - 1} rejected or dropped gradients" if len(rows) > 1 else ""
         raise ValueError(
-            f"the state has {applied} commits{lost} of {state.step.num_workers} workers, but trace has {len(trace)} of "
+            f"the state has {rows.start} commits{lost} of {state.step.num_workers} workers, but trace has {len(trace)} of "
             f"{trace.num_workers}; give the trace of that state, result.trace or progress.trace()"
         )
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx
@@ -40,6 +41,16 @@ class RunState(NamedTuple):
     dropped: jax.Array  # int32 []; commits that the method refused so far.
     rejected: jax.Array  # int32 []; commits rejected so far: they, or the state after them, were not finite.
     rejected_in_a_row: jax.Array  # int32 []; rejections since the last applied commit.
+
+
+def rows_of_trace(state: RunState) -> range:
+    """Return the numbers of rows that the trace which led to ``state`` may have.
+
+    It has every applied commit. A rejected or dropped gradient has a row in a simulated run, and none in a run on devices.
+    """
+    counts = (int(np.asarray(count)) for count in (state.commits, state.dropped, state.rejected))
+    applied, dropped, rejected = counts
+    return range(applied, applied + dropped + rejected + 1)
 
 
 class Report(NamedTuple):

@@ -127,7 +127,7 @@ import sys
 sys.path[:0] = {sys.path!r}
 import gemjax, jax.numpy as jnp
 checkpoints = gemjax.Checkpoints({str(tmp_path)!r})
-state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=2), jnp.ones(300_000))._replace(arrivals=jnp.int32(5))
+state = gemjax.initial_state(gemjax.asgd(0.1, num_workers=2), jnp.ones(300_000))._replace(rejected=jnp.int32(5))
 checkpoints.save(state, gemjax.arrivals.Gamma(2).trace(5), wait=False)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -32,6 +32,23 @@ def test_a_state_is_saved_with_its_own_trace_only(tmp_path):
         assert checkpoints.commits == [6]
 
 
+def test_pulls_alone_have_no_row_of_the_trace(tmp_path):
+    """After six commits behind a barrier eight arrivals have been counted, and a trace of eight commits was accepted."""
+    trace, taken = arrivals.Barrier(arrivals.Gamma(3)).trace(12), []
+
+    def callback(progress):
+        taken.append((progress.state(), progress.trace()))
+        return True
+
+    gemjax.simulate(method(), LOSS, PARAMS, BATCHES, trace, stops=[6], callback=callback)
+    (state, own), *_ = taken
+    assert int(state.arrivals) > int(state.commits) == 6
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(ValueError, match="the state has 6 commits of 3 workers, but trace has 8 of 3; give"):
+            checkpoints.save(state, trace.first(8))
+        checkpoints.save(state, own)
+
+
 @pytest.mark.parametrize("wrong", [None, PARAMS, method()], ids=lambda wrong: type(wrong).__name__)
 def test_a_checkpoint_is_loaded_into_the_state_of_a_run_only(tmp_path, wrong):
     with gemjax.Checkpoints(tmp_path) as checkpoints:

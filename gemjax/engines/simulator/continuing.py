@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.result import History, checked_state
-from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.transition import RunState, Transition, rows_of_trace
 from gemjax.protocol.trace import Events, Trace
 
 PyTree = Any
@@ -82,11 +82,10 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
 
 def _two_moments(state: RunState, trace: Trace, history: History) -> str:
     """Return what a result has of another number of commits than its state; empty if nothing is known to differ."""
-    least, most = int(state.commits), int(state.commits + state.dropped + state.rejected)
-    if not least <= len(trace) <= most:  # A row may lack if its gradient was rejected or dropped.
+    if len(trace) not in rows_of_trace(state):
         return f"trace has {len(trace)}"
     applied = history.get("applied", np.ones(0, bool))
-    return f"history has {applied.sum()}" if len(applied) == len(trace) and applied.sum() != least else ""
+    return f"history has {applied.sum()}" if len(applied) == len(trace) and applied.sum() != int(state.commits) else ""
 
 
 def _steps_agree(state: RunState, events: Events, done: int) -> bool:
