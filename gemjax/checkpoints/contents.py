@@ -33,7 +33,7 @@ def check_trace_of(state: RunState, trace: Any) -> None:
         raise TypeError(f"trace is of type {type(trace).__name__}, but must be a gemjax.Trace; give result.trace")
     rows = rows_of_trace(state)
     if trace.num_workers != state.step.num_workers or len(trace) not in rows:
-        lost = f" and {len(rows) - 1} rejected or dropped gradients" if len(rows) > 1 else ""
+        lost = f" (rejected or dropped besides: {len(rows) - 1})" if len(rows) > 1 else ""
         raise ValueError(
             f"the state has {rows.start} commits{lost} of {state.step.num_workers} workers, but trace has {len(trace)} of "
             f"{trace.num_workers}; give the trace of that state, result.trace or progress.trace()"

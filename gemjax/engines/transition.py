@@ -48,8 +48,7 @@ def rows_of_trace(state: RunState) -> range:
 
     It has every applied commit. A rejected or dropped gradient has a row in a simulated run, and none in a run on devices.
     """
-    counts = (int(np.asarray(count)) for count in (state.commits, state.dropped, state.rejected))
-    applied, dropped, rejected = counts
+    applied, dropped, rejected = (int(np.asarray(count)) for count in (state.commits, state.dropped, state.rejected))
     return range(applied, applied + dropped + rejected + 1)
 
 

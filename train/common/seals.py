@@ -14,7 +14,7 @@ def sealed(content: Any) -> dict[str, Any]:
     >>> unsealed(sealed([0.5])), unsealed([0.5])
     ([0.5], [0.5])
     """
-    return {"sha256": _digest(content), "content": content}
+    return {SIGNATURE: _digest(content), "content": content}
 
 
 def unsealed(found: Any) -> Any:
@@ -23,9 +23,9 @@ def unsealed(found: Any) -> Any:
     Raises:
       ValueError: if the checksum is of another content.
     """
-    if not isinstance(found, dict) or found.keys() != {"sha256", "content"}:
+    if not isinstance(found, dict) or found.keys() != {SIGNATURE, "content"}:
         return found
-    if found["sha256"] != _digest(found["content"]):
+    if found[SIGNATURE] != _digest(found["content"]):
         raise ValueError("it was changed: its content has another sha256")
     return found["content"]
 

@@ -164,7 +164,7 @@ class Cluster:
         self.close()
 
     @contextlib.contextmanager
-    def run(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Keep other runs from these workers meanwhile.
 
         Raises:

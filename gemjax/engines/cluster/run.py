@@ -168,5 +168,5 @@ def run_on_cluster(
         return made
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(workers.run())
+        stack.enter_context(workers.alone())
         return run.execute(programs, waiters, Transition.init if workers.central_hosts is None else first_state)
