@@ -10,6 +10,8 @@ from typing import Any
 
 from gemjax.checkpoints.turns import reading
 
+LATE = "Event loop is closed"  # What asyncio raises where TensorStore answers.
+
 
 def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]) -> tuple[Any, Exception | None]:
     """Return ``(call(), None)`` of a call that reads, or ``(None, translate(error))`` if it raises.
@@ -39,3 +41,21 @@ def discarding() -> Iterator[None]:
     finally:
         sys.unraisablehook = hook
         logging.disable(level)
+
+
+def ignore_late_answers() -> None:
+    """Discard tracebacks of TensorStore's answers to a write that has failed at another array; from now on.
+
+    Orbax closes the event loop of a write at its first error, while other arrays of it are still being written.
+    """
+    before = sys.unraisablehook
+    if getattr(before, "ignores_late_answers", False):
+        return
+
+    def hook(unraisable):
+        of_library = unraisable.object is None and isinstance(unraisable.exc_value, RuntimeError)
+        if not (of_library and str(unraisable.exc_value) == LATE):
+            before(unraisable)
+
+    hook.ignores_late_answers = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook

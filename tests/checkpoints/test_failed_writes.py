@@ -6,6 +6,9 @@ import errno
 import gc
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -46,6 +49,32 @@ def files_that_may_not_grow():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+MANY_ARRAYS = """
+import resource, sys
+from checkpoints.states import arrived, like
+import gemjax
+from gemjax import arrivals
+from gemjax.checkpoints import CheckpointWriteError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
+with gemjax.Checkpoints(sys.argv[1]) as checkpoints:
+    for _ in range(8):
+        try:
+            checkpoints.save(arrived(like(), 1_000), arrivals.Gamma(3).trace(1_000))
+        except CheckpointWriteError as error:
+            print(error)
+"""
+
+
+@pytest.mark.slow
+def test_arrays_that_are_still_written_when_one_has_failed_leave_no_traceback(tmp_path):
+    command = [sys.executable, "-c", MANY_ARRAYS, str(tmp_path)]
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert done.stdout.count("could not be written: File too large") == 8
+    assert "Event loop is closed" not in done.stderr  # Orbax logs each error; a program may silence its logger.
 
 
 # When failed threads of Orbax are collected, their event loop may be closed already.
