@@ -77,9 +77,7 @@ def test_arrays_that_are_still_written_when_one_has_failed_leave_no_traceback(tm
     assert "Event loop is closed" not in done.stderr  # Orbax logs each error; a program may silence its logger.
 
 
-# When failed threads of Orbax are collected, their event loop may be closed already.
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path, wait):
     params = jax.random.normal(jax.random.key(0), (50_000,))
