@@ -75,6 +75,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = in_flags(message) or "there is not enough memory"
         print(f"train: {printable(message)}", file=sys.stderr)
         return 2
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if (message := _of_environment(error)) is None:
+            raise
+        print(f"train: {printable(message)}", file=sys.stderr)
+        return 2
+
+
+def _of_environment(error: Exception) -> str | None:
+    """Return what to say of an error that a variable of the environment has caused; ``None`` if none has."""
+    platforms, backend = os.environ.get("JAX_PLATFORMS"), os.environ.get("MPLBACKEND")
+    if platforms and "jax" in sys.modules:
+        try:
+            sys.modules["jax"].devices()
+        except (AssertionError, RuntimeError) as unusable:
+            reason = str(unusable).partition("\n")[0] or "this JAX has no such platform"
+            return (
+                f"JAX cannot use JAX_PLATFORMS={platforms}: {reason}; unset it, set it to cpu, or install JAX for "
+                "that platform, such as pip install 'jax[cuda12]'"
+            )
+    if backend and isinstance(error, ValueError) and "backend" in str(error):
+        return f"Matplotlib has no MPLBACKEND={backend}; unset it, or set it to agg"
+    return None
 
 
 def _check_working_directory() -> None:

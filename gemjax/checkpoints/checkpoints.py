@@ -97,9 +97,11 @@ class Checkpoints:
             call tries again.
           TypeError: if an argument is of the wrong type, or ``metadata`` cannot be written as JSON; nothing is written.
           ValueError: if the folder was opened with ``read_only``, or ``trace`` is not that of ``state``.
+          RuntimeError: in a process that was forked from one that has used JAX.
         """
         if self.read_only:
             raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
+        turns.check_not_forked()
         contents.check_state("state", state)
         contents.check_trace_of(state, trace)
         data = contents.storable(keys.as_data(state))
@@ -243,7 +245,9 @@ class Checkpoints:
           CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, model, number of workers or PRNG
             implementation, or not written by gemjax; the message names its folder. Changed files are found by digests, which
             checkpoints of older versions do not have.
+          RuntimeError: in a process that was forked from one that has used JAX.
         """
+        turns.check_not_forked()
         contents.check_state("like", like)
         check_bool("in_files", in_files)
         like = jax.tree.map(_as_like, like)

@@ -5,10 +5,13 @@ import os
 import threading
 from collections.abc import Iterator
 
+from jax._src import xla_bridge
+
 PATIENCE = 300.0  # Seconds, after which a write that does not end, as on a broken file server, keeps no thread waiting.
 _changed = threading.Condition()
 _reading: list[int] = []  # Threads that read.
 _writing: list["Write"] = []
+_forked = False
 
 
 class Write:
@@ -38,7 +41,12 @@ class Write:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Wait until no other thread reads or writes, and keep them waiting meanwhile."""
+    """Wait until no other thread reads or writes, and keep them waiting meanwhile.
+
+    Raises:
+      RuntimeError: in a forked process, see :func:`check_not_forked`.
+    """
+    check_not_forked()
     me = threading.get_ident()
     with _changed:
         free = lambda: all(one == me for one in _reading) and all(write.is_of(me) for write in _writing)
@@ -52,9 +60,20 @@ def reading() -> Iterator[None]:
             _changed.notify_all()
 
 
+def check_not_forked() -> None:
+    """Raise ``RuntimeError`` in a process forked from one that has used JAX, where compiling hangs and reading aborts."""
+    if _forked:
+        raise RuntimeError(
+            "this process was forked from one that uses JAX, whose threads it does not have, so checkpoints cannot be read or "
+            "written here; start it with multiprocessing.get_context('spawn'), or as a program of its own"
+        )
+
+
 def _begin_anew() -> None:
     """Forget the turns of threads that a forked process does not have."""
-    global _changed
+    global _changed, _forked
+    # Without threads of JAX, those of TensorStore have not begun either.
+    _forked = getattr(xla_bridge, "backends_are_initialized", lambda: True)()
     _changed = threading.Condition()
     _reading.clear()
     _writing.clear()

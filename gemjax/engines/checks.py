@@ -60,6 +60,48 @@ def check_untraced(params: PyTree, model_state: PyTree) -> None:
         )
 
 
+def check_placed(params: PyTree, model_state: PyTree, *, together: bool) -> None:
+    """Raise ``ValueError`` if arrays are where compiled programs of engines cannot take them.
+
+    Args:
+      params: the argument of that name.
+      model_state: the argument of that name.
+      together: True if one program takes all arrays from where they are; False if they are copied to other devices first.
+    """
+    places: dict[frozenset, str] = {}  # Sets of devices, with the first array on each.
+    for name, tree in (("params", params), ("model_state", model_state)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if (sharding := getattr(leaf, "sharding", None)) is None:
+                continue
+            explicit = "Explicit" in str(getattr(getattr(sharding, "mesh", None), "axis_types", ""))
+            if explicit and (together or not sharding.is_fully_replicated):
+                raise ValueError(
+                    f"{name} at {_place(path)} is on a mesh with explicit axes, whose arrays cannot be mixed with others; make "
+                    "the mesh with jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto,) * n) for n axes"
+                )
+            places.setdefault(frozenset(sharding.device_set), f"{name} at {_place(path)}")
+    if together and len(places) > 1:
+        (first, one), (other, two) = list(places.items())[:2]
+        raise ValueError(
+            f"{one} is on {_devices(first)}, but {two} on {_devices(other)}; put all arrays on the same devices with "
+            "jax.device_put"
+        )
+
+
+def check_no_mesh() -> None:
+    """Raise ``ValueError`` inside of ``jax.set_mesh``: workers compute on devices of their own."""
+    mesh = getattr(jax.sharding, "get_mesh", lambda: None)()
+    if mesh is not None and not mesh.empty:
+        raise ValueError(
+            f"jax.set_mesh is in effect with {_devices(mesh.devices.flat)}, but each worker computes on devices of its own; "
+            "leave its block first, and give placement= to divide a worker or the central variable over several devices"
+        )
+
+
+def _devices(devices: Any) -> str:
+    return ", ".join(sorted(str(device) for device in devices))
+
+
 def check_tx(tx: Any) -> None:
     """Raise ``TypeError`` unless ``tx`` is a transformation."""
     if not isinstance(tx, type) and all(callable(getattr(tx, name, None)) for name in ("init", "update")):

@@ -218,7 +218,7 @@ def begin_from(
 
     Raises:
       TypeError: if ``state`` or ``recorded`` is of another class.
-      ValueError: if a trace is given in addition to a result, which has its own.
+      ValueError: if a trace is given in addition to a result, which has its own, or a result's columns were changed.
     """
     if state is not None and not isinstance(state, (Result, RunState)):
         raise TypeError(
@@ -231,6 +231,14 @@ def begin_from(
     if recorded is not None:
         raise ValueError(
             "state= is a Result, which holds the recorded trace; leave recorded= out, or give state=result.state"
+        )
+    sizes = {name: len(column) for name, column in state.history.items()}
+    if len(set(sizes.values())) > 1:
+        usual = max(sizes.values(), key=list(sizes.values()).count)
+        odd = next(name for name, size in sizes.items() if size != usual)
+        raise ValueError(
+            f"state= is a Result whose history was changed: its column {odd!r} has {sizes[odd]} rows, and others have {usual}; "
+            "give the result as the run returned it"
         )
     return state.state, state.trace, state.history
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import types
+from pathlib import Path
 
 import optax
 import pytest
@@ -312,3 +313,43 @@ def test_a_process_that_was_forked_during_a_write_neither_keeps_the_lock_nor_wai
         monkeypatch.setattr(lock, "PATIENCE", 0)
         lock.hold(tmp_path)()
         assert process.communicate(timeout=60) == (b"", None)  # The forked process ends, too.
+
+
+IN_A_FORK = """
+import os, sys, warnings
+import gemjax
+from gemjax import arrivals
+
+warnings.simplefilter("ignore")  # JAX and Python advise against fork.
+checkpoints, trace = gemjax.Checkpoints(sys.argv[1]), arrivals.Gamma(3).trace(20)
+early = os.fork() if sys.argv[2] == "early" else None
+if early:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(early, 0)[1]))
+from checkpoints.states import arrived, like  # Uses JAX.
+checkpoints.save(arrived(like()), trace)
+if early == 0:
+    sys.exit(checkpoints.load(like())[1] != trace)
+child = os.fork()
+if child == 0:
+    calls = (lambda: checkpoints.save(None, trace), lambda: checkpoints.load(None), lambda: checkpoints.metadata)
+    for call in calls:
+        try:
+            call()
+        except RuntimeError as error:
+            print(error, flush=True)
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(code or checkpoints.load(like())[1] != trace)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_checkpoints_are_refused_in_a_process_forked_after_jax_was_used(tmp_path, when):
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1])])
+    command = [sys.executable, "-c", IN_A_FORK, str(tmp_path), when]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    refused = done.stdout.count("this process was forked from one that uses JAX")
+    assert refused == (3 if when == "late" else 0)

@@ -110,3 +110,41 @@ def test_registered_parameters_may_have_methods():
     assert gemjax.initial_state(asgd(), Linear(PARAMS)).params.w.shape == (4,)
     with pytest.raises(TypeError, match="params is the module Linear, which has no parameters"):
         gemjax.initial_state(asgd(), Linear(None))
+
+
+def mesh_of(kind):
+    kinds = getattr(jax.sharding, "AxisType", None)
+    if kinds is None or not hasattr(jax, "set_mesh"):
+        pytest.skip("this JAX has no meshes with explicit axes")
+    return jax.make_mesh((2,), ("x",), axis_types=(getattr(kinds, kind),), devices=jax.devices()[:2])
+
+
+@pytest.mark.parametrize("spec", [(), ("x",)])
+@pytest.mark.parametrize("engine", ["simulate", "sweep"])
+def test_params_on_a_mesh_with_explicit_axes_are_refused(engine, spec):
+    place = jax.NamedSharding(mesh_of("Explicit"), jax.P(*spec))
+    with pytest.raises(ValueError, match=r"params at \['w'\] is on a mesh with explicit axes.*AxisType\.Auto"):
+        run(engine, params={"w": jax.device_put(jnp.zeros(2), place)})
+
+
+def test_divided_params_with_explicit_axes_are_refused_on_devices():
+    place = jax.NamedSharding(mesh_of("Explicit"), jax.P("x"))
+    with pytest.raises(ValueError, match=r"params at \['w'\] is on a mesh with explicit axes"):
+        run("devices", params={"w": jax.device_put(jnp.zeros(2), place)})
+
+
+@pytest.mark.parametrize("engine", ["simulate", "sweep"])
+def test_params_on_several_devices_are_refused_by_the_simulator(engine):
+    params = {name: jax.device_put(jnp.zeros(2), jax.devices()[number]) for number, name in enumerate("ab")}
+    with pytest.raises(
+        ValueError, match=r"params at \['a'\] is on .*0, but params at \['b'\] on .*1; put all arrays on"
+    ):
+        run(engine, params=params)
+
+
+def test_a_mesh_in_effect_is_refused_on_devices():
+    with (
+        jax.set_mesh(mesh_of("Auto")),
+        pytest.raises(ValueError, match=r"jax\.set_mesh is in effect .* placement="),
+    ):
+        run("devices")

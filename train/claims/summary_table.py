@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from train.claims import gain
 from train.claims.claim import file_name
+from train.claims.runs import Scale
 from train.common.errors import RecordError
 from train.common.files import write_whole
 from train.config.parsing import parse_flags
@@ -56,9 +57,13 @@ class Results:
 def main(argv: Sequence[str]) -> int:
     """Write the page and README's picture of the gain to the folder of results and return the exit status."""
     folder = parse(argv)
+    if not folder.is_dir():
+        raise RecordError(f"--results {folder} is not a folder; give that of the CLAIM.json files")
     results, path = load(folder), folder / PAGE
     if path.exists() and not path.read_bytes().startswith(INTRODUCTION.partition("\n")[0].encode()):
         raise RecordError(f"{path} is another page, which this command would replace; name another folder")
+    if not results:
+        raise RecordError(f"--results {folder} holds no CLAIM.json; give the folder that --out of reproduce named")
     write_whole(path, page(results))
     print(f"wrote {path} (claims: {len(results)})")
     if any(result["claim"] == gain.CLAIM for result in results):
@@ -77,24 +82,34 @@ def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
     Raises:
       RecordError: if a file is damaged.
     """
+    from train.claims import papers as configs
+
+    known = {file_name(name, scale) for name in configs.CLAIMS for scale in get_args(Scale)}
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(result, dict) and "claim" in result:
+            if (isinstance(result, dict) and "claim" in result) or path.stem in known:
                 page([result])
+                if path.stem != (name := file_name(result["claim"], result["scale"])):
+                    raise ValueError(f"it is the content of {name}.json")
                 found.append(result)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise RecordError(
-                f"{path} is not the result of a claim ({type(error).__name__}: {ascii(str(error))[:60]})"
+                f"{path} is not the result of a claim ({type(error).__name__}: {shortened(error)}); restore it from a copy, "
+                "or run the claim again: python -m train reproduce CLAIM"
             ) from error
     return found
 
 
+def shortened(error: Exception) -> str:
+    """Return the beginning of a message, in ASCII."""
+    text = ascii(str(error))[1:-1]
+    return text if len(text) <= 80 else f"{text[:80]} …"
+
+
 def page(results: Sequence[dict[str, Any]]) -> str:
     """Return the page: per part a table of all quantities and the pictures, and at the end the origin of the runs."""
-    if not results:
-        return f"{INTRODUCTION}\n\nNo claim has been run yet.\n"
     lines = [INTRODUCTION]
     for name, (heading, introduction) in PARTS.items():
         if own := [result for result in results if _part(result) == name]:

@@ -15,7 +15,9 @@ from gemjax.engines.checks import (
     check_callback,
     check_given,
     check_log,
+    check_no_mesh,
     check_option,
+    check_placed,
     check_tx,
     check_untraced,
 )
@@ -139,6 +141,8 @@ def prepare(
     check_callback(callback)
     check_log(log)
     check_untraced(params, model_state)
+    check_no_mesh()
+    check_placed(params, model_state, together=False)
     num_commits, seed = whole("num_commits", num_commits), checked_key_seed(seed)
     state, recorded, earlier = begin_from(state, recorded)
     if (state is None) != (recorded is None):

@@ -51,11 +51,11 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
             "the trace is another one, or lacks rejected commits, as that of a run on devices does; give state=result, which "
             "has its trace, instead of result.state"
         )
-    if earlier is None and not _steps_agree(state, events, done):
+    if earlier is None and not (_steps_agree(state, events, done) and not _missed_pulls(state, {}, events, done)):
         raise ValueError(
-            f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps: the trace is "
-            "another one, or lacks rejected commits, as that of a run on devices does; give state=result, which has its trace, "
-            "instead of result.state"
+            f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps or have "
+            "other views: the trace is another one, or lacks rejected commits, as that of a run on devices does; give "
+            "state=result, which has its trace, instead of result.state"
         )
     if earlier is not None and (text := _two_moments(state, earlier, history)):
         raise ValueError(

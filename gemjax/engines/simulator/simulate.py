@@ -12,7 +12,7 @@ import optax
 from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_callback, check_untraced, ends_run, warn_of_two_rates
+from gemjax.engines.checks import check_callback, check_placed, check_untraced, ends_run, warn_of_two_rates
 from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
 from gemjax.engines.result import (
@@ -143,6 +143,7 @@ def simulate(
     check_trace(trace)
     check_callback(callback)
     check_untraced(params, model_state)
+    check_placed(params, model_state, together=True)
     seed = checked_key_seed(seed)
     state, earlier, history = begin_from(state)
     with contextlib.suppress(TypeError, ValueError):  # The checks below have better messages.

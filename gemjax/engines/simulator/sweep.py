@@ -10,7 +10,15 @@ import numpy as np
 
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.per_seed import PerSeed
-from gemjax.engines.checks import check_callback, check_given, check_make, check_untraced, ends_run, warn_of_two_rates
+from gemjax.engines.checks import (
+    check_callback,
+    check_given,
+    check_make,
+    check_placed,
+    check_untraced,
+    ends_run,
+    warn_of_two_rates,
+)
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import History
 from gemjax.engines.simulator import draws
@@ -145,6 +153,7 @@ def sweep(
     check_make(make)
     check_callback(callback)
     check_untraced(params, model_state)
+    check_placed(params, model_state, together=True)
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise TypeError(f"seeds must be a sequence of ints, got {shown(seeds)}; give [{shown(seeds)}]")
     seeds, stops = list(seeds), checked_stops(stops).tolist()

@@ -171,6 +171,15 @@ def test_a_trace_of_another_length_is_refused_before_anything_runs():
         run(tx=ASGD, state=state, recorded=gemjax.Trace([0, 1, 2], num_workers=4))
 
 
+def test_a_result_with_a_shortened_column_is_refused_before_anything_runs():
+    first = run(num_commits=25)
+    first.history["loss"] = first.history["loss"][:5]
+    called = []
+    with pytest.raises(ValueError, match="history was changed: its column 'loss' has 5 rows, and others have 25"):
+        run(num_commits=60, state=first, callback=called.append, callback_every=1)
+    assert not called
+
+
 def test_batches_of_the_wrong_kind_are_refused():
     with pytest.raises(TypeError, match="batches must be a function"):
         run(QUADRATIC._replace(batches=[1, 2, 3]))

@@ -91,3 +91,14 @@ def test_a_state_of_another_run_is_refused(make):
         run(QUADRATIC, make, gemjax.arrivals.RoundRobin(4).trace(8), state=state)
     with pytest.raises(ValueError, match="state"):
         run(QUADRATIC, gem, gemjax.arrivals.RoundRobin(2).trace(8), state=state)
+
+
+def test_a_bare_state_whose_workers_have_other_views_is_refused():
+    """Each worker has as many commits in both traces, so all are at the same steps."""
+    trace = gemjax.Trace(worker=[0, 1, 2, 0, 1, 2, 0, 1, 2], num_workers=3)
+    other = gemjax.Trace(worker=[0, 1, 2, 0, 2, 1, 0, 1, 2], num_workers=3)
+    problem = QUADRATIC
+    first = run(problem, asgd, trace, stops=[6], callback=lambda progress: progress.commits == 6)
+    run(problem, asgd, trace, state=first.state)
+    with pytest.raises(ValueError, match="at other steps or have other views: the trace is another one"):
+        run(problem, asgd, other, state=first.state)

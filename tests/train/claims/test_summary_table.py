@@ -117,8 +117,6 @@ def test_the_page_says_what_the_claims_docstring_found_at_that_scale(monkeypatch
 
 def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
     path = tmp_path / "README.md"
-    assert cli.main(["results", "--results", str(tmp_path)]) == 0
-    assert "No claim has been run yet." in path.read_text()
     (tmp_path / "pretended.json").write_text(json.dumps(RESULT))
     assert cli.main(["results", "--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(f"wrote {path} (claims: 1)\n")
@@ -137,6 +135,9 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
             json.dumps(RESULT | {"seeds": 3}),
             "pretended.json is not the result of a claim (TypeError: ",
         ),
+        ("gem_figure_1.json", "{}", "gem_figure_1.json is not the result of a claim (KeyError: "),
+        ("gem_figure_1.json", json.dumps(RESULT), "(ValueError: it is the content of pretended.json); restore it"),
+        ("other.json", "{}", "holds no CLAIM.json; give the folder that"),
     ],
 )
 def test_another_page_and_damaged_results_are_refused_in_one_line(tmp_path, capsys, name, content, message):
@@ -146,6 +147,11 @@ def test_another_page_and_damaged_results_are_refused_in_one_line(tmp_path, caps
     assert message in error
     assert error.count("\n") == 1
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, content)]
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path, capsys):
+    assert cli.main(["results", "--results", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.endswith("none is not a folder; give that of the CLAIM.json files\n")
 
 
 def test_the_command_draws_the_gain_too(tmp_path, capsys):
