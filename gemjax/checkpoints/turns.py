@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from jax._src import xla_bridge
+from gemjax.engines.devices.hardware.compat import jax_is_in_use
 
 PATIENCE = 300.0  # Seconds, after which a write that does not end, as on a broken file server, keeps no thread waiting.
 _changed = threading.Condition()
@@ -73,7 +73,7 @@ def _begin_anew() -> None:
     """Forget the turns of threads that a forked process does not have."""
     global _changed, _forked
     # Without threads of JAX, those of TensorStore have not begun either.
-    _forked = getattr(xla_bridge, "backends_are_initialized", lambda: True)()
+    _forked = jax_is_in_use()
     _changed = threading.Condition()
     _reading.clear()
     _writing.clear()
