@@ -73,7 +73,7 @@ def check_placed(params: PyTree, model_state: PyTree, *, together: bool) -> None
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if (sharding := getattr(leaf, "sharding", None)) is None:
                 continue
-            explicit = "Explicit" in str(getattr(getattr(sharding, "mesh", None), "axis_types", ""))
+            explicit = jax.sharding.AxisType.Explicit in getattr(getattr(sharding, "mesh", None), "axis_types", ())
             if explicit and (together or not sharding.is_fully_replicated):
                 raise ValueError(
                     f"{name} at {_place(path)} is on a mesh with explicit axes, whose arrays cannot be mixed with others; make "
@@ -90,10 +90,10 @@ def check_placed(params: PyTree, model_state: PyTree, *, together: bool) -> None
 
 def check_no_mesh() -> None:
     """Raise ``ValueError`` inside of ``jax.set_mesh``: workers compute on devices of their own."""
-    mesh = getattr(jax.sharding, "get_mesh", lambda: None)()
-    if mesh is not None and not mesh.empty:
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
         raise ValueError(
-            f"jax.set_mesh is in effect with {_devices(mesh.devices.flat)}, but each worker computes on devices of its own; "
+            f"jax.set_mesh is in effect with a mesh of {mesh.size} devices, but each worker computes on devices of its own; "
             "leave its block first, and give placement= to divide a worker or the central variable over several devices"
         )
 

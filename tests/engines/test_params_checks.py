@@ -113,22 +113,19 @@ def test_registered_parameters_may_have_methods():
 
 
 def mesh_of(kind):
-    kinds = getattr(jax.sharding, "AxisType", None)
-    if kinds is None or not hasattr(jax, "set_mesh"):
-        pytest.skip("this JAX has no meshes with explicit axes")
-    return jax.make_mesh((2,), ("x",), axis_types=(getattr(kinds, kind),), devices=jax.devices()[:2])
+    return jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType[kind],), devices=jax.devices()[:2])
 
 
 @pytest.mark.parametrize("spec", [(), ("x",)])
 @pytest.mark.parametrize("engine", ["simulate", "sweep"])
 def test_params_on_a_mesh_with_explicit_axes_are_refused(engine, spec):
-    place = jax.NamedSharding(mesh_of("Explicit"), jax.P(*spec))
+    place = jax.sharding.NamedSharding(mesh_of("Explicit"), jax.sharding.PartitionSpec(*spec))
     with pytest.raises(ValueError, match=r"params at \['w'\] is on a mesh with explicit axes.*AxisType\.Auto"):
         run(engine, params={"w": jax.device_put(jnp.zeros(2), place)})
 
 
 def test_divided_params_with_explicit_axes_are_refused_on_devices():
-    place = jax.NamedSharding(mesh_of("Explicit"), jax.P("x"))
+    place = jax.sharding.NamedSharding(mesh_of("Explicit"), jax.sharding.PartitionSpec("x"))
     with pytest.raises(ValueError, match=r"params at \['w'\] is on a mesh with explicit axes"):
         run("devices", params={"w": jax.device_put(jnp.zeros(2), place)})
 
@@ -143,8 +140,9 @@ def test_params_on_several_devices_are_refused_by_the_simulator(engine):
 
 
 def test_a_mesh_in_effect_is_refused_on_devices():
+    within = jax.set_mesh if hasattr(jax, "set_mesh") else jax.sharding.use_mesh  # JAX before 0.8.
     with (
-        jax.set_mesh(mesh_of("Auto")),
+        within(mesh_of("Auto")),
         pytest.raises(ValueError, match=r"jax\.set_mesh is in effect .* placement="),
     ):
         run("devices")

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from train.claims import gain
 from train.claims.claim import file_name
-from train.claims.runs import Scale
+from train.claims.runs import SCALES
 from train.common.errors import RecordError
 from train.common.files import write_whole
 from train.config.parsing import parse_flags
@@ -84,7 +84,7 @@ def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """
     from train.claims import papers as configs
 
-    known = {file_name(name, scale) for name in configs.CLAIMS for scale in get_args(Scale)}
+    known = {file_name(name, scale) for name in configs.CLAIMS for scale in SCALES}
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -96,13 +96,13 @@ def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
                 found.append(result)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise RecordError(
-                f"{path} is not the result of a claim ({type(error).__name__}: {shortened(error)}); restore it from a copy, "
+                f"{path} is not the result of a claim ({type(error).__name__}: {_shortened(error)}); restore it from a copy, "
                 "or run the claim again: python -m train reproduce CLAIM"
             ) from error
     return found
 
 
-def shortened(error: Exception) -> str:
+def _shortened(error: Exception) -> str:
     """Return the beginning of a message, in ASCII."""
     text = ascii(str(error))[1:-1]
     return text if len(text) <= 80 else f"{text[:80]} …"

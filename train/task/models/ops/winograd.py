@@ -14,10 +14,11 @@ How it is built, and why:
   sum of overlapping windows, it has more tiles where nothing is padded: 36 instead of 16 in the second layer of CNN7,
   whose two passes then took 1.9 times as long.
 
-Measured as forward and backward pass of whole networks in a compiled loop, batch 64, CPU time on one core, in units of
-PyTorch 2.13's: 0.57 for CNN7 (1.16 with products of the values under windows), 0.80 for ResNet-20 (1.41), 0.87 for
-ResNet-8 of half the width (1.16). ResNet-20 takes 9 s to compile instead of 6 s. At 32x32x16 and batch 512 the forward
-pass alone took 1.4 times as long with all rows of tiles at once.
+Time of the forward and backward pass of whole networks at batch 64, in units of PyTorch 2.13's, by
+`OMP_NUM_THREADS=1 taskset -c 1 python -m train bench network`: 0.79 for CNN7, 0.89 for ResNet-20, 0.92 for ResNet-8 of half
+the width. XLA divides the work over threads less well: on two cores CNN7 takes 1.18 to 1.35 (1.31 with products of the
+values under windows). ResNet-20 takes 9 s to compile instead of 6 s. At 32x32x16 and batch 512 the forward pass alone took
+1.4 times as long with all rows of tiles at once.
 
 Errors of rounding are relative to the largest value under the window of a tile, and an infinity makes its whole tile NaN. The
 gradient of ResNet-20 at batch 128 takes 451 MB instead of 307 MB.
