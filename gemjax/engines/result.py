@@ -160,10 +160,12 @@ def check_rejections(in_a_row: int, least: int, history: Callable[[], History]) 
         f"worker {w} step {s}: loss {loss}"
         for w, s, loss in list(zip(columns["worker"], columns["step"], columns["loss"], strict=True))[-3:]
     ]
+    advice = "the central variable does not change any more. Lower the learning rate, clip gradients, or check the data"
+    if not columns["applied"].any():
+        advice = "no commit was ever applied. Check that the initial params and model_state, the loss and the data are finite"
     raise RunFailedError(
         f"the last {in_a_row} commits were all rejected because their loss, their gradient or the state after them was not "
-        f"finite ({'; '.join(last)}); "
-        "the central variable does not change any more. Lower the learning rate, clip gradients, or check the data"
+        f"finite ({'; '.join(last)}); {advice}"
     )
 
 

@@ -25,7 +25,8 @@ from train.claims.summary_table import RESULTS
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import check_out, write_whole
+from train.common.files import check_out, check_regular, write_whole
+from train.common.seals import signed
 from train.config.parsing import in_flags, parse_flags
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
@@ -84,6 +85,12 @@ class Reproduce:
         """The folder of results."""
         return Path(self.out or (Path(self.work) / "small" if self.scale == "small" else RESULTS))
 
+    def files(self, claim: Claim) -> tuple[Path, ...]:
+        """Return the paths of the files of `claim`: its numbers, its picture and, with `--pdf`, its vector graphics."""
+        path = self.folder / f"{file_name(claim.name, self.scale)}.json"
+        vectors = () if self.pdf is None else (Path(self.pdf) / f"{path.stem}.pdf",)
+        return path, path.with_suffix(".png"), *vectors
+
 
 def main(argv: Sequence[str]) -> int:
     """Check the claims that the command line names and return the exit status."""
@@ -100,6 +107,7 @@ def main(argv: Sequence[str]) -> int:
     check_out(asked.work, "--work")
     if asked.pdf is not None:
         check_out(asked.pdf, "--pdf")
+    check_regular(*(path for claim in claims for path in asked.files(claim)))
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
 
     def work() -> None:
@@ -157,19 +165,18 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     statements = list(claim.judge(measured))
     result = outcome.summary(claim, measured, statements)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    path = asked.folder / f"{file_name(claim.name, asked.scale)}.json"
-    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    outcome.draw(claim, measured, path.with_suffix(".png"))
-    if asked.pdf is not None:
-        vectors = Path(asked.pdf) / f"{path.stem}.pdf"
-        vectors.parent.mkdir(parents=True, exist_ok=True)
-        outcome.draw(claim, measured, vectors, titled=False)
-        say(console, f"picture for a paper: {vectors}")
+    path, picture, *vectors = asked.files(claim)
+    write_whole(path, json.dumps(signed(result), indent=1, ensure_ascii=False) + "\n")
+    outcome.draw(claim, measured, picture)
+    for vector in vectors:
+        vector.parent.mkdir(parents=True, exist_ok=True)
+        outcome.draw(claim, measured, vector, titled=False)
+        say(console, f"picture for a paper: {vector}")
     if asked.folder == RESULTS and len(runs) <= PUBLISHED_RUNS:
         for run in runs:
             pool.publish(run, known[run])
     outcome.tell(claim, asked.scale, statements, console)
-    say(console, f"results: {path}, picture: {path.with_suffix('.png')}")
+    say(console, f"results: {path}, picture: {picture}")
     return result
 
 

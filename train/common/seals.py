@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SIGNATURE = "sha256"  # Field of the checksum of the others.
+CHANGED = "it was changed: its content has another sha256"
 
 
 def sealed(content: Any) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def unsealed(found: Any) -> Any:
     if not isinstance(found, dict) or found.keys() != {SIGNATURE, "content"}:
         return found
     if found[SIGNATURE] != _digest(found["content"]):
-        raise ValueError("it was changed: its content has another sha256")
+        raise ValueError(CHANGED)
     return found["content"]
 
 
@@ -42,9 +43,7 @@ def check_signature(found: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if the checksum is of other fields; an earlier version wrote none."""
     fields = sorted((name, value) for name, value in found.items() if name != SIGNATURE)
     if SIGNATURE in found and found[SIGNATURE] != _digest(fields):
-        raise ValueError(
-            "it was changed: its content has another sha256; write it back, or start anew in another folder"
-        )
+        raise ValueError(CHANGED)
 
 
 def _digest(content: Any) -> str:

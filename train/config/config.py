@@ -212,7 +212,10 @@ def load(options: type[Options], path: str | os.PathLike, words: str) -> Options
         if unknown := sorted(fields.keys() - known - {SIGNATURE}):
             raise ValueError(f"it has an unknown field {ascii(unknown[0])[:60]}")
         found = options(**{name: value for name, value in fields.items() if name in known})
-        check_signature(fields)  # Now, since a wrong value says more.
+        try:
+            check_signature(fields)  # Now, since a wrong value says more.
+        except ValueError as error:
+            raise ValueError(f"{error}; write it back, or start anew in another folder") from None
         return found
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is not {words}: {error}") from error

@@ -98,14 +98,22 @@ def test_a_model_state_that_is_not_finite_is_rejected():
 
 
 def test_when_all_commits_are_rejected_the_run_fails_with_the_last_ones():
-    problem = QUADRATIC._replace(batches=lambda worker, step: jnp.full(4, jnp.nan))
+    later = QUADRATIC._replace(batches=lambda worker, step: jnp.full(4, jnp.where(step < 3, 1.0, jnp.nan)))
     with pytest.raises(
         gemjax.RunFailedError, match=r"last \d+ commits were all rejected .*worker \d step \d+: loss nan.*learning rate"
     ):
-        run(problem, gem, gemjax.arrivals.Gamma(3).trace(40))
+        run(later, gem, gemjax.arrivals.Gamma(3).trace(40))
+    problem = QUADRATIC._replace(batches=lambda worker, step: jnp.full(4, jnp.nan))
     with pytest.raises(gemjax.RunFailedError, match="the last 4 commits were all rejected") as failure:
         run(problem, gem, gemjax.arrivals.Gamma(3).trace(4))
     assert int(failure.value.result.state.rejected) == 4
+
+
+def test_a_run_that_never_applied_a_commit_says_that_its_beginning_may_not_be_finite():
+    problem = QUADRATIC._replace(params=jax.tree.map(lambda leaf: leaf * jnp.nan, QUADRATIC.params))
+    said = "no commit was ever applied. Check that the initial params and model_state, the loss and the data are finite"
+    with pytest.raises(gemjax.RunFailedError, match=said):
+        run(problem, gem, gemjax.arrivals.Gamma(3).trace(40))
 
 
 def test_rejections_that_end_do_not_fail_the_run():

@@ -17,7 +17,7 @@ from train.claims.execution.cache import Pool
 from train.claims.results import Measured, Spread
 from train.claims.runs import Run, num_commits, over_seeds
 from train.common.errors import RecordError
-from train.common.seals import unsealed
+from train.common.seals import check_signature, unsealed
 from train.config.config import Config
 from train.config.datasets import DATASETS
 
@@ -113,6 +113,7 @@ def test_a_claim_is_run_judged_drawn_and_written(claim, inline, tmp_path, capsys
     assert "1 reproduced in direction, 1 differs, at small scale, which is not the paper's setting" in said
     assert "4/4 runs done, 100 % of the gradients" in said
     result = json.loads((tmp_path / "pretended-small.json").read_text())
+    check_signature(result)
     assert (result["part"], result["verdict"]) == ("reduced setting", "1 reproduced in direction, 1 differs")
     assert [one["verdict"] for one in result["statements"]] == ["reproduced in direction", "differs"]
     assert [(row["point"], row["seeds"]) for row in result["results"]] == [(2, [0, 1]), (4, [0, 1])]
@@ -138,6 +139,14 @@ def test_a_folder_for_papers_that_cannot_be_made_is_refused_before_any_run(claim
     (tmp_path / "file").touch()
     assert cli.main(command(tmp_path, "--pdf", str(tmp_path / "file" / "paper"))) == 2
     assert "--pdf" in capsys.readouterr().err
+    assert inline.made == []
+
+
+@pytest.mark.parametrize("name", ["pretended-small.json", "pretended-small.png", "pretended-small.pdf"])
+def test_a_folder_where_a_file_is_to_be_written_is_refused_before_any_run(claim, inline, tmp_path, capsys, name):
+    (tmp_path / name).mkdir()
+    assert cli.main(command(tmp_path, "--out", str(tmp_path), "--pdf", str(tmp_path))) == 2
+    assert f"{name} is a folder, expected a file; move it away" in capsys.readouterr().err
     assert inline.made == []
 
 

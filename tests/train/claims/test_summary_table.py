@@ -16,6 +16,7 @@ from train.claims.execution import costs
 from train.claims.execution.cache import Pool
 from train.claims.outcome import summary
 from train.claims.results import Measured
+from train.common.seals import signed
 
 RESULT = {
     "claim": "pretended", "title": "a claim", "source": "An author, 2026", "scale": "full", "part": "paper's setting",
@@ -135,6 +136,11 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
             json.dumps(RESULT | {"seeds": 3}),
             "pretended.json is not the result of a claim (TypeError: ",
         ),
+        (
+            "pretended.json",
+            json.dumps(signed(RESULT)).replace('"0.1"', '"0.3"'),
+            "(ValueError: it was changed: its content has another sha256); restore it",
+        ),
         ("gem_figure_1.json", "{}", "gem_figure_1.json is not the result of a claim (KeyError: "),
         ("gem_figure_1.json", json.dumps(RESULT), "(ValueError: it is the content of pretended.json); restore it"),
         ("other.json", "{}", "holds no CLAIM.json; give the folder that"),
@@ -223,4 +229,4 @@ def test_a_published_result_is_that_of_its_published_runs(claim, scale, tmp_path
         known |= more
         measured = Measured(scale, list(known.items()))
     stored = json.loads((results_table.RESULTS / f"{file_name(claim.name, scale)}.json").read_text(encoding="utf-8"))
-    assert json.loads(json.dumps(summary(claim, measured, list(claim.judge(measured))))) == stored
+    assert json.loads(json.dumps(signed(summary(claim, measured, list(claim.judge(measured)))))) == stored

@@ -14,7 +14,7 @@ from matplotlib import image
 
 from train import cli
 from train.claims.execution.batch import record_together
-from train.common.seals import unsealed
+from train.common.seals import signed, unsealed
 from train.sweep.benchmark import benchmark, outcome
 from train.sweep.benchmark.settings import (
     CONTESTANTS,
@@ -147,10 +147,21 @@ def test_a_row_without_a_field_is_refused_before_anything_is_computed(inline, tm
     found = {"definition": {}, "targets": {}, "rows": [row], "cost": {}, "hardware": []}
     path.write_text(json.dumps(found))
     assert cli.main(["benchmark", "--quick", "--dry-run", "--out", str(tmp_path)]) == 0
+    path.write_text(json.dumps(signed(found)).replace("0.9", "0.8"))
+    assert cli.main(["benchmark", "--quick", "--dry-run", "--out", str(tmp_path)]) == 2
+    assert "it was changed: its content has another sha256" in capsys.readouterr().err
     del row[field]
     path.write_text(json.dumps(found))
     assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
     assert f"it has no {field}" in capsys.readouterr().err
+    assert inline.made == []
+
+
+@pytest.mark.parametrize("name", ["benchmark-quick.png", "benchmark-quick.md"])
+def test_a_folder_where_the_page_is_to_be_written_is_refused(inline, tmp_path, capsys, name):
+    (tmp_path / name).mkdir()
+    assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
+    assert f"{name} is a folder, expected a file; move it away" in capsys.readouterr().err
     assert inline.made == []
 
 
