@@ -53,11 +53,16 @@ def check_given(loss_fn: Callable, params: PyTree, model_state: PyTree, where: s
 
 def check_untraced(params: PyTree, model_state: PyTree) -> None:
     """Raise ``TypeError`` inside of ``jax.jit``, ``vmap`` or ``grad``: an engine calls compiled programs from Python."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, model_state, jnp.zeros([])))):
+    if is_traced(params, model_state):
         raise TypeError(
             "an engine cannot be called inside of jax.jit, vmap or grad, because it calls compiled programs from Python; call "
             "it outside, gemjax.sweep for many hyper-parameters and seeds, or gemjax.pull and tx.update for a loop of your own"
         )
+
+
+def is_traced(*trees: PyTree) -> bool:
+    """Return True inside of ``jax.jit``, ``vmap`` or ``grad``, and if one of ``trees`` comes from there."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((trees, jnp.zeros([]))))
 
 
 def check_placed(params: PyTree, model_state: PyTree, *, together: bool) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx
+from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx, is_traced
 from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_bool, with_extra_args
@@ -289,9 +289,16 @@ def _initial(tx: optax.GradientTransformationExtraArgs, params: PyTree) -> optax
         return tx.init(jax.tree.map(jnp.asarray, params))
 
 
-# Cached, because the compiled programs of a transformation are found by its identity.
-_with_extra_args = functools.lru_cache(maxsize=64)(with_extra_args)
-_asynchronous = functools.lru_cache(maxsize=64)(asynchronous)
+def _kept(wrap: Callable) -> Callable:
+    """Return ``wrap`` with a cache, because the compiled programs of a transformation are found by its identity.
+
+    A transformation that is made inside of a compiled function, as in a sweep, may hold traced numbers: it is not kept.
+    """
+    cached = functools.lru_cache(maxsize=64)(wrap)
+    return lambda *args: wrap(*args) if is_traced() else cached(*args)
+
+
+_with_extra_args, _asynchronous = _kept(with_extra_args), _kept(asynchronous)
 
 
 def initial_state(

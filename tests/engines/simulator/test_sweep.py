@@ -39,6 +39,15 @@ def test_a_threshold_is_swept(x64, batched):
     assert result.table()[0]["dropped"] > result.table()[1]["dropped"]
 
 
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_nothing_that_is_traced_is_kept(batched):
+    with jax.checking_leaks():
+        result = sweep(
+            quadratic(), gem, {"rate": RATES, "kappa": KAPPAS}, gemjax.arrivals.Gamma(4).trace(20), batched=batched
+        )
+    assert result.state.commits.tolist() == [20] * 4
+
+
 @pytest.mark.slow
 def test_strengths_of_anchors_and_counts_of_tokens_are_swept(x64):
     problem, plain = quadratic(), gemjax.LocalSteps(optax.sgd(0.05), 2)
