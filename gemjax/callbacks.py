@@ -149,7 +149,7 @@ class BestCheckpoint:
 
         Raises:
           FileNotFoundError: if nothing was saved.
-          CheckpointError: if the checkpoint is damaged, or of another method, model or number of workers.
+          CheckpointError: if the checkpoint is damaged, or of another method, schedule, model or number of workers.
         """
         return self.checkpoints.load(like)
 

@@ -14,7 +14,10 @@ from gemjax.callbacks import BestCheckpoint, EarlyStopping
 LOSS, PARAMS, BATCHES = testing.quadratic()
 TX = gemjax.asgd(0.1, 2)
 TRACE = arrivals.RoundRobin(2).trace(60)
-LIKE = gemjax.initial_state(TX, PARAMS, num_workers=2)._replace(arrivals=jnp.int32(60), rejected=jnp.int32(60))
+FIRST = gemjax.initial_state(TX, PARAMS, num_workers=2)
+LIKE = FIRST._replace(  # May be saved with any trace of up to 60 rows.
+    arrivals=jnp.int32(60), rejected=jnp.int32(60), step=jax.tree.map(lambda step: step + 60, FIRST.step)
+)
 NAN = float("nan")
 
 

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -94,6 +95,12 @@ def _of_environment(error: Exception) -> str | None:
                 f"JAX cannot use JAX_PLATFORMS={platforms}: {reason}; unset it, set it to cpu, or install JAX for "
                 "that platform, such as pip install 'jax[cuda12]'"
             )
+    text = str(error).partition("\n")[0]
+    for variable in map(str.upper, re.findall(r"(?i)\bjax_[a-z0-9_]+", text)):
+        if variable in os.environ:
+            return f"JAX refuses {variable}={os.environ[variable]}: {text}; unset it, or give another value"
+    if "Disallowed" in text and (guards := [name for name in os.environ if name.startswith("JAX_TRANSFER_GUARD")]):
+        return f"{guards[0]}={os.environ[guards[0]]} forbids transfers that training makes; unset it"
     if backend and isinstance(error, ValueError) and "backend" in str(error):
         return f"Matplotlib has no MPLBACKEND={backend}; unset it, or set it to agg"
     return None

@@ -133,21 +133,25 @@ class Checkpoints:
                     )
                 unfinished = files.unfinished(self.folder, len(trace))
                 kept = parts.keep(owners, unfinished)
-                turn = turns.Write()
-                ends.callback(turn.end)
                 ignore_late_answers()
-                response = ocp.save_checkpointables_async(
-                    str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
-                )
-                turn.in_background()
-                response = parts.Written(response, kept, unfinished, turn)
+
+                def begin() -> Future:
+                    turn = turns.Write()
+                    ends.callback(turn.end)
+                    made = ocp.save_checkpointables_async(
+                        str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+                    )
+                    return files.completed(
+                        parts.Written(made, kept, unfinished, turn), unfinished, self.folder / str(len(trace)), self.keep,
+                        ends.close, replaces_later=self.replaces_later,
+                    )  # fmt: skip
+
+                self._writing, interruption = turns.uninterrupted(begin)
             except BaseException:
                 ends.close()
                 raise
-            checkpoint = self.folder / str(len(trace))
-            self._writing = files.completed(
-                response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
-            )
+        if interruption is not None:
+            raise interruption
         if wait:
             self.wait()
 

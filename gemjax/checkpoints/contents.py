@@ -12,7 +12,7 @@ from gemjax.checkpoints.errors import CheckpointError, damage
 from gemjax.checkpoints.files import HAS_DIGESTS
 from gemjax.checkpoints.parts import not_finite
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.transition import RunState, rows_of_trace
+from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Increases whenever RunState or the columns of a trace change.
@@ -38,6 +38,7 @@ def check_trace_of(state: RunState, trace: Any) -> None:
             f"the state has {rows.start} commits{lost} of {state.step.num_workers} workers, but trace has {len(trace)} of "
             f"{trace.num_workers}; give the trace of that state, result.trace or progress.trace()"
         )
+    check_led_to(state, trace)
 
 
 def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[str]] = ()) -> dict[str, Any]:
@@ -150,8 +151,8 @@ def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any
     if found != expected:
         different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise CheckpointError(
-            f"{checkpoint} is of another method, model or number of workers; {len(different)} arrays differ, the first is "
-            f"{different[0]!r}: saved {found.get(different[0])}, expected {expected.get(different[0])}"
+            f"{checkpoint} is of another method, schedule, model or number of workers; arrays that differ: {len(different)}, "
+            f"the first is {different[0]!r}: saved {found.get(different[0])}, expected {expected.get(different[0])}"
         )
 
 

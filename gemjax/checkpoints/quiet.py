@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gemjax.checkpoints.turns import reading
+from gemjax.checkpoints.turns import reading, uninterrupted
 
 LATE = "Event loop is closed"  # What asyncio raises where TensorStore answers.
 
@@ -19,13 +19,20 @@ def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]
     What Orbax warns of or logs is discarded. The original error is released here, together with the unfinished tasks that its
     traceback holds: their destructors print tracebacks of their own.
     """
-    with reading(), discarding():
-        try:
-            return call(), None
-        except Exception as error:
-            translated = translate(error)
-        gc.collect()
-    return None, translated
+
+    def read() -> tuple[Any, Exception | None]:
+        with reading(), discarding():
+            try:
+                return call(), None
+            except Exception as error:
+                translated = translate(error)
+            gc.collect()
+        return None, translated
+
+    found, interruption = uninterrupted(read)
+    if interruption is not None:
+        raise interruption
+    return found
 
 
 @contextlib.contextmanager

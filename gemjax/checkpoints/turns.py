@@ -1,35 +1,76 @@
-"""Turns at Orbax of the threads of one process: it cannot read in one thread while it writes in another."""
+"""Turns at Orbax of the threads of one process, which no exception of a signal handler interrupts."""
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
-from gemjax.engines.devices.hardware.compat import jax_is_in_use
+from gemjax.engines.devices.hardware.compat import jax_is_in_use, settings_here
+
+T = TypeVar("T")
 
 PATIENCE = 300.0  # Seconds, after which a write that does not end, as on a broken file server, keeps no thread waiting.
 _changed = threading.Condition()
-_reading: list[int] = []  # Threads that read.
+_reading: list[int] = []  # Threads that read: one, unless patience has ended.
 _writing: list["Write"] = []
 _forked = False
 
 
+def uninterrupted(call: Callable[[], T]) -> tuple[T, BaseException | None]:
+    """Return ``call()``, made by a thread of its own, and the exception that a signal handler raised meanwhile.
+
+    The caller raises it then. In an interrupted call threads of Orbax would wait without end, and the process with them, or
+    the next read would find nothing. A second exception ends the wait.
+
+    Raises:
+      BaseException: that of ``call``; or that of a signal handler, if a second one or that of ``call`` follows.
+    """
+    done: Future[T] = Future()
+    once, settings = threading.Lock(), settings_here()
+
+    def make() -> None:
+        if not once.acquire(blocking=False):
+            return
+        try:
+            with settings():
+                done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    def start() -> None:
+        try:
+            threading.Thread(target=make, name="gemjax-orbax", daemon=True).start()
+        except RuntimeError as error:  # The system has no more threads, or the interpreter ends.
+            if "new thread" not in str(error):
+                raise
+            make()
+
+    started, interruption = False, None
+    while True:
+        try:
+            if not started:  # After an exception it is unknown whether the thread runs; a second one would do nothing.
+                start()
+                started = True
+            while not done.done():  # In turns, because a signal that comes just before a wait does not end it.
+                wait([done], 1.0)
+            return done.result(), interruption
+        except BaseException as error:
+            if interruption is not None:
+                raise interruption from None
+            if done.done() and error is done.exception():
+                raise
+            interruption = error
+
+
 class Write:
-    """The turn of a write, which waits until no other thread reads. Several may write at a time."""
+    """The turn of a write, which waits until no thread reads. Several may write at a time."""
 
     def __init__(self):
-        self._thread: int | None = threading.get_ident()
         with _changed:
-            _changed.wait_for(lambda: all(one == self._thread for one in _reading), PATIENCE)
+            _changed.wait_for(lambda: not _reading, PATIENCE)
             _writing.append(self)
-
-    def is_of(self, thread: int) -> bool:
-        """Return True if ``thread`` itself has begun this write, as when a signal handler reads meanwhile."""
-        return self._thread == thread
-
-    def in_background(self) -> None:
-        """Let another thread finish the write, for which this one may wait."""
-        self._thread = None
 
     def end(self) -> None:
         """End the turn; may be called again."""
@@ -41,7 +82,7 @@ class Write:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Wait until no other thread reads or writes, and keep them waiting meanwhile.
+    """Wait until no thread reads or writes, and keep others waiting meanwhile.
 
     Raises:
       RuntimeError: in a forked process, see :func:`check_not_forked`.
@@ -49,8 +90,7 @@ def reading() -> Iterator[None]:
     check_not_forked()
     me = threading.get_ident()
     with _changed:
-        free = lambda: all(one == me for one in _reading) and all(write.is_of(me) for write in _writing)
-        _changed.wait_for(free, PATIENCE)
+        _changed.wait_for(lambda: not _reading and not _writing, PATIENCE)
         _reading.append(me)
     try:
         yield

@@ -159,6 +159,10 @@ def _check_metrics(metrics: Any) -> None:
                 f"the metric {name!r} of loss_fn is {described(value)}; every metric must be one number, so return several "
                 "numbers under several names"
             )
+        if jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
+            raise TypeError(
+                f"the metric {name!r} of loss_fn is complex; return its real and imaginary parts under two names"
+            )
         if jnp.shape(value):
             raise ValueError(
                 f"the metric {name!r} of loss_fn has the shape {list(jnp.shape(value))}, but every metric must be one number; "

@@ -12,10 +12,10 @@ import numpy as np
 from gemjax.engines.checks import RunWarning as RunWarning
 from gemjax.engines.checks import check_option
 from gemjax.engines.memory import here
-from gemjax.engines.transition import RunState
+from gemjax.engines.transition import RunState, check_led_to
 from gemjax.protocol.hooks import Refusals, can_refuse
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.trace import Trace
+from gemjax.protocol.trace import COLUMNS, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,6 +245,14 @@ def begin_from(
     return state.state, state.trace, state.history
 
 
+def of_applied(recorded: Trace, history: History) -> Trace:
+    """Return the trace of the applied commits alone, if ``history`` has the rows of ``recorded``, as after a simulation."""
+    applied = history.get("applied", ())
+    if len(applied) != len(recorded):
+        return recorded
+    return Trace(**{name: history[name][applied] for name in COLUMNS}, num_workers=recorded.num_workers)
+
+
 def continued(state: RunState, recorded: Trace) -> RunState:
     """Return the state from which a run on devices continues, after a check that it belongs to the trace.
 
@@ -257,8 +265,9 @@ def continued(state: RunState, recorded: Trace) -> RunState:
     if int(state.commits) != len(recorded):
         raise ValueError(
             f"the state to continue from has made {int(state.commits)} commits, but recorded= has {len(recorded)}; give the "
-            "trace that belongs to it (the result's, or the checkpoint's)"
+            "trace that belongs to it (the result's, or the checkpoint's), without rejected and dropped rows of a simulation"
         )
+    check_led_to(state, recorded, "recorded=")
     held, last = np.asarray(state.draw.value), np.full(recorded.num_workers, -1)
     np.maximum.at(last, recorded.worker, recorded.draw)
     if (held > last).all() and held.max() > last.max() and not np.isin(held, recorded.draw).any():
@@ -280,19 +289,19 @@ def checked_state(state: RunState, initial: RunState, *, elsewhere: bool = False
     if found == expected:
         if _around_refusals(state) != _around_refusals(initial):
             raise ValueError(
-                "the state to continue from is of another method, model or number of workers: its arrays are those of this "
-                "run, but in other containers; give the method and params= as the run had them"
+                "the state to continue from is of another method, schedule, model or number of workers: its arrays are those "
+                "of this run, but in other containers; give the method and params= as the run had them"
             )
         return jax.tree.unflatten(jax.tree.structure(initial), jax.tree.leaves(state if elsewhere else here(state)))
     different = [name for name in expected | found if found.get(name) != expected.get(name)]
     first = different[0]
-    advice = "the method, params= and the number of workers as the run had them"
+    advice = "the method with its schedules, params= and the number of workers as the run had them"
     if _kinds(state.model_state) != _kinds(initial.model_state):
         advice = "model_state= as the run had it"
     raise ValueError(
-        "the state to continue from is of another method, model or number of workers; "
-        f"{len(different)} arrays differ, the first is {first!r}: found {found.get(first, 'none')}, expected "
-        f"{expected.get(first, 'none')}; give {advice}"
+        "the state to continue from is of another method, schedule, model or number of workers; "
+        f"arrays that differ: {len(different)}, the first is {first!r}: found {found.get(first, 'none')}, "
+        f"expected {expected.get(first, 'none')}; give {advice}"
     )
 
 

@@ -18,6 +18,7 @@ from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, refused
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull_with_anchors
+from gemjax.protocol.trace import Trace
 
 PyTree = Any
 
@@ -50,6 +51,32 @@ def rows_of_trace(state: RunState) -> range:
     """
     applied, dropped, rejected = (int(np.asarray(count)) for count in (state.commits, state.dropped, state.rejected))
     return range(applied, applied + dropped + rejected + 1)
+
+
+def check_led_to(state: RunState, trace: Trace, name: str = "trace") -> None:
+    """Raise ``ValueError`` if the last commits of the workers in ``trace`` cannot have led to ``state``.
+
+    After its last commit each worker has pulled and begun another step. If no gradient was lost and none was pulled for again,
+    it did so at once.
+    """
+    last = np.full(trace.num_workers, -1)
+    np.maximum.at(last, trace.worker, np.arange(len(trace)))
+    has, rows = last >= 0, np.maximum(last, 0)
+    steps = np.where(has, trace.step[rows], -1) if len(trace) else last
+    step, pulled_at = np.asarray(state.step.value), np.asarray(state.pulled_at.value)
+    if int(state.commits) != len(trace):  # Rows are of refused commits, too: pulls are at other clocks.
+        possible = step > steps
+    elif int(state.arrivals) == len(trace):
+        possible = (step == steps + 1) & (pulled_at == last + 1)
+    else:
+        possible = (step > steps) & (pulled_at > last)
+    if not possible.all():
+        worker = int(np.argmin(possible))
+        raise ValueError(
+            f"{name} is of another run than the state: its last commit of worker {worker} is row {last[worker]}, of step "
+            f"{steps[worker]}, but the state has pulled for step {step[worker]} after {pulled_at[worker]} commits; give the "
+            "trace of that state, result.trace or progress.trace()"
+        )
 
 
 class Report(NamedTuple):

@@ -208,7 +208,8 @@ def check_alike(what: str, found: PyTree, expected: PyTree) -> None:
     if jax.tree.structure(found) != jax.tree.structure(expected):
         raise ValueError(
             f"the tree of {what} differs from that of params: got {jax.tree.structure(found)}, "
-            f"expected {jax.tree.structure(expected)}"
+            f"expected {jax.tree.structure(expected)}; a wrapper that changes the tree, such as optax.flatten, belongs inside "
+            "of gemjax.asynchronous"
         )
     with_paths = jax.tree_util.tree_leaves_with_path(expected)
     for (path, wanted), leaf in zip(with_paths, jax.tree.leaves(found), strict=True):

@@ -6,7 +6,7 @@ import optax
 
 from gemjax.protocol.checks import check_method, with_extra_args
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous
+from gemjax.protocol.staleness import asynchronous, is_asynchronous
 
 
 def per_worker(
@@ -28,6 +28,7 @@ def per_worker(
 
     Raises:
       ValueError: if ``num_workers`` is given and not positive.
+      TypeError: at ``init``, if ``inner`` is a whole method.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = optax.chain(gemjax.per_worker(optax.trace(0.5), num_workers=2), optax.scale(-1.0))
@@ -43,7 +44,13 @@ def per_worker(
     inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
-        return Slots(inner.init(params))
+        state = inner.init(params)
+        if is_asynchronous(state):
+            raise TypeError(
+                "per_worker takes a transformation that is written for one worker, such as optax.trace(0.9), not a whole "
+                "method, which keeps what each worker needs already; use the method alone"
+            )
+        return Slots(state)
 
     def update_fn(updates, state: Any, params=None, **extra_args: Any) -> Any:
         updates, value = inner.update(updates, state.value, params, **extra_args)

@@ -49,5 +49,5 @@ def test_another_tree_is_refused(tmp_path):
     checkpoints = gemjax.Checkpoints(tmp_path)
     checkpoints.save(first, gemjax.arrivals.RoundRobin(2).trace(0))
     for name in ("other shape", "a part of a name"):
-        with pytest.raises(gemjax.CheckpointError, match="is of another method, model or number of workers"):
+        with pytest.raises(gemjax.CheckpointError, match="is of another method, schedule, model or number of workers"):
             checkpoints.load(gemjax.initial_state(tx, TREES[name]))

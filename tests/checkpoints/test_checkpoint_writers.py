@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -91,14 +92,118 @@ def test_no_thread_reads_while_another_one_writes(first, second, free, monkeypat
     assert asked.free == [True, free, True]
 
 
-def test_a_signal_handler_may_read_and_write_and_writes_do_not_wait_for_each_other():
-    with turns.reading(), turns.reading():
-        turns.Write().end()
-    write = turns.Write()
-    with turns.reading():
-        pass
-    write.in_background()
-    other = turns.Write()
+class Interrupted(BaseException):
+    pass
+
+
+class Alarm:
+    """Signals to the main thread that are handled before the thread that sends them goes on."""
+
+    def __init__(self):
+        self.handled = threading.Event()
+
+    def handle_by(self, act):
+        def handler(*_):
+            self.handled.set()
+            act()
+
+        signal.signal(signal.SIGALRM, handler)
+
+    def send(self):
+        self.handled.clear()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+        assert self.handled.wait(60)
+
+    def interrupt(self, monkeypatch, name):
+        """Send one inside of the next call of Orbax's function of that name."""
+        call = getattr(ocp, name)
+
+        def interrupted(*args, **options):
+            monkeypatch.setattr(ocp, name, call)
+            self.send()
+            return call(*args, **options)
+
+        monkeypatch.setattr(ocp, name, interrupted)
+
+
+def fail():
+    raise Interrupted
+
+
+@pytest.fixture
+def alarm():
+    before = signal.getsignal(signal.SIGALRM)
+    yield Alarm()
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_handler_may_read_and_write_during_a_read_or_write(tmp_path, alarm, monkeypatch):
+    """It cannot be in the thread of the call, so both end, one after the other."""
+    state, checkpoints, copies = like(), gemjax.Checkpoints(tmp_path / "a"), gemjax.Checkpoints(tmp_path / "b")
+    checkpoints.save(state, arrivals.Gamma(3).trace(1))
+    alarm.handle_by(lambda: copies.save(state, checkpoints.load(state)[1]))
+    alarm.interrupt(monkeypatch, "save_checkpointables_async")
+    checkpoints.save(state, arrivals.Gamma(3).trace(2))
+    alarm.interrupt(monkeypatch, "load_checkpointables")
+    assert len(checkpoints.load(state)[1]) == 2
+    assert copies.commits == [1, 2]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_write_that_a_signal_handler_interrupts_is_finished(tmp_path, alarm, monkeypatch, wait):
+    """Orbax would leave threads for which the end of the process waits without end."""
+    alarm.handle_by(fail)
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    alarm.interrupt(monkeypatch, "save_checkpointables_async")
+    with pytest.raises(Interrupted):
+        checkpoints.save(like(), arrivals.Gamma(3).trace(1), {"note": 1}, wait=wait)
+    assert checkpoints.commits == [1]
+    assert checkpoints.load(like())[2] == {"note": 1}
+
+
+def test_after_an_interrupted_read_the_next_one_finds_everything(tmp_path, alarm, monkeypatch):
+    alarm.handle_by(fail)
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    checkpoints.save(like(), arrivals.Gamma(3).trace(1), {"note": 1})
+    for name in ("metadata", "load_checkpointables"):
+        alarm.interrupt(monkeypatch, name)
+        with pytest.raises(Interrupted):
+            checkpoints.load(like())
+        assert checkpoints.load(like())[2] == {"note": 1}
+
+
+def test_a_second_exception_ends_the_wait(alarm):
+    end, ended = threading.Event(), threading.Event()
+
+    def call():
+        alarm.send()
+        alarm.send()
+        end.wait(60)
+        ended.set()
+
+    alarm.handle_by(fail)
+    with pytest.raises(Interrupted):
+        turns.uninterrupted(call)
+    assert not ended.is_set()
+    end.set()
+    assert ended.wait(60)
+
+
+def test_the_error_of_a_call_follows_that_of_a_signal_handler(alarm):
+    def full(send):
+        if send:
+            alarm.send()
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        turns.uninterrupted(lambda: full(False))
+    alarm.handle_by(fail)
+    with pytest.raises(Interrupted):
+        turns.uninterrupted(lambda: full(True))
+
+
+def test_writes_do_not_wait_for_each_other():
+    write, other = turns.Write(), turns.Write()
     for one in (write, other, other):
         one.end()
     with turns.reading():

@@ -70,7 +70,9 @@ def test_no_checkpoint_is_an_error(tmp_path):
 def test_a_checkpoint_of_another_method_or_number_of_workers_is_refused(tmp_path, other):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-        with pytest.raises(ValueError, match=r"another method, model or number of workers.*saved .*expected "):
+        with pytest.raises(
+            ValueError, match=r"another method, schedule, model or number of workers.*saved .*expected "
+        ):
             checkpoints.load(other())
 
 

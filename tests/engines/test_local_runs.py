@@ -190,7 +190,7 @@ def test_a_commit_that_is_not_finite_and_refused_counts_as_rejected():
 def test_a_run_cannot_continue_with_another_local_optimizer():
     state = simulated().state
     for local in (LocalSteps(optax.sgd(0.05), PERIODS), LocalSteps(optax.adam(0.05), PERIODS)):
-        with pytest.raises(ValueError, match="state to continue from is of another method, model or number of workers"):
+        with pytest.raises(ValueError, match="to continue from is of another method, schedule, model or number"):
             simulated(local=local, state=state)
 
 
@@ -208,7 +208,7 @@ def test_a_checkpoint_holds_the_local_optimizers(tmp_path):
         others = (LocalSteps(optax.sgd(0.05), PERIODS), LocalSteps(optax.adam(0.05), PERIODS))
         for other in others:
             other = gemjax.initial_state(DOWNPOUR, problem().params, local=other, **options)
-            with pytest.raises(ValueError, match="another method, model or number of workers"):
+            with pytest.raises(ValueError, match="another method, schedule, model or number of workers"):
                 checkpoints.load(other)
     assert recorded == half.trace
     assert_same_bits(state, half.state)

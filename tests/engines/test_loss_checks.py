@@ -117,14 +117,12 @@ def test_a_forgotten_model_state_is_named():
     given = asgd(), with_statistics, PARAMS, batches, TRACE
     first = gemjax.simulate(*given, model_state={"mean": jnp.zeros([])})
     message = (
-        r"another method, model or number of workers; 2 arrays differ, the first is \"model_state\['mean'\]\": found "
+        r"model or number of workers; arrays that differ: 2, the first is \"model_state\['mean'\]\": found "
         r"float32\[\], expected none; give model_state= as the run had it$"
     )
     with pytest.raises(ValueError, match=message):
         gemjax.simulate(*given, state=first)
-    with pytest.raises(
-        ValueError, match=r"'params': found float32\[4\], expected float32\[3\]; give the method, params="
-    ):
+    with pytest.raises(ValueError, match=r"'params': found float32\[4\], expected float32\[3\]; give the method with"):
         gemjax.simulate(
             asgd(), with_statistics, jnp.ones(3), batches, TRACE, state=first.state, model_state={"mean": jnp.zeros([])}
         )

@@ -74,3 +74,10 @@ def test_without_asynchronous_its_state_is_not_stacked():
 def test_bad_numbers_of_workers_are_refused(num_workers):
     with pytest.raises(ValueError, match=f"num_workers must be a positive int, got {num_workers!r}"):
         gemjax.per_worker(optax.trace(0.9), num_workers=num_workers)
+
+
+@pytest.mark.parametrize("method", [gemjax.asgd, gemjax.gem, gemjax.rennala, gemjax.yellowfin])
+def test_a_whole_method_is_refused(method):
+    tx = gemjax.asynchronous(gemjax.per_worker(method(0.1, num_workers=2)), 2)
+    with pytest.raises(TypeError, match=r"written for one worker, such as .*, not a whole method"):
+        tx.init(jnp.zeros(3))

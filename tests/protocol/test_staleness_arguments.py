@@ -83,3 +83,13 @@ def test_pulling_other_parameters_is_refused(params, message):
     state = gemjax.gem(0.1, num_workers=2).init(PARAMS)
     with pytest.raises(ValueError, match=message):
         gemjax.pull(state, params, worker=1)
+
+
+def test_a_wrapper_that_changes_the_tree_is_told_to_go_inside():
+    tx = optax.flatten(gemjax.gem(0.1, num_workers=2))
+    said = r"the tree of the pulled view differs .* such as optax\.flatten, belongs inside of gemjax\.asynchronous"
+    with pytest.raises(ValueError, match=said):
+        gemjax.simulate(tx, lambda params, batch: params["a"] ** 2, {"a": jnp.zeros([])}, lambda worker, step: 0.0,
+                        gemjax.arrivals.RoundRobin(2).trace(2))  # fmt: skip
+    inside = gemjax.asynchronous(optax.chain(optax.flatten(optax.adam(0.1)), gemjax.match_energy()), num_workers=2)
+    assert inside.init({"a": jnp.zeros(3)})

@@ -40,6 +40,7 @@ LOOPBACK = ("127.0.0.1", "::1")
 CONFIG = (
     "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_default_matmul_precision",
     "jax_default_dtype_bits", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_debug_nans",
+    "jax_random_seed_offset", "jax_high_dynamic_range_gumbel", "jax_enable_custom_prng",
     "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )  # fmt: skip

@@ -67,7 +67,9 @@ class RunHistory:
         to note beside them.
         """
         self._reported, self._measured, self._known = reported, measured, (*KNOWN, *measured)
-        self._columns = [array.array("d") for _ in (*self._known, *reported)]
+        wide = {"int64": "q", "uint64": "Q"}  # Types whose numbers are not exact in floats of 64 bits.
+        kinds = [wide.get(kind.name, "d") for kind in reported.values()]
+        self._columns = [*(array.array("d") for _ in self._known), *map(array.array, kinds)]
         at = {name: index for index, name in enumerate(reported)}
         self._applied, self._dropped, self._staleness = at["applied"], at["dropped"], at["staleness"]
         before = 0.0 if self.recorded is None else float(self.recorded.time[-1:].sum())

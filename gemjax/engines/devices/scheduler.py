@@ -6,6 +6,7 @@ import warnings
 from gemjax.batches.base import RowsError
 from gemjax.engines.checks import ends_run
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
+from gemjax.engines.devices.hardware.reports import is_ready
 from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLostError
 from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
@@ -193,7 +194,7 @@ class Scheduler:
     def drain(self, *, wait: bool) -> None:
         """Read the reports of finished commits; with ``wait``, wait until one was refused or all have been read."""
         pending = self.history.pending
-        while pending and (wait or pending[0].report.is_ready()):
+        while pending and (wait or is_ready(pending[0].report)):
             self.held.check()
             self.history.read_next()
             wait = wait and not self.roster.is_short

@@ -72,6 +72,22 @@ def test_a_simulated_run_is_continued_on_devices():
     assert_close(second.params, replay(second).params, rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["asgd", "ringmaster"])
+def test_a_simulated_run_with_rejected_or_dropped_commits_is_continued_on_devices(method):
+    """Their rows are in the trace of the simulation, and not in that of the run that continues it."""
+    tx = {"asgd": ASGD, "ringmaster": gemjax.ringmaster(0.02, 4, threshold=3)}[method]
+    problem = poisoned(QUADRATIC, [(1, 2)])
+    first = gemjax.simulate(
+        tx, *problem[:3], gemjax.arrivals.Gamma(4).trace(30, seed=1), model_state=problem.model_state
+    )
+    refused = 30 - int(first.state.commits)
+    assert (refused > 3) == (method == "ringmaster")
+    second = run(problem, tx, num_commits=60, state=first)
+    assert len(second.trace) == 60
+    np.testing.assert_array_equal(second.history["applied"][:30], first.history["applied"])
+    assert_close(second.params, replay(second, problem, tx).params, rtol=1e-5)
+
+
 def test_the_simulator_knows_the_step_of_a_worker_that_pulled_late():
     """The last state of a replay is that of the run, including the next step of each worker."""
     with Faults().fail(3, 2).fail(0, 0) as faults:
@@ -163,6 +179,20 @@ def test_a_state_of_another_run_is_refused():
         run(tx=GEM, state=four, recorded=gemjax.Trace([], num_workers=4))
     with pytest.raises(ValueError, match="recorded"):
         run(tx=ASGD, state=four, recorded=gemjax.Trace([], num_workers=2))
+
+
+def test_a_trace_of_another_run_is_refused_before_anything_runs(tmp_path):
+    """It has as many commits, but others."""
+    of = lambda seed: gemjax.simulate(GEM, *QUADRATIC[:3], gemjax.arrivals.Gamma(4).trace(30, seed=seed))
+    first, other = of(1), of(2)
+    with pytest.raises(
+        ValueError, match=r"recorded= is of another run than the state: its last commit of worker \d is row"
+    ):
+        run(num_commits=60, state=first.state, recorded=other.trace)
+    with pytest.raises(ValueError, match="trace is of another run than the state"):
+        gemjax.Checkpoints(tmp_path).save(first.state, other.trace)
+    late = run(num_commits=30, policy=gemjax.Policy(retries=1), callback=None)
+    gemjax.Checkpoints(tmp_path).save(late.state, late.trace)
 
 
 def test_a_trace_of_another_length_is_refused_before_anything_runs():

@@ -118,7 +118,7 @@ def test_a_state_that_does_not_match_the_trace_is_withheld(monkeypatch):
 
 def test_a_report_that_cannot_be_read_names_the_central_devices():
     programs = Programs.__new__(Programs)
-    programs.placement = gemjax.place(2)
+    programs.placement, programs.reported = gemjax.place(2), {}
 
     class Lost:
         def __array__(self, *args, **options):

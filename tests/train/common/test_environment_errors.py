@@ -13,6 +13,8 @@ import pytest
     [
         ("JAX_PLATFORMS", "banana", "train: JAX cannot use JAX_PLATFORMS=banana: "),
         ("JAX_PLATFORMS", "rocm", "train: JAX cannot use JAX_PLATFORMS=rocm: "),
+        ("JAX_ENABLE_X64", "maybe", "train: JAX refuses JAX_ENABLE_X64=maybe: invalid truth value"),
+        ("JAX_TRANSFER_GUARD", "disallow", "train: JAX_TRANSFER_GUARD=disallow forbids transfers that training makes"),
         ("MPLBACKEND", "nonsense", "train: Matplotlib has no MPLBACKEND=nonsense; unset it, or set it to agg"),
     ],
 )

@@ -18,6 +18,7 @@ from gemjax.engines.cluster.cluster import sent_by_value
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.programs.gradients import Packers
+from gemjax.engines.devices.hardware.reports import packed
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.result import RunFailedError
@@ -178,9 +179,9 @@ class DividedCentral:
         self._version += 1
         found = self._driver.finish()
         small = [found[out] for out in self.commit_program.view_at(DRIVER)]
-        dtype = np.promote_types(self.reported["loss"], np.float32)
-        numbers = np.array([found[out] for out in self.commit_program.layout.report], dtype)
-        return Scattered(small, views), jnp.asarray(numbers)
+        numbers = (np.asarray(found[out]) for out in self.commit_program.layout.report)
+        report = packed(dict(zip(self.reported, numbers, strict=True)), np.stack)
+        return Scattered(small, views), jax.tree.map(jnp.asarray, report)
 
     def warm_up(self, nothing: Scattered) -> None:
         """Compile all pieces by a commit of zeros that is not finished."""

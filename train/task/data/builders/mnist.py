@@ -97,6 +97,6 @@ def read_idx(file: Path, magic: int) -> np.ndarray:
     found, *shape = (int(number) for number in np.frombuffer(content[:header], ">i4"))
     if found != magic:
         raise ValueError(f"{file} is not an idx file of this kind: magic number {found}, not {magic}")
-    if len(content) - header != int(np.prod(shape)):
+    if min(shape) < 0 or len(content) - header != int(np.prod(shape)):
         raise ValueError(f"{file}: {len(content) - header} bytes do not fill the shape {tuple(shape)}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gemjax.engines.devices.hardware.central import Central
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
+from gemjax.engines.devices.hardware.reports import unpacked
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError
@@ -192,14 +192,14 @@ class CentralPrograms(abc.ABC):
         """Dispatch the commit program alone; return the worker's packed next view, and the report."""
         return self.central.commit(worker, packed, event_of(worker, self.steps[worker], commits=commits))
 
-    def read(self, report: jax.Array) -> list[float]:
+    def read(self, report: PyTree) -> list[float]:
         """Wait for the numbers of a report and return them, in the order of ``reported``.
 
         Raises:
           RunFailedError: if the commit has failed on the devices of the central variable.
         """
         try:
-            return np.asarray(report).tolist()
+            return unpacked(report, self.reported)
         except Exception as error:
             raise RunFailedError(f"{self._central_in_words} failed: {error!r}") from error
 
