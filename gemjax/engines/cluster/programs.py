@@ -16,12 +16,11 @@ from gemjax.engines.cluster.cluster import Cluster
 from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import Packed
+from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.programs.gradients import Packers
-from gemjax.engines.devices.hardware.reports import unpacked
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.hardware.waiters import Finished, WorkerLostError
 from gemjax.engines.transition import RunState, Transition
@@ -150,7 +149,7 @@ class ClusterPrograms(CentralPrograms):
 
         def send() -> tuple[Any, float]:
             arrays = jax.tree.map(np.asarray, (view, keys.as_data(local) if self._keeps_local else ()))
-            applied = report is not None and unpacked(report, self.reported)[index] > 0
+            applied = report is not None and unpacked_report(report, self.reported)[index] > 0
             sent = time.perf_counter()
             outgoing = self._outgoing(arrays[0], version)
             return self.cluster.actors[worker].gradient.remote(self._run, outgoing, arrays[1], applied, task), sent

@@ -5,8 +5,8 @@ import warnings
 
 from gemjax.batches.base import RowsError
 from gemjax.engines.checks import ends_run
+from gemjax.engines.devices.hardware.packing import is_ready
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
-from gemjax.engines.devices.hardware.reports import is_ready
 from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLostError
 from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members

@@ -17,8 +17,8 @@ from gemjax.engines.cluster.central.stand_ins import AtActor
 from gemjax.engines.cluster.cluster import sent_by_value
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
+from gemjax.engines.devices.hardware.packing import packed_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers
-from gemjax.engines.devices.hardware.reports import packed
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.result import RunFailedError
@@ -180,7 +180,7 @@ class DividedCentral:
         found = self._driver.finish()
         small = [found[out] for out in self.commit_program.view_at(DRIVER)]
         numbers = (np.asarray(found[out]) for out in self.commit_program.layout.report)
-        report = packed(dict(zip(self.reported, numbers, strict=True)), np.stack)
+        report = packed_report(dict(zip(self.reported, numbers, strict=True)), np.stack)
         return Scattered(small, views), jax.tree.map(jnp.asarray, report)
 
     def warm_up(self, nothing: Scattered) -> None:

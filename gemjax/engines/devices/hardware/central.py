@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import Packed, Packer
-from gemjax.engines.devices.hardware.reports import packed
+from gemjax.engines.devices.hardware.packing import Packed, Packer, packed_report
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
 from gemjax.engines.transition import RunState, Transition, view_of
 from gemjax.protocol import slots
@@ -98,7 +97,7 @@ class Central:
         slot, _, shared = slots.split(state)
         named = {name: getattr(report, name) for name in ("loss", "staleness", "applied", "dropped")} | report.metrics
         self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.
-        return shared, slot, self._outcome(view, report.applied), packed(named)
+        return shared, slot, self._outcome(view, report.applied), packed_report(named)
 
     def _packer(self, tree: PyTree, after: PyTree) -> Packer:
         """Return the packer of ``tree``; a commit returns a tree like ``after``."""

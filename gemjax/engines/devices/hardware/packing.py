@@ -1,11 +1,12 @@
 """Trees packed in few vectors: a call or transfer of one array costs a fraction of that of fifty."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, whole
@@ -101,3 +102,50 @@ def send(packed: Packed, place: Place) -> Packed:
     if packed.apart or len(packed.vectors) > 1:
         return jax.device_put(packed, there)
     return Packed({dtype: jax.device_put(vector, there) for dtype, vector in packed.vectors.items()}, [])
+
+
+# Numbers that engines report; counts of commits are exact up to 16 million.
+OF_ENGINES = ("loss", "staleness", "applied", "dropped")
+
+
+def packed_report(named: Mapping[str, Any], stack: Callable[[list], Any] = jnp.stack) -> Any:
+    """Return the numbers in one vector of floats, and if that could not hold all, a vector for each type that it cannot hold.
+
+    >>> packed_report({"loss": jnp.float32(0.5), "tokens": jnp.int32(20_000_001)})[1]
+    {'int32': Array([20000001], dtype=int32)}
+    """
+    common = _float_of(named["loss"].dtype)
+    vector = [value.astype(common) for name, value in named.items() if _is_exact(name, value.dtype, common)]
+    others: dict[str, list] = {}
+    for name, value in named.items():
+        if not _is_exact(name, value.dtype, common):
+            others.setdefault(np.dtype(value.dtype).name, []).append(value)
+    return (stack(vector), {kind: stack(values) for kind, values in others.items()}) if others else stack(vector)
+
+
+def unpacked_report(report: Any, reported: Mapping[str, np.dtype]) -> list:
+    """Wait for the numbers of :func:`packed_report`; return them in the order of ``reported``, their names and types."""
+    if not isinstance(report, tuple):
+        return np.asarray(report).tolist()
+    common = _float_of(reported["loss"])
+    vector = iter(np.asarray(report[0]).tolist())
+    others = {kind: iter(np.asarray(values).tolist()) for kind, values in report[1].items()}
+    return [next(vector if _is_exact(name, kind, common) else others[kind.name]) for name, kind in reported.items()]
+
+
+def is_ready(report: Any) -> bool:
+    """Return True if :func:`unpacked_report` would not wait."""
+    return all(part.is_ready() for part in jax.tree.leaves(report))
+
+
+def _float_of(loss: Any) -> Any:
+    return jnp.promote_types(loss, jnp.float32)
+
+
+def _is_exact(name: str, kind: Any, common: Any) -> bool:
+    """Return True if a type's numbers are exact in floats of type ``common``."""
+    if name in OF_ENGINES or jnp.issubdtype(kind, jnp.bool_):
+        return True
+    if jnp.issubdtype(kind, jnp.integer):
+        return jnp.iinfo(kind).bits <= jnp.finfo(common).nmant
+    return jnp.promote_types(kind, common) == common

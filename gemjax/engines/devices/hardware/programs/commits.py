@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from gemjax.engines.devices.hardware.central import Central
-from gemjax.engines.devices.hardware.packing import Packed
+from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
-from gemjax.engines.devices.hardware.reports import unpacked
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError
@@ -199,7 +198,7 @@ class CentralPrograms(abc.ABC):
           RunFailedError: if the commit has failed on the devices of the central variable.
         """
         try:
-            return unpacked(report, self.reported)
+            return unpacked_report(report, self.reported)
         except Exception as error:
             raise RunFailedError(f"{self._central_in_words} failed: {error!r}") from error
 
