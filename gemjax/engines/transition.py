@@ -116,8 +116,8 @@ class Transition(WorkerStep):
         """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
 
         Raises:
-          TypeError: if the loss is no function, ``tx`` no transformation or one with a line search, ``local`` no
-            ``LocalSteps``, or a leaf no array.
+          TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, an optimizer has
+            a line search, or a leaf no array.
           ValueError: if ``tx`` or ``local`` is for another number of workers, ``tx`` needs local steps and has none, or
             ``average_model_state`` is no bool.
         """
@@ -138,6 +138,7 @@ class Transition(WorkerStep):
             )
         if self.local is not None:
             self.local.check(self.num_workers)
+            check_no_line_search(_initial(self.local.tx, params))
         elif staleness.needs_local_steps(opt_state):
             raise ValueError(
                 "this method takes the displacement of local steps, but the run has none; give "

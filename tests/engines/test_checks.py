@@ -172,3 +172,12 @@ def test_an_optimizer_with_a_line_search_is_refused(engine):
     ):
         run(engine, tx=make(optax.lbfgs()))
     run(engine, tx=make(optax.scale_by_lbfgs(), optax.scale_by_learning_rate(0.01)))
+
+
+def test_a_local_optimizer_with_a_line_search_is_refused():
+    local = gemjax.LocalSteps(optax.lbfgs(), 2)
+    with pytest.raises(TypeError, match="the optimizer has a line search"):
+        gemjax.simulate(
+            gemjax.downpour(num_workers=2), lambda params, batch: jnp.sum(params**2), jnp.ones(2), lambda worker, step: 0.0,
+            gemjax.arrivals.RoundRobin(2).trace(4), local=local,
+        )  # fmt: skip

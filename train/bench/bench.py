@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,6 +88,18 @@ class Bench:
     """File of `bench cluster --out` with the driver's time per commit (`scale`); default: an assumption."""
     out: str | None = None
     """File for the figures as JSON; default: none is written."""
+
+    def __post_init__(self):
+        for name in ("rounds", "steps", "workers", "batch_sizes", "parameters", "commits", "hosts"):
+            values = getattr(self, name)
+            for value in values if isinstance(values, tuple) else (values,):
+                least = 100 if name == "parameters" else 1
+                if value < least:
+                    raise ValueError(f"--{name.replace('_', '-')} must be at least {least}; got {value}")
+        for name in ("gigabits", "gradient_seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"--{name.replace('_', '-')} must be a finite number above 0; got {value}")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -94,8 +94,10 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
             "the run"
         )
     config = Config.load(folder.config)
+    if not folder.events.exists():
+        raise RecordError(f"{folder.path} has no {folder.events.name}: no commit was made yet, or the file was removed")
     try:
-        run = gemjax.timeline(eventlog.read(folder.events) if folder.events.exists() else [], config.workers)
+        run = gemjax.timeline(eventlog.read(folder.events), config.workers)
         summary = gemjax.summarise(run)
     except ValueError as error:
         named = str(error).startswith(str(folder.events))

@@ -116,7 +116,8 @@ def run_on_cluster(
       ValueError: if the workers cannot import a module, which the message names; if the central variable cannot be divided
         over ``central_hosts``; or as :func:`gemjax.run_on_devices`.
       RuntimeError: if ``cluster`` is busy with another run.
-      RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``.
+      RunFailedError: as :func:`gemjax.run_on_devices`. Every exception during the run has an attribute ``result``,
+        unless an actor of ``central_hosts`` is lost with its part of the state.
 
     The example is not run as a test, because Ray takes seconds to start:
 

@@ -40,6 +40,20 @@ def test_a_folder_in_place_of_the_file_is_refused_before_anything_is_measured(tm
     assert capsys.readouterr().err == f"train: --out {tmp_path} is a folder; name a file\n"
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "wrong"),
+    [
+        ("--rounds", "0", "must be at least 1; got 0"),
+        ("--workers", "0", "must be at least 1; got 0"),
+        ("--parameters", "20", "must be at least 100; got 20"),
+        ("--gigabits", "nan", "must be a finite number above 0; got nan"),
+    ],
+)
+def test_numbers_that_are_not_possible_are_refused_in_one_line(capsys, flag, value, wrong):
+    assert cli.main(["bench", "scale", flag, value]) == 2
+    assert capsys.readouterr().err == f"train: {flag} {wrong} (python -m train bench --help)\n"
+
+
 @pytest.mark.slow
 def test_the_check_is_measured_against_the_same_programs_without_it(tmp_path):
     out = tmp_path / "bench.json"

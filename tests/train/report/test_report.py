@@ -257,6 +257,14 @@ def test_a_truncated_log_is_refused(tmp_path, capsys):
         assert len(error) < 300
 
 
+def test_a_run_without_its_log_is_refused(tmp_path, capsys):
+    folder = make_run(tmp_path, free(rounds=4))
+    folder.events.unlink()
+    assert cli.main(["report", str(tmp_path)]) == 2
+    said = "has no events.jsonl: no commit was made yet, or the file was removed"
+    assert capsys.readouterr().err == f"train: {tmp_path} {said}\n"
+
+
 def test_figures_are_not_written_through_a_link(tmp_path, capsys):
     folder, elsewhere = make_run(tmp_path / "run", free(rounds=4)), tmp_path / "elsewhere"
     elsewhere.mkdir()
