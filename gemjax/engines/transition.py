@@ -309,7 +309,7 @@ def workers_of(tx: optax.GradientTransformation, params: PyTree) -> int:
     return staleness.num_workers_of(opt_state) if is_asynchronous(opt_state) else 1
 
 
-def _initial(tx: optax.GradientTransformationExtraArgs, params: PyTree) -> optax.OptState:
+def _initial(tx: optax.GradientTransformation, params: PyTree) -> optax.OptState:
     """Return the initial state of ``tx``, as shapes unless its ``init`` cannot be traced."""
     try:
         return jax.eval_shape(tx.init, params)
