@@ -96,11 +96,12 @@ def _of_environment(error: Exception) -> str | None:
                 "that platform, such as pip install 'jax[cuda12]'"
             )
     text = str(error).partition("\n")[0]
-    for variable in map(str.upper, re.findall(r"(?i)\bjax_[a-z0-9_]+", text)):
-        if variable in os.environ:
-            return f"JAX refuses {variable}={os.environ[variable]}: {text}; unset it, or give another value"
-    if "Disallowed" in text and (guards := [name for name in os.environ if name.startswith("JAX_TRANSFER_GUARD")]):
-        return f"{guards[0]}={os.environ[guards[0]]} forbids transfers that training makes; unset it"
+    refused = re.search(r"^invalid .* for environment '(JAX_\w+)'|^Invalid value .* for JAX flag (jax_\w+)", text)
+    if refused and (variable := (refused[1] or refused[2]).upper()) in os.environ:
+        return f"JAX refuses {variable}={os.environ[variable]}: {text}; unset it, or give another value"
+    guards = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("JAX_TRANSFER_GUARD")]
+    if "Disallowed" in text and (forbids := [guard for guard in guards if "=disallow" in guard]):
+        return f"{forbids[0]} forbids transfers that training makes; unset it"
     if backend and isinstance(error, ValueError) and "backend" in str(error):
         return f"Matplotlib has no MPLBACKEND={backend}; unset it, or set it to agg"
     return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -96,7 +97,8 @@ class Checkpoints:
             minutes, or the previous one could not be written in the background. Existing checkpoints remain valid, and the next
             call tries again.
           TypeError: if an argument is of the wrong type, or ``metadata`` cannot be written as JSON; nothing is written.
-          ValueError: if the folder was opened with ``read_only``, or ``trace`` is not that of ``state``.
+          ValueError: if the folder was opened with ``read_only``, or ``trace`` is not that of ``state``: its last commits must
+            lead to the state's steps and pulls.
           RuntimeError: in a process that was forked from one that has used JAX.
         """
         if self.read_only:
@@ -116,7 +118,7 @@ class Checkpoints:
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree.get("trace"), data)))
         with self._recovering(), lock.alone_in(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
-            ends = contextlib.ExitStack()  # What the end of the write releases.
+            ends, begun = contextlib.ExitStack(), threading.Lock()  # What the end of the write releases.
             ends.callback(lock.hold(self.folder))
             try:
                 files.clean(self.folder)
@@ -136,11 +138,17 @@ class Checkpoints:
                 ignore_late_answers()
 
                 def begin() -> Future:
-                    turn = turns.Write()
-                    ends.callback(turn.end)
-                    made = ocp.save_checkpointables_async(
-                        str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
-                    )
+                    if not begun.acquire(blocking=False):
+                        raise RuntimeError("the write was given up")
+                    try:
+                        turn = turns.Write()
+                        ends.callback(turn.end)
+                        made = ocp.save_checkpointables_async(
+                            str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+                        )
+                    except BaseException:
+                        ends.close()
+                        raise
                     return files.completed(
                         parts.Written(made, kept, unfinished, turn), unfinished, self.folder / str(len(trace)), self.keep,
                         ends.close, replaces_later=self.replaces_later,
@@ -148,7 +156,8 @@ class Checkpoints:
 
                 self._writing, interruption = turns.uninterrupted(begin)
             except BaseException:
-                ends.close()
+                if begun.acquire(blocking=False):  # Otherwise the write has the folder until its end.
+                    ends.close()
                 raise
         if interruption is not None:
             raise interruption
@@ -246,9 +255,9 @@ class Checkpoints:
         Raises:
           TypeError: if ``like`` is not the state of a run.
           FileNotFoundError: if the folder does not hold this checkpoint.
-          CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, model, number of workers or PRNG
-            implementation, or not written by gemjax; the message names its folder. Changed files are found by digests, which
-            checkpoints of older versions do not have.
+          CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, schedule, model, number of workers or
+            PRNG implementation, or not written by gemjax; the message names its folder. Changed files are found by digests,
+            which checkpoints of older versions do not have.
           RuntimeError: in a process that was forked from one that has used JAX.
         """
         turns.check_not_forked()

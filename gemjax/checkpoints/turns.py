@@ -1,11 +1,11 @@
-"""Turns at Orbax of the threads of one process, which no exception of a signal handler interrupts."""
+"""Calls of Orbax that no exception of a signal handler interrupts, and the turns of the threads that make them."""
 
 import contextlib
+import contextvars
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gemjax.engines.devices.hardware.compat import jax_is_in_use, settings_here
 
@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 PATIENCE = 300.0  # Seconds, after which a write that does not end, as on a broken file server, keeps no thread waiting.
 _changed = threading.Condition()
-_reading: list[int] = []  # Threads that read: one, unless patience has ended.
+_this_thread = threading.local()
+_reading: list[int] = []  # Threads that read.
 _writing: list["Write"] = []
 _forked = False
 
@@ -21,23 +22,32 @@ _forked = False
 def uninterrupted(call: Callable[[], T]) -> tuple[T, BaseException | None]:
     """Return ``call()``, made by a thread of its own, and the exception that a signal handler raised meanwhile.
 
-    The caller raises it then. In an interrupted call threads of Orbax would wait without end, and the process with them, or
-    the next read would find nothing. A second exception ends the wait.
+    The caller raises it afterwards. In an interrupted call threads of Orbax would wait without end, and the process with them,
+    or the next read would find nothing. A second exception, or one with a true attribute ``at_once``, ends the wait, and the
+    thread goes on alone. Inside of such a thread the call is made there.
 
     Raises:
-      BaseException: that of ``call``; or that of a signal handler, if a second one or that of ``call`` follows.
+      BaseException: that of ``call``; or that of a signal handler, if it ends the wait or ``call`` fails, too.
     """
-    done: Future[T] = Future()
-    once, settings = threading.Lock(), settings_here()
+    if getattr(_this_thread, "is_uninterrupted", False):
+        return call(), None
+    made: list[tuple[Any, BaseException | None]] = []
+    once, ended = threading.Lock(), threading.Lock()
+    settings, context = settings_here(), contextvars.copy_context()
+    ended.acquire()
 
     def make() -> None:
         if not once.acquire(blocking=False):
             return
+        _this_thread.is_uninterrupted = True
         try:
             with settings():
-                done.set_result(call())
+                made.append((context.run(call), None))
         except BaseException as error:
-            done.set_exception(error)
+            made.append((None, error))
+        finally:
+            _this_thread.is_uninterrupted = False
+            ended.release()
 
     def start() -> None:
         try:
@@ -48,28 +58,30 @@ def uninterrupted(call: Callable[[], T]) -> tuple[T, BaseException | None]:
             make()
 
     started, interruption = False, None
-    while True:
+    while not made:
         try:
             if not started:  # After an exception it is unknown whether the thread runs; a second one would do nothing.
                 start()
                 started = True
-            while not done.done():  # In turns, because a signal that comes just before a wait does not end it.
-                wait([done], 1.0)
-            return done.result(), interruption
+            while not made:  # In turns, because a signal that comes just before a wait does not end it.
+                ended.acquire(timeout=1.0)
         except BaseException as error:
-            if interruption is not None:
-                raise interruption from None
-            if done.done() and error is done.exception():
+            if interruption is not None or getattr(error, "at_once", False):
                 raise
             interruption = error
+    value, failure = made.pop()
+    if failure is not None:
+        raise failure if interruption is None else interruption
+    return value, interruption
 
 
 class Write:
-    """The turn of a write, which waits until no thread reads. Several may write at a time."""
+    """The turn of a write, which waits until no other thread reads. Several may write at a time."""
 
     def __init__(self):
+        me = threading.get_ident()
         with _changed:
-            _changed.wait_for(lambda: not _reading, PATIENCE)
+            _changed.wait_for(lambda: all(one == me for one in _reading), PATIENCE)
             _writing.append(self)
 
     def end(self) -> None:
@@ -82,7 +94,7 @@ class Write:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Wait until no thread reads or writes, and keep others waiting meanwhile.
+    """Wait until no other thread reads and none writes, and keep them waiting meanwhile; a thread may read while it reads.
 
     Raises:
       RuntimeError: in a forked process, see :func:`check_not_forked`.
@@ -90,7 +102,7 @@ def reading() -> Iterator[None]:
     check_not_forked()
     me = threading.get_ident()
     with _changed:
-        _changed.wait_for(lambda: not _reading and not _writing, PATIENCE)
+        _changed.wait_for(lambda: all(one == me for one in _reading) and not _writing, PATIENCE)
         _reading.append(me)
     try:
         yield

@@ -151,8 +151,8 @@ def rejections_to_fail(num_workers: int, *, ends_unapplied: bool = False) -> int
     return num_workers if ends_unapplied else 3 * num_workers + 7
 
 
-def check_rejections(in_a_row: int, least: int, history: Callable[[], History]) -> None:
-    """Raise :class:`RunFailedError` if ``least`` or more commits in a row have been rejected."""
+def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[[], History]) -> None:
+    """Raise :class:`RunFailedError` if ``least`` or more commits in a row were rejected, after ``commits`` applied ones."""
     if in_a_row < least:
         return
     columns = history()
@@ -161,7 +161,7 @@ def check_rejections(in_a_row: int, least: int, history: Callable[[], History]) 
         for w, s, loss in list(zip(columns["worker"], columns["step"], columns["loss"], strict=True))[-3:]
     ]
     advice = "the central variable does not change any more. Lower the learning rate, clip gradients, or check the data"
-    if not columns["applied"].any():
+    if not commits:
         advice = "no commit was ever applied. Check that the initial params and model_state, the loss and the data are finite"
     raise RunFailedError(
         f"the last {in_a_row} commits were all rejected because their loss, their gradient or the state after them was not "
@@ -245,10 +245,10 @@ def begin_from(
     return state.state, state.trace, state.history
 
 
-def of_applied(recorded: Trace, history: History) -> Trace:
-    """Return the trace of the applied commits alone, if ``history`` has the rows of ``recorded``, as after a simulation."""
-    applied = history.get("applied", ())
-    if len(applied) != len(recorded):
+def of_applied(state: RunState, recorded: Trace, history: History) -> Trace:
+    """Return the trace of a result without its rejected and dropped rows, which a simulation has, if it has such rows."""
+    applied = history["applied"]
+    if int(state.commits) == len(recorded) or int(state.commits) != applied.sum():
         return recorded
     return Trace(**{name: history[name][applied] for name in COLUMNS}, num_workers=recorded.num_workers)
 

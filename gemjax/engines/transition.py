@@ -72,10 +72,11 @@ def check_led_to(state: RunState, trace: Trace, name: str = "trace") -> None:
         possible = (step > steps) & (pulled_at > last)
     if not possible.all():
         worker = int(np.argmin(possible))
+        found = f"the last commit of worker {worker} in it is row {last[worker]} (step {steps[worker]})"
         raise ValueError(
-            f"{name} is of another run than the state: its last commit of worker {worker} is row {last[worker]}, of step "
-            f"{steps[worker]}, but the state has pulled for step {step[worker]} after {pulled_at[worker]} commits; give the "
-            "trace of that state, result.trace or progress.trace()"
+            f"{name} is of another run than the state: {found if has[worker] else f'worker {worker} has no row in it'}, but "
+            f"in the state it pulled for its step {step[worker]} after {pulled_at[worker]} commits; give the trace of that "
+            "state, result.trace or progress.trace()"
         )
 
 

@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 import gemjax
 from gemjax import arrivals, testing
 from gemjax.checkpoints import CheckpointWriteError, files, lock, turns
+from gemjax.checkpoints.quiet import quietly
 
 _, PARAMS, _ = testing.quadratic()
 
@@ -170,6 +171,53 @@ def test_after_an_interrupted_read_the_next_one_finds_everything(tmp_path, alarm
         with pytest.raises(Interrupted):
             checkpoints.load(like())
         assert checkpoints.load(like())[2] == {"note": 1}
+
+
+def test_a_write_that_is_given_up_has_the_folder_until_its_end(tmp_path, alarm, monkeypatch):
+    """A second exception ends the wait for it. The next save waits: otherwise the older write would come last."""
+    alarm.handle_by(fail)
+    state, goes_on, save = like(), threading.Event(), ocp.save_checkpointables_async
+
+    def slow(*args, **options):
+        monkeypatch.setattr(ocp, "save_checkpointables_async", save)
+        alarm.send()
+        alarm.send()
+        goes_on.wait(60)
+        return save(*args, **options)
+
+    monkeypatch.setattr(ocp, "save_checkpointables_async", slow)
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    with pytest.raises(Interrupted):
+        checkpoints.save(state, arrivals.Gamma(3).trace(10))
+    with monkeypatch.context() as patched:
+        patched.setattr(lock, "PATIENCE", 0)
+        with pytest.raises(CheckpointWriteError, match="has been writing there"):
+            checkpoints.save(state, arrivals.Gamma(3).trace(20))
+    goes_on.set()
+    checkpoints.save(state, arrivals.Gamma(3).trace(20))
+    assert checkpoints.commits == [10, 20]
+
+
+def test_a_read_inside_of_a_read_does_not_wait_for_it(monkeypatch):
+    """As that of the parts which actors have written."""
+    monkeypatch.setattr(turns, "_changed", asked := Asked())
+    error = lambda error: error
+    assert quietly(lambda: quietly(lambda: 5, error), error) == ((5, None), None)
+    assert asked.free == [True, True]
+
+
+def test_an_exception_that_is_to_be_raised_at_once_is(alarm):
+    end = threading.Event()
+
+    def at_once():
+        error = Interrupted()
+        error.at_once = True
+        raise error
+
+    alarm.handle_by(at_once)
+    with pytest.raises(Interrupted):
+        turns.uninterrupted(lambda: (alarm.send(), end.wait(60)))
+    end.set()
 
 
 def test_a_second_exception_ends_the_wait(alarm):

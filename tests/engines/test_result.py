@@ -1,11 +1,14 @@
 """Short descriptions of results, data and traces."""
 
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import gemjax
 from gemjax import arrivals, testing
+from gemjax.engines.result import of_applied
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 DATA = {"x": np.zeros((1200, 3)), "y": np.zeros(1200)}
@@ -73,3 +76,13 @@ def test_a_sweep_is_described_in_a_line():
         lambda rate: gemjax.asgd(rate, 2), LOSS, PARAMS, BATCHES, arrivals.RoundRobin(2).trace(6), {"rate": [0.1, 0.2]}
     )
     assert repr(swept) == "SweepResult(2 runs of 6 commits over rate, seed)"
+
+
+def test_the_trace_of_applied_commits_is_found_though_some_rejected_ones_have_no_row():
+    """Those of a run on devices have none, and those of the simulation that continues it have."""
+    rows = gemjax.Trace([0, 1, 0, 1])
+    history = {name: getattr(rows, name) for name in ("worker", "pulled_at", "step", "time", "draw")}
+    at = np.array([0, 0, 1, 2, 3])  # The second row was rejected on devices, the last one in the simulation.
+    history = {name: column[at] for name, column in history.items()} | {"applied": np.array([1, 0, 1, 1, 0], bool)}
+    assert of_applied(types.SimpleNamespace(commits=3), rows, history) == rows.first(3)
+    assert of_applied(types.SimpleNamespace(commits=4), rows, history) is rows

@@ -36,7 +36,7 @@ class RunHistory:
 
     def __init__(
         self,
-        read: Callable[[Any], list[float]],
+        read: Callable[[Any], list],
         num_workers: int,
         recorded: Trace | None,
         log: EventLog | None,
@@ -72,7 +72,8 @@ class RunHistory:
         self._columns = [*(array.array("d") for _ in self._known), *map(array.array, kinds)]
         at = {name: index for index, name in enumerate(reported)}
         self._applied, self._dropped, self._staleness = at["applied"], at["dropped"], at["staleness"]
-        before = 0.0 if self.recorded is None else float(self.recorded.time[-1:].sum())
+        ends = [] if self.recorded is None else [self.recorded.time[-1:], self._earlier.get("time", np.zeros(0))[-1:]]
+        before = max(map(float, np.concatenate([[0.0], *ends])))  # Earlier rows may be of refused commits alone.
         self._epoch = time.perf_counter() - before
         self.event("start", before, num_workers=self.num_workers, commits=self.commits, **fields)
 
@@ -142,7 +143,8 @@ class RunHistory:
             measured = {name: round(value, 6) for name, value in measured.items()}
             self.log.write(kind, now, **fields, **measured, pulled_at=pulled_at)
         if rejected:
-            check_rejections(self._rejected_in_a_row, rejections_to_fail(self.num_workers), self.history)
+            least = rejections_to_fail(self.num_workers)
+            check_rejections(self._rejected_in_a_row, least, self.commits, self.history)
 
     def history(self, *, new: bool = False) -> History:
         """Return all rows as columns, including those of the earlier run, or with ``new`` the rows since the last such call."""

@@ -146,8 +146,8 @@ def prepare(
     check_placed(params, model_state, together=False)
     num_commits, seed = whole("num_commits", num_commits), checked_key_seed(seed)
     state, recorded, earlier = begin_from(state, recorded)
-    if state is not None and recorded is not None and len(recorded) != int(state.commits):
-        recorded = of_applied(recorded, earlier)
+    if state is not None and recorded is not None and earlier:
+        recorded = of_applied(state, recorded, earlier)
     if (state is None) != (recorded is None):
         raise ValueError("to continue give state=result, or give both state= and recorded=, the trace of its commits")
     if num_commits < 0:

@@ -210,7 +210,8 @@ def simulate(
                         stopped = ends_run(callback(progress)) and commits < len(trace)
                 unapplied = commits == len(trace) and not int(state.commits)
                 least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
-                check_rejections(int(state.rejected_in_a_row), least, lambda: concatenate([*parts.values()]))
+                rows = lambda: concatenate([*parts.values()])
+                check_rejections(int(state.rejected_in_a_row), least, int(state.commits), rows)
                 if stopped:
                     break
             result = _result(reached(), parts, trace, stopped)

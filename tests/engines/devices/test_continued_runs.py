@@ -186,12 +186,14 @@ def test_a_trace_of_another_run_is_refused_before_anything_runs(tmp_path):
     of = lambda seed: gemjax.simulate(GEM, *QUADRATIC[:3], gemjax.arrivals.Gamma(4).trace(30, seed=seed))
     first, other = of(1), of(2)
     with pytest.raises(
-        ValueError, match=r"recorded= is of another run than the state: its last commit of worker \d is row"
+        ValueError, match=r"recorded= is of another run than the state: the last commit of worker \d in it is row"
     ):
         run(num_commits=60, state=first.state, recorded=other.trace)
     with pytest.raises(ValueError, match="trace is of another run than the state"):
         gemjax.Checkpoints(tmp_path).save(first.state, other.trace)
-    late = run(num_commits=30, policy=gemjax.Policy(retries=1), callback=None)
+    with Faults().fail(3, 2).fail(0, 0) as faults:  # Retried, so these workers pull late.
+        late = run(num_commits=30, gate=Abreast(4, faults))
+    assert int(late.state.arrivals) > 30
     gemjax.Checkpoints(tmp_path).save(late.state, late.trace)
 
 

@@ -86,7 +86,7 @@ def _record(run: Run, task: Any, total: int, finished: Finished, alike: bool) ->
     looked = [(done, *found) for done, found in finished.evaluated if done < total]
     try:
         least = rejections_to_fail(run.config.workers, ends_unapplied=not int(state.commits))
-        check_rejections(int(state.rejected_in_a_row), least, lambda: history)
+        check_rejections(int(state.rejected_in_a_row), least, int(state.commits), lambda: history)
         rows = ROWS if alike and run.evaluations == 1 else None
         looked.append((total, *task.evaluate(params, state.model_state, rows)))
         if alike:

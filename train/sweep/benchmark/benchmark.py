@@ -117,6 +117,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark that the command line asks for and return the exit status."""
     asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
     console = RunConsole()
+    check_regular(asked.file)
     known = load(asked.whole, asked.whole.cells(), asked.pool, {})
     before = earlier(asked)
     if asked.dry_run:
@@ -149,7 +150,7 @@ def earlier(asked: Benchmark) -> dict[str, Any] | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(
-            f"{path} is not the result of a benchmark ({error!r}); delete it to write it again"
+            f"{path} is not the result of a benchmark ({error!r}); restore it from a copy, or delete it to write it again"
         ) from error
     return found
 

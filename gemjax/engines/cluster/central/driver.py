@@ -179,8 +179,8 @@ class DividedCentral:
         self._version += 1
         found = self._driver.finish()
         small = [found[out] for out in self.commit_program.view_at(DRIVER)]
-        numbers = (np.asarray(found[out]) for out in self.commit_program.layout.report)
-        report = packed_report(dict(zip(self.reported, numbers, strict=True)), np.stack)
+        outs = zip(self.reported.items(), self.commit_program.layout.report, strict=True)
+        report = packed_report({name: np.asarray(found[out], kind) for (name, kind), out in outs}, np.stack)
         return Scattered(small, views), jax.tree.map(jnp.asarray, report)
 
     def warm_up(self, nothing: Scattered) -> None:

@@ -143,7 +143,7 @@ class Central:
           event: int32 [3]: worker, step, and 1 for a commit or 0 for a pull alone.
 
         Returns:
-          The worker's next view, packed; and the numbers of the report, in the order of ``reported``.
+          The worker's next view, packed; and the report, as :func:`packed_report` returns it.
         """
         self.shared, slot, view, report = self._commit(self.shared, self.slots[worker], packed, event)
         self.slots[worker], own = slot, iter(view.apart)

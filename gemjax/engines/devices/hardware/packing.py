@@ -148,4 +148,5 @@ def _is_exact(name: str, kind: Any, common: Any) -> bool:
         return True
     if jnp.issubdtype(kind, jnp.integer):
         return jnp.iinfo(kind).bits <= jnp.finfo(common).nmant
-    return jnp.promote_types(kind, common) == common
+    mine, others = jnp.finfo(kind), jnp.finfo(common)
+    return mine.nmant <= others.nmant and mine.bits <= others.bits

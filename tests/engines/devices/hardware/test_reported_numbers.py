@@ -8,7 +8,7 @@ import pytest
 import gemjax
 
 NARROW = {"loud": np.float16(0.5), "yes": np.bool_(True), "few": np.int16(-7), "tokens": np.int32(20_000_001)}
-NARROW |= {"ids": np.uint32(4_000_000_001), "third": np.float32(1 / 3)}
+NARROW |= {"ids": np.uint32(4_000_000_001), "third": np.float32(1 / 3), "tiny": jnp.float8_e4m3fn(0.5)}
 WIDE = {"count": np.int64(2**53 + 1), "most": np.uint64(2**64 - 1), "exact": np.float64(1 / 3)}
 
 

@@ -148,8 +148,8 @@ class CentralPrograms(abc.ABC):
             return self._local[worker]
         return self._settle(self._views[worker], self._local[worker], self._moved[worker])
 
-    def commit(self, worker: int, brought: tuple[Any, PyTree]) -> jax.Array:
-        """Dispatch the commit of a gradient and the pull that follows; return the report's array at once.
+    def commit(self, worker: int, brought: tuple[Any, PyTree]) -> PyTree:
+        """Dispatch the commit of a gradient and the pull that follows; return the report's arrays at once.
 
         The commit holds from then on, even if the worker is lost. :meth:`deliver` sends the pulled view.
 
@@ -179,7 +179,7 @@ class CentralPrograms(abc.ABC):
         self._at_central(worker, self.central.no_gradient(), commits=False)
         self.deliver(worker)
 
-    def _at_central(self, worker: int, packed: Packed, *, commits: bool) -> jax.Array:
+    def _at_central(self, worker: int, packed: Packed, *, commits: bool) -> PyTree:
         try:
             self._undelivered[worker], report = self.run_commit(worker, packed, commits=commits)
         except Exception as error:
@@ -187,11 +187,11 @@ class CentralPrograms(abc.ABC):
             raise RunFailedError(f"{self._central_in_words} failed at {what}: {error!r}") from error
         return report
 
-    def run_commit(self, worker: int, packed: Packed, *, commits: bool = True) -> tuple[Packed, jax.Array]:
+    def run_commit(self, worker: int, packed: Packed, *, commits: bool = True) -> tuple[Packed, PyTree]:
         """Dispatch the commit program alone; return the worker's packed next view, and the report."""
         return self.central.commit(worker, packed, event_of(worker, self.steps[worker], commits=commits))
 
-    def read(self, report: PyTree) -> list[float]:
+    def read(self, report: PyTree) -> list:
         """Wait for the numbers of a report and return them, in the order of ``reported``.
 
         Raises:
