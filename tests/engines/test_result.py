@@ -79,7 +79,7 @@ def test_a_sweep_is_described_in_a_line():
 
 
 def test_the_trace_of_applied_commits_is_found_though_some_rejected_ones_have_no_row():
-    """Those of a run on devices have none, and those of the simulation that continues it have."""
+    """Rejected rows of a run on devices are missing in its trace, but not those of the simulation that continues it."""
     rows = gemjax.Trace([0, 1, 0, 1])
     history = {name: getattr(rows, name) for name in ("worker", "pulled_at", "step", "time", "draw")}
     at = np.array([0, 0, 1, 2, 3])  # The second row was rejected on devices, the last one in the simulation.
