@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, u
 from gemjax.checkpoints.quiet import ignore_late_answers, quietly
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
+from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_path, check_positive_int
@@ -118,49 +118,40 @@ class Checkpoints:
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree.get("trace"), data)))
         with self._recovering(), lock.alone_in(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
-            ends, begun = contextlib.ExitStack(), threading.Lock()  # What the end of the write releases.
+            ends = contextlib.ExitStack()  # What the end of the write releases.
             ends.callback(lock.hold(self.folder))
-            try:
-                files.clean(self.folder)
-                if not wait:
-                    # A run that goes on donates the buffers of its state to the next commit.
-                    tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
-                if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
-                    what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
-                    warnings.warn(
-                        f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
-                        f"{files.SUPERSEDED}…",
-                        RunWarning,
-                        stacklevel=2,
-                    )
-                unfinished = files.unfinished(self.folder, len(trace))
-                kept = parts.keep(owners, unfinished)
-                ignore_late_answers()
-
-                def begin() -> Future:
-                    if not begun.acquire(blocking=False):
-                        raise RuntimeError("the write was given up")
-                    try:
-                        turn = turns.Write()
-                        ends.callback(turn.end)
-                        made = ocp.save_checkpointables_async(
-                            str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+            # Interrupted, Orbax would leave threads that wait without end, and with them the process.
+            with Held():
+                try:
+                    files.clean(self.folder)
+                    if not wait:
+                        # A run that goes on donates the buffers of its state to the next commit.
+                        tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
+                    if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
+                        what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
+                        warnings.warn(
+                            f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
+                            f"{files.SUPERSEDED}…",
+                            RunWarning,
+                            stacklevel=2,
                         )
-                    except BaseException:
-                        ends.close()
-                        raise
-                    return files.completed(
-                        parts.Written(made, kept, unfinished, turn), unfinished, self.folder / str(len(trace)), self.keep,
-                        ends.close, replaces_later=self.replaces_later,
-                    )  # fmt: skip
-
-                self._writing, interruption = turns.uninterrupted(begin)
-            except BaseException:
-                if begun.acquire(blocking=False):  # Otherwise the write has the folder until its end.
+                    unfinished = files.unfinished(self.folder, len(trace))
+                    kept = parts.keep(owners, unfinished)
+                    turn = turns.Write()
+                    ends.callback(turn.end)
+                    ignore_late_answers()
+                    response = ocp.save_checkpointables_async(
+                        str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+                    )
+                    turn.in_background()
+                    response = parts.Written(response, kept, unfinished, turn)
+                except BaseException:
                     ends.close()
-                raise
-        if interruption is not None:
-            raise interruption
+                    raise
+                checkpoint = self.folder / str(len(trace))
+                self._writing = files.completed(
+                    response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
+                )
         if wait:
             self.wait()
 

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gemjax.checkpoints.turns import reading, uninterrupted
+from gemjax.checkpoints.turns import reading
+from gemjax.engines.interrupts import Held
 
 LATE = "Event loop is closed"  # What asyncio raises where TensorStore answers.
 
@@ -17,22 +18,16 @@ def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]
     """Return ``(call(), None)`` of a call that reads, or ``(None, translate(error))`` if it raises.
 
     What Orbax warns of or logs is discarded. The original error is released here, together with the unfinished tasks that its
-    traceback holds: their destructors print tracebacks of their own.
+    traceback holds: their destructors print tracebacks of their own. The exception of a signal handler is held back: after an
+    interrupted call of Orbax the next one would find nothing.
     """
-
-    def read() -> tuple[Any, Exception | None]:
-        with reading(), discarding():
-            try:
-                return call(), None
-            except Exception as error:
-                translated = translate(error)
-            gc.collect()
-        return None, translated
-
-    found, interruption = uninterrupted(read)
-    if interruption is not None:
-        raise interruption
-    return found
+    with Held(), reading(), discarding():
+        try:
+            return call(), None
+        except Exception as error:
+            translated = translate(error)
+        gc.collect()
+    return None, translated
 
 
 @contextlib.contextmanager

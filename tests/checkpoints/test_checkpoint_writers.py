@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import errno
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +18,6 @@ from orbax.checkpoint import v1 as ocp
 import gemjax
 from gemjax import arrivals, testing
 from gemjax.checkpoints import CheckpointWriteError, files, lock, turns
-from gemjax.checkpoints.quiet import quietly
 
 _, PARAMS, _ = testing.quadratic()
 
@@ -91,171 +89,6 @@ def test_no_thread_reads_while_another_one_writes(first, second, free, monkeypat
         in_a_thread()
     in_a_thread()
     assert asked.free == [True, free, True]
-
-
-class Interrupted(BaseException):
-    pass
-
-
-class Alarm:
-    """Signals to the main thread that are handled before the thread that sends them goes on."""
-
-    def __init__(self):
-        self.handled = threading.Event()
-
-    def handle_by(self, act):
-        def handler(*_):
-            self.handled.set()
-            act()
-
-        signal.signal(signal.SIGALRM, handler)
-
-    def send(self):
-        self.handled.clear()
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
-        assert self.handled.wait(60)
-
-    def interrupt(self, monkeypatch, name):
-        """Send one inside of the next call of Orbax's function of that name."""
-        call = getattr(ocp, name)
-
-        def interrupted(*args, **options):
-            monkeypatch.setattr(ocp, name, call)
-            self.send()
-            return call(*args, **options)
-
-        monkeypatch.setattr(ocp, name, interrupted)
-
-
-def fail():
-    raise Interrupted
-
-
-@pytest.fixture
-def alarm():
-    before = signal.getsignal(signal.SIGALRM)
-    yield Alarm()
-    signal.signal(signal.SIGALRM, before)
-
-
-def test_a_signal_handler_may_read_and_write_during_a_read_or_write(tmp_path, alarm, monkeypatch):
-    """It cannot be in the thread of the call, so both end, one after the other."""
-    state, checkpoints, copies = like(), gemjax.Checkpoints(tmp_path / "a"), gemjax.Checkpoints(tmp_path / "b")
-    checkpoints.save(state, arrivals.Gamma(3).trace(1))
-    alarm.handle_by(lambda: copies.save(state, checkpoints.load(state)[1]))
-    alarm.interrupt(monkeypatch, "save_checkpointables_async")
-    checkpoints.save(state, arrivals.Gamma(3).trace(2))
-    alarm.interrupt(monkeypatch, "load_checkpointables")
-    assert len(checkpoints.load(state)[1]) == 2
-    assert copies.commits == [1, 2]
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_write_that_a_signal_handler_interrupts_is_finished(tmp_path, alarm, monkeypatch, wait):
-    """Orbax would leave threads for which the end of the process waits without end."""
-    alarm.handle_by(fail)
-    checkpoints = gemjax.Checkpoints(tmp_path)
-    alarm.interrupt(monkeypatch, "save_checkpointables_async")
-    with pytest.raises(Interrupted):
-        checkpoints.save(like(), arrivals.Gamma(3).trace(1), {"note": 1}, wait=wait)
-    assert checkpoints.commits == [1]
-    assert checkpoints.load(like())[2] == {"note": 1}
-
-
-def test_after_an_interrupted_read_the_next_one_finds_everything(tmp_path, alarm, monkeypatch):
-    alarm.handle_by(fail)
-    checkpoints = gemjax.Checkpoints(tmp_path)
-    checkpoints.save(like(), arrivals.Gamma(3).trace(1), {"note": 1})
-    for name in ("metadata", "load_checkpointables"):
-        alarm.interrupt(monkeypatch, name)
-        with pytest.raises(Interrupted):
-            checkpoints.load(like())
-        assert checkpoints.load(like())[2] == {"note": 1}
-
-
-def test_a_write_that_is_given_up_has_the_folder_until_its_end(tmp_path, alarm, monkeypatch):
-    """A second exception ends the wait for it. The next save waits: otherwise the older write would come last."""
-    alarm.handle_by(fail)
-    state, goes_on, save = like(), threading.Event(), ocp.save_checkpointables_async
-
-    def slow(*args, **options):
-        monkeypatch.setattr(ocp, "save_checkpointables_async", save)
-        alarm.send()
-        alarm.send()
-        goes_on.wait(60)
-        return save(*args, **options)
-
-    monkeypatch.setattr(ocp, "save_checkpointables_async", slow)
-    checkpoints = gemjax.Checkpoints(tmp_path)
-    with pytest.raises(Interrupted):
-        checkpoints.save(state, arrivals.Gamma(3).trace(10))
-    with monkeypatch.context() as patched:
-        patched.setattr(lock, "PATIENCE", 0)
-        with pytest.raises(CheckpointWriteError, match="has been writing there"):
-            checkpoints.save(state, arrivals.Gamma(3).trace(20))
-    goes_on.set()
-    checkpoints.save(state, arrivals.Gamma(3).trace(20))
-    assert checkpoints.commits == [10, 20]
-
-
-def test_a_read_inside_of_a_read_does_not_wait_for_it(monkeypatch):
-    """As that of the parts which actors have written."""
-    monkeypatch.setattr(turns, "_changed", asked := Asked())
-    error = lambda error: error
-    assert quietly(lambda: quietly(lambda: 5, error), error) == ((5, None), None)
-    assert asked.free == [True, True]
-
-
-def test_an_exception_that_is_to_be_raised_at_once_is(alarm):
-    end = threading.Event()
-
-    def at_once():
-        error = Interrupted()
-        error.at_once = True
-        raise error
-
-    alarm.handle_by(at_once)
-    with pytest.raises(Interrupted):
-        turns.uninterrupted(lambda: (alarm.send(), end.wait(60)))
-    end.set()
-
-
-def test_a_second_exception_ends_the_wait(alarm):
-    end, ended = threading.Event(), threading.Event()
-
-    def call():
-        alarm.send()
-        alarm.send()
-        end.wait(60)
-        ended.set()
-
-    alarm.handle_by(fail)
-    with pytest.raises(Interrupted):
-        turns.uninterrupted(call)
-    assert not ended.is_set()
-    end.set()
-    assert ended.wait(60)
-
-
-def test_the_error_of_a_call_follows_that_of_a_signal_handler(alarm):
-    def full(send):
-        if send:
-            alarm.send()
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        turns.uninterrupted(lambda: full(False))
-    alarm.handle_by(fail)
-    with pytest.raises(Interrupted):
-        turns.uninterrupted(lambda: full(True))
-
-
-def test_writes_do_not_wait_for_each_other():
-    write, other = turns.Write(), turns.Write()
-    for one in (write, other, other):
-        one.end()
-    with turns.reading():
-        pass
 
 
 @pytest.mark.slow
@@ -367,25 +200,6 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path):
         os.rmdir(tmp_path / "run")
         checkpoints.save(like(), arrivals.Gamma(3).trace(5))
         assert checkpoints.commits == [5]
-
-
-def test_a_signal_handler_that_saves_during_a_save_is_refused_at_once(tmp_path, monkeypatch):
-    """It would wait for itself."""
-    clean, told = files.clean, []
-
-    def interrupted(folder):
-        with pytest.raises(
-            CheckpointWriteError, match="this thread is saving there already; let the signal handler set"
-        ):
-            gemjax.Checkpoints(folder).save(like(), arrivals.Gamma(3).trace(6))
-        told.append(True)
-        clean(folder)
-
-    monkeypatch.setattr(files, "clean", interrupted)
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-    assert told == [True]
-    assert os.listdir(tmp_path) == ["5"]
 
 
 def test_a_system_without_more_threads_writes_none_and_keeps_no_lock(tmp_path, monkeypatch):

@@ -1,0 +1,134 @@
+"""Signal handlers that raise, read or write while a checkpoint is written or read."""
+
+import os
+import signal
+
+import pytest
+from checkpoints.states import like
+from orbax.checkpoint import v1 as ocp
+
+import gemjax
+from gemjax import arrivals
+from gemjax.checkpoints import CheckpointWriteError, files, turns
+
+FOUR = arrivals.Gamma(3).trace(4)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Return a function that lets a handler of SIGALRM act inside of the next call of one of Orbax's functions.
+
+    It returns a list, which has the name of the function when that call has ended.
+    """
+
+    def inside(name, act):
+        call, ended = getattr(ocp, name), []
+
+        def interrupted(*args, **options):
+            monkeypatch.setattr(ocp, name, call)
+            signal.raise_signal(signal.SIGALRM)
+            made = call(*args, **options)
+            ended.append(name)
+            return made
+
+        signal.signal(signal.SIGALRM, lambda *_: act())
+        monkeypatch.setattr(ocp, name, interrupted)
+        return ended
+
+    before = signal.getsignal(signal.SIGALRM)
+    yield inside
+    signal.signal(signal.SIGALRM, before)
+
+
+def fail():
+    raise Interrupted
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_write_that_a_handler_interrupts_is_finished(tmp_path, interrupt, wait):
+    """Orbax would leave threads for which the end of the process waits without end."""
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    ended = interrupt("save_checkpointables_async", fail)
+    with pytest.raises(Interrupted):
+        checkpoints.save(like(), FOUR, {"note": 1}, wait=wait)
+    assert ended
+    assert checkpoints.commits == [4]
+    assert checkpoints.load(like())[2] == {"note": 1}
+
+
+@pytest.mark.parametrize("name", ["metadata", "load_checkpointables"])
+def test_a_read_that_a_handler_interrupts_is_finished(tmp_path, interrupt, name):
+    """Otherwise the next one could find nothing in the checkpoint."""
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    checkpoints.save(like(), FOUR, {"note": 1})
+    ended = interrupt(name, fail)
+    with pytest.raises(Interrupted):
+        checkpoints.load(like())
+    assert ended
+    assert checkpoints.load(like())[2] == {"note": 1}
+
+
+def test_a_second_exception_is_raised_at_once_and_releases_the_folder(tmp_path, interrupt):
+    def fail_twice():
+        signal.raise_signal(signal.SIGUSR1)
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: fail())
+    try:
+        ended = interrupt("save_checkpointables_async", fail_twice)
+        checkpoints = gemjax.Checkpoints(tmp_path)
+        with pytest.raises(Interrupted):
+            checkpoints.save(like(), FOUR)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not ended
+    checkpoints.save(like(), FOUR)
+    assert checkpoints.commits == [4]
+
+
+def test_a_handler_may_read_and_write_during_a_read_or_write(tmp_path, interrupt):
+    checkpoints, copies = gemjax.Checkpoints(tmp_path / "a"), gemjax.Checkpoints(tmp_path / "b")
+    checkpoints.save(like(), arrivals.Gamma(3).trace(3))
+    copy = lambda: copies.save(like(), checkpoints.load(like())[1])
+    interrupt("save_checkpointables_async", copy)
+    checkpoints.save(like(), FOUR)
+    interrupt("load_checkpointables", copy)
+    assert checkpoints.load(like())[1] == FOUR
+    assert copies.commits == [3, 4]
+
+
+def test_a_handler_has_the_turn_of_its_thread_and_writes_do_not_wait_for_each_other():
+    with turns.reading(), turns.reading():
+        turns.Write().end()
+    write = turns.Write()
+    with turns.reading():
+        pass
+    write.in_background()
+    other = turns.Write()
+    for one in (write, other, other):
+        one.end()
+    with turns.reading():
+        pass
+
+
+def test_a_signal_handler_that_saves_during_a_save_is_refused_at_once(tmp_path, monkeypatch):
+    """It would wait for itself."""
+    clean, told = files.clean, []
+
+    def interrupted(folder):
+        with pytest.raises(
+            CheckpointWriteError, match="this thread is saving there already; let the signal handler set"
+        ):
+            gemjax.Checkpoints(folder).save(like(), arrivals.Gamma(3).trace(6))
+        told.append(True)
+        clean(folder)
+
+    monkeypatch.setattr(files, "clean", interrupted)
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    assert told == [True]
+    assert os.listdir(tmp_path) == ["5"]
