@@ -61,7 +61,7 @@ def check_untraced(params: PyTree, model_state: PyTree) -> None:
 
 
 def is_traced(*trees: PyTree) -> bool:
-    """Return True inside of ``jax.jit``, ``vmap`` or ``grad``, and if one of ``trees`` comes from there."""
+    """Return True inside of ``jax.jit``, and if one of ``trees`` comes from there or from ``vmap`` or ``grad``."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((trees, jnp.zeros([]))))
 
 

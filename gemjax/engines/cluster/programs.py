@@ -88,7 +88,7 @@ class ClusterPrograms(CentralPrograms):
         self._putting = threading.Lock()
         self._run = ""
         self._put: tuple[int, Any] = -1, None  # Version and reference of the last large view.
-        self._reports: dict[int, jax.Array] = {}  # Of each worker's last commit, if gradients are rounded.
+        self._reports: dict[int, PyTree] = {}  # Of each worker's last commit, if gradients are rounded.
         self._pickled_job()
 
     def _pickled_job(self) -> bytes:

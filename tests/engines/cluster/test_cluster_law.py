@@ -1,8 +1,9 @@
 """The law on a Ray cluster: the simulator repeats a run of actors from its record alone."""
 
+import jax
 import jax.numpy as jnp
 import pytest
-from engines.problems import Abreast, Behind, every_method, mlp, problem_of, samples_of_several_versions
+from engines.problems import Abreast, Behind, assert_close, every_method, mlp, problem_of, samples_of_several_versions
 from engines.test_law import COMMITS, SEED, WORKERS, assert_the_law, drop_in_front_of_gem
 
 import gemjax
@@ -52,3 +53,25 @@ def test_it_holds_for_samples_of_several_versions(cluster, x64):
     problem, make = samples_of_several_versions(), lambda n: gemjax.asgd(0.05, num_workers=n)
     result = on_the_cluster(cluster, make, problem, 30, gate=Abreast(WORKERS))
     assert_the_law(result, make, problem, rtol=1e-10)
+
+
+@pytest.mark.parametrize("setting", [("jax_random_seed_offset", 7), ("jax_high_dynamic_range_gumbel", True)])
+def test_actors_draw_with_the_settings_of_the_driver(cluster, setting):
+    name, value = setting
+    if not hasattr(jax.config, name):
+        pytest.skip(f"this JAX has no {name}")
+
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum((params - jax.random.gumbel(key, params.shape)) ** 2), (model_state, {})
+
+    problem, make = (loss_fn, jnp.zeros(4), lambda worker, step: 0.0), lambda n: gemjax.asgd(0.05, num_workers=n)
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        result = gemjax.run_on_cluster(make(WORKERS), *problem, 12, cluster=cluster)
+        replay = gemjax.simulate(make(WORKERS), *problem, result.trace)
+    finally:
+        jax.config.update(name, before)
+    assert_close(result.params, jax.device_get(replay.params), rtol=1e-5)
+    other = gemjax.simulate(make(WORKERS), *problem, result.trace)
+    assert abs(result.params - other.params).max() > 0.01

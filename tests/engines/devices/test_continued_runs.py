@@ -197,6 +197,14 @@ def test_a_trace_of_another_run_is_refused_before_anything_runs(tmp_path):
     gemjax.Checkpoints(tmp_path).save(late.state, late.trace)
 
 
+def test_the_state_of_a_whole_sweep_is_refused():
+    swept = gemjax.sweep(
+        lambda rate: gemjax.asgd(rate, 4), *QUADRATIC[:3], gemjax.arrivals.Gamma(4).trace(8), {"rate": [0.01, 0.02]}
+    )
+    with pytest.raises(ValueError, match="the state to continue from is of another"):
+        run(tx=ASGD, state=swept.state, recorded=gemjax.arrivals.Gamma(4).trace(8))
+
+
 def test_a_trace_of_another_length_is_refused_before_anything_runs():
     state = gemjax.initial_state(ASGD, QUADRATIC.params, num_workers=4)
     with pytest.raises(ValueError, match=r"has made 0 commits, but recorded= has 3"):

@@ -118,14 +118,14 @@ def test_a_state_that_does_not_match_the_trace_is_withheld(monkeypatch):
 
 def test_a_report_that_cannot_be_read_names_the_central_devices():
     programs = Programs.__new__(Programs)
-    programs.placement, programs.reported = gemjax.place(2), {}
+    programs.placement, programs.reported = gemjax.place(2), {"loss": np.dtype(np.float32)}
 
     class Lost:
         def __array__(self, *args, **options):
             raise RuntimeError("INTERNAL")
 
     with pytest.raises(gemjax.RunFailedError, match=r"central variable's devices \(cpu:8\) failed.*INTERNAL"):
-        programs.read(Lost())
+        programs.read({"": Lost()})
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

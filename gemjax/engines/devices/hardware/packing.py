@@ -104,49 +104,48 @@ def send(packed: Packed, place: Place) -> Packed:
     return Packed({dtype: jax.device_put(vector, there) for dtype, vector in packed.vectors.items()}, [])
 
 
-# Numbers that engines report; counts of commits are exact up to 16 million.
+# Numbers of a commit's report besides metrics; counts of commits are exact in float32 up to 16 million.
 OF_ENGINES = ("loss", "staleness", "applied", "dropped")
+FLOATS = ""  # Key of the vector of floats, which holds all numbers that are exact in it.
 
 
-def packed_report(named: Mapping[str, Any], stack: Callable[[list], Any] = jnp.stack) -> Any:
-    """Return the numbers in one vector of floats, and if that could not hold all, a vector for each type that it cannot hold.
+def packed_report(named: Mapping[str, Any], stack: Callable[[list], Any] = jnp.stack) -> dict[str, Any]:
+    """Return the numbers in one vector of floats, and those that are not exact in it in a vector per type.
 
-    >>> packed_report({"loss": jnp.float32(0.5), "tokens": jnp.int32(20_000_001)})[1]
-    {'int32': Array([20000001], dtype=int32)}
+    >>> packed_report({"loss": jnp.float32(0.5), "tokens": jnp.int32(20_000_001)})
+    {'': Array([0.5], dtype=float32), 'int32': Array([20000001], dtype=int32)}
     """
     common = _float_of(named["loss"].dtype)
-    vector = [value.astype(common) for name, value in named.items() if _is_exact(name, value.dtype, common)]
-    others: dict[str, list] = {}
+    vectors: dict[str, list] = {}
     for name, value in named.items():
-        if not _is_exact(name, value.dtype, common):
-            others.setdefault(np.dtype(value.dtype).name, []).append(value)
-    return (stack(vector), {kind: stack(values) for kind, values in others.items()}) if others else stack(vector)
+        key = _vector_of(name, value.dtype, common)
+        vectors.setdefault(key, []).append(value if key else value.astype(common))
+    return {key: stack(values) for key, values in vectors.items()}
 
 
-def unpacked_report(report: Any, reported: Mapping[str, np.dtype]) -> list:
+def unpacked_report(report: Mapping[str, Any], reported: Mapping[str, np.dtype]) -> list:
     """Wait for the numbers of :func:`packed_report`; return them in the order of ``reported``, their names and types."""
-    if not isinstance(report, tuple):
-        return np.asarray(report).tolist()
+    vectors = {key: iter(np.asarray(vector).tolist()) for key, vector in report.items()}
     common = _float_of(reported["loss"])
-    vector = iter(np.asarray(report[0]).tolist())
-    others = {kind: iter(np.asarray(values).tolist()) for kind, values in report[1].items()}
-    return [next(vector if _is_exact(name, kind, common) else others[kind.name]) for name, kind in reported.items()]
+    return [next(vectors[_vector_of(name, kind, common)]) for name, kind in reported.items()]
 
 
-def is_ready(report: Any) -> bool:
+def is_ready(report: Mapping[str, Any]) -> bool:
     """Return True if :func:`unpacked_report` would not wait."""
-    return all(part.is_ready() for part in jax.tree.leaves(report))
+    return all(vector.is_ready() for vector in report.values())
 
 
 def _float_of(loss: Any) -> Any:
     return jnp.promote_types(loss, jnp.float32)
 
 
-def _is_exact(name: str, kind: Any, common: Any) -> bool:
-    """Return True if a type's numbers are exact in floats of type ``common``."""
+def _vector_of(name: str, kind: Any, common: Any) -> str:
+    """Return the key of the vector for a number: that of the floats of type ``common``, if all of its type are exact there."""
     if name in OF_ENGINES or jnp.issubdtype(kind, jnp.bool_):
-        return True
+        return FLOATS
     if jnp.issubdtype(kind, jnp.integer):
-        return jnp.iinfo(kind).bits <= jnp.finfo(common).nmant
-    mine, others = jnp.finfo(kind), jnp.finfo(common)
-    return mine.nmant <= others.nmant and mine.bits <= others.bits
+        is_exact = jnp.iinfo(kind).bits <= jnp.finfo(common).nmant
+    else:
+        mine, others = jnp.finfo(kind), jnp.finfo(common)
+        is_exact = mine.nmant <= others.nmant and mine.bits <= others.bits
+    return FLOATS if is_exact else np.dtype(kind).name

@@ -101,6 +101,19 @@ def test_states_of_local_optimizers_travel(fake, x64):
     assert_replays(result, tx, problem, local=local)
 
 
+def test_constant_and_wide_metrics_are_exact(fake):
+    """A constant is in the program as a number of Python, whose type is another one."""
+    problem = mlp(jnp.float32)
+
+    def loss_fn(params, model_state, batch, key):
+        loss, (model_state, metrics) = problem.loss_fn(params, model_state, batch, key)
+        return loss, (model_state, metrics | {"half": jnp.asarray(0.5), "tokens": jnp.int32(20_000_001)})
+
+    result = run(GEM, problem._replace(loss_fn=loss_fn), 8)
+    assert set(result.history["tokens"].tolist()) == {20_000_001}
+    assert set(result.history["half"].tolist()) == {0.5}
+
+
 @pytest.mark.slow
 def test_keys_in_both_states(fake, x64):
     """Typed keys travel as integers."""

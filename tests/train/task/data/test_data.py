@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import re
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -244,6 +245,11 @@ WRONG = {
         "magic number 2051, not 2049",
     ),
     "short": (FILES[2], gzip.compress(idx(np.zeros((9, 28, 28)))[:-1]), "do not fill the shape"),
+    "negative": (
+        FILES[2],
+        gzip.compress(struct.pack(">4i", 2051, -9, -28, 28) + bytes(9 * 28 * 28)),
+        r"7056 bytes do not fill the shape \(-9, -28, 28\)",
+    ),
     "size": (FILES[2], gzip.compress(idx(np.zeros((9, 28, 27)))), r"shape \(28, 27\)"),
     "count": (FILES[1], gzip.compress(idx(np.zeros(22))), "23 images but 22 labels"),
     "label": (FILES[1], gzip.compress(idx(np.full(23, 10))), "a label above 9"),
