@@ -213,6 +213,7 @@ def test_a_run_can_be_continued_from_its_best_checkpoint(tmp_path):
 # --- Several
 
 
+@pytest.mark.slow
 def test_one_evaluation_serves_all_callbacks_of_a_call(tmp_path):
     evaluated = []
 

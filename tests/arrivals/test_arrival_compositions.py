@@ -163,6 +163,7 @@ def test_incidents_do_not_change_other_workers():
         np.testing.assert_array_equal(mine[:count], other[:count])
 
 
+@pytest.mark.slow
 def test_a_run_with_incidents_obeys_the_law():
     loss_fn, params, batches = gemjax.testing.quadratic()
     trace = WRAPPED["Incidents"].trace(60)
@@ -214,6 +215,7 @@ def test_behind_a_barrier_views_are_those_of_the_last_meeting():
     assert [sorted(trace.worker[k : k + 3]) for k in (0, 3)] == [[0, 1, 2]] * 2
 
 
+@pytest.mark.slow
 def test_behind_a_barrier_asgd_is_synchronous_sgd():
     """N gradients at one point, each with weight 1/N: one step on their mean."""
     loss_fn, params, batches = gemjax.testing.quadratic(noise=0.0)

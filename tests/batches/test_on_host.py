@@ -87,6 +87,7 @@ def test_a_continued_run():
     assert_same_bits(run(batches, state=begun.state).state, run(KINDS["epochs"]).state)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_mapped_into_memory(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, DATA["x"])

@@ -224,7 +224,11 @@ class Beyond(gemjax.batches.Rows):
 
 
 @pytest.mark.parametrize("row", [-1, 40])
-@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
+@pytest.mark.parametrize(
+    "local",
+    [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.1), 2), marks=pytest.mark.slow)],
+    ids=["gradients", "local steps"],
+)
 @pytest.mark.parametrize(
     "wrap", [lambda rows: rows, gemjax.OnHost, lambda rows: gemjax.FromSource(range(40), rows)], ids=["", "host", "source"]
 )  # fmt: skip

@@ -21,7 +21,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("params", TREES.values(), ids=TREES)
-@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("in_files", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_arrays_with_one_name_stay_two(tmp_path, params, in_files):
     tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.arrivals.RoundRobin(2).trace(6)
     loss = lambda params, batch: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))

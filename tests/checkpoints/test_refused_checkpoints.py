@@ -149,6 +149,7 @@ def test_metadata_that_are_not_json_are_refused_before_anything_is_written(tmp_p
         assert checkpoints.latest is None
 
 
+@pytest.mark.slow
 def test_a_method_whose_state_has_other_parts_without_arrays_is_named(tmp_path):
     """Orbax names none of them, and the checkpoint was called damaged."""
     with gemjax.Checkpoints(tmp_path) as checkpoints:

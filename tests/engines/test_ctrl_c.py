@@ -86,6 +86,7 @@ def test_a_finished_run_on_devices_has_its_result_also_if_it_is_interrupted_then
     assert len(ended.value.result.trace) == 40
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_while_the_result_is_gathered_ends_that(monkeypatch):
     """The devices may be those that hang."""
     monkeypatch.setattr(commits.CentralPrograms, "reached", pressing(commits.CentralPrograms.reached, 1))

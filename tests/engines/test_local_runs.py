@@ -383,6 +383,7 @@ def test_an_optimizer_in_half_precision_keeps_its_dtypes():
     assert_close(jax.device_get(result.params), again.params, rtol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 def test_an_optimizer_with_injected_hyper_parameters_keeps_the_dtypes_of_its_state(half):
     """The hyper-parameters are arrays of single precision, in which half precision would end."""

@@ -80,7 +80,7 @@ def assert_as_without(make, trace, result):
         assert_close(found.rows, expected.rows, rtol=1e-4)
 
 
-@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", "yellowfin"])
 def test_one_large_gradient_does_not_ruin_the_central_variable(name, window):
     trace, result = spiked_run(BY_NAME[name], 3e19, window=window)

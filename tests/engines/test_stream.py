@@ -108,6 +108,7 @@ def test_a_sweep_follows_the_stream(x64):
     np.testing.assert_array_equal(swept.history["draw"], run().history["draw"])
 
 
+@pytest.mark.slow
 def test_local_steps_draw_consecutive_batches():
     """In a plain loop over a copy of the stream each commit takes three batches, the period."""
     local = gemjax.LocalSteps(optax.sgd(0.1), 3)
@@ -159,6 +160,7 @@ def test_a_run_on_devices_replays():
     assert_replays(result)
 
 
+@pytest.mark.slow
 def test_rejected_gradients_draw_too():
     result = on_devices(batches=SPOILT)
     assert int(result.state.rejected) > 2

@@ -57,6 +57,7 @@ def test_every_platform_has_a_check():
         assert "is_finite" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_sound", [lambda before, after: all_finite(after), lambda *trees: stays_sound(*trees, trees[0])]
 )

@@ -57,6 +57,7 @@ def _merged(displacements, steps, tokens=None, merge="radial"):
     return np.asarray(updates)
 
 
+@pytest.mark.slow
 def test_weights_are_tokens_squared_per_step(x64):
     """16 tokens in 2 steps and 80 in 5; one-hot displacements show the weights."""
     found = _merged(np.eye(2), [2, 5], [8.0, 16.0], "mean")

@@ -29,6 +29,7 @@ def test_with_a_period_of_one_it_is_asgd(x64, alias):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_one_worker_it_is_its_local_optimizer(x64):
     tx = optax.sgd(0.05, momentum=0.9)
     x, state, expected = jnp.asarray(THETA_0), tx.init(jnp.asarray(THETA_0)), []

@@ -78,6 +78,7 @@ def test_an_exchange_keeps_the_sum(x64):
     np.testing.assert_allclose(params.sum() + own.sum(), 5.0 + NUM_WORKERS * 1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_default_strength_is_the_published_one(x64):
     found, expected = (run_locally(tx, gemjax.LocalSteps(optax.sgd(0.05), 2), TRACE.first(20))[0]
                        for tx in (gemjax.easgd(num_workers=NUM_WORKERS), easgd(0.9 / NUM_WORKERS)))  # fmt: skip

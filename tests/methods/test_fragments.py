@@ -118,6 +118,7 @@ def test_a_decoupled_quorum_of_all_with_equal_work_is_streaming_diloco(x64):
     )
 
 
+@pytest.mark.slow
 def test_a_member_sees_the_clock_of_its_fragment():
     """Worker 1 commits fragment a after two commits of a by worker 0, and b after one."""
     seen = []
@@ -139,6 +140,7 @@ def test_a_member_sees_the_clock_of_its_fragment():
     assert seen[4][2:] == (4.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_largest_exchange_falls_with_the_number_of_fragments():
     """The total is the same; a delay moves the pull to a later commit."""
     params = {f"layer_{k}": jnp.zeros(6) for k in range(6)}

@@ -208,6 +208,7 @@ def test_a_rejected_displacement_leaves_no_trace(x64):
     np.testing.assert_allclose(positions(runs[0])[returned], positions(runs[1])[returned], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_leader_of_a_group_without_a_commit_is_at_the_initial_parameters(x64):
     params, tx = jnp.zeros(1), lsgd(strength=0.5, groups=2, global_strength=0.0)
     updates, state = tx.update(jnp.array([-8.0]), tx.init(params), params, worker=0, value=jnp.array(0.1))

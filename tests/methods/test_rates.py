@@ -43,7 +43,9 @@ def rates(tx, commits):
     return found
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in METHODS if row.name not in OWN_RATE])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS if row.name not in OWN_RATE]
+)
 def test_every_method_reports_the_rate_that_it_applied(row):
     found = rates(row(N, schedule), 5)
     expected = [schedule(clock) * row.factor(clock, N) for clock, _ in found]

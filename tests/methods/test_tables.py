@@ -104,6 +104,7 @@ def test_ringleader_refuses_nothing_and_uses_each_gradient_once_per_step_of_its_
     assert int(state.clock) == len(ORDER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "ringleader" else pytest.mark.slow) for n in TABLES])
 def test_workers_with_data_of_their_own_count_alike(name):
     """A fast worker draws ASGD to its own minimum; with a table the minimum of the sum is found."""

@@ -141,6 +141,7 @@ def test_times_that_no_timeline_can_show_are_refused():
         gemjax.timeline(cycle(0, 0, 0.0, 0.0, 0.5, 1e300, 0, 0))
 
 
+@pytest.mark.slow
 def test_a_long_run_takes_eight_bytes_per_number():
     """Events are read as a stream and not kept."""
 

@@ -171,6 +171,7 @@ def test_a_lost_worker_that_has_left_does_not_return(fake):
     assert members.absent == {1}
 
 
+@pytest.mark.slow
 def test_a_silent_actor_is_killed_and_returns(fake, tmp_path, monkeypatch):
     faults = gemjax.testing.Faults().hang(1, 2)
     only_silent(monkeypatch, lambda worker, step: ("hang", worker, step) in faults.injected)
@@ -366,6 +367,7 @@ def test_the_memory_of_a_sent_gradient_holds_the_next_one(fake):
     assert actor._compute._cache_size() == 1  # Nothing is compiled again.
 
 
+@pytest.mark.slow
 def test_a_second_cluster_that_would_wait_for_the_first_is_refused(fake):
     with gemjax.Cluster(N) as first:
         with pytest.raises(ValueError, match=r"need 3 CPU \(there are 0\): another cluster .* give it as cluster="):

@@ -53,6 +53,7 @@ def test_the_result_of_a_failed_continued_run_has_the_history_of_both_parts():
     np.testing.assert_array_equal(reached.history["staleness"], reached.trace.staleness)
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_after_faults_and_rejections():
     problem = poisoned(QUADRATIC, [(0, 1), (2, 3), (1, 9)])
     with Faults().fail(3, 2).fail(3, 8) as faults:
@@ -72,7 +73,7 @@ def test_a_simulated_run_is_continued_on_devices():
     assert_close(second.params, replay(second).params, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["asgd", "ringmaster"])
+@pytest.mark.parametrize("method", [pytest.param("asgd", marks=pytest.mark.slow), "ringmaster"])
 def test_a_simulated_run_with_rejected_or_dropped_commits_is_continued_on_devices(method):
     """Their rows are in the trace of the simulation, and not in that of the run that continues it."""
     tx = {"asgd": ASGD, "ringmaster": gemjax.ringmaster(0.02, 4, threshold=3)}[method]
@@ -114,7 +115,9 @@ def test_the_callback_may_end_the_run():
     assert_close(result.params, replay(result).params, rtol=1e-5)
 
 
-@pytest.mark.parametrize("callback_every", [1, 7, 40, 1000])
+@pytest.mark.parametrize(
+    "callback_every", [1, 7, pytest.param(40, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.slow)]
+)
 def test_the_callback_receives_every_commit_once(callback_every):
     rows = []
     with Faults().fail(0, 1).fail(1, 1).fail(2, 3, times=2).fail(3, 2, times=9) as faults:
@@ -125,6 +128,7 @@ def test_the_callback_receives_every_commit_once(callback_every):
     np.testing.assert_array_equal(np.concatenate([row["loss"] for row in rows]), result.history["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
 def test_arrays_of_the_caller_are_not_donated():
     """Commits donate their input; the caller's arrays may be on the central device."""

@@ -75,6 +75,7 @@ def test_a_central_variable_on_a_workers_device_is_warned_of():
         run(placement=gemjax.place(4, "colocated"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
 def test_more_workers_than_devices(devices):

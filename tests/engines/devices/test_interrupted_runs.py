@@ -30,6 +30,7 @@ def assert_interrupted(result, threshold=LIMIT):
     assert int(result.state.dropped) == 0
 
 
+@pytest.mark.slow
 @every_method("gem", only=lambda row: distinct(row) and row.converges_stale and not row.refuses)
 def test_the_law_holds(make, x64):
     problem = problem_of(make)

@@ -62,7 +62,16 @@ def test_a_view_that_cannot_be_sent_once_is_sent_again(name, tx, local, monkeypa
     assert (result.trace.worker == 1).sum() > 1
 
 
-@pytest.mark.parametrize("policy", [gemjax.Policy(), gemjax.Policy(max_staleness=2), gemjax.Policy(quorum=3)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        gemjax.Policy(),
+        *(
+            pytest.param(policy, marks=pytest.mark.slow)
+            for policy in (gemjax.Policy(max_staleness=2), gemjax.Policy(quorum=3))
+        ),
+    ],
+)
 def test_a_worker_whose_device_is_lost_is_retired(policy, monkeypatch, tmp_path):
     """After its third commit its device computes and receives nothing any more; the other workers continue."""
     first = run(3 * N, policy=gemjax.Policy(quorum=N))

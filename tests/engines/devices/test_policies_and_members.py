@@ -55,6 +55,7 @@ def test_a_barrier_waits_for_a_worker_that_repeats_its_step():
     assert all(set(row) == set(range(4)) for row in result.trace.worker.reshape(15, 4).tolist())
 
 
+@pytest.mark.slow
 def test_gradients_beyond_the_last_commit_are_used_when_one_is_refused():
     """More gradients are held than the run needs, until one of those that it committed is not finite."""
     with Faults().hang(3, 0).poison(0, 1).poison(1, 1).poison(2, 1) as faults:

@@ -131,6 +131,7 @@ def test_a_callback_that_blocks_workers_does_not_count_as_silence(tmp_path, monk
     assert "hang" not in [kind for kind, _ in log.noted]
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_while_it_hangs_is_dispatched_afterwards(tmp_path, monkeypatch):
     """It joins many times; no gradients queue up behind the unfinished one."""
     members, calls = gemjax.Members(4), []

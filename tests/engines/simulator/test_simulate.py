@@ -14,7 +14,7 @@ from gemjax.testing import run_in_python
 # --- Equality with the plain loop
 
 
-@every_method("gem", "lsgd", only=lambda row: not row.refuses)
+@every_method("gem", only=lambda row: not row.refuses)
 def test_equals_the_plain_loop(make, x64):
     """Float64, with late pulls, model state and keys."""
     problem = mlp(jnp.float64)
@@ -43,7 +43,11 @@ def test_one_worker_is_sequential_training():
     np.testing.assert_allclose(result.history["loss"], losses, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("tx", [optax.adam(0.05), optax.chain(optax.clip(1.0), optax.sgd(0.05))], ids=["adam", "chain"])
+@pytest.mark.parametrize(
+    "tx",
+    [optax.adam(0.05), pytest.param(optax.chain(optax.clip(1.0), optax.sgd(0.05)), marks=pytest.mark.slow)],
+    ids=["adam", "chain"],
+)
 def test_plain_optax_optimizers_are_wrapped(tx):
     result = run(QUADRATIC, lambda n: tx, LATE)
     wrapped = run(QUADRATIC, lambda n: gemjax.asynchronous(tx, n), LATE)

@@ -13,6 +13,7 @@ from gemjax import testing
 # --- Diagnostics
 
 
+@pytest.mark.slow
 def test_diagnostics_agree_with_their_formulas():
     """The formulas are applied to one commit at a time."""
     trace = gemjax.arrivals.Gamma(3).trace(12, seed=4)

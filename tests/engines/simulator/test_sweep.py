@@ -24,7 +24,7 @@ def sweep(problem, make, over, trace=LATE, **options):
     return gemjax.sweep(make, *problem[:3], trace, over, model_state=problem.model_state, **options)
 
 
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+@pytest.mark.parametrize("batched", [pytest.param(True, marks=pytest.mark.slow), False], ids=["batched", "one-by-one"])
 def test_a_threshold_is_swept(x64, batched):
     problem = quadratic()
     result = sweep(
@@ -39,6 +39,7 @@ def test_a_threshold_is_swept(x64, batched):
     assert result.table()[0]["dropped"] > result.table()[1]["dropped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
 def test_nothing_that_is_traced_is_kept(batched):
     with jax.checking_leaks():
@@ -328,7 +329,7 @@ def test_nothing_to_try_is_refused(over, options, message):
         sweep(quadratic(), gem, over, **options)
 
 
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+@pytest.mark.parametrize("batched", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["batched", "one-by-one"])
 def test_a_list_of_points_is_swept_and_each_run_is_evaluated_at_the_stops(batched):
     """The trace has late pulls, so commits are not arrivals."""
     points, seen = [{"rate": 0.02, "kappa": 2.0}, {"rate": 0.05, "kappa": 1.0}], {}

@@ -137,6 +137,7 @@ def test_commits_of_few_and_of_many_leaves_are_compared_after_the_same_gradient(
     assert measured == [(3, (3,)), (3, (3, 6)), (6, (6,)), (6, (6, 6))]
 
 
+@pytest.mark.slow
 def test_what_is_computed_before_a_commit_does_not_count_as_the_thread_of_the_commit():
     programs = bench_devices._programs({"a": jnp.zeros(12)})
 

@@ -123,6 +123,7 @@ def test_a_claim_is_run_judged_drawn_and_written(claim, inline, tmp_path, capsys
     assert image.imread(tmp_path / "pretended-small.png").shape[2] >= 3
 
 
+@pytest.mark.slow
 def test_pictures_for_papers_are_vectors_without_a_title_and_always_the_same(claim, inline, tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr("gemjax.telemetry.style.heading", lambda figure, title, subtitle: titles.append(title))
@@ -189,6 +190,7 @@ def test_a_claim_without_a_scale_for_cpus_says_so_and_all_leaves_it_out(claim, i
     assert [one.name for one in reproduce.parse(["all"])[1]] == ["pretended"]
 
 
+@pytest.mark.slow
 def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline, tmp_path, monkeypatch, capsys):
     def then(measured):
         assert len(measured.records) in (4, 5)  # Asked again with its own, it names nothing new.

@@ -110,7 +110,9 @@ def test_one_request_that_comes_as_two_signals_is_one(second, ends):
     signal.raise_signal(second)
 
 
-@pytest.mark.parametrize(("number", "status"), STATUS)
+@pytest.mark.parametrize(
+    ("number", "status"), [STATUS[0], *(pytest.param(*other, marks=pytest.mark.slow) for other in STATUS[1:])]
+)
 def test_a_run_that_a_signal_stops_continues_bit_for_bit(
     number, status, monkeypatch, tmp_path, capfd, tmp_path_factory
 ):

@@ -139,6 +139,7 @@ def test_evaluation_is_compiled_before_the_workers_begin(tiny, small, monkeypatc
     assert order[:2] == ["evaluate", "run"]
 
 
+@pytest.mark.slow
 def test_training_learns(small):
     config = dataclasses.replace(small, engine="simulate", epochs=6.0, batch_size=64, learning_rate=0.05)
     _, summary, _ = run(config)

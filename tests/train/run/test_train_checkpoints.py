@@ -98,6 +98,7 @@ def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
     assert written == [3]
 
 
+@pytest.mark.slow
 def test_an_interrupted_simulation_continues_bit_for_bit(tiny, small, monkeypatch, tmp_path):
     monkeypatch.setattr(training, "CALLBACK_EVERY", 5)
     config = dataclasses.replace(small, engine="simulate")

@@ -34,6 +34,7 @@ def test_policy_and_placement_of_a_run_come_from_flags(tiny, small):
     assert [len(names.split("+")) for names in (*begun["devices"], begun["central"])] == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_workers_are_called_back_by_a_flag(tiny, small):
     folder, summary, _ = run(dataclasses.replace(small, interrupt=1))
     assert summary["finished"]

@@ -63,6 +63,7 @@ def test_a_sweep_leaves_its_table_and_its_picture(small, pretended):
     assert Grid.load(folder.grid) == small
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize(
     "change",

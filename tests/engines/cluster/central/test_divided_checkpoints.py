@@ -143,6 +143,7 @@ def test_a_part_on_a_host_of_its_own_file_system_is_refused(names, fake, x64, tm
     assert os.path.exists(other) == (names == ("path",))
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_found(fake, x64, tmp_path):
     checkpoints = gemjax.Checkpoints(tmp_path)
     run(GEM, MATRICES, 4, callback=saving(checkpoints, 2), callback_every=1)

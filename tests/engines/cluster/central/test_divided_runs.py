@@ -18,6 +18,7 @@ from gemjax.engines.memory import Elsewhere, here
 from gemjax.testing import Faults
 
 
+@pytest.mark.slow
 def test_a_run_replays_and_is_continued(fake, x64, tmp_path):
     problem = mlp(jnp.float64)
     seen = []
@@ -101,6 +102,7 @@ def test_states_of_local_optimizers_travel(fake, x64):
     assert_replays(result, tx, problem, local=local)
 
 
+@pytest.mark.slow
 def test_constants_and_wide_metrics_are_exact(fake):
     """A constant is in the program as a number of Python, whose type is another one."""
     problem = mlp(jnp.float32)

@@ -83,6 +83,7 @@ def test_an_interrupted_benchmark_resumes_and_repeats_no_run(inline, capsys):
     assert image.imread("runs/benchmark/benchmark-quick.png").ndim == 3
 
 
+@pytest.mark.slow
 def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(inline, tmp_path):
     out = tmp_path / "out"
     command = ["benchmark", "--quick", "--out", str(out)]
@@ -108,6 +109,7 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     assert len(inline.made) == before + 5 * 19
 
 
+@pytest.mark.slow
 def test_rows_of_another_definition_are_dropped(inline, tmp_path):
     assert cli.main(["benchmark", "--quick"]) == 0
     content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
@@ -115,6 +117,7 @@ def test_rows_of_another_definition_are_dropped(inline, tmp_path):
     assert outcome.document(dataclasses.replace(SMALL, gradients=9600), {}, content)["rows"] == []
 
 
+@pytest.mark.slow
 def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(inline, tmp_path, monkeypatch):
     assert cli.main(["benchmark", "--quick"]) == 0
     content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
@@ -189,6 +192,7 @@ def test_what_the_benchmark_does_not_have_is_refused(flags, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_budget(capsys, tmp_path):
     assert cli.main(["benchmark", "--dry-run", "--work", str(tmp_path)]) == 0
     assert "every method is tuned with 40,000 gradients per setting" in " ".join(capsys.readouterr().out.split())

@@ -30,16 +30,16 @@ def count(model, shape, dtype=jnp.float32):
         # 0.27 million, arXiv:1512.03385 table 6; shortcuts without parameters, 689 normalised channels and their statistics.
         (CifarResNet(), 32, 269_722, 16 + 3 * 2 * (16 + 32 + 64)),
         # 0.46 million in the same table.
-        (CifarResNet(depth=32), 32, 464_154, None),
+        pytest.param(CifarResNet(depth=32), 32, 464_154, None, marks=pytest.mark.slow),
         # The form with one dense layer of PyTorch programs for CIFAR; LSGD's has two more.
         (VGG16(), 32, 14_728_266, 4_224),
-        (VGG16(hidden=(512, 512), dropout=0.5), 32, 15_253_578, 4_224),
+        pytest.param(VGG16(hidden=(512, 512), dropout=0.5), 32, 15_253_578, 4_224, marks=pytest.mark.slow),
         # arXiv:1605.07146 has 2.7 and 11.0 million.
         (WideResNet(), 32, 2_748_890, 16 + 64 * 3 + 64 + 128 * 3 + 128 + 256 * 4),
-        (WideResNet(widening=8), 32, 10_961_370, None),
+        pytest.param(WideResNet(widening=8), 32, 10_961_370, None, marks=pytest.mark.slow),
         # Those of torchvision's documentation.
         (AlexNet(), 224, 61_100_840, 0),
-        (ResNet50(), 224, 25_557_032, 26_560),
+        pytest.param(ResNet50(), 224, 25_557_032, 26_560, marks=pytest.mark.slow),
     ],
     ids=lambda value: type(value).__name__ if hasattr(value, "num_classes") else "",
 )
@@ -56,6 +56,7 @@ def test_the_transformer_has_the_documented_sizes(width, parameters):
     assert count(Transformer(width=width), (16,), jnp.int32) == (parameters, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [CifarResNet, CNN7])
 def test_half_the_width_is_about_a_quarter_of_the_parameters(model):
     whole, half = (count(model(width=width), (32, 32, 3))[0] for width in (1.0, 0.5))

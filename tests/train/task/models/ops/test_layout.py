@@ -99,6 +99,7 @@ def test_pooling_takes_the_largest_and_sends_its_gradient_there(size, stride, pa
     np.testing.assert_array_equal(*both(images))
 
 
+@pytest.mark.slow
 def test_a_tie_in_a_pool_sends_its_gradient_to_one_place():
     gradient = jax.jit(jax.grad(lambda images: max_pool(images, 2, 2).sum()))(jnp.ones((1, 2, 2, 1)))
     np.testing.assert_array_equal(gradient[0, :, :, 0], [[1, 0], [0, 0]])
