@@ -25,7 +25,7 @@ from train.common.files import FULL, in_words
 READ_AT_ONCE = 4096
 """Records per read."""
 
-DAMAGE = (RuntimeError, OSError, ValueError, KeyError, IndexError, ParseError, DecodeError)
+DAMAGE = (RuntimeError, OSError, ValueError, KeyError, IndexError, AssertionError, ParseError, DecodeError)
 """Errors of TFDS, array_record and protobuf about a damaged set."""
 
 Columns = dict[str, np.ndarray]
@@ -87,8 +87,12 @@ def prepare(builder: tfds.core.DatasetBuilder, manual_dir: str | None = None) ->
 def _read_splits(builder: tfds.core.DatasetBuilder) -> dict[str, Columns]:
     if not {"train", "test"} <= set(builder.info.splits):
         raise DataError(f"{builder.data_dir}: there are no splits train and test")
-    read_split = read_text if "text" in builder.info.features else read_images
-    return {split: read_split(builder, split) for split in builder.info.splits}
+    if "text" not in builder.info.features:
+        return {split: read_images(builder, split) for split in builder.info.splits}
+    texts = {split: read_text(builder, split) for split in builder.info.splits}
+    # Splits of images have different numbers of records; each of these has one, so files of splits may be interchanged.
+    builder.check_texts({split: columns["text"].tobytes() for split, columns in texts.items()})
+    return texts
 
 
 def read_images(builder: tfds.core.DatasetBuilder, split: str) -> Columns:

@@ -3,12 +3,14 @@
 import gzip
 import hashlib
 import io
+import itertools
 import tarfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from train.common.errors import DataError
 from train.task.data import load as data
 from train.task.data import pack_cifar10_jpeg
 from train.task.data.builders import cifar10_jpeg
@@ -239,3 +241,24 @@ def test_pickles_are_not_read(tmp_path):
     np.savez(tmp_path / "pickled.npz", header=np.array([{"a": 1}], object))
     with pytest.raises(ValueError, match=r"is not an \.npz file with header, train_body"):
         cifar10_jpeg.read(tmp_path / "pickled.npz")
+
+
+def test_every_flipped_bit_in_headers_of_the_lossy_set_is_found(tmp_path):
+    """By NumPy or zipfile, whatever their error, or by the checksum of the arrays; in one sentence."""
+    write_jpegs(tmp_path / "whole.npz")
+    content, digest = (
+        (tmp_path / "whole.npz").read_bytes(),
+        cifar10_jpeg.digest(cifar10_jpeg.read(tmp_path / "whole.npz")),
+    )
+    # The headers of the first member; among their bits are those for a password and an unknown version.
+    headers = [content.index(b"PK\x03\x04"), content.index(b"PK\x01\x02")]
+    refused = 0
+    for byte, bit in itertools.product(itertools.chain(*(range(at, at + 46) for at in headers)), range(8)):
+        changed = bytearray(content)
+        changed[byte] ^= 1 << bit
+        (tmp_path / "changed.npz").write_bytes(changed)
+        try:
+            assert cifar10_jpeg.digest(cifar10_jpeg.read(tmp_path / "changed.npz")) == digest
+        except DataError:
+            refused += 1
+    assert refused > 200

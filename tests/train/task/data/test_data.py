@@ -139,12 +139,18 @@ def spoil_info(folder):
     (folder / "dataset_info.json").write_text('{"name": ')
 
 
+def spoil_version(folder):
+    """TFDS answers with an `AssertionError`."""
+    info = folder / "dataset_info.json"
+    info.write_text(info.read_text().replace('"version": "1.0.0"', '"version": "5.0.0"'))
+
+
 def spoil_all(folder):
     shutil.rmtree(folder)
     folder.mkdir()
 
 
-@pytest.mark.parametrize("spoil", [spoil_cut, spoil_byte, spoil_records, spoil_info, spoil_all])
+@pytest.mark.parametrize("spoil", [spoil_cut, spoil_byte, spoil_records, spoil_info, spoil_version, spoil_all])
 def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
     folder = own_copy / "gemjax_digits" / "1.0.0"
     spoil(folder)

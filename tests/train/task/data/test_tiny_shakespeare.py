@@ -42,6 +42,20 @@ def test_rows_are_the_text_and_each_token_is_predicted_once(folder):
     assert loaded.num_classes == 256
 
 
+@pytest.mark.parametrize("other", ["validation", "train"])
+def test_interchanged_splits_are_prepared_again(folder, other):
+    """Each is a whole file with one record, so TFDS finds nothing."""
+    expected = load(folder, 7)
+    split = lambda name: next((folder / "data").rglob(f"*-{name}.array_record*"))
+    first, second = split("test"), split(other)
+    first.rename(folder / "first")
+    second.rename(first)
+    (folder / "first").rename(second)
+    found = load(folder, 7)
+    for name in ("train", "validation", "test"):
+        np.testing.assert_array_equal(getattr(found, name)["tokens"], getattr(expected, name)["tokens"])
+
+
 @pytest.mark.parametrize(("length", "most"), [(0, 899), (-3, 899), (50, 49)])
 def test_a_length_that_gives_no_row_is_refused(folder, length, most):
     with pytest.raises(ValueError, match=rf"sequence_length must be in 1 … {most}, .*; got {length}"):

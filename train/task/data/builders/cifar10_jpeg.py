@@ -18,6 +18,9 @@ from train.task.data.builders.base import Builder
 FILE = "cifar10_jpeg75.npz"
 END_OF_IMAGE = b"\xff\xd9"
 
+DAMAGE = (OSError, ValueError, KeyError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""Errors of NumPy and zipfile about a damaged file; those about unknown versions and passwords are `RuntimeError`."""
+
 
 class Cifar10Jpeg(Builder, skip_registration=True):
     """CIFAR-10 (JPEG q75): 50,000 + 10,000 images, lossy; results are not comparable with published CIFAR-10 numbers.
@@ -66,9 +69,9 @@ def read(file: Path) -> dict[str, np.ndarray]:
     """
     names = ("header", *(f"{split}_{part}" for split in ("train", "test") for part in ("body", "offsets", "labels")))
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise DataError(f"{file} is not an .npz file with {', '.join(names)} ({error})") from None
 
 
