@@ -99,6 +99,7 @@ def tune_momentum(
         samples = state.samples.write(state.next_row(), _sample(velocity, sample), in_turn=True)
         total, measured = _total_momentum(samples, _sample(updates, sample), state.count, staleness)
         corrected = momentum + gain * jnp.where(measured, target - total, 0.0)
+        corrected = jnp.clip(corrected, -1.0, 1.0)  # The total of one extreme gradient may be of any size.
         if observe is not None:
             observe.scale("learning_rate", lambda: rate)
             observe("momentum", lambda: momentum)
@@ -144,7 +145,8 @@ def yellowfin(
     without momentum; compared with that, its real velocity :math:`v_s` shows the total.
 
     :math:`\alpha` relies on noise: if gradients vanish, it grows until it is too large, and with long delays a run may not
-    recover. A ``learning_rate`` below 1 is safer.
+    recover. A ``learning_rate`` below 1 is safer. After one gradient that is far larger than the others, :math:`\alpha` is tiny
+    for about :math:`1 / (1 - \beta)` commits and more, so clip gradients of which a few are extreme.
 
     Reductions: with one worker the measured total is :math:`\mu` itself, and the loop makes :math:`\mu` follow
     :math:`\mu^*`; ``closed_loop=False`` applies :math:`\mu^*`, which is YellowFin for one process.
@@ -186,7 +188,9 @@ def yellowfin(
         are more than 2N commits old, or computed at the initial parameters, measure nothing.
       3. The first commit is tuned, too (the code asks the user), and :math:`D` is computed from means that are already
         corrected.
-      4. Clipping (the code cuts gradients above :math:`\sqrt{h_{\max}}`), weight decay and the correction for sparse
+      4. :math:`\mu` stays in [-1, 1]. A gradient :math:`10^5` times larger than the others shows a total of that size, and
+         without the limits the velocity would grow until every commit is rejected.
+      5. Clipping (the code cuts gradients above :math:`\sqrt{h_{\max}}`), weight decay and the correction for sparse
          gradients are left to the chain.
     """
     check_learning_rate(learning_rate)

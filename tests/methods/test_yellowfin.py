@@ -56,6 +56,30 @@ def test_the_loop_brings_the_total_momentum_of_eight_workers_to_the_target():
     assert total > target + 0.1
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e5])
+def test_a_run_goes_on_after_gradients_of_zero_or_a_large_one(factor):
+    """Each shows a total momentum of any size, and without limits the momentum would be that times the gain."""
+    loss_fn, params, batches = testing.quadratic(dimension=4, noise=0.05)
+    odd = lambda worker, step: jnp.where(
+        (worker == 1) & (step >= 10) & (step < (16 if factor == 0 else 11)), factor, 1.0
+    )
+    result = gemjax.simulate(
+        gemjax.yellowfin(0.1, num_workers=4),
+        lambda params, batch: batch[0] * loss_fn(params, batch[1]),
+        params,
+        lambda worker, step: (odd(worker, step), batches(worker, step)),
+        arrivals.Gamma(4, machine_variation=0.6).trace(600, seed=3),
+        diagnostics=MOMENTA,
+    )
+    assert result.history["applied"].all()
+    assert np.abs(result.history["momentum"]).max() <= 1
+    if factor:  # The rate is tiny for thousands of commits, but nothing grows.
+        assert np.nanmax(np.abs(result.history["total_momentum"])) > 1e4
+        assert result.history["loss"][-1] < 2 * result.history["loss"][0]
+    else:
+        assert result.history["loss"][-1] < 0.01 * result.history["loss"][0]
+
+
 def test_the_momentum_may_become_negative():
     """The measured total is above the target throughout, because all gradients repeat the past of the others."""
     tx = gemjax.yellowfin(num_workers=2, gain=0.5)
