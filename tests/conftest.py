@@ -27,6 +27,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DAYS_KEPT = 7
+LONG_PAGE = "gemjax/README.md"  # Its examples take 14 seconds.
 
 
 def pytest_addoption(parser):
@@ -68,6 +69,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)  # After `-k` and `-m`.
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.nodeid.startswith(LONG_PAGE):
+            item.add_marker("slow")
     if config.getoption("--run-slow"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

@@ -33,6 +33,7 @@ IDIOMS = {
     r"(commits|gradients|steps|copies|events|lines|images|rows|bytes|µs|ms) a (second|commit|worker|gradient|round|device)":
         "per second, per commit, per worker, per gradient, per round, per device",
 }  # fmt: skip
+ANY_IDIOM = re.compile(rf"\b({'|'.join(IDIOMS)})(?!\w)", re.IGNORECASE)
 
 
 def docstrings(text):
@@ -66,6 +67,8 @@ def idioms(path, text):
     found = []
     for line, sentence in sentences(path, text):
         plain = " ".join(sentence.split())
+        if not ANY_IDIOM.search(plain):
+            continue
         for pattern, better in IDIOMS.items():
             hits = re.finditer(rf"\b({pattern})(?!\w)", plain, re.IGNORECASE)
             found += [f"line {line}: {hit[0]!r}; write {better}" for hit in hits]

@@ -150,6 +150,7 @@ def test_a_poisoned_gradient_is_rejected_once():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(result.params)))
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_may_be_released():
     """The others wait for its first commit, make twenty of their own, and wait for its second one."""
     commits = {1: threading.Event(), 2: threading.Event()}

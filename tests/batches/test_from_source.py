@@ -159,6 +159,7 @@ def test_a_run_is_continued():
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_worker_that_repeats_its_step_has_the_same_rows():
     with Faults().fail(worker=1, step=2, times=2) as faults:
         found = on_devices(FromSource(Source(), KINDS["epochs"](NUMBERS)), gate=Abreast(N, faults))

@@ -20,6 +20,7 @@ def test_sizes_of_the_models():
     assert speed.network(TINY).size == 8 * 4 + 4 + 4 * 3 + 3
 
 
+@pytest.mark.slow
 def test_a_loss_of_several_passes_is_their_mean():
     once, thrice = speed.network(TINY), speed.network(TINY, passes=3)
     batch = {"x": jnp.ones((2, 8)), "y": jnp.array([0, 2])}

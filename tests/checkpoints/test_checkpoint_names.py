@@ -18,9 +18,13 @@ TREES = {
     "a part of a name": {"a": X, "a.b": Y},
     "many": {"a": {"b": X}, "a.b": Y, "z": [X + n for n in range(12)]},
 }
+FAST = ("same shape", "an end")
 
 
-@pytest.mark.parametrize("params", TREES.values(), ids=TREES)
+@pytest.mark.parametrize(
+    "params",
+    [pytest.param(tree, id=name, marks=() if name in FAST else pytest.mark.slow) for name, tree in TREES.items()],
+)
 @pytest.mark.parametrize("in_files", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_arrays_with_one_name_stay_two(tmp_path, params, in_files):
     tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.arrivals.RoundRobin(2).trace(6)

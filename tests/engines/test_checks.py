@@ -36,7 +36,11 @@ def test_a_sweep_without_a_function():
 
 
 @every_engine
-@pytest.mark.parametrize("answer", [jnp.zeros(3), np.zeros(1), "stop"], ids=["array", "one number", "str"])
+@pytest.mark.parametrize(
+    "answer",
+    [jnp.zeros(3), *(pytest.param(answer, marks=pytest.mark.slow) for answer in (np.zeros(1), "stop"))],
+    ids=["array", "one number", "str"],
+)
 def test_a_callback_that_returns_something_else(engine, answer):
     with pytest.raises(TypeError, match=r"callback returned .*; return True to end the run, False or None to continue"):
         run(engine, callback=lambda *progress: answer)

@@ -195,6 +195,7 @@ def test_an_exception_between_a_chunk_and_its_history_leaves_both(monkeypatch):
     assert_same_bits(simulate(state=found).state, simulate().state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [(), (3, 7, 11, 17)])
 def test_a_result_of_two_moments_is_refused(bad):
     """Rejected gradients have rows in the trace of a simulation, and none in that of a run on devices."""

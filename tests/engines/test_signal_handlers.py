@@ -148,7 +148,7 @@ def test_in_another_thread_nothing_is_held():
     assert len(results[0].trace) == 40
 
 
-@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("at", [1, 2, *(pytest.param(at, marks=pytest.mark.slow) for at in range(3, 6))])
 def test_a_handler_of_ones_own_leaves_a_result_that_goes_on(at, monkeypatch, capfd):
     """Schedulers of clusters send SIGTERM; its usual handler exits."""
     history = simulator._history

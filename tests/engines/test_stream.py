@@ -169,6 +169,7 @@ def test_rejected_gradients_draw_too():
     assert_replays(result, batches=SPOILT)
 
 
+@pytest.mark.slow
 def test_dropped_gradients_draw_too():
     tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(3), optax.sgd(0.05)), num_workers=N)
     result = on_devices(tx=tx, gate=Behind(N, 3, by=2))  # Six others commit before each of worker 3.
@@ -177,6 +178,7 @@ def test_dropped_gradients_draw_too():
     assert_replays(result, tx)
 
 
+@pytest.mark.slow
 def test_a_worker_that_raises_repeats_its_batch():
     with Faults().fail(worker=2, step=1).fail(worker=0, step=3, times=2) as faults:
         result = on_devices(gate=Abreast(N, faults))

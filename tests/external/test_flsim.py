@@ -188,6 +188,7 @@ def test_an_optimizer_at_the_server(x64, server, inner):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_buffer_of_all_workers_with_momentum_is_diloco(x64):
     displacements, found = RNG.normal(size=(12, 3)), []
     inner = optax.trace(0.9, nesterov=True)

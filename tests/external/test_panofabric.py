@@ -66,6 +66,7 @@ def test_weights_are_tokens_squared_per_step(x64):
     np.testing.assert_allclose(_merged(np.eye(2), [2, 5], merge="mean"), [16 / 56, 40 / 56], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_radial_merge_keeps_the_weighted_radius(x64):
     direction = np.array([0.25, 0.75])
     found = _merged([[2.0, 0.0], [0.0, 4.0]], [1, 3])
@@ -75,6 +76,7 @@ def test_a_radial_merge_keeps_the_weighted_radius(x64):
     np.testing.assert_allclose(_merged([[2.0, 0.0]], [1]), [2.0, 0.0], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_syncer_merges_each_tensor(x64):
     """8 and 16 tokens in one step each weigh 0.2 and 0.8."""
     mean = np.array([0.2, 0.8])
@@ -100,6 +102,7 @@ def test_a_quorum_weighted_by_tokens_then_heloco(x64):
     np.testing.assert_allclose([params, view], [0.7275, 0.705], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_quorum_of_two_of_three_learners(x64):
     """10 and 30 tokens: one Nesterov step by 0.25 leads from 1 to 0.525, which the third learner pulls, too."""
     tx = gemjax.decoupled_diloco(1.0, 0.9, 3, buffer_size=2, merge="mean", tokens=[10.0, 10.0, 10.0], fragments=1)

@@ -105,6 +105,7 @@ def test_a_buffer_of_all_workers_is_diloco_without_momentum(x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_where_no_gradient_is_stale_it_is_rennala(x64):
     """Each worker commits once per round, and all pull after it."""
     order, expected = [w for _ in range(4) for w in range(3)], None

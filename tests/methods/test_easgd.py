@@ -95,6 +95,7 @@ def test_a_pull_without_a_commit_moves_no_position(x64):
         np.testing.assert_array_equal(view, [0.75])
 
 
+@pytest.mark.slow
 def test_at_strength_zero_workers_are_independent_in_step_too(x64):
     """All workers commit before any of them pulls; at strength 0 each is still SGD by itself."""
     trace, periods = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.RoundRobin(NUM_WORKERS), 2).trace(10)

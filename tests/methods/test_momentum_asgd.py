@@ -29,6 +29,7 @@ def test_one_worker_with_a_heavy_ball_is_momentum_sgd():
         np.testing.assert_array_equal(ours_updates, theirs_updates)
 
 
+@pytest.mark.slow
 def test_one_worker_computes_where_nesterov_does(x64):
     """In Bengio's coordinates, those of optax, the parameters of Nesterov momentum are the look-ahead."""
     order = [0] * 40

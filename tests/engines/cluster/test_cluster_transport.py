@@ -90,6 +90,7 @@ def test_an_actor_that_is_lost_leaves_and_joins(fake, tmp_path):
     assert "fault" not in kinds
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_again_and_again_is_retired(fake, tmp_path):
     fake.lose = lambda actor, method, arguments: method == "gradient" and actor == 1 and arguments[-1].step == 1
     with NotedLog(tmp_path / "log") as log, pytest.MonkeyPatch.context() as patch:

@@ -43,6 +43,7 @@ def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
     assert len(run(num_commits=60, state=second).history["loss"]) == 60  # The run is complete.
 
 
+@pytest.mark.slow
 def test_the_result_of_a_failed_continued_run_has_the_history_of_both_parts():
     def fail(progress):
         raise ZeroDivisionError

@@ -169,6 +169,7 @@ def test_a_full_disk_leaves_a_result(tmp_path):
     check_replay(failure.value.result)
 
 
+@pytest.mark.slow
 def test_commits_behind_the_one_that_fails_the_run_are_recorded(monkeypatch):
     """The second rejection in a round of a barrier fails the run; two more and an applied commit follow in that round."""
     num_workers, rounds, healthy = 5, 4, 4

@@ -48,6 +48,7 @@ def test_more_than_the_quorum_may_arrive_within_the_grace():
     np.testing.assert_array_equal(result.trace.pulled_at, np.repeat(np.arange(15) * 4, 4))
 
 
+@pytest.mark.slow
 def test_a_barrier_waits_for_a_worker_that_repeats_its_step():
     with Faults().slow(worker=3, seconds=0.2, first=2, last=2).fail(worker=3, step=2) as faults:  # So it comes last.
         result = run(policy=gemjax.Policy(quorum=4), gate=faults)
@@ -141,6 +142,7 @@ def test_a_worker_that_joins_before_the_members_close_takes_part():
     assert set(run(members=members).trace.worker) == {1}
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_and_joins_at_once_is_waited_for():
     """It is the only worker, and its thread is still busy with the earlier gradient."""
     members, joined = gemjax.Members(1), threading.Event()

@@ -67,6 +67,7 @@ def test_the_clock_of_the_roster_is_that_of_the_central_variable(monkeypatch):
     assert not np.any(differences)
 
 
+@pytest.mark.slow
 def test_gradients_in_flight_per_device_are_limited(monkeypatch):
     monkeypatch.setattr(Roster, "ROOM", 2)
     devices, most = jax.devices()[:3], [0]

@@ -43,6 +43,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gem", *(pytest.param(name, marks=pytest.mark.slow) for name in list(METHODS)[1:])])
 def test_a_sharded_central_variable_follows_the_law(method):
     make, options = METHODS[method]

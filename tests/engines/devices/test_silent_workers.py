@@ -67,6 +67,7 @@ def test_a_long_callback_does_not_count_as_silence(tmp_path, monkeypatch):
     assert len(result.trace) == 60
 
 
+@pytest.mark.slow
 def test_when_all_are_silent_the_run_fails_with_its_result(monkeypatch):
     with Faults().hang(0, 5).hang(1, 5).hang(2, 5).hang(3, 5) as faults:
         only_silent(monkeypatch, lambda worker, step: ("hang", worker, step) in faults.injected)

@@ -19,6 +19,7 @@ import gemjax
 from gemjax.testing import Faults, InjectedFaultError
 
 
+@pytest.mark.slow
 def test_a_hung_worker_stops_no_other():
     with Faults().hang(worker=2, step=1) as faults:
         result = run(gate=Abreast(4, faults, lost=lambda worker, step: worker == 2 and bool(faults.injected)))

@@ -19,6 +19,7 @@ def run(problem=QUADRATIC, **options):
     return gemjax.simulate(GEM, *problem[:3], LATE, model_state=problem.model_state, **options)
 
 
+@pytest.mark.slow
 @given(
     chunk_size=st.integers(1, 40),
     stops=st.lists(st.integers(-2, len(LATE) + 5), max_size=6),

@@ -40,6 +40,7 @@ def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
         assert_same_bits(resumed.history, whole.history)
 
 
+@pytest.mark.slow
 def test_a_column_that_only_one_part_of_a_run_reports_is_nan_in_the_other():
     first = run(QUADRATIC, gem, LATE, diagnostics=["gap"], chunk_size=4, callback=stop_after(1))
     second = run(QUADRATIC, gem, LATE, diagnostics=["update_norm"], state=first)

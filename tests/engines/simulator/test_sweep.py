@@ -24,6 +24,7 @@ def sweep(problem, make, over, trace=LATE, **options):
     return gemjax.sweep(make, *problem[:3], trace, over, model_state=problem.model_state, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [pytest.param(True, marks=pytest.mark.slow), False], ids=["batched", "one-by-one"])
 def test_a_threshold_is_swept(x64, batched):
     problem = quadratic()
@@ -378,6 +379,7 @@ def test_a_method_for_another_number_of_workers_is_refused():
         sweep(quadratic(), lambda rate: gemjax.gem(rate, num_workers=3), {"rate": RATES})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False])
 def test_what_at_stop_writes_into_a_state_stays_its_own(batched):
     def end(**options):

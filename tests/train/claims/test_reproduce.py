@@ -151,6 +151,7 @@ def test_a_folder_where_a_file_is_to_be_written_is_refused_before_any_run(claim,
     assert inline.made == []
 
 
+@pytest.mark.slow
 def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "PUBLISHED", tmp_path / "published")
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")
@@ -165,6 +166,7 @@ def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path,
     assert len(inline.made) == 8
 
 
+@pytest.mark.slow
 def test_the_scale_for_cpus_has_files_of_its_own(claim, inline, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "PUBLISHED", tmp_path / "published")
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")

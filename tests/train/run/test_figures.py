@@ -25,6 +25,7 @@ EDGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "nothing but commits" else pytest.mark.slow) for name in EDGES]
 )

@@ -112,6 +112,7 @@ def test_a_run_continues_from_its_first_checkpoint_if_all_others_fail(tiny, fail
     assert RunFolder("run").finished(COMMITS)
 
 
+@pytest.mark.slow
 def test_a_run_whose_first_checkpoint_fails_ends_before_its_first_commit(tiny, failing, capsys):
     failing[0] = "in the background"
     assert cli.main(tiny) == 1

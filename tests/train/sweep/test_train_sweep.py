@@ -228,6 +228,7 @@ def test_a_dry_run_tells_the_programs_and_leaves_nothing(small, capsys):
     assert not SweepFolder(small.out).path.exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_what_cannot_fit_says_so_with_a_status(small, monkeypatch, capsys):
     """And needs no data, of which only the shapes matter."""
     monkeypatch.setattr(memory, "_capacity", lambda device: 1000)

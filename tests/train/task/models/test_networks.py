@@ -200,6 +200,7 @@ def test_networks_that_fit_can_be_made(shape):
         assert count(build(name, shape, 10), shape, dtype)[0] > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NETWORKS if NETWORKS[name].side])
 def test_no_network_takes_images_below_its_least_size(name):
     side = NETWORKS[name].side
