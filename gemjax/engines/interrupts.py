@@ -1,6 +1,7 @@
 """Signals during a run: what their handlers raise is held back while its state is between two commits."""
 
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -11,14 +12,26 @@ from typing import Any, Self
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 
 
+def in_collector(frame: Any) -> bool:
+    """Return True if a signal arrived in a callback of Python's garbage collector, of which JAX has one.
+
+    Python ignores what is raised there, so the exception of a handler would be lost.
+    """
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None and frame.f_code not in callbacks:
+        frame = frame.f_back
+    return frame is not None
+
+
 class Held:
     """Exceptions of signal handlers, such as Ctrl-C, held back until the state of a run can be read.
 
     A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()``
     Python's handlers of ``ENDING`` are called at once, but the first exception of one is raised only in :meth:`open`, at
-    :meth:`check` or at the end, and the second one anywhere, as is one with a true attribute ``at_once``. If the run fails
-    meanwhile, the first one is raised at the end, with the ``result`` of that error. Handlers are replaced only in the main
-    thread, because no other one gets signals.
+    :meth:`check` or at the end, and the second one anywhere, as is one with a true attribute ``at_once``. In callbacks of the
+    garbage collector, where an exception would be lost, each is held back. If the run fails meanwhile, the first one is raised
+    at the end, with the ``result`` of that error. Handlers are replaced only in the main thread, because no other one gets
+    signals.
 
     Args:
       said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
@@ -86,11 +99,12 @@ class Held:
         try:
             self._before[number](number, frame)
         except BaseException as stop:
-            if self._opened or self._raised is not None or getattr(stop, "at_once", False):
+            at_once = self._opened or self._raised is not None or getattr(stop, "at_once", False)
+            if at_once and not in_collector(frame):
                 self._raised, self._let = None, stop
                 raise
             self._raised = stop
-            if self._said:
+            if self._said and not at_once:
                 name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
                 with contextlib.suppress(OSError):
                     os.write(2, f"\n{name}: {self._said}\n".encode())

@@ -1,6 +1,7 @@
 """Handlers of signals during a run: those of one's own, and those set while it runs."""
 
 import contextlib
+import gc
 import signal
 import sys
 import threading
@@ -104,6 +105,60 @@ def test_a_handler_that_leaves_the_next_signal_to_another_one_is_held(then):
         assert signal.getsignal(signal.SIGTERM) is then
     finally:
         signal.signal(signal.SIGTERM, before)
+    assert held
+
+
+@contextlib.contextmanager
+def pressing_in_collections():
+    """Let each collection of garbage get a signal in a callback, as JAX has one; Python ignores what is raised there."""
+
+    def callback(phase, info):
+        if phase == "start":
+            press()
+
+    gc.callbacks.append(callback)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(callback)
+
+
+@pytest.mark.parametrize("run", [simulate, run_on_devices])
+def test_a_signal_while_garbage_is_collected_in_a_callback_ends_the_run(run):
+    seen = []
+
+    def callback(progress):
+        seen.append(progress.commits)
+        if len(seen) == 1:
+            with pressing_in_collections():
+                gc.collect()
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        run(callback=callback, **({"callback_every": 8} if run is run_on_devices else {}))
+    assert len(stop.value.result.trace) < len(signals.TRACE)
+
+
+def test_exceptions_during_collections_are_held_back_whatever_they_say():
+    def stop(number, frame):
+        error = KeyboardInterrupt()
+        error.at_once = True
+        raise error
+
+    held = []
+
+    def run():
+        with Held():
+            with pressing_in_collections():
+                gc.collect()
+                gc.collect()
+            held.append(True)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     assert held
 
 

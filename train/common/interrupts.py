@@ -78,6 +78,8 @@ def end_at_once() -> None:
 
 def raise_again() -> None:
     """Let the next signal raise :class:`Interrupted` instead of ending the process."""
+    import gemjax.engines.interrupts  # noqa: F401 (imports JAX; a handler must not begin to, in the middle of an import)
+
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
             signal.signal(number, _raise)
@@ -102,8 +104,12 @@ def _end(number: int, *_: object) -> None:
     leave(status_of(number))
 
 
-def _raise(number: int, *_: object) -> None:
-    if not _is_echo(number):
+def _raise(number: int, frame: Any = None) -> None:
+    from gemjax.engines.interrupts import in_collector
+
+    if in_collector(frame):  # What is raised there is lost.
+        threading.Timer(0.02, os.kill, [os.getpid(), number]).start()
+    elif not _is_echo(number):
         _write("")
         raise Interrupted(number)
 

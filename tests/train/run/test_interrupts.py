@@ -1,11 +1,13 @@
 """Ctrl-C, SIGTERM and SIGHUP: a run ends with a checkpoint, or at once if there is nothing to save."""
 
+import gc
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,6 +110,24 @@ def test_one_request_that_comes_as_two_signals_is_one(second, ends):
     with pytest.raises(Interrupted):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(second)
+
+
+def test_a_signal_while_garbage_is_collected_is_raised_afterwards():
+    """JAX has a callback there, of which Python ignores what is raised."""
+    interrupts.end_at_once()
+    interrupts.raise_again()
+
+    def callback(phase, info):
+        if phase == "start":
+            signal.raise_signal(signal.SIGTERM)
+
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(callback)
+    with pytest.raises(Interrupted):
+        threading.Event().wait(20)
 
 
 @pytest.mark.parametrize(

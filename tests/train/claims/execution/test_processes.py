@@ -1,6 +1,8 @@
 """Runs in processes of their own: each with its own record, whatever becomes of others."""
 
 import dataclasses
+import multiprocessing
+from concurrent import futures
 
 import pytest
 
@@ -26,3 +28,16 @@ def test_each_run_gets_its_own_record_and_a_group_that_raises_takes_no_other_wit
         made, error = found[run]
         assert error is None
         assert made["train_loss"] == pytest.approx(record(run, machine)["train_loss"], rel=2e-3)
+
+
+def test_an_exception_while_the_first_process_starts_leaves_none(monkeypatch, capfd):
+    """It would find its semaphores gone, and print a traceback below the parent's last line."""
+
+    def interrupted(self, timeout=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(futures.Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Processes(1)
+    assert multiprocessing.active_children() == []
+    assert capfd.readouterr().err == ""
