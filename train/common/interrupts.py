@@ -17,6 +17,7 @@ DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 ECHO = 1.0
 
 _last = -ECHO  # Time of the last signal.
+_in_collector: Callable[[Any], bool] = lambda frame: False
 
 
 class Interrupted(KeyboardInterrupt):
@@ -78,7 +79,9 @@ def end_at_once() -> None:
 
 def raise_again() -> None:
     """Let the next signal raise :class:`Interrupted` instead of ending the process."""
-    import gemjax.engines.interrupts  # noqa: F401 (imports JAX; a handler must not begin to, in the middle of an import)
+    global _in_collector
+    # It imports JAX. The handler itself must import nothing: meanwhile TensorFlow Datasets may replace Python's `import`.
+    from gemjax.engines.interrupts import in_collector as _in_collector
 
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
@@ -105,9 +108,7 @@ def _end(number: int, *_: object) -> None:
 
 
 def _raise(number: int, frame: Any = None) -> None:
-    from gemjax.engines.interrupts import in_collector
-
-    if in_collector(frame):  # What is raised there is lost.
+    if _in_collector(frame):  # What is raised there is lost.
         threading.Timer(0.02, os.kill, [os.getpid(), number]).start()
     elif not _is_echo(number):
         _write("")
