@@ -1,9 +1,9 @@
 """Signals during a run: what their handlers raise is held back while its state is between two commits."""
 
 import contextlib
-import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -12,26 +12,15 @@ from typing import Any, Self
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 
 
-def in_collector(frame: Any) -> bool:
-    """Return True if a signal arrived in a callback of Python's garbage collector, of which JAX has one.
-
-    Python ignores what is raised there, so the exception of a handler would be lost.
-    """
-    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-    while frame is not None and frame.f_code not in callbacks:
-        frame = frame.f_back
-    return frame is not None
-
-
 class Held:
     """Exceptions of signal handlers, such as Ctrl-C, held back until the state of a run can be read.
 
     A commit takes the memory of the state before it, so an exception in between would lose the run. Inside ``with Held()``
     Python's handlers of ``ENDING`` are called at once, but the first exception of one is raised only in :meth:`open`, at
-    :meth:`check` or at the end, and the second one anywhere, as is one with a true attribute ``at_once``. In callbacks of the
-    garbage collector, where an exception would be lost, each is held back. If the run fails meanwhile, the first one is raised
-    at the end, with the ``result`` of that error. Handlers are replaced only in the main thread, because no other one gets
-    signals.
+    :meth:`check` or at the end, and the second one anywhere, as is one with a true attribute ``at_once``. Python ignores what
+    is raised in a finalizer or in a callback of the garbage collector, of which JAX has one; an exception that is lost there is
+    held back, too. If the run fails meanwhile, the first one is raised at the end, with the ``result`` of that error. Handlers
+    are replaced only in the main thread, because no other one gets signals.
 
     Args:
       said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
@@ -43,6 +32,7 @@ class Held:
         self._raised: BaseException | None = None
         self._let: BaseException | None = None  # The last exception of a handler that was raised in `open`.
         self._before: dict[int, Callable] = {}
+        self._report = sys.unraisablehook
 
     def __enter__(self) -> Self:
         try:
@@ -51,6 +41,7 @@ class Held:
                     if callable(before := signal.getsignal(number)):
                         self._before[number] = before
                         signal.signal(number, self._on_signal)
+                self._report, sys.unraisablehook = sys.unraisablehook, self._on_lost
             self._opened = False
         except BaseException:
             self._restore()
@@ -94,17 +85,24 @@ class Held:
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:  # A callback may have set another one.
                 signal.signal(number, before)
+        if sys.unraisablehook == self._on_lost:
+            sys.unraisablehook = self._report
+
+    def _on_lost(self, lost: Any) -> None:
+        if self._let is not None and lost.exc_value is self._let:
+            self._raised, self._let = self._let, None
+        else:
+            self._report(lost)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         try:
             self._before[number](number, frame)
         except BaseException as stop:
-            at_once = self._opened or self._raised is not None or getattr(stop, "at_once", False)
-            if at_once and not in_collector(frame):
+            if self._opened or self._raised is not None or getattr(stop, "at_once", False):
                 self._raised, self._let = None, stop
                 raise
             self._raised = stop
-            if self._said and not at_once:
+            if self._said:
                 name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
                 with contextlib.suppress(OSError):
                     os.write(2, f"\n{name}: {self._said}\n".encode())

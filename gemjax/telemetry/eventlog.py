@@ -1,10 +1,12 @@
 """The event log of a run: one JSON object per line, written during the run, read as data only."""
 
+import contextlib
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -13,9 +15,15 @@ from gemjax.protocol.trace import COLUMNS, Trace
 from gemjax.telemetry.order import Succession
 from gemjax.telemetry.schema import EVENTS, LONGEST_LINE, NEEDED, parse
 
+try:
+    import fcntl
+except ImportError:  # Not a Unix system.
+    fcntl = None
+
 __all__ = ["EVENTS", "NEEDED", "EventLog", "read", "trace_of"]
 
 LINE_BEGINS = b'{"event":"'
+IN_USE = "the log {} is in use by another run; wait for its end, or give each run a log of its own"
 
 
 class EventLog:
@@ -31,6 +39,8 @@ class EventLog:
     ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
     ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was lost.
 
+    One run at a time writes to a file, whatever the number of objects, threads and processes that have opened it.
+
     Args:
       path: the file; appended to if it exists, so a resumed run continues its log (a last line that a crash cut short is
         removed first).
@@ -41,9 +51,26 @@ class EventLog:
 
     def __init__(self, path: str | os.PathLike):
         check_path("path", path)
-        _drop_cut_line(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._used = threading.Lock()  # That of the file does not keep this object from itself.
+        with contextlib.suppress(BlockingIOError), self.alone():  # A run that goes on may have written half a line.
+            _drop_cut_line(path)
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other runs, of this process or another one, from writing to the file; engines do so during a run.
+
+        Raises:
+          BlockingIOError: if another one writes to it: a log with the events of both could not be read.
+        """
+        if not self._used.acquire(blocking=False):
+            raise BlockingIOError(IN_USE.format(self._file.name))
+        try:
+            with _locked(self._file):
+                yield
+        finally:
+            self._used.release()
 
     def write(self, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
@@ -141,6 +168,24 @@ def _check_cut_line(line: bytes) -> None:
     """Raise ``ValueError`` unless a cut line begins like an event; a file without line breaks may be anything."""
     if not line.startswith(LINE_BEGINS[: len(line)]):
         raise ValueError("the last line is neither whole nor the beginning of an event")
+
+
+@contextlib.contextmanager
+def _locked(file: IO) -> Iterator[None]:
+    """Lock an open file, which its holder may close, where the file system has locks."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(IN_USE.format(file.name)) from None
+        except OSError:  # Such as some network file systems.
+            pass
+    try:
+        yield
+    finally:
+        if fcntl is not None and not file.closed:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _drop_cut_line(path: str | os.PathLike) -> None:

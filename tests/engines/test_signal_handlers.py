@@ -138,6 +138,21 @@ def test_a_signal_while_garbage_is_collected_in_a_callback_ends_the_run(run):
     assert len(stop.value.result.trace) < len(signals.TRACE)
 
 
+@pytest.mark.parametrize("run", [simulate, run_on_devices])
+def test_a_signal_in_a_finalizer_in_a_callback_ends_the_run(run):
+    class Released:
+        def __del__(self):
+            press()
+
+    def callback(progress):
+        if progress.commits < 10:
+            Released()
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        run(callback=callback, **({"callback_every": 8} if run is run_on_devices else {}))
+    assert len(stop.value.result.trace) < len(signals.TRACE)
+
+
 def test_exceptions_during_collections_are_held_back_whatever_they_say():
     def stop(number, frame):
         error = KeyboardInterrupt()

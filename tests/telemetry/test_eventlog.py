@@ -231,6 +231,43 @@ def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
     assert all(0 <= event["began"] <= event["time"] for event in ready)
 
 
+@pytest.mark.parametrize("how", ["the same object", "another object"])
+def test_a_run_is_refused_a_log_that_another_one_writes(tmp_path, how):
+    """The events of both would be mixed, and neither could be read."""
+    path = tmp_path / "log.jsonl"
+    problem = testing.quadratic()
+    refused = []
+
+    def nested(progress):
+        with EventLog(path) as another:
+            try:
+                run(10, log=log if how == "the same object" else another)
+            except BlockingIOError as error:
+                refused.append(str(error))
+
+    def run(commits, **options):
+        return gemjax.run_on_devices(gemjax.asgd(0.1, num_workers=2), *problem, commits, num_workers=2, **options)
+
+    with EventLog(path) as log:
+        result = run(30, log=log, callback=nested, callback_every=10)
+        assert eventlog.trace_of(path, 2) == result.trace
+        again = run(40, log=log, state=result)  # Afterwards the log is free.
+    assert eventlog.trace_of(path, 2) == again.trace
+    assert set(refused) == {
+        f"the log {path} is in use by another run; wait for its end, or give each run a log of its own"
+    }
+
+
+def test_opening_a_log_that_is_being_written_removes_no_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventLog(path) as log, log.alone():
+        log._file.write('{"event":"start"')
+        log.flush()
+        EventLog(path).close()
+        log._file.write(',"time":0.0}\n')
+    assert [event["event"] for event in eventlog.read(path)] == ["start"]
+
+
 @pytest.fixture(scope="module")
 def mixed_log(tmp_path_factory):
     """Lines of the log of a run with a fault, rejects and a drop, interrupted and continued from an earlier commit."""

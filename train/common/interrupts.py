@@ -17,7 +17,6 @@ DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 ECHO = 1.0
 
 _last = -ECHO  # Time of the last signal.
-_in_collector: Callable[[Any], bool] = lambda frame: False
 
 
 class Interrupted(KeyboardInterrupt):
@@ -78,11 +77,22 @@ def end_at_once() -> None:
 
 
 def raise_again() -> None:
-    """Let the next signal raise :class:`Interrupted` instead of ending the process."""
-    global _in_collector
-    # It imports JAX. The handler itself must import nothing: meanwhile TensorFlow Datasets may replace Python's `import`.
-    from gemjax.engines.interrupts import in_collector as _in_collector
+    """Let the next signal raise :class:`Interrupted` instead of ending the process.
 
+    Python ignores what is raised in a finalizer or in a callback of the garbage collector, of which JAX has one; a signal that
+    is lost there is sent again.
+    """
+    report = sys.unraisablehook
+
+    def again(lost: Any) -> None:
+        global _last
+        if not isinstance(lost.exc_value, Interrupted):
+            report(lost)
+            return
+        _last = -ECHO
+        threading.Timer(0.02, os.kill, [os.getpid(), lost.exc_value.number]).start()
+
+    sys.unraisablehook = again
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
             signal.signal(number, _raise)
@@ -107,10 +117,8 @@ def _end(number: int, *_: object) -> None:
     leave(status_of(number))
 
 
-def _raise(number: int, frame: Any = None) -> None:
-    if _in_collector(frame):  # What is raised there is lost.
-        threading.Timer(0.02, os.kill, [os.getpid(), number]).start()
-    elif not _is_echo(number):
+def _raise(number: int, *_: object) -> None:
+    if not _is_echo(number):
         _write("")
         raise Interrupted(number)
 

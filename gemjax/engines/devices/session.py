@@ -99,7 +99,8 @@ class Run:
             programs = make_programs(begin)
             del begin, params, model_state
         history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
-        with make_waiters(programs) as waiters, contextlib.closing(programs), Held() as held:
+        alone = getattr(self.log, "alone", contextlib.nullcontext)()  # An object of the caller's may have only `write`.
+        with alone, make_waiters(programs) as waiters, contextlib.closing(programs), Held() as held:
             scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members, held)
             try:
                 stopped = scheduler.run(*self.callback)

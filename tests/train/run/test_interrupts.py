@@ -29,6 +29,7 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 def as_before(monkeypatch):
     """Give each test Python's own handlers, no earlier signal, and a clock whose time is constant."""
     monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than a run.
     monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
@@ -121,13 +122,16 @@ def test_a_signal_while_garbage_is_collected_is_raised_afterwards():
         if phase == "start":
             signal.raise_signal(signal.SIGTERM)
 
+    def collect():
+        gc.collect()
+        threading.Event().wait(20)
+
     gc.callbacks.append(callback)
     try:
-        gc.collect()
+        with pytest.raises(Interrupted):
+            collect()
     finally:
         gc.callbacks.remove(callback)
-    with pytest.raises(Interrupted):
-        threading.Event().wait(20)
 
 
 @pytest.mark.parametrize(
