@@ -8,7 +8,7 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol import diagnostics
-from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum, shown
+from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_momentum, numbers, shown
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.slots import Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
@@ -213,9 +213,14 @@ def gem(
 def _check_clamp(clamp: tuple[float, float] | None) -> None:
     if clamp is None:
         return
-    numbers = isinstance(clamp, (tuple, list)) and all(isinstance(bound, (int, float)) for bound in clamp)
-    if not (numbers and len(clamp) == 2 and clamp[0] <= clamp[1]):
-        raise ValueError(f"clamp must be None or a pair (lowest, highest) with lowest <= highest, got {shown(clamp)}")
+    try:
+        lowest, highest = numbers("clamp", clamp)
+        if not any(isinstance(bound, jax.core.Tracer) for bound in (lowest, highest)) and not lowest <= highest:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"clamp must be None or a pair (lowest, highest) with lowest <= highest, got {shown(clamp)}"
+        ) from None
 
 
 def _energy_ratio(scaled: PyTree, params: PyTree, stale: PyTree, m: PyTree, kappa: Any) -> jax.Array:

@@ -128,10 +128,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(monkeypatch, c
     assert "cannot be written (No such file or directory); name another file" in capsys.readouterr().err
 
 
-def test_numbers_must_be_positive(capsys):
+@pytest.mark.parametrize(
+    ("given", "message"), [("0", "must be at least 1, got 0"), ("1e3", "must be a whole number, got '1e3'")]
+)
+def test_numbers_must_be_positive(given, message, capsys):
     with pytest.raises(SystemExit):
-        command.main(["--workers", "0"])
-    assert "must be at least 1, got 0" in capsys.readouterr().err
+        command.main(["--workers", given])
+    assert f"argument --workers: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

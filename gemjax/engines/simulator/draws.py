@@ -1,5 +1,6 @@
 """A search for random numbers that ``jax.vmap`` changes: JAX's generators rbg and unsafe_rbg draw such."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,19 +11,23 @@ from gemjax.engines.transition import RunState, Transition, view_of
 from gemjax.protocol import slots
 from gemjax.protocol.trace import Events
 
+PyTree = Any
 DRAWS = ("random_bits", "random_gamma")  # Primitives that take a key and return numbers.
 
 
-def are_alike(transition: Transition, batches: Any, events: Events, state: RunState, *, commits: bool) -> bool:
+def are_alike(
+    make: Callable[[Any], Transition], given: PyTree, batches: Any, events: Events, state: RunState, *, commits: bool
+) -> bool:
     """Return True unless a gradient draws from keys whose numbers ``jax.vmap`` changes, or with ``commits`` a commit does.
 
     Keys may be of the default generator, or made by batches, loss or method, or come with the model state. ``state`` may be
-    that of ``jax.eval_shape``; of the batches one is read.
+    that of ``jax.eval_shape``; of the batches one is read. ``make(given)`` is called with traced numbers.
     """
     one = Events(*(column[:1] for column in events))
     own, selection = batches.gather(select(batches, one.worker, one.step, one.draw))
 
-    def arrive(state: RunState, data: Any, worker: Any, step: Any, selection: Any):
+    def arrive(given: PyTree, state: RunState, data: Any, worker: Any, step: Any, selection: Any):
+        transition = make(given)
         store, join, shared = slots.split(state)
         mine = join(slots.take(store, worker), shared)
         params = view_of(mine).params
@@ -34,7 +39,7 @@ def are_alike(transition: Transition, batches: Any, events: Events, state: RunSt
         )
 
     first = jax.tree.map(lambda column: column[0], (one.worker, one.step, selection))
-    return not _draws(jax.make_jaxpr(arrive)(state, batches.data if own is None else own, *first).jaxpr)
+    return not _draws(jax.make_jaxpr(arrive)(given, state, batches.data if own is None else own, *first).jaxpr)
 
 
 def _draws(program: Any) -> bool:

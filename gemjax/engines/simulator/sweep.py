@@ -1,7 +1,7 @@
 """Simulated runs over a grid of hyper-parameters and seeds, in one compiled program."""
 
+import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -188,7 +188,8 @@ def sweep(
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
     if steps is not None:
-        warn_of_two_rates(make(**first), starts[0], steps)
+        with contextlib.suppress(ValueError):  # The first point may be out of range, as later ones may.
+            warn_of_two_rates(make(**first), starts[0], steps)
     data = [offload_if_needed(one, needed, default_device(), advice=advice) for one in data]
     data = data if steps is None else [LocalBatches(one, steps) for one in data]
     events = [one.events() for one in traces]
@@ -207,9 +208,9 @@ def sweep(
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
     if batched and cuts:
-        of_one = transition(lanes[0], starts[0])
-        state_of_one = jax.eval_shape(functools.partial(begin, lanes[0]), starts[0])  # Of the same numbers, not traced.
-        batched = draws.are_alike(of_one, data[0], events[0], state_of_one, commits=True)
+        make_one = lambda lane: transition(lane, starts[0])
+        state_of_one = jax.eval_shape(begin, lanes[0], starts[0])
+        batched = draws.are_alike(make_one, lanes[0], data[0], events[0], state_of_one, commits=True)
     compiled: Callable = in_one_batch if batched else one_by_one
     state, run_chunk = compiled(begin, step, lanes, starts)
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)

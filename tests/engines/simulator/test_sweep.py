@@ -50,6 +50,27 @@ def test_nothing_that_is_traced_is_kept(batched):
     assert result.state.commits.tolist() == [20] * 4
 
 
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+@pytest.mark.filterwarnings("ignore::gemjax.RunWarning")  # Of two learning rates.
+@pytest.mark.parametrize("rates", [[float("nan"), 0.05], [0.05, float("nan")]], ids=["first", "last"])
+def test_a_value_out_of_range_is_a_run_like_others_wherever_it_stands(rates, batched):
+    trace = gemjax.arrivals.Gamma(4).trace(20)
+    local = lambda rate: gemjax.LocalSteps(optax.sgd(0.1), 2)
+    result = sweep(quadratic(), gem, {"rate": rates}, trace, batched=batched, local=local)
+    assert result.state.rejected.tolist() == [20 * np.isnan(rate) for rate in rates]
+
+
+def test_bounds_of_the_clamp_are_swept():
+    make = lambda high: gemjax.gem(0.05, num_workers=4, clamp=(0.0, high))
+    highs, trace, problem = [0.5, 5.0], gemjax.arrivals.Gamma(4).trace(20), quadratic()
+    result = sweep(problem, make, {"high": highs}, trace)
+    for run, high in enumerate(highs):
+        alone = gemjax.simulate(make(np.float32(high)), *problem[:3], trace)
+        assert_close(jax.tree.map(lambda x, run=run: x[run], result.params), alone.params, rtol=1e-5)
+    low, high = (jax.tree.leaves(jax.tree.map(lambda x, run=run: x[run], result.params)) for run in (0, 1))
+    assert any(np.abs(one - other).max() > 1e-3 for one, other in zip(low, high, strict=True))
+
+
 @pytest.mark.slow
 def test_strengths_of_anchors_and_counts_of_tokens_are_swept(x64):
     problem, plain = quadratic(), gemjax.LocalSteps(optax.sgd(0.05), 2)
