@@ -177,6 +177,7 @@ class Own(Rows):
         return np.asarray(worker, np.int32)[:, None]
 
 
+@pytest.mark.slow
 def test_a_worker_with_late_rows_does_not_delay_others():
     """Row 1 is given twice, and then blocked until the three others have made twenty commits; then they wait for it."""
     enough, given = threading.Event(), []

@@ -234,6 +234,7 @@ def test_a_lock_that_has_gone_stale_is_tried_again_and_other_errors_are_reported
         assert checkpoints.commits == [5]
 
 
+@pytest.mark.slow
 def test_the_newest_is_loaded_though_it_is_removed_between_its_choice_and_its_reading(tmp_path, monkeypatch):
     with gemjax.Checkpoints(tmp_path, keep=1) as writer:
         writer.save(like(), arrivals.Gamma(3).trace(5))

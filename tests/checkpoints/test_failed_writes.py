@@ -121,6 +121,7 @@ def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path, wait):
     gc.collect()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_replacement_is_incomplete_is_restored(tmp_path, monkeypatch):
     """The state of the folder after a crash during the write."""
     interrupted, trace, write = gemjax.Checkpoints(tmp_path), arrivals.Gamma(3).trace(5), concurrent.futures.Future()

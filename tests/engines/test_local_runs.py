@@ -111,6 +111,7 @@ def test_a_continued_run_is_the_run_that_did_not_stop():
         assert_same_bits(joined, whole.history)
 
 
+@pytest.mark.slow
 def test_a_pull_alone_does_not_change_the_local_optimizer():
     calls, states = itertools.count(), []
     simulated(chunk_size=1, callback=lambda progress: states.append(jax.device_get(progress.state())) and next(calls))

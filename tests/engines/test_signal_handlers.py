@@ -123,7 +123,7 @@ def pressing_in_collections():
         gc.callbacks.remove(callback)
 
 
-@pytest.mark.parametrize("run", [simulate, run_on_devices])
+@pytest.mark.parametrize("run", [simulate, pytest.param(run_on_devices, marks=pytest.mark.slow)])
 def test_a_signal_while_garbage_is_collected_in_a_callback_ends_the_run(run):
     seen = []
 
@@ -138,7 +138,7 @@ def test_a_signal_while_garbage_is_collected_in_a_callback_ends_the_run(run):
     assert len(stop.value.result.trace) < len(signals.TRACE)
 
 
-@pytest.mark.parametrize("run", [simulate, run_on_devices])
+@pytest.mark.parametrize("run", [simulate, pytest.param(run_on_devices, marks=pytest.mark.slow)])
 def test_a_signal_in_a_finalizer_in_a_callback_ends_the_run(run):
     class Released:
         def __del__(self):

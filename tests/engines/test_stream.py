@@ -55,6 +55,7 @@ def test_the_run_is_that_of_a_plain_event_loop(model):
     np.testing.assert_array_equal(run(trace).history["row"], expected)
 
 
+@pytest.mark.slow
 def test_it_is_that_of_the_naive_reference(x64):
     assert_close(run().params, run_in_python(GEM, loss_fn, jnp.zeros(3), STREAM, LATE), rtol=1e-10)
 

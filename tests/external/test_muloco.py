@@ -42,6 +42,7 @@ class HeavyBall:
         return -0.02 * self.velocity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("H", [pytest.param(1, marks=pytest.mark.slow), 30])
 def test_diloco_is_its_outer_step(x64, H):
     expected = muloco_1(np.zeros(3), HeavyBall(), 6, H)

@@ -42,6 +42,7 @@ def _scalars(tx, displacements):
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_two_scalar_steps(x64):
     found = _scalars(gemjax.heloco(1.0, 0.9, 1), [0.1, 0.1])
     np.testing.assert_allclose(found, [[0.891, 0.882, 0.01], [0.7739, 0.7568, 0.019]], rtol=1e-12)

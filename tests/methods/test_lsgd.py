@@ -120,6 +120,7 @@ def test_without_group_pulls_groups_make_no_difference(x64):
     np.testing.assert_allclose(positions(with_groups), positions(result), rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_the_global_anchor_changes_at_global_pulls_only():
     """Worker 0 pulls globally at every second of its exchanges, whatever the others do."""
     params, tx = jnp.zeros(1), lsgd(strength=0.0, groups=2, global_period=2, anchors=True)

@@ -108,6 +108,7 @@ def test_half_precision_loses_no_step():
         np.testing.assert_array_equal(result.history[name].astype(float), [1, 1])
 
 
+@pytest.mark.slow
 def test_the_local_optimizer_receives_each_steps_loss():
     """A local optimizer may depend on it; here every update is the loss."""
 

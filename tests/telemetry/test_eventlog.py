@@ -231,7 +231,7 @@ def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
     assert all(0 <= event["began"] <= event["time"] for event in ready)
 
 
-@pytest.mark.parametrize("how", ["the same object", "another object"])
+@pytest.mark.parametrize("how", [pytest.param("the same object", marks=pytest.mark.slow), "another object"])
 def test_a_run_is_refused_a_log_that_another_one_writes(tmp_path, how):
     """The events of both would be mixed, and neither could be read."""
     path = tmp_path / "log.jsonl"

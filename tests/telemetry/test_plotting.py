@@ -96,6 +96,7 @@ def test_without_commits_there_is_nothing_to_draw(empty):
         plotting.plot_run(empty, N)
 
 
+@pytest.mark.slow
 def test_many_workers_and_commits_make_a_small_figure(tmp_path):
     many = history(50_000, worker=np.arange(50_000) % 1000)
     figure = plotting.plot_run(many, 1000)

@@ -117,6 +117,7 @@ class OnlyAtFirst:
             raise OSError("the file is gone")
 
 
+@pytest.mark.slow
 def test_a_run_ends_if_no_restarted_worker_can_begin_it(fake, monkeypatch):
     monkeypatch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
     monkeypatch.setattr("gemjax.engines.devices.roster.Roster.LOSSES", 3)
@@ -137,6 +138,7 @@ def test_a_run_ends_if_no_restarted_worker_can_begin_it(fake, monkeypatch):
     assert len(failure.value.result.trace) == 2 * N
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_begin_says_why(fake, monkeypatch):
     monkeypatch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
     lost = []

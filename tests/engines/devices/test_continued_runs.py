@@ -28,6 +28,7 @@ def test_a_run_is_continued_with_its_state_and_trace():
     assert_close(second.params, replay(second).params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
     first = run(num_commits=25)
     seen = []
@@ -202,6 +203,7 @@ def test_a_trace_of_another_run_is_refused_before_anything_runs(tmp_path):
     gemjax.Checkpoints(tmp_path).save(late.state, late.trace)
 
 
+@pytest.mark.slow
 def test_the_state_of_a_whole_sweep_is_refused():
     swept = gemjax.sweep(
         lambda rate: gemjax.asgd(rate, 4), *QUADRATIC[:3], gemjax.arrivals.Gamma(4).trace(8), {"rate": [0.01, 0.02]}

@@ -38,6 +38,7 @@ def test_the_number_of_commits_is_exact(num_commits):
         assert result.history == {}
 
 
+@pytest.mark.slow
 def test_one_worker_is_never_stale():
     result = run(tx=gemjax.asgd(0.1), num_commits=12, num_workers=1)
     np.testing.assert_array_equal(result.trace.staleness, np.zeros(12))
@@ -107,6 +108,7 @@ def test_fast_workers_commit_more_and_slow_ones_still_commit():
     assert result.trace.staleness[result.trace.worker == 3].min() >= 30
 
 
+@pytest.mark.slow
 def test_workers_that_have_finished_commit_in_turn(monkeypatch):
     """None starves: when all 8 workers have finished, each makes one of the next eight commits."""
     loop, changed, all_finished = Scheduler._loop, threading.Condition(), []

@@ -222,6 +222,7 @@ def read_run(source, **options):
     return gemjax.run_on_devices(ASGD, loss_fn, np.float32(0), batches, 60, num_workers=N, **options)
 
 
+@pytest.mark.slow
 def test_a_read_that_fails_is_repeated(tmp_path):
     with gemjax.EventLog(tmp_path / "log") as log:
         result = read_run(Source(fails=2), log=log, gate=Abreast(N))

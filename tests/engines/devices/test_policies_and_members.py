@@ -24,6 +24,7 @@ def test_pacing_bounds_the_staleness(bound):
     assert set(result.trace.worker) == set(range(4))
 
 
+@pytest.mark.slow
 def test_a_quorum_of_all_is_a_barrier():
     result = run(policy=gemjax.Policy(quorum=4))
     rounds = result.trace.worker.reshape(15, 4)

@@ -97,6 +97,7 @@ def test_a_gate_that_wants_to_exit_is_a_fault_of_its_worker():
     assert (result.trace.worker == 1).sum() > 2
 
 
+@pytest.mark.slow
 def test_a_gate_computes_as_precisely_as_the_run(x64):
     """Double precision is set per thread."""
     seen = []

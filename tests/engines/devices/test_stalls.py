@@ -118,6 +118,7 @@ def test_seconds_between_callbacks_must_be_positive():
         run(callback_seconds=0)
 
 
+@pytest.mark.slow
 def test_an_arrival_during_a_callback_does_not_count_as_a_stall(monkeypatch):
     """The gradient is ready an hour before the end of the callback."""
     clock = Clock(monkeypatch)

@@ -87,6 +87,7 @@ def test_a_worker_that_keeps_raising_is_retired(tmp_path):
     assert_close(result.params, replay(result).params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_when_all_workers_keep_raising_the_run_fails():
     def broken(worker, step):
         raise InjectedFaultError(f"no power at {worker}")

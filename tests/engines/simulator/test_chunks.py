@@ -38,6 +38,7 @@ def test_pieces_follow_one_another_and_end_at_the_stops(chunk_size, stops, done)
             assert stop in ended  # The last arrival of the piece is that commit.
 
 
+@pytest.mark.slow
 @given(chunk_size=st.integers(1, 40), stops=st.lists(st.integers(1, len(LATE)), max_size=6), data=st.data())
 def test_a_continued_run_has_the_remaining_pieces(chunk_size, stops, data):
     whole = chunks(EVENTS, chunk_size, stops)
@@ -63,6 +64,7 @@ def test_the_callback_is_called_at_exactly_the_stops():
     assert calls == [7, 14, 21, 24]
 
 
+@pytest.mark.slow
 def test_at_a_stop_the_parameters_are_those_of_so_many_commits():
     seen = {}
     run(stops=[5, 16], callback=lambda progress: seen.update({progress.commits: np.asarray(progress.params["x"])}))

@@ -18,6 +18,7 @@ def stop_after(arrivals):
     return callback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [gem, pytest.param(multi_asgd, marks=pytest.mark.slow)])
 def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
     """At every cut, between a late pull and its commit too, and after a rejection."""

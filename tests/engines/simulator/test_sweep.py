@@ -181,6 +181,7 @@ def test_the_number_of_parameters_decides_on_a_cpu_whether_runs_are_a_batch(size
     assert used == [expected]
 
 
+@pytest.mark.slow
 def test_runs_one_by_one_share_one_program_and_leave_the_parameters_that_they_start_from():
     made, problem = [], quadratic()
     for count in (2, 5):

@@ -294,6 +294,7 @@ def test_a_damaged_record_is_refused_by_name(claim, inline, tmp_path, capsys):
     assert "it is of another run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [

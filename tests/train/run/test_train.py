@@ -123,6 +123,7 @@ def test_a_run_on_devices_is_evaluated_at_the_next_call_of_the_callback(tiny, sm
     assert calls[-1] == 33
 
 
+@pytest.mark.slow
 def test_evaluation_is_compiled_before_the_workers_begin(tiny, small, monkeypatch):
     order, run_on_devices = [], gemjax.run_on_devices
 

@@ -22,6 +22,7 @@ from train.task import models
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_overwritten(tiny, small, monkeypatch):
     """Orbax deletes the old one first, so a run killed at that moment would lose its newest checkpoint."""
     saved = []
@@ -185,6 +186,7 @@ def test_records_beyond_the_checkpoint_are_removed(tiny, small, monkeypatch):
     assert folder.events.read_text() == before
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(tiny, small):
     folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
     before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}

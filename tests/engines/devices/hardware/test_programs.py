@@ -114,6 +114,7 @@ def buffers(tree):
     return {(shard.device.id, shard.data.unsafe_buffer_pointer()) for shard in shards if shard.data.size > 1000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["dedicated", "colocated"])
 @pytest.mark.parametrize("central_devices", [1, 2])
 @pytest.mark.parametrize("make", [gemjax.asgd, gemjax.gem], ids=["asgd", "gem"])
