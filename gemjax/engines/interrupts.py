@@ -1,6 +1,7 @@
 """Signals during a run: what their handlers raise is held back while its state is between two commits."""
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ class Held:
         self._raised: BaseException | None = None
         self._let: BaseException | None = None  # The last exception of a handler that was raised in `open`.
         self._before: dict[int, Callable] = {}
-        self._report = sys.unraisablehook
+        self._hook = self._report = sys.unraisablehook
 
     def __enter__(self) -> Self:
         try:
@@ -41,7 +42,8 @@ class Held:
                     if callable(before := signal.getsignal(number)):
                         self._before[number] = before
                         signal.signal(number, self._on_signal)
-                self._report, sys.unraisablehook = sys.unraisablehook, self._on_lost
+                self._report = sys.unraisablehook
+                self._hook = sys.unraisablehook = self._finding_lost(self._report)
             self._opened = False
         except BaseException:
             self._restore()
@@ -50,6 +52,7 @@ class Held:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._restore()
+        self._let = None  # Another hook may keep this object, and the exception keeps the frames of the run.
         if (stop := self._raised) is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
             vars(stop).update({} if error is None else vars(error))
             raise stop from error
@@ -85,14 +88,20 @@ class Held:
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:  # A callback may have set another one.
                 signal.signal(number, before)
-        if sys.unraisablehook == self._on_lost:
+        if sys.unraisablehook is self._hook:
             sys.unraisablehook = self._report
 
-    def _on_lost(self, lost: Any) -> None:
-        if self._let is not None and lost.exc_value is self._let:
-            self._raised, self._let = self._let, None
-        else:
-            self._report(lost)
+    def _finding_lost(self, report: Callable) -> Callable:
+        """Return a hook for exceptions that Python ignores, with the attributes of the one for all others."""
+
+        @functools.wraps(report)
+        def hook(lost: Any) -> None:
+            if self._let is not None and lost.exc_value is self._let:
+                self._raised, self._let = self._let, None
+            else:
+                report(lost)
+
+        return hook
 
     def _on_signal(self, number: int, frame: Any) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 from checkpoints.states import like
@@ -46,6 +47,19 @@ def interrupt(monkeypatch):
 
 def fail():
     raise Interrupted
+
+
+def test_writes_add_no_hook_after_the_first(tmp_path):
+    """Each holds back signals with a hook for ignored exceptions, below which another one stays from the first write on."""
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    checkpoints.save(like(), FOUR)
+    hook = sys.unraisablehook
+    checkpoints.save(like(), FOUR)
+    gemjax.simulate(
+        gemjax.asgd(0.1, num_workers=3), lambda params, batch: params**2, 1.0, lambda worker, step: step, FOUR,
+        callback=lambda progress: gemjax.Checkpoints(tmp_path / "other").save(progress.state(), progress.trace()),
+    )  # fmt: skip
+    assert sys.unraisablehook is hook
 
 
 @pytest.mark.parametrize("wait", [True, False])
