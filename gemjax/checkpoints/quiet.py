@@ -36,7 +36,8 @@ def discarding() -> Iterator[None]:
     hook, level = sys.unraisablehook, logging.root.manager.disable
     try:
         logging.disable(logging.CRITICAL)
-        sys.unraisablehook = lambda unraisable: None
+        # What a signal handler raises, such as KeyboardInterrupt, goes to those who find such exceptions.
+        sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, Exception) else hook(lost)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield

@@ -214,7 +214,7 @@ def _check_clamp(clamp: tuple[float, float] | None) -> None:
     if clamp is None:
         return
     try:
-        lowest, highest = numbers("clamp", clamp)
+        lowest, highest = numbers("clamp", clamp if isinstance(clamp, (tuple, list)) else None)
         if not any(isinstance(bound, jax.core.Tracer) for bound in (lowest, highest)) and not lowest <= highest:
             raise ValueError
     except ValueError:

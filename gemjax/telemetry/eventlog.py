@@ -51,10 +51,13 @@ class EventLog:
 
     def __init__(self, path: str | os.PathLike):
         check_path("path", path)
+        cut = _cut_at(path) is not None
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._absolute = os.path.abspath(path)
         self._used = threading.Lock()  # That of the file does not keep this object from itself.
-        with contextlib.suppress(BlockingIOError), self.alone():  # A run that goes on may have written half a line.
-            _drop_cut_line(path)
+        if cut:
+            with contextlib.suppress(BlockingIOError), self.alone():  # A run that goes on may have written half a line.
+                pass
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
     @contextlib.contextmanager
@@ -67,10 +70,28 @@ class EventLog:
         if not self._used.acquire(blocking=False):
             raise BlockingIOError(IN_USE.format(self._file.name))
         try:
-            with _locked(self._file):
+            _lock(self._file)
+            try:
+                self._file.flush()
+                if (size := _cut_at(self._absolute)) is not None:  # Of a run that was killed.
+                    os.truncate(self._absolute, size)
                 yield
+            finally:
+                # Closing raises it again, when the result of the run is not lost with it.
+                with contextlib.suppress(OSError):
+                    self._unlock()
         finally:
             self._used.release()
+
+    def _unlock(self) -> None:
+        """Write the events of this run before those of another one, and let that begin, whatever processes were forked."""
+        if not self._file.closed:
+            try:
+                self._file.flush()
+            finally:
+                if fcntl is not None:
+                    with contextlib.suppress(OSError):  # The file system has no locks.
+                        fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def write(self, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
@@ -87,7 +108,10 @@ class EventLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._unlock()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,9 +194,12 @@ def _check_cut_line(line: bytes) -> None:
         raise ValueError("the last line is neither whole nor the beginning of an event")
 
 
-@contextlib.contextmanager
-def _locked(file: IO) -> Iterator[None]:
-    """Lock an open file, which its holder may close, where the file system has locks."""
+def _lock(file: IO) -> None:
+    """Lock an open file, where the file system has locks.
+
+    Raises:
+      BlockingIOError: if it is locked already.
+    """
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,23 +207,21 @@ def _locked(file: IO) -> Iterator[None]:
             raise BlockingIOError(IN_USE.format(file.name)) from None
         except OSError:  # Such as some network file systems.
             pass
-    try:
-        yield
-    finally:
-        if fcntl is not None and not file.closed:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _drop_cut_line(path: str | os.PathLike) -> None:
-    """Remove the text after the last line break, to which a new event would otherwise be appended."""
+def _cut_at(path: str | os.PathLike) -> int | None:
+    """Return the size of a file without the text after its last line break, to which an event would be appended.
+
+    ``None`` if there is no such text, or if it is no line of a log: the reader refuses it.
+    """
     if not os.path.exists(path):
-        return
-    with open(path, "rb+") as file:
-        begin = file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+        return None
+    with open(path, "rb+") as file:  # A pipe is refused; read alone, it would be waited for.
+        size = file.seek(0, os.SEEK_END)
+        begin = file.seek(max(0, size - LONGEST_LINE))
         found = file.read().rfind(b"\n")
-        if found >= 0 or begin == 0:  # Otherwise it is not a log, and the reader refuses it.
-            file.truncate(begin + found + 1)
+    cut = begin + found + 1
+    return cut if cut < size and (found >= 0 or begin == 0) else None
 
 
 def _plain(value: Any) -> Any:

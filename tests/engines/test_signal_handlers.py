@@ -11,6 +11,7 @@ from engines import signals
 from engines.problems import assert_same_bits
 from engines.signals import press, pressing, run_on_devices, simulate
 
+from gemjax.checkpoints.quiet import discarding
 from gemjax.engines.devices.hardware.programs import commits
 from gemjax.engines.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
@@ -151,6 +152,17 @@ def test_a_signal_in_a_finalizer_in_a_callback_ends_the_run(run):
     with pytest.raises(KeyboardInterrupt) as stop:
         run(callback=callback, **({"callback_every": 8} if run is run_on_devices else {}))
     assert len(stop.value.result.trace) < len(signals.TRACE)
+
+
+def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised():
+    def run():
+        with Held(), discarding():
+            press()
+            with pressing_in_collections():
+                gc.collect()
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
 
 
 def test_exceptions_during_collections_are_held_back_whatever_they_say():

@@ -199,6 +199,7 @@ def test_only_algorithm_1_shifts_the_view():
             r"clamp must be None or a pair \(lowest, highest\) with lowest <= highest, got \(2.0, 1.0\)",
         ),
         ({"clamp": (jnp.array(2.0), np.float32(1.0))}, "clamp must be None or a pair"),
+        ({"clamp": iter((0.0, 1.0))}, "clamp must be None or a pair"),
         ({"clamp": (0.0, 1.0, 2.0)}, "clamp must be None or a pair .* got "),
         ({"clamp": 5.0}, "clamp must be None or a pair .* got 5.0"),
         ({"clamp": (0.0, float("nan"))}, "clamp must be None or a pair .* nan"),

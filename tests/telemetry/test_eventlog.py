@@ -258,6 +258,32 @@ def test_a_run_is_refused_a_log_that_another_one_writes(tmp_path, how):
     }
 
 
+def test_a_run_leaves_its_events_to_the_next_writer(tmp_path):
+    """They are in the file before another object may write, though the first one stays open."""
+    path, problem = tmp_path / "log.jsonl", testing.quadratic()
+    run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1, num_workers=2), *problem, num_workers=2)
+    with EventLog(path) as first:
+        result = run(3, log=first)
+        with EventLog(path) as second:
+            again = run(6, state=result, log=second)
+    assert eventlog.trace_of(path, 2) == again.trace
+
+
+def test_half_a_line_of_a_run_that_was_killed_is_removed_when_its_file_is_free(tmp_path):
+    path = tmp_path / "log.jsonl"
+    killed = EventLog(path)
+    with killed.alone():
+        killed._file.write('{"event":"start","time":0.0}\n{"event":"commit","ti')
+        killed.flush()
+        waiting = EventLog(path)
+        with pytest.raises(BlockingIOError), waiting.alone():
+            pass
+    killed.close()
+    with waiting, waiting.alone():
+        waiting.write("end", 2.0, worker=0)
+    assert [event["event"] for event in eventlog.read(path)] == ["start", "end"]
+
+
 def test_opening_a_log_that_is_being_written_removes_no_line(tmp_path):
     path = tmp_path / "log.jsonl"
     with EventLog(path) as log, log.alone():

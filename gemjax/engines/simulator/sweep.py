@@ -188,8 +188,10 @@ def sweep(
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
     if steps is not None:
-        with contextlib.suppress(ValueError):  # The first point may be out of range, as later ones may.
-            warn_of_two_rates(make(**first), starts[0], steps)
+        for _, values in lanes:
+            with contextlib.suppress(ValueError):  # A point may be out of range.
+                warn_of_two_rates(make(**dict(zip(names, values, strict=True))), starts[0], steps)
+                break
     data = [offload_if_needed(one, needed, default_device(), advice=advice) for one in data]
     data = data if steps is None else [LocalBatches(one, steps) for one in data]
     events = [one.events() for one in traces]

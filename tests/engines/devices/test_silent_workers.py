@@ -13,7 +13,6 @@ from gemjax.engines.devices.roster import Roster
 from gemjax.testing import Faults
 
 
-@pytest.mark.slow
 def test_a_silent_worker_is_retired_and_the_run_continues(tmp_path, monkeypatch):
     with gemjax.EventLog(tmp_path / "log") as log, Faults().hang(worker=2, step=3) as faults:
         only_silent(monkeypatch, lambda worker, step: ("hang", worker, step) in faults.injected)

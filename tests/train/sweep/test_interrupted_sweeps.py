@@ -23,7 +23,6 @@ data_dir, small = small_sweeps.data_dir, small_sweeps.small
 undrawn, pretended = small_sweeps.undrawn, small_sweeps.pretended
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_sweep_computes_only_what_is_missing(small, pretended, monkeypatch, capsys):
     folder, _, _ = run(dataclasses.replace(small, out=small.out + "-whole"))

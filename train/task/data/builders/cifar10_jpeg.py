@@ -18,7 +18,9 @@ from train.task.data.builders.base import Builder
 FILE = "cifar10_jpeg75.npz"
 END_OF_IMAGE = b"\xff\xd9"
 
-DAMAGE = (OSError, ValueError, KeyError, EOFError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGE = (
+    OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 """Errors of NumPy and zipfile about a damaged file; those about unknown versions and passwords are `RuntimeError`."""
 
 
