@@ -146,7 +146,8 @@ def yellowfin(
 
     :math:`\alpha` relies on noise: if gradients vanish, it grows until it is too large, and with long delays a run may not
     recover. A ``learning_rate`` below 1 is safer. After one gradient that is far larger than the others, :math:`\alpha` is tiny
-    for about :math:`1 / (1 - \beta)` commits and more, so clip gradients of which a few are extreme.
+    until :math:`\overline{h}` has forgotten it, which takes thousands of commits at the default :math:`\beta`. Clip gradients
+    of which a few are extreme.
 
     Reductions: with one worker the measured total is :math:`\mu` itself, and the loop makes :math:`\mu` follow
     :math:`\mu^*`; ``closed_loop=False`` applies :math:`\mu^*`, which is YellowFin for one process.

@@ -42,23 +42,29 @@ def test_another_handler_is_left_alone():
     assert len(heard) == 5 + 3
 
 
-def test_an_exception_that_says_so_is_raised_at_once():
+@pytest.fixture
+def at_once():
+    """Let the handler of Ctrl-C raise an exception that asks not to be held back."""
+
     def stop(number, frame):
         error = KeyboardInterrupt()
         error.at_once = True
         raise error
 
+    signal.signal(signal.SIGINT, stop)
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_exception_that_says_so_is_raised_at_once():
     def run():
         with Held():
             press()
             pytest.fail("it was held back")
 
-    signal.signal(signal.SIGINT, stop)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        run()
 
 
 def chained(number):
@@ -165,12 +171,8 @@ def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised():
         run()
 
 
+@pytest.mark.usefixtures("at_once")
 def test_exceptions_during_collections_are_held_back_whatever_they_say():
-    def stop(number, frame):
-        error = KeyboardInterrupt()
-        error.at_once = True
-        raise error
-
     held = []
 
     def run():
@@ -180,12 +182,8 @@ def test_exceptions_during_collections_are_held_back_whatever_they_say():
                 gc.collect()
             held.append(True)
 
-    signal.signal(signal.SIGINT, stop)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        run()
     assert held
 
 

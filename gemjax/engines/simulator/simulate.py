@@ -179,10 +179,9 @@ def simulate(
     with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:
             with held.open():
-                if window > 1 and cuts:
-                    make_one = lambda _: transition
-                    if not draws.are_alike(make_one, None, batches, events, state, commits=False):
-                        window = 1
+                same = lambda _: transition
+                if window > 1 and cuts and not draws.are_alike(same, None, batches, events, state, commits=False):
+                    window = 1
             run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
 
             def prepared(cut: tuple[int, int]) -> tuple:
