@@ -71,10 +71,11 @@ class Central:
             packer.pack, out_shardings=self._shardings(jax.eval_shape(packer.pack, like))
         )
         pack_shared, pack_slot = compiled(self._shared, shared), compiled(self._slot, slot)
-        self.shared = pack_shared(self._copied(slots.split(state)[2]))
+        # Compiled programs return new arrays, so commits, which donate theirs, leave those of the caller alone.
+        self.shared = pack_shared(self.bring(slots.split(state)[2]))
         # One worker at a time, so that no two copies of the slots exist.
         self.slots = [
-            pack_slot(self._copied(slots.split(slots.take(state, worker))[0])) for worker in range(self.num_workers)
+            pack_slot(self.bring(slots.split(slots.take(state, worker))[0])) for worker in range(self.num_workers)
         ]
         self._parts = jax.jit(
             lambda shared, slot: (self._shared.parts(shared), self._slot.parts(slot)), out_shardings=whole(place)
@@ -122,10 +123,6 @@ class Central:
             return Packed(dict.fromkeys(tree.vectors, whole(self.place)), shardings(self.place, tree.apart))
         return shardings(self.place, tree)
 
-    def _copied(self, tree: PyTree) -> PyTree:
-        """Return a copy of ``tree`` on the devices: commits donate their input, and device_put may alias."""
-        return self.bring(jax.tree.map(_copy, tree))
-
     def bring(self, tree: PyTree) -> PyTree:
         """Send arrays to the devices of the central variable."""
         return jax.device_put(tree, self._shardings(tree))
@@ -165,7 +162,3 @@ class Central:
         split = [slots.split(self.state(worker)) for worker in range(self.num_workers)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(slot for slot, _, _ in split))
         return self._join([Slots(slot.value, self.num_workers) for slot in stacked], split[0][2])
-
-
-def _copy(array: jax.Array) -> jax.Array:
-    return jnp.array(array, copy=True)
