@@ -3,13 +3,12 @@
 import contextlib
 import gc
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gemjax.checkpoints.turns import reading
-from gemjax.engines.interrupts import Held
+from gemjax.engines.interrupts import Held, take_ignored, take_no_more
 
 LATE = "Event loop is closed"  # What asyncio raises where TensorStore answers.
 
@@ -32,17 +31,18 @@ def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]
 
 @contextlib.contextmanager
 def discarding() -> Iterator[None]:
-    """Discard the warnings and log messages of Orbax."""
-    hook, level = sys.unraisablehook, logging.root.manager.disable
+    """Discard the warnings and log messages of Orbax, and the exceptions of its finalizers."""
+    level = logging.root.manager.disable
+    # Those of signal handlers go to the runs, which are asked first, or are no Exception, as KeyboardInterrupt is none.
+    discard = lambda ignored: isinstance(ignored.exc_value, Exception)
     try:
         logging.disable(logging.CRITICAL)
-        # What a signal handler raises, such as KeyboardInterrupt, goes to those who find such exceptions.
-        sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, Exception) else hook(lost)
+        take_ignored(discard)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        sys.unraisablehook = hook
+        take_no_more(discard)
         logging.disable(level)
 
 
@@ -51,14 +51,9 @@ def ignore_late_answers() -> None:
 
     Orbax closes the event loop of a write at its first error, while other arrays of it are still being written.
     """
-    before = sys.unraisablehook
-    if getattr(before, "ignores_late_answers", False):
-        return
+    take_ignored(_is_late)
 
-    def hook(unraisable):
-        of_library = unraisable.object is None and isinstance(unraisable.exc_value, RuntimeError)
-        if not (of_library and str(unraisable.exc_value) == LATE):
-            before(unraisable)
 
-    hook.ignores_late_answers = True  # type: ignore[attr-defined]
-    sys.unraisablehook = hook
+def _is_late(ignored: Any) -> bool:
+    of_library = ignored.object is None and isinstance(ignored.exc_value, RuntimeError)
+    return of_library and str(ignored.exc_value) == LATE

@@ -1,7 +1,6 @@
 """Signals during a run: what their handlers raise is held back while its state is between two commits."""
 
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -11,6 +10,38 @@ from typing import Any, Self
 
 # Signals with which users, schedulers and timers end a run.
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+
+_takers: list[Callable[[Any], bool]] = []
+
+
+def take_ignored(take: Callable[[Any], bool], first: bool = False) -> None:
+    """Call ``take`` with each exception that Python ignores; one for which it returns True is passed on no further.
+
+    One hook in ``sys`` calls all such functions, and stays. If each had a hook of its own, a thread that puts back the hook of
+    before would remove those of other threads.
+
+    Args:
+      take: function of the argument of ``sys.unraisablehook``. Given again, it is called once.
+      first: call it before the functions that are there.
+    """
+    if take not in _takers:
+        _takers.insert(0 if first else len(_takers), take)
+    report = sys.unraisablehook
+    if getattr(report, "asks_takers", False):
+        return
+
+    def hook(ignored: Any) -> None:
+        if not any(take(ignored) for take in _takers.copy()):
+            report(ignored)
+
+    hook.asks_takers = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
+
+
+def take_no_more(take: Callable[[Any], bool]) -> None:
+    """Call ``take`` no more; it need not be called now."""
+    with contextlib.suppress(ValueError):
+        _takers.remove(take)
 
 
 class Held:
@@ -33,7 +64,6 @@ class Held:
         self._raised: BaseException | None = None
         self._let: BaseException | None = None  # The last exception of a handler that was raised in `open`.
         self._before: dict[int, Callable] = {}
-        self._hook = self._report = sys.unraisablehook
 
     def __enter__(self) -> Self:
         try:
@@ -42,8 +72,7 @@ class Held:
                     if callable(before := signal.getsignal(number)):
                         self._before[number] = before
                         signal.signal(number, self._on_signal)
-                self._report = sys.unraisablehook
-                self._hook = sys.unraisablehook = self._finding_lost(self._report)
+                take_ignored(self._take, first=True)
             self._opened = False
         except BaseException:
             self._restore()
@@ -88,20 +117,14 @@ class Held:
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:  # A callback may have set another one.
                 signal.signal(number, before)
-        if sys.unraisablehook is self._hook:
-            sys.unraisablehook = self._report
+        take_no_more(self._take)
 
-    def _finding_lost(self, report: Callable) -> Callable:
-        """Return a hook for exceptions that Python ignores, with the attributes of the one for all others."""
-
-        @functools.wraps(report)
-        def hook(lost: Any) -> None:
-            if self._let is not None and lost.exc_value is self._let:
-                self._raised, self._let = self._let, None
-            else:
-                report(lost)
-
-        return hook
+    def _take(self, ignored: Any) -> bool:
+        """Hold back what a handler raised, if Python ignores it."""
+        if self._let is None or ignored.exc_value is not self._let:
+            return False
+        self._raised, self._let = self._let, None
+        return True
 
     def _on_signal(self, number: int, frame: Any) -> None:
         try:

@@ -160,15 +160,60 @@ def test_a_signal_in_a_finalizer_in_a_callback_ends_the_run(run):
     assert len(stop.value.result.trace) < len(signals.TRACE)
 
 
-def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised():
+class PreemptedError(Exception):
+    """An exception that a handler of one's own may raise."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
+def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised(kind):
+    def stop(number, frame):
+        raise kind
+
     def run():
         with Held(), discarding():
             press()
             with pressing_in_collections():
                 gc.collect()
 
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(kind):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
+def test_a_signal_is_found_after_a_thread_that_began_earlier_has_read_a_checkpoint(kind):
+    """The thread replaced hooks before the run did, and puts them back during it."""
+
+    def stop(number, frame):
+        raise kind
+
+    signal.signal(signal.SIGINT, stop)
+    begun, end = threading.Event(), threading.Event()
+
+    def read():
+        with discarding():
+            begun.set()
+            end.wait(60)
+
+    def run():
+        with Held() as held, held.open():
+            end.set()
+            thread.join()
+            with pressing_in_collections():
+                gc.collect()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    begun.wait(60)
+    try:
+        with pytest.raises(kind):
+            run()
+    finally:
+        end.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.usefixtures("at_once")
