@@ -47,6 +47,7 @@ class EventLog:
 
     Raises:
       TypeError: if ``path`` is no path.
+      ValueError: if the file is no event log.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -61,11 +62,15 @@ class EventLog:
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, trace: Trace | None = None) -> Iterator[None]:
         """Keep other runs, of this process or another one, from writing to the file; engines do so during a run.
+
+        Args:
+          trace: commits after which the run goes on; default: they are not compared with those in the log.
 
         Raises:
           BlockingIOError: if another one writes to it: a log with the events of both could not be read.
+          ValueError: if the log is not of the run with the commits of ``trace``: it could not be read afterwards.
         """
         if not self._used.acquire(blocking=False):
             raise BlockingIOError(IN_USE.format(self._file.name))
@@ -75,6 +80,8 @@ class EventLog:
                 self._file.flush()
                 if (size := _cut_at(self._absolute)) is not None:  # Of a run that was killed.
                     os.truncate(self._absolute, size)
+                if trace is not None:
+                    self.check_continued(trace)
                 yield
             finally:
                 # Closing raises it again, when the result of the run is not lost with it.
@@ -82,6 +89,20 @@ class EventLog:
                     self._unlock()
         finally:
             self._used.release()
+
+    def check_continued(self, trace: Trace) -> None:
+        """Check that a run which goes on after the commits of ``trace`` may be appended.
+
+        Raises:
+          ValueError: if the log is of another run, or not whole.
+        """
+        succession = Succession()
+        for _ in _checked(self._absolute, None, succession):
+            pass
+        try:
+            succession.check_continued(trace)
+        except ValueError as error:
+            raise ValueError(f"the log {self._file.name} {error}; give this run a log of its own") from None
 
     def _unlock(self) -> None:
         """Write the events of this run before those of another one, and let that begin, whatever processes were forked."""
@@ -137,8 +158,11 @@ def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str,
         commits before it). The message names file and line, and says what is wrong. Two changes cannot be detected: whole
         lines missing at the end, as after a crash, and other numbers of the right kind, as of another run.
     """
+    return _checked(path, size, Succession())
+
+
+def _checked(path: str | os.PathLike, size: int | None, succession: Succession) -> Iterator[dict[str, Any]]:
     name = os.fspath(path)
-    succession = Succession()
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
             if size is not None and file.tell() > size:
@@ -190,8 +214,12 @@ def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None)
 
 def _check_cut_line(line: bytes) -> None:
     """Raise ``ValueError`` unless a cut line begins like an event; a file without line breaks may be anything."""
-    if not line.startswith(LINE_BEGINS[: len(line)]):
+    if not _begins_like_an_event(line):
         raise ValueError("the last line is neither whole nor the beginning of an event")
+
+
+def _begins_like_an_event(line: bytes) -> bool:
+    return line.startswith(LINE_BEGINS[: len(line)])
 
 
 def _lock(file: IO) -> None:
@@ -210,13 +238,18 @@ def _lock(file: IO) -> None:
 
 
 def _cut_at(path: str | os.PathLike) -> int | None:
-    """Return the size of a file without the text after its last line break, to which an event would be appended.
+    """Return the size of a log without the text after its last line break, to which an event would be appended.
 
     ``None`` if there is no such text, or if it is no line of a log: the reader refuses it.
+
+    Raises:
+      ValueError: if the file does not begin like a log.
     """
     if not os.path.exists(path):
         return None
     with open(path, "rb+") as file:  # A pipe is refused; read alone, it would be waited for.
+        if not _begins_like_an_event(file.read(len(LINE_BEGINS))):
+            raise ValueError(f"{os.fspath(path)} is no event log; move it away, or give another path for the log")
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, size - LONGEST_LINE))
         found = file.read().rfind(b"\n")

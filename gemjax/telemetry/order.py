@@ -3,6 +3,9 @@
 import array
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from gemjax.protocol.trace import Trace
 from gemjax.telemetry.schema import MOST_WORKERS, OUTCOMES
 
 FAILURES = (
@@ -66,6 +69,23 @@ class Succession:
         elif event in FAILURES:
             self._cycles.pop((worker, record.get("step", self._newest.get(worker, -1))), None)
         self._empty = False
+
+    def check_continued(self, trace: Trace) -> None:
+        """Check that a run may be logged next which goes on after the commits of ``trace``.
+
+        Raises:
+          ValueError: if these are not in the log.
+        """
+        if self.num_workers not in (None, trace.num_workers):
+            raise ValueError(f"is of a run with {self.num_workers} workers, but this one has {trace.num_workers}")
+        if self._empty or len(trace) <= self._before:
+            return
+        if len(trace) > self.clock:
+            raise ValueError(f"ends after {self.clock} commits, but this run goes on after {len(trace)}")
+        for name, column in self._commits.columns().items():
+            of_run = getattr(trace, name)[self._before :]
+            if not np.allclose(of_run, column[: len(of_run)], rtol=0, atol=SLACK):
+                raise ValueError(f"is of another run, whose commits have another {name}")
 
     def _begin(self, time: float, *, on_devices: bool) -> None:
         """Begin with no worker dispatched and no gradient in flight."""
@@ -179,6 +199,10 @@ class _Commits:
     def time(self) -> float:
         """Time of the last one."""
         return self._time[-1] if self._time else 0.0
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return workers, steps and times."""
+        return {"worker": np.array(self._worker), "step": np.array(self._step), "time": np.array(self._time)}
 
     def last_of(self, worker: int) -> tuple[int, int]:
         """Return step and draw of a worker's last commit; -1 if there is none."""

@@ -258,6 +258,83 @@ def test_a_run_is_refused_a_log_that_another_one_writes(tmp_path, how):
     }
 
 
+@pytest.mark.parametrize("content", [b'{"workers":4}', b"epoch,loss\n1,0.5\n", b"line 1\nline 2", b"\0\0"])
+def test_another_file_is_not_written_to(tmp_path, content):
+    """Its last line, without a line break, would be removed like one that a crash cut short."""
+    path = tmp_path / "results.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"results\.json is no event log; move it away, or give another path"):
+        EventLog(path)
+    assert path.read_bytes() == content
+
+
+def run_of_two(commits, **options):
+    problem = testing.quadratic()
+    return gemjax.run_on_devices(gemjax.asgd(0.1, num_workers=2), *problem, commits, num_workers=2, **options)
+
+
+def after_a_call_without_a_log(path):
+    with EventLog(path) as log:
+        first = run_of_two(5, log=log)
+    return {"num_commits": 12, "state": run_of_two(9, state=first)}
+
+
+def another_number_of_workers(path):
+    with EventLog(path) as log:
+        run_of_two(5, log=log)
+    return {"tx": gemjax.asgd(0.1, num_workers=3), "num_workers": 3}
+
+
+def another_run(path):
+    with testing.Faults() as slow, EventLog(path) as log:
+        run_of_two(6, log=log, gate=Abreast(2, slow))
+    order = gemjax.Trace([0] * 6, num_workers=2)
+    return {"num_commits": 12, "state": gemjax.simulate(gemjax.asgd(0.1, num_workers=2), *testing.quadratic(), order)}
+
+
+def a_damaged_log(path):
+    with EventLog(path) as log:
+        first = run_of_two(5, log=log)
+    path.write_bytes(path.read_bytes().replace(b'"step":1,', b'"step":9,'))
+    return {"num_commits": 12, "state": first}
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (
+            after_a_call_without_a_log,
+            "ends after 5 commits, but this run goes on after 9; give this run a log of its own",
+        ),
+        (another_number_of_workers, "is of a run with 2 workers, but this one has 3; give this run a log of its own"),
+        (another_run, "is of another run, whose commits have another worker; give this run a log of its own"),
+        (a_damaged_log, "not an event of a gemjax log"),
+    ],
+)
+def test_a_run_is_refused_a_log_that_it_does_not_continue(tmp_path, make, refused):
+    """The log could not be read afterwards."""
+    path = tmp_path / "log.jsonl"
+    options = {"tx": gemjax.asgd(0.1, num_workers=2), "num_commits": 4, "num_workers": 2} | make(path)
+    before = path.read_bytes()
+    loss_fn, params, batches = testing.quadratic()
+    with EventLog(path) as log, pytest.raises(ValueError, match=refused):
+        gemjax.run_on_devices(loss_fn=loss_fn, params=params, batches=batches, log=log, **options)
+    assert path.read_bytes() == before
+
+
+def test_a_log_may_begin_later_than_its_run_and_be_begun_anew(tmp_path):
+    path, first = tmp_path / "log.jsonl", run_of_two(4)
+    with EventLog(path) as log:
+        second = run_of_two(8, state=first, log=log)
+        run_of_two(12, state=second, log=log)
+        run_of_two(10, state=second, log=log)
+        last = run_of_two(6, state=first, log=log)
+        assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4]
+        last = run_of_two(6, log=log)
+    assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4, 0]
+    assert len(last.trace) == 6
+
+
 def test_a_run_leaves_its_events_to_the_next_writer(tmp_path):
     """They are in the file before another object may write, though the first one stays open."""
     path, problem = tmp_path / "log.jsonl", testing.quadratic()

@@ -99,7 +99,7 @@ class Run:
             programs = make_programs(begin)
             del begin, params, model_state
         history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
-        alone = self.log.alone() if isinstance(self.log, EventLog) else contextlib.nullcontext()
+        alone = self.log.alone(history.trace()) if isinstance(self.log, EventLog) else contextlib.nullcontext()
         with make_waiters(programs) as waiters, contextlib.closing(programs), alone, Held() as held:
             scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members, held)
             try:

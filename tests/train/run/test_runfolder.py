@@ -106,6 +106,7 @@ def test_a_configuration_that_was_changed_after_the_checkpoint_is_refused(folder
             saved.update(json.loads(json.dumps(metadata)))
 
     folder.note_settings(config, 0)
+    folder.events.unlink()
     with gemjax.EventLog(folder.events) as log:
         folder.save_checkpoint(Checkpoints(), None, None, log)
     folder.note_settings(dataclasses.replace(config, epochs=90.0, learning_rate=0.5, quorum=2), 5, saved)
