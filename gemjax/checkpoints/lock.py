@@ -8,22 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Not a Unix system.
-    fcntl = None
+from gemjax.telemetry.locks import lock, unlock
 
 LOCK = "writing.lock"  # A file, because network file systems lock nothing that cannot be opened for writing.
 PATIENCE = 300.0  # Seconds.
-NO_LOCKS = (
-    errno.ENOLCK,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-    errno.EINVAL,
-)  # What file systems without locks say.
 _busy: set[tuple[Path, int]] = set()  # Folders and threads that are inside ``alone_in``.
-_held: set[int] = set()  # Locked files of this process.
 
 
 @contextlib.contextmanager
@@ -62,7 +51,6 @@ def hold(folder: Path) -> Callable[[], None]:
                 "end, stop it, or give another folder"
             )
         time.sleep(0.02)
-    _held.add(held)
 
     def release() -> None:
         nonlocal held
@@ -70,36 +58,22 @@ def hold(folder: Path) -> Callable[[], None]:
         if mine is not None:
             with contextlib.suppress(OSError):
                 path.unlink()  # While it is locked, so that no other writer has locked this file.
-            _held.discard(mine)
             with contextlib.suppress(OSError):
-                os.close(mine)
+                unlock(mine)
 
     return release
 
 
 def _try(path: Path) -> int | None:
     """Return the locked file, or ``None`` if another one has locked it or has just removed it."""
-    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if fcntl is not None:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        opened = lock(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if isinstance(error, BlockingIOError) or error.errno == errno.ESTALE:
+            return None
+        raise
+    with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(opened), os.stat(path)):
             return opened
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            return opened
-        if not isinstance(error, (BlockingIOError, FileNotFoundError)) and error.errno != errno.ESTALE:
-            os.close(opened)
-            raise
-    os.close(opened)
+    unlock(opened)
     return None
-
-
-def _forget() -> None:
-    """Close the locked files in a forked process, which does not write them and may live longer than the one that does."""
-    while _held:
-        os.close(_held.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

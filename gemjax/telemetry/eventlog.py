@@ -6,19 +6,15 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from gemjax.protocol.checks import check_path
 from gemjax.protocol.trace import COLUMNS, Trace
+from gemjax.telemetry.locks import lock, unlock
 from gemjax.telemetry.order import Succession
 from gemjax.telemetry.schema import EVENTS, LONGEST_LINE, NEEDED, parse
-
-try:
-    import fcntl
-except ImportError:  # Not a Unix system.
-    fcntl = None
 
 __all__ = ["EVENTS", "NEEDED", "EventLog", "read", "trace_of"]
 
@@ -75,7 +71,10 @@ class EventLog:
         if not self._used.acquire(blocking=False):
             raise BlockingIOError(IN_USE.format(self._file.name))
         try:
-            _lock(self._file)
+            try:
+                locked = lock(self._absolute)
+            except BlockingIOError:
+                raise BlockingIOError(IN_USE.format(self._file.name)) from None
             try:
                 self._file.flush()
                 if (size := _cut_at(self._absolute)) is not None:  # Of a run that was killed.
@@ -85,8 +84,12 @@ class EventLog:
                 yield
             finally:
                 # Closing raises it again, when the result of the run is not lost with it.
-                with contextlib.suppress(OSError):
-                    self._unlock()
+                try:
+                    with contextlib.suppress(OSError):
+                        if not self._file.closed:
+                            self._file.flush()  # Before another run may write.
+                finally:
+                    unlock(locked)
         finally:
             self._used.release()
 
@@ -104,16 +107,6 @@ class EventLog:
         except ValueError as error:
             raise ValueError(f"the log {self._file.name} {error}; give this run a log of its own") from None
 
-    def _unlock(self) -> None:
-        """Write the events of this run before those of another one, and let that begin, whatever processes were forked."""
-        if not self._file.closed:
-            try:
-                self._file.flush()
-            finally:
-                if fcntl is not None:
-                    with contextlib.suppress(OSError):  # The file system has no locks.
-                        fcntl.flock(self._file, fcntl.LOCK_UN)
-
     def write(self, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
         record = {"event": event, "time": round(time, 6)} | {name: _plain(value) for name, value in fields.items()}
@@ -129,10 +122,7 @@ class EventLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        try:
-            self._unlock()
-        finally:
-            self._file.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,21 +210,6 @@ def _check_cut_line(line: bytes) -> None:
 
 def _begins_like_an_event(line: bytes) -> bool:
     return line.startswith(LINE_BEGINS[: len(line)])
-
-
-def _lock(file: IO) -> None:
-    """Lock an open file, where the file system has locks.
-
-    Raises:
-      BlockingIOError: if it is locked already.
-    """
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(IN_USE.format(file.name)) from None
-        except OSError:  # Such as some network file systems.
-            pass
 
 
 def _cut_at(path: str | os.PathLike) -> int | None:

@@ -18,6 +18,7 @@ from orbax.checkpoint import v1 as ocp
 import gemjax
 from gemjax import arrivals, testing
 from gemjax.checkpoints import CheckpointWriteError, files, lock, turns
+from gemjax.telemetry import locks
 
 _, PARAMS, _ = testing.quadratic()
 
@@ -162,7 +163,7 @@ def test_a_file_system_without_locks_has_checkpoints(tmp_path, monkeypatch, erro
         raise error
 
     fake = None if error is None else types.SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)
-    monkeypatch.setattr(lock, "fcntl", fake)
+    monkeypatch.setattr(locks, "fcntl", fake)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(like(), arrivals.Gamma(3).trace(5))
     assert os.listdir(tmp_path) == ["5"]
@@ -226,7 +227,7 @@ def test_a_lock_that_has_gone_stale_is_tried_again_and_other_errors_are_reported
             number = errors.pop(0)
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(lock, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4))
+    monkeypatch.setattr(locks, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4))
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(CheckpointWriteError, match="Input/output error"):
             checkpoints.save(like(), arrivals.Gamma(3).trace(5))

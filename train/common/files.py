@@ -15,11 +15,6 @@ from typing import IO, TYPE_CHECKING
 
 from train.common.errors import RecordError
 
-try:
-    import fcntl
-except ImportError:  # Not a Unix system.
-    fcntl = None
-
 if TYPE_CHECKING:  # Most commands that write files draw nothing.
     from matplotlib.figure import Figure
 
@@ -106,22 +101,18 @@ def alone(folder: str | os.PathLike) -> Iterator[None]:
     Raises:
       BlockingIOError: if another process has locked the folder.
     """
-    if fcntl is None:
-        yield
-        return
-    opened = os.open(folder, os.O_RDONLY)
+    from gemjax.telemetry.locks import lock, unlock  # A command that locks a folder has imported JAX already.
+
     try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"
-            ) from None
-        except OSError:  # Such as some network file systems.
-            pass
+        locked = lock(folder, os.O_RDONLY)
+    except BlockingIOError:
+        raise BlockingIOError(
+            f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"
+        ) from None
+    try:
         yield
     finally:
-        os.close(opened)
+        unlock(locked)
 
 
 def append_whole(path: str | os.PathLike, line: str) -> None:

@@ -1,0 +1,56 @@
+"""Locks of files and folders, for what has one writer at a time."""
+
+import errno
+import os
+
+try:
+    import fcntl
+except ImportError:  # Not a Unix system.
+    fcntl = None
+
+# What file systems without locks say; network file systems refuse what is not open for writing, such as a folder, with EBADF.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
+_held: set[int] = set()
+
+
+def lock(path: str | os.PathLike, flags: int = os.O_RDWR) -> int:
+    """Lock a file or folder until :func:`unlock` or the end of the process. Where the file system has no locks, there is none.
+
+    Args:
+      path: what to lock.
+      flags: those of ``os.open``.
+
+    Returns:
+      The argument of :func:`unlock`, an open file.
+
+    Raises:
+      BlockingIOError: if another one has locked it, in this process or elsewhere.
+      OSError: if it cannot be opened.
+    """
+    opened = os.open(path, flags, 0o666)
+    try:
+        if fcntl is not None:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
+        if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
+            os.close(opened)
+            raise
+    _held.add(opened)
+    return opened
+
+
+def unlock(opened: int) -> None:
+    """End a lock. In a process forked meanwhile, which does not have it, this does nothing."""
+    if opened in _held:
+        _held.discard(opened)
+        os.close(opened)
+
+
+def _forget() -> None:
+    """Close the locked files in a forked process, which may live longer than the one that has locked them."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
