@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 FLAG = "--compilation-cache"
 OFF = "off"
+ENTRY = re.compile("-[0-9a-f]{64}-cache$")  # How JAX ends the name of an entry.
 MAX_BYTES = 2**30  # The oldest entries beyond it are removed at the start.
 SETTINGS = {
     "jax_compilation_cache_dir": "",  # The folder.
@@ -94,10 +96,9 @@ def _configure(settings: dict[str, object]) -> None:
 
 def _prune(path: Path) -> None:
     """Remove JAX's oldest entries until the others take at most `MAX_BYTES`; no other file is touched."""
+    found = (entry for entry in path.glob("*-cache") if ENTRY.search(entry.name))
     with contextlib.suppress(OSError):  # Another process may prune at the same time.
-        entries = sorted(
-            (stat.st_mtime, stat.st_size, entry) for entry in path.glob("*-cache") if (stat := entry.stat())
-        )
+        entries = sorted((stat.st_mtime, stat.st_size, entry) for entry in found if (stat := entry.stat()))
         excess = sum(size for _, size, _ in entries) - MAX_BYTES
         for _, size, entry in entries:
             if excess <= 0:

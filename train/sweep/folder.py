@@ -36,7 +36,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         self.grid = self.path / "sweep.json"
         self.table = self.path / "sweep.csv"
         self.picture = self.path / "sweep.png"
-        self._points = None  # By :meth:`check`.
+        self._grid: Grid | None = None  # By :meth:`check`.
 
     @classmethod
     def of(cls, grid: Grid) -> "SweepFolder":
@@ -74,7 +74,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         return folder
 
     def check(self, grid: Grid) -> None:
-        """Check that the folder does not hold another sweep. From now on cells must have the runs of `grid`.
+        """Check that the folder does not hold another sweep. From now on its cells must be those of `grid`.
 
         Raises:
           ValueError: with the flags that differ.
@@ -83,7 +83,7 @@ class SweepFolder(Store[Cell, list[Row]]):
             raise ValueError(
                 f"{self.path} holds another sweep, of {', '.join(differ)}; resume that one or choose another --out"
             )
-        self._points = grid.points
+        self._grid = grid
 
     def begin(self, grid: Grid) -> None:
         """Create the folder and write the grid, unless that is done."""
@@ -94,7 +94,14 @@ class SweepFolder(Store[Cell, list[Row]]):
     def key(self, job: Cell) -> str:
         return f"cells/{job.method}-{job.workers}"
 
+    def encode(self, job: Cell, result: list[Row]) -> Any:
+        return result if self._grid is None else {"sweep": self._grid.definition(), "runs": result}
+
     def decode(self, job: Cell, found: Any) -> list[Row]:
+        if isinstance(found, dict) and found.keys() == {"sweep", "runs"}:  # An earlier version wrote the runs alone.
+            if self._grid is not None and found["sweep"] != self._grid.definition():
+                raise ValueError("it is of another sweep")
+            found = found["runs"]
         if not isinstance(found, list) or not found or any(not isinstance(row, dict) for row in found):
             raise ValueError("it is no list of runs")
         if any(list(row) != COLUMNS for row in found):
@@ -104,7 +111,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         for row in found:
             check_fields(row, FIELDS)
         points = [tuple(row[name] for name in (*POINT, "seed")) for row in found]
-        if self._points and points != self._points(job.method):
+        if self._grid is not None and points != self._grid.points(job.method):
             raise ValueError("its runs are not those of the sweep")
         return found
 

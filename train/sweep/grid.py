@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -140,6 +140,12 @@ class Grid(Common):
         names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{flag(name)} {_words(mine)} (not {_words(theirs)})" for name, mine, theirs in pairs if mine != theirs]
+
+    def definition(self) -> dict[str, Any]:
+        """Return as JSON values what makes this another sweep than the default one."""
+        fields = [field for field in dataclasses.fields(self) if field.name not in BOOKKEEPING]
+        changes = {one.name: value for one in fields if (value := getattr(self, one.name)) != one.default}
+        return json.loads(json.dumps(changes))
 
     def text(self) -> str:
         """Return the sweep as JSON, with a checksum."""

@@ -98,12 +98,22 @@ def test_a_folder_that_cannot_be_made_is_done_without(environment, tmp_path):
 
 
 def test_the_oldest_entries_go_when_it_is_full(environment, tmp_path):
-    for index, name in enumerate(("thesis.tex", "first-cache", "second-cache", "third-cache")):
+    first, second, third = (f"jit_step-{number:064x}-cache" for number in range(3))
+    for index, name in enumerate(("thesis.tex", "my-data-cache", first, second, third)):
         (tmp_path / name).write_bytes(bytes(40))
         os.utime(tmp_path / name, (index, index))
     environment.setattr(compilation, "MAX_BYTES", 90)
     compilation.use(tmp_path)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["second-cache", "thesis.tex", "third-cache"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [second, third, "my-data-cache", "thesis.tex"]
+
+
+@pytest.mark.slow
+def test_entries_of_jax_are_known_by_name(environment, tmp_path):
+    _starts(tmp_path)
+    assert list(tmp_path.glob("*-cache"))
+    environment.setattr(compilation, "MAX_BYTES", 0)
+    compilation.use(tmp_path)
+    assert not list(tmp_path.glob("*-cache"))
 
 
 def test_no_home_folder_is_needed(environment, monkeypatch):

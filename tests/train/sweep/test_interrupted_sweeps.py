@@ -156,6 +156,31 @@ def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(small, capsys,
         assert f"{folder.path / name} is a pipe or a device, expected a file; move it away" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("change", [{"batch_size": 16}, {"gradients": 90}, {"weight_decay": 0.1}, {"x64": True}])
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_a_cell_of_another_sweep_is_refused(small, capsys, change):
+    other = dataclasses.replace(small, out=f"{small.out}-other", **change)
+    for grid in (small, other):
+        folder = SweepFolder.of(grid)
+        folder.check(grid)
+        folder.begin(grid)
+        folder.save(grid.cells[0], made_up(grid, 0))
+    os.replace(SweepFolder(other.out).file(small.cells[0]), SweepFolder(small.out).file(small.cells[0]))
+    assert cli.main(["sweep", "--resume", small.out]) == 2
+    assert "asgd-2.json is damaged (it is of another sweep); delete it to compute it again" in capsys.readouterr().err
+    SweepFolder(small.out).file(small.cells[0]).unlink()
+    assert cli.main(["sweep", "--resume", small.out]) == 0
+
+
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_cells_of_an_earlier_version_are_accepted(small):
+    """They have the runs alone."""
+    folder = SweepFolder.of(small)
+    folder.begin(small)
+    folder.file(small.cells[0]).write_text(json.dumps(made_up(small, 0)))
+    assert cli.main(["sweep", "--resume", small.out]) == 0
+
+
 def made_up(grid, number):
     return pretend(grid, grid.cells[number], None, types.SimpleNamespace(update=lambda *_: None))
 
