@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from gemjax import check
 from gemjax.check.machine import cores
 
+MOST = 1024  # Workers or devices of one host.
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check and print it.
@@ -73,8 +75,8 @@ def _positive(text: str) -> int:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    if not 1 <= number <= MOST:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST}, got {number}")
     return number
 
 

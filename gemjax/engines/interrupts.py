@@ -51,8 +51,8 @@ class Held:
     Python's handlers of ``ENDING`` are called at once, but the first exception of one is raised only in :meth:`open`, at
     :meth:`check` or at the end, and the second one anywhere, as is one with a true attribute ``at_once``. Python ignores what
     is raised in a finalizer or in a callback of the garbage collector, of which JAX has one; an exception that is lost there is
-    held back, too. If the run fails meanwhile, the first one is raised at the end, with the ``result`` of that error. Handlers
-    are replaced only in the main thread, because no other one gets signals.
+    held back, too, as is the second one if others pass it over. If the run fails meanwhile, the first one is raised at the end,
+    with the ``result`` of that error. Handlers are replaced only in the main thread, because no other one gets signals.
 
     Args:
       said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
@@ -62,7 +62,7 @@ class Held:
         self._said = said
         self._opened = True
         self._raised: BaseException | None = None
-        self._let: BaseException | None = None  # The last exception of a handler that was raised in `open`.
+        self._let: BaseException | None = None  # The last exception of a handler that was raised at once.
         self._before: dict[int, Callable] = {}
 
     def __enter__(self) -> Self:
@@ -82,7 +82,8 @@ class Held:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._restore()
         self._let = None  # Another hook may keep this object, and the exception keeps the frames of the run.
-        if (stop := self._raised) is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+        stop = self._raised
+        if stop is not None and stop is not error and not isinstance(error, (KeyboardInterrupt, SystemExit)):
             vars(stop).update({} if error is None else vars(error))
             raise stop from error
 
@@ -131,7 +132,9 @@ class Held:
             self._before[number](number, frame)
         except BaseException as stop:
             if self._opened or self._raised is not None or getattr(stop, "at_once", False):
-                self._raised, self._let = None, stop
+                self._let = stop
+                # A program of JAX that calls back to Python turns it into an error of its own, which may be passed over.
+                self._raised = None if self._opened else stop
                 raise
             self._raised = stop
             if self._said:

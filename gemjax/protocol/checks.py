@@ -50,11 +50,13 @@ def check_positive_int(name: str, value: Any) -> None:
     """Check that ``value`` is an integer >= 1 that fits into int32."""
     if _concrete(value):
         try:
-            valid = 1 <= operator.index(value) < 2**31 and not isinstance(value, bool)
+            valid = operator.index(value) >= 1 and not isinstance(value, bool)
         except TypeError:
             valid = False
         if not valid:
             raise ValueError(f"{name} must be a positive int, got {shown(value)}")
+        if operator.index(value) >= 2**31:
+            raise ValueError(f"{name} must be at most {2**31 - 1}, the largest int32, got {shown(value)}")
 
 
 def check_bool(name: str, value: Any) -> None:

@@ -27,6 +27,8 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR) -> int:
       BlockingIOError: if another one has locked it, in this process or elsewhere.
       OSError: if it cannot be opened.
     """
+    if fcntl is None and os.path.isdir(path):  # Such systems do not open folders.
+        return -1
     opened = os.open(path, flags, 0o666)
     try:
         if fcntl is not None:

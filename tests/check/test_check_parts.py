@@ -129,7 +129,12 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("given", "message"), [("0", "must be at least 1, got 0"), ("1e3", "must be a whole number, got '1e3'")]
+    ("given", "message"),
+    [
+        ("0", "must be from 1 to 1024, got 0"),
+        ("99999", "must be from 1 to 1024, got 99999"),
+        ("1e3", "must be a whole number, got '1e3'"),
+    ],
 )
 def test_numbers_must_be_positive(given, message, capsys):
     with pytest.raises(SystemExit):

@@ -6,6 +6,8 @@ import signal
 import sys
 import threading
 
+import jax
+import numpy as np
 import pytest
 from engines import signals
 from engines.problems import assert_same_bits
@@ -214,6 +216,41 @@ def test_a_signal_is_found_after_a_thread_that_began_earlier_has_read_a_checkpoi
     finally:
         end.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("run", [run_on_devices, simulate])
+def test_two_signals_in_a_callback_of_the_loss_to_python_end_the_run(run, monkeypatch):
+    """JAX turns the second one into an error of its own, which counted as a fault of the worker, and the first one was lost."""
+    problem, pressed = signals.PROBLEM, []
+
+    def host(batch):
+        if len(pressed) < 1:
+            pressed.append(None)
+            press(2)
+        return np.float32(0)
+
+    def loss_fn(params, batch):
+        return problem.loss_fn(params, batch) + jax.pure_callback(host, jax.ShapeDtypeStruct((), np.float32), batch)
+
+    monkeypatch.setattr(signals, "PROBLEM", problem._replace(loss_fn=loss_fn))
+    with pytest.raises(KeyboardInterrupt) as stop:
+        run()
+    assert pressed
+    if run is run_on_devices:  # The simulator's state is lost with the chunk.
+        assert len(stop.value.result.trace) < len(signals.TRACE)
+
+
+def test_an_exception_that_is_passed_over_is_raised_at_the_next_check():
+    def run():
+        with Held() as held:
+            press()
+            with contextlib.suppress(KeyboardInterrupt):
+                press()
+            held.check()
+            pytest.fail("it was lost")
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
 
 
 @pytest.mark.usefixtures("at_once")

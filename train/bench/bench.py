@@ -41,8 +41,10 @@ from train.common.errors import UsageError
 from train.common.files import check_out, write_whole
 from train.config.methods import METHODS, Method
 from train.config.parsing import parse_flags
+from train.config.validation import MOST_WORKERS
 
 PyTree = Any
+MOST = {"workers": MOST_WORKERS, "hosts": MOST_WORKERS, "batch_sizes": bench_simulate.IMAGES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Bench:
                 least = 100 if name == "parameters" else 1
                 if value < least:
                     raise ValueError(f"--{name.replace('_', '-')} must be at least {least}; got {value}")
+                if value > (most := MOST.get(name, value)):
+                    raise ValueError(f"--{name.replace('_', '-')} must be at most {most}; got {value}")
         for name in ("gigabits", "gradient_seconds"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

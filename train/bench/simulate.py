@@ -22,6 +22,7 @@ from train.task.methods import local_steps, make_method
 
 PyTree = Any
 BATCH_SIZE = 64  # GEM's.
+IMAGES = 60_000
 
 
 class MLP(nn.Module):
@@ -65,8 +66,8 @@ def make_problem(network: str, batch_size: int = BATCH_SIZE, implementation: str
     """Make a problem for a network of `MODELS`; `implementation` is that of its convolutions."""
     rng, shape = np.random.default_rng(0), SHAPES.get(network, (28, 28, 1))
     data = {
-        "image": rng.integers(0, 256, (60_000, *shape), dtype=np.uint8),
-        "label": rng.integers(0, 10, 60_000).astype(np.int32),
+        "image": rng.integers(0, 256, (IMAGES, *shape), dtype=np.uint8),
+        "label": rng.integers(0, 10, IMAGES).astype(np.int32),
     }
     model = MODELS[network](implementation)
     params, model_state = models.init(model, jax.random.key(0), shape)

@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -93,10 +93,13 @@ def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: str | os.PathLike) -> Iterator[None]:
+def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
     """Lock a folder against other processes that do the same, where the file system has locks.
 
     The lock is no file, and ends with the process at the latest.
+
+    Yields:
+      A function that raises `RecordError` if the folder is no longer in its place, before something is written beside it.
 
     Raises:
       BlockingIOError: if another process has locked the folder.
@@ -109,8 +112,19 @@ def alone(folder: str | os.PathLike) -> Iterator[None]:
         raise BlockingIOError(
             f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"
         ) from None
+    before = os.stat(folder)
+
+    def check_in_place() -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(before, os.stat(folder)):
+                return
+        raise RecordError(
+            f"{folder} was moved or removed by another program, so nothing more is written; what was written before is where "
+            "the folder is now"
+        )
+
     try:
-        yield
+        yield check_in_place
     finally:
         unlock(locked)
 

@@ -11,6 +11,7 @@ import gemjax
 from gemjax.checkpoints import CheckpointError, CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train.common.console import say
+from train.common.errors import RecordError
 from train.common.files import in_shell, in_words
 from train.config.config import Config
 from train.run.progress import ProgressLine, mean_loss
@@ -65,7 +66,7 @@ class RunCallback:
         self._saved, self._saved_at = done, time.perf_counter()
         # With a divided central variable, when the actors have made the first state, which no process has whole.
         self.first_is_due = config.central_hosts > 0 and done == 0
-        self._saved_after_error = False
+        self._after_error = False
 
     def __call__(self, progress: gemjax.Progress) -> bool:
         try:
@@ -155,7 +156,12 @@ class RunCallback:
 
     def save_after_error(self, reached: gemjax.Result | gemjax.Progress | None) -> None:
         """Save what the run reached before an exception, and report it; an error here never masks the exception."""
-        if reached is None or self._saved_after_error:  # Saved already if this callback raised.
+        if reached is None or self._after_error:  # If this callback raised.
+            return
+        self._after_error = True
+        try:
+            self.folder.check_in_place()
+        except RecordError:  # The exception says so.
             return
         try:
             state, trace = (
@@ -180,7 +186,6 @@ class RunCallback:
                     )
                 say(self.console, f"the commits before the error could not be saved: {reason}")
         else:
-            self._saved_after_error = True
             say(
                 self.console,
                 f"the {len(trace)} commits before the error are saved; go on with: python -m train --resume "

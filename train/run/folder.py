@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class RunFolder:
         self.kept: dict[str, Any] = {}  # Likewise.
         self.records = {"events": Record(self.events), "metrics": Record(self.metrics)}
         self._alone = False
+        self.check_in_place: Callable[[], None] = lambda: None  # By :meth:`alone`.
 
     @classmethod
     def fresh(cls, config: Config) -> "RunFolder":
@@ -92,7 +93,7 @@ class RunFolder:
             yield
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        with files.alone(self.path):
+        with files.alone(self.path) as self.check_in_place:
             self._alone = True
             try:
                 yield
@@ -202,7 +203,11 @@ class RunFolder:
         """Write a checkpoint with sizes and checksums of the records, so that a resumed run repeats no line.
 
         It is written in the background unless `wait` is set; closing `checkpoints` waits for the last one.
+
+        Raises:
+          RecordError: if the folder was moved or removed.
         """
+        self.check_in_place()
         log.sync()  # Before the checkpoint that holds the log's size, so that a power cut cannot leave a shorter log.
         self.records["metrics"].sync()
         sizes = {name: record.size for name, record in self.records.items()}
@@ -296,7 +301,12 @@ class RunFolder:
                 os.truncate(record.path, sizes[name])
 
     def add_metrics(self, **fields: Any) -> None:
-        """Append one line to `metrics.jsonl`."""
+        """Append one line to `metrics.jsonl`.
+
+        Raises:
+          RecordError: if the folder was moved or removed.
+        """
+        self.check_in_place()
         append_whole(self.metrics, json.dumps(fields) + "\n")
 
     def read_metrics(self) -> dict[str, np.ndarray]:

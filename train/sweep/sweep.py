@@ -86,18 +86,28 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
       BlockingIOError: if another process runs this sweep.
     """
     try:
-        folder.check(grid)
-        known = folder.known(grid.cells)
+        _known(grid, folder)
         if may_be_large(grid):
             _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
         task = make_task(grid.config(grid.cells[0]))
         _check_memory(grid, task.params)
     except (ValueError, MemoryError) as error:
         raise UsageError(str(error)) from error
-    folder.begin(grid)
-    with alone(folder.path):
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with alone(folder.path) as folder.check_in_place:
+        try:
+            known = _known(grid, folder)  # Another process may have begun, or ended, a sweep there meanwhile.
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        folder.begin(grid)
         interrupts.raise_again()  # From here there is a folder to resume from, which the last line names.
         return _run(grid, folder, known, task, console)
+
+
+def _known(grid: Grid, folder: SweepFolder) -> dict[Cell, list[Row]]:
+    """Return the finished cells, if the folder holds no other sweep."""
+    folder.check(grid)
+    return folder.known(grid.cells)
 
 
 def _run(grid: Grid, folder: SweepFolder, known: dict[Cell, list[Row]], task: Task, console: Console) -> list[Row]:

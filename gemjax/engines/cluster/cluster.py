@@ -133,6 +133,7 @@ class Cluster:
         self._connected = False  # By this object.
         self._reserved: Any = None  # Ray's placement group.
         self._closed = threading.Event()
+        self._ended = False  # True if a Ray of its own has no host any more.
         self._busy = threading.Lock()  # Held by the run that the workers compute for.
 
     @property
@@ -354,11 +355,22 @@ class Cluster:
                     warns_at, why = INFINITY, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                     warnings.warn(f"worker {worker} has not begun the run yet: {why}", RunWarning, stacklevel=3)
             reply = None
-            if self._closed.wait(PAUSE) or self._begin is not run:
+            self._ended = self._is_gone(ray)
+            if self._closed.wait(PAUSE) or self._begin is not run or self._ended:
                 raise RuntimeError("the run has ended")
 
+    def _is_gone(self, ray: Any) -> bool:
+        """Return True if the Ray that was started here has no host any more; another one may get new hosts."""
+        return Cluster._own and not any(node["Alive"] for node in ray.nodes())
+
     def restarted(self, run: str) -> Iterator[int]:
-        """Yield the workers of ``run`` that have been restarted since the last call."""
+        """Yield the workers of ``run`` that have been restarted since the last call.
+
+        Raises:
+          RuntimeError: if no worker can be restarted any more.
+        """
+        if self._ended:
+            raise RuntimeError("the Ray of this run has ended on its host, so no worker can return")
         while not self._restarts.empty():
             of, worker = self._restarts.get()
             if of == run:

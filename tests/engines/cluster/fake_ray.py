@@ -22,7 +22,7 @@ class FakeRay(types.ModuleType):
       calls: what was called, as (method, its arguments).
     """
 
-    node_address = "127.0.0.1"
+    node_address, alive = "127.0.0.1", True
     __version__ = ray.__version__
     exceptions, cloudpickle = ray.exceptions, ray.cloudpickle
 
@@ -40,7 +40,7 @@ class FakeRay(types.ModuleType):
         self.running = False
 
     def nodes(self):
-        return [{"NodeManagerAddress": self.node_address}]
+        return [{"NodeManagerAddress": self.node_address, "Alive": self.alive}]
 
     def cluster_resources(self):
         return {"CPU": self.options["num_cpus"]}

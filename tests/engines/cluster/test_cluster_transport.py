@@ -103,6 +103,22 @@ def test_a_worker_that_is_lost_again_and_again_is_retired(fake, tmp_path):
     assert [kinds.count(kind) for kind in ("leave", "join", "retire")] == [3, 3, 1]
 
 
+def test_a_run_whose_own_ray_has_ended_on_this_host_ends(fake, monkeypatch):
+    """It waited for workers that could not return."""
+    monkeypatch.setattr("gemjax.engines.cluster.cluster.PAUSE", 0.001)
+
+    def lose(actor, method, arguments):
+        fake.alive = fake.alive and not (method == "gradient" and arguments[-1].step == 3)
+        return not fake.alive
+
+    fake.lose = lose
+    with pytest.raises(
+        RuntimeError, match="the Ray of this run has ended on its host, so no worker can return"
+    ) as ended:
+        run()
+    assert 0 < len(ended.value.result.trace) < 30
+
+
 class OnlyAtFirst:
     """Batches that each actor can load once, as if a file of its host were deleted during the run."""
 

@@ -67,6 +67,27 @@ def test_a_run_that_another_process_writes_is_refused_and_not_changed(folder):
         pass
 
 
+@pytest.mark.parametrize("instead", ["nothing", "a folder", "a file"])
+def test_nothing_is_written_in_the_place_of_a_folder_that_was_moved(folder, tmp_path, instead):
+    """The rest of the run would lie in a new folder, which could not be resumed."""
+    with folder.alone():
+        folder.add_metrics(commits=1)
+        moved = folder.path.rename(f"{tmp_path}-moved")
+        before = {path.name: path.read_bytes() for path in moved.iterdir()}
+        if instead == "a folder":
+            folder.path.mkdir()
+        elif instead == "a file":
+            folder.path.write_text("")
+        for write in (lambda: folder.add_metrics(commits=2), lambda: folder.save_checkpoint(None, None, None, None)):
+            with pytest.raises(
+                RecordError, match="was moved or removed by another program, so nothing more is written"
+            ):
+                write()
+    assert {path.name: path.read_bytes() for path in moved.iterdir()} == before
+    assert folder.path.exists() == (instead != "nothing")
+    assert instead != "a folder" or not os.listdir(folder.path)
+
+
 def test_a_deleted_file_is_noticed(folder):
     folder.metrics.unlink()
     with pytest.raises(RecordError, match=r"metrics\.jsonl has 0 bytes, but had 2 when"):

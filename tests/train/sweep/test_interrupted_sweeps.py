@@ -216,6 +216,34 @@ def test_a_cell_that_is_not_the_result_of_its_own_is_refused(small, capsys, cont
     assert "asgd-2.json is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_another_sweep_that_was_begun_there_while_data_were_prepared_is_refused(small, monkeypatch, capsys):
+    """Its cells were overwritten by those of the second one."""
+    make_task, other = sweep.make_task, dataclasses.replace(small, batch_size=16)
+
+    def meanwhile(config):
+        monkeypatch.setattr(sweep, "make_task", make_task)
+        assert cli.main(["sweep", *arguments(other)]) == 0
+        return make_task(config)
+
+    monkeypatch.setattr(sweep, "make_task", meanwhile)
+    assert cli.main(["sweep", *arguments(small)]) == 2
+    assert "holds another sweep, of --batch-size 16 (not 32)" in capsys.readouterr().err
+    assert Grid.load(SweepFolder(small.out).grid).batch_size == 16
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_whose_folder_is_moved_ends(small, monkeypatch, capsys):
+    def moving(grid, cell, *rest):
+        os.rename(small.out, f"{small.out}-moved")
+        return pretend(grid, cell, *rest)
+
+    monkeypatch.setattr(sweep, "run_cell", moving)
+    assert cli.main(["sweep", *arguments(small)]) == 2
+    assert f"train: {small.out} was moved or removed by another program" in capsys.readouterr().err
+    assert not os.path.exists(small.out)
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_one_process_at_a_time_computes_a_sweep(small, monkeypatch, capsys):
     """Two computed each cell twice, and each could remove the file that the other was about to name."""

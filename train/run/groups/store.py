@@ -28,11 +28,15 @@ class Store(abc.ABC, Generic[Job, Result]):
     Args:
       path: the folder.
       published: a folder of jobs that others have finished, read for jobs that `path` lacks.
+
+    Attributes:
+      check_in_place: called before a result is written.
     """
 
     def __init__(self, path: str | os.PathLike, published: str | os.PathLike | None = None):
         self.path = Path(path)
         self.published = None if published is None else Path(published)
+        self.check_in_place: Callable[[], None] = lambda: None
 
     @abc.abstractmethod
     def key(self, job: Job) -> str:
@@ -81,6 +85,7 @@ class Store(abc.ABC, Generic[Job, Result]):
 
     def save(self, job: Job, result: Result) -> None:
         """Write the result of `job`."""
+        self.check_in_place()
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.file(job), json.dumps(sealed(self.encode(job, result)), indent=1) + "\n")
 
