@@ -76,7 +76,7 @@ def speed(folder: RunFolder, summary: Summary) -> str:
     """
     rate = summary.rate if summary.measured else None
     if not summary.measured and folder.summary.exists():
-        rate = json.loads(folder.summary.read_bytes()).get("commits_per_second")
+        rate = folder.read_summary().get("commits_per_second")
     return commits_per_second(rate) if isinstance(rate, float) else ""
 
 
@@ -104,6 +104,7 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
         raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
     folder.check_length(summary, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
+    folder.check_whole()
     replayed = _replay(folder)
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 import gemjax
-from gemjax import Checkpoints, RunState, Trace
+from gemjax import CheckpointError, Checkpoints, RunState, Trace
 from gemjax.telemetry import eventlog
 from train.common import files
 from train.common.errors import RecordError
 from train.common.files import append_whole, check_out
+from train.common.seals import CHANGED, SIGNATURE, check_signature
 from train.config.config import Config
 from train.config.parsing import command_of
-from train.run.records import Record, read_metrics, settings_of, sizes_of
+from train.run.records import Record, check_records, read_metrics, settings_of, sizes_of
 
 RUNS = Path("runs")
 LEFTOVERS = re.compile(r"checkpoints|config\.json\..*unfinished")  # Left by a run that is killed at its start.
@@ -143,16 +144,27 @@ class RunFolder:
         """Return the number of commits in the summary of the run.
 
         Raises:
-          RecordError: if `summary.json` has no such number.
+          RecordError: as :meth:`read_summary` does.
+        """
+        return self.read_summary()["commits"]
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return the final figures of the run.
+
+        Raises:
+          RecordError: if `summary.json` has no number of commits, or was changed.
         """
         try:
-            commits = json.loads(self.summary.read_bytes())["commits"]
+            found = json.loads(self.summary.read_bytes())
+            commits = found["commits"]
             if type(commits) is not int:
                 raise TypeError(f"commits is {ascii(commits)[:60]}")
+            check_signature(found)  # An earlier version wrote none.
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            found = f"{type(error).__name__}: {ascii(str(error))[1:-1][:80]}"
-            raise RecordError(f"{self.summary} is not the summary of a run ({found}); delete it to go on") from error
-        return commits
+            kind = "" if str(error) == CHANGED else f"{type(error).__name__}: "
+            wrong = f"{kind}{ascii(str(error))[1:-1][:80]}"
+            raise RecordError(f"{self.summary} is not the summary of a run ({wrong}); delete it to go on") from error
+        return {name: value for name, value in found.items() if name != SIGNATURE}
 
     def check_length(self, summary: gemjax.Summary, *, measured: bool) -> None:
         """Check that the event log is complete up to the summary of the run; nothing else marks the end of the log.
@@ -230,7 +242,7 @@ class RunFolder:
         if self.no_checkpoint():  # Opening them would create the folder.
             return None
         with self.checkpoints(read_only=read_only) as checkpoints:
-            found, checkpoint = checkpoints.metadata, f"the checkpoint in {self.checkpoints_path}"
+            found = checkpoints.metadata
         if found is None:
             return None
         sizes = sizes_of(found, self.records, self.checkpoints_path)
@@ -241,15 +253,24 @@ class RunFolder:
             read_metrics(self.metrics, sizes["metrics"])
         except ValueError as error:
             raise RecordError(str(error)) from error
-        for name, record in self.records.items():
-            record.check_size(sizes[name], checkpoint)
-        checksums = found.get("sha256")
-        for name, expected in (
-            checksums if isinstance(checksums, dict) else {}
-        ).items():  # Older checkpoints have none.
-            if name in self.records:
-                self.records[name].check_content(sizes[name], expected, checkpoint)
+        check_records(self.records, found, self.checkpoints_path)
         return logged
+
+    def check_whole(self) -> None:
+        """Check the records against the newest checkpoint, if there is one that can be read: a report needs none.
+
+        Raises:
+          RecordError: if a record is shorter than it was then, or was changed.
+        """
+        if self.no_checkpoint():
+            return
+        try:
+            with self.checkpoints(read_only=True) as checkpoints:
+                found = checkpoints.metadata
+        except CheckpointError:
+            return
+        if found is not None:
+            check_records(self.records, found, self.checkpoints_path)
 
     def check_empty(self, config: Config) -> None:
         """Check that a run without a checkpoint has no records either, because it would begin again and replace them.

@@ -131,6 +131,26 @@ class Record:
             )
 
 
+def check_records(records: Mapping[str, Record], checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Check records against the sizes and checksums in the metadata of a checkpoint.
+
+    Args:
+      records: the records by name.
+      checkpoint: the metadata.
+      path: folder of the checkpoints.
+
+    Raises:
+      RecordError: if a record is shorter than it was then, or was changed.
+    """
+    sizes, named = sizes_of(checkpoint, records, path), f"the checkpoint in {path}"
+    for name, record in records.items():
+        record.check_size(sizes[name], named)
+    checksums = checkpoint.get("sha256")  # Older checkpoints have none.
+    for name, expected in (checksums if isinstance(checksums, dict) else {}).items():
+        if name in records:
+            records[name].check_content(sizes[name], expected, named)
+
+
 def read_metrics(path: Path, size: int | None = None) -> dict[str, np.ndarray]:
     """Read metrics as columns; values that were not finite are NaN, and an incomplete last line is skipped.
 

@@ -18,6 +18,7 @@ from train.common.errors import RecordError, UsageError
 from train.common.files import in_shell, write_whole
 from train.common.interrupts import Interrupt
 from train.common.machine import cores, in_its_precision
+from train.common.seals import signed
 from train.config.config import Config
 from train.run import plots
 from train.run.callback import RunCallback, finite
@@ -66,7 +67,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
         )
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         # It may have been stopped on the way to more commits.
-        return json.loads(folder.summary.read_bytes()) | {"finished": True}
+        return folder.read_summary() | {"finished": True}
     if logged is None:
         folder.check_empty(config)
     elif len(logged) > task.num_commits:
@@ -258,7 +259,7 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
     }
     plots.draw_run(folder, config, run)
     # Last, because a run with a summary is not resumed, even if other files are missing.
-    write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
+    write_whole(folder.summary, json.dumps(signed(summary), indent=2) + "\n")
     if result.stopped:
         go_on = f"python -m train --resume {in_shell(folder.path)}"
         name = interrupts.name_of(callback.interrupt.number)

@@ -70,6 +70,11 @@ def empty(path):
     path.mkdir()
 
 
+def damaged_metadata(path):
+    for metadata in path.glob(f"*/{METADATA}"):
+        metadata.write_text("{")
+
+
 def a_file(path):
     shutil.rmtree(path)
     path.write_text("not a folder")
@@ -373,3 +378,52 @@ def test_a_message_on_a_summary_has_whole_quotes(folder, capsys):
     folder.summary.write_text("{}")
     error = refusal(capsys, folder, LONGER)
     assert "run/summary.json is not the summary of a run (KeyError: 'commits'); delete it" in error
+
+
+def gone(path):
+    path.unlink()
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def shortened(path):
+    path.write_bytes(path.read_bytes().rpartition(b"\n{")[0] + b"\n")
+
+
+def edited(path):
+    path.write_bytes(re.sub(rb'"test_accuracy": 0?\.\d', b'"test_accuracy": 0.9', path.read_bytes(), count=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (gone, "has 0 bytes, but had"),
+        (emptied, "has 0 bytes, but had"),
+        (shortened, "lines are missing at its end; restore the file"),
+        (edited, "was changed after the checkpoint in run/checkpoints was written"),
+    ],
+)
+def test_a_report_of_metrics_that_are_not_those_of_the_run_is_refused(folder, capsys, change, wrong):
+    before = folder.metrics.read_bytes()
+    change(folder.metrics)
+    assert not folder.metrics.exists() or folder.metrics.read_bytes() != before
+    error = refusal(capsys, folder, ["report", "run"])
+    assert error.startswith("train: run/metrics.jsonl ")
+    assert wrong in error
+
+
+@pytest.mark.parametrize("change", [without, empty, damaged_metadata])
+def test_a_report_needs_no_checkpoint(folder, change):
+    """They take more room than the records, so users remove them."""
+    change(folder.checkpoints_path)
+    assert cli.main(["report", "run"]) == 0
+
+
+@pytest.mark.parametrize("command", [["--resume", "run"], ["report", "run"]], ids=lambda command: command[0])
+def test_a_changed_summary_is_refused(folder, capsys, command):
+    folder.summary.write_text(folder.summary.read_text().replace('"commits": 33', '"commits": 32'))
+    wrong = "(it was changed: its content has another sha256)"
+    error = refusal(capsys, folder, command)
+    assert error == f"train: run/summary.json is not the summary of a run {wrong}; delete it to go on\n"
