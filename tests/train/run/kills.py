@@ -169,7 +169,7 @@ def load(folder):
 
 def summary_of(folder):
     """Return the fields of the summary that do not depend on the speed of the run."""
-    summary = json.loads(folder.summary.read_text())
+    summary = folder.read_summary()
     return {name: value for name, value in summary.items() if name not in ("seconds", "commits_per_second")}
 
 

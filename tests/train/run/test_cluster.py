@@ -112,7 +112,7 @@ def test_a_driver_that_is_killed_or_stopped_leaves_no_process_and_continues_with
         assert process.returncode == status, output
         assert not processes.left_of(mark)
     assert "stopped by SIGTERM at" in output
-    summary = json.loads(folder.summary.read_text())
+    summary = folder.read_summary()
     assert summary["finished"] is False
     assert summary["commits"] == len(load(folder).trace)
     epochs = summary["commits"] // 88 + 1

@@ -38,7 +38,7 @@ def test_a_run_leaves_all_its_records(tiny, small, engine, monkeypatch):
     assert summary["finished"]
     assert summary["commits"] == summary["total"] == 33
     assert Config.load(folder.config) == config
-    assert json.loads(folder.summary.read_text()) == summary
+    assert folder.read_summary() == summary
     trace = eventlog.trace_of(folder.events, 3)
     assert len(trace) == 33
     assert folder.read_metrics()["commits"][-1] == 33

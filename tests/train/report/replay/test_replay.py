@@ -203,7 +203,7 @@ def test_a_simulation_of_any_kind_replays(made, more):
     folder = made(*more)
     found = replayed(folder)
     assert found["verdict"] == SAME
-    summary = json.loads(folder.summary.read_text())
+    summary = folder.read_summary()
     assert found["pieces"][-1]["end"] == summary["commits"] - summary["dropped"]
 
 
