@@ -1,6 +1,5 @@
 """Processes of `python -m train` that are killed repeatedly at random moments."""
 
-import json
 import os
 import random
 import re

@@ -1,7 +1,6 @@
 """Runs on Ray: the main job in small, its report and replay, resumed and killed runs, and processes that they leave."""
 
 import dataclasses
-import json
 import os
 import signal
 import types

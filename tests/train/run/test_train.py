@@ -1,7 +1,6 @@
 """A small run from end to end: records, evaluation, picture, and every configuration."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
