@@ -126,7 +126,7 @@ def _train(argv: list[str]) -> int:
     import gemjax  # After the flags have been checked: this imports JAX.
     from gemjax.checkpoints import CheckpointWriteError
     from train.run.folder import RunFolder
-    from train.run.train import train
+    from train.run.train import result_of, train
     from train.task.memory import dry_run
 
     if config.dry_run:
@@ -141,7 +141,9 @@ def _train(argv: list[str]) -> int:
     except gemjax.CheckpointError as error:
         raise UsageError(str(error)) from error
     except gemjax.RunFailedError as error:
-        raise UsageError(f"the run failed: {error}") from error
+        unsaved = result_of(error) is None and folder.config.exists() and folder.can_be_resumed()
+        go_on = f"; go on with: python -m train --resume {in_shell(folder.path)}" if unsaved else ""
+        raise UsageError(f"the run failed: {error}{go_on}") from error
     except OSError as error:
         if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
             advice = "make room" if error.errno in FULL else "fix that"

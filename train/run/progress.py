@@ -67,6 +67,7 @@ class ProgressLine(Display):
         self.accuracy = float("nan")
         self._began: float | None = None  # Time from which the rate counts, and the number of commits before it.
         self._begun_at = self._line_at = done
+        self._applied = 0  # Commits since `_began`, without those that were rejected or dropped.
         self._elapsed = 0.0  # From `_began` to the newest commit.
         self._seen = self._newest = self._printed = clock()  # Times of the last update, commit and printed line.
         self._drawn_at = -REFRESH
@@ -91,13 +92,20 @@ class ProgressLine(Display):
 
     @property
     def rate(self) -> float:
-        """Commits per second of this session; NaN if not known yet.
+        """Applied commits per second of this session; NaN if not known yet.
 
         On devices the seconds count from the first dispatch. A simulation has no such time: its rate begins after the first
         update, which includes compilation.
         """
+        return self._per_second(self._applied)
+
+    @property
+    def _left(self) -> float:
+        """Seconds to the end of the run; of a simulation, those that are not applied count as well. NaN if not known yet."""
+        return (self.total - self.done) / self._per_second(self.done - self._begun_at)
+
+    def _per_second(self, made: int) -> float:
         seconds = self._elapsed + self._seen - self._newest
-        made = self.done - self._begun_at
         return made / seconds if self._began is not None and made and seconds > 0 else float("nan")
 
     @property
@@ -124,7 +132,7 @@ class ProgressLine(Display):
             or self._seen - self._printed >= MINUTE
         ):  # fmt: skip
             self._line_at, self._printed = done, self._seen
-            left = f"{(self.total - done) / self.rate:.0f} s" if self.rate > 0 else "…"
+            left = f"{self._left:.0f} s" if self._left >= 0 else "…"
             self.console.print(
                 f"{done}/{self.total} commits  {self.rate_text}  left {left}  {text}",
                 highlight=False, soft_wrap=True,
@@ -135,7 +143,10 @@ class ProgressLine(Display):
         measured = "dispatched" in history
         if self._began is None:
             self._began = float(history["dispatched"].min()) if measured else self._seen
-            self._begun_at = self.done - int(history["applied"].sum()) if measured else self.done
+            self._applied = int(history["applied"].sum()) if measured else 0
+            self._begun_at = self.done - self._applied
+        else:
+            self._applied += int(history["applied"].sum())
         self._elapsed = (float(history["time"][-1]) if measured else self._seen) - self._began
 
     def _describe(self, rejected: int, history: dict[str, Any]) -> str:

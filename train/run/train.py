@@ -237,13 +237,13 @@ def result_of(error: BaseException | None) -> gemjax.Result | None:
 
 def _conclude(config, task, folder, result, callback, seconds, console) -> dict[str, Any]:
     loss, accuracy = task.evaluate(result.params, result.model_state)
-    # Over the whole run, including the parts before it was resumed.
-    p50, p95 = np.percentile(result.trace.staleness if len(result.trace) else np.zeros(1), [50, 95])
-    try:
+    try:  # Over the whole run, including the parts before it was resumed.
         run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
+        applied = run.only("commit")["staleness"]
         rate = gemjax.summarise(run).rate if line.done and run.measured else line.rate
     except ValueError as error:  # Another process has changed the log meanwhile.
         raise RecordError(f"the run is at its end, but its log was changed: {error}") from error
+    p50, p95 = np.percentile(applied if len(applied) else np.zeros(1), [50, 95])
     summary = {
         "commits": line.done,
         "total": task.num_commits,

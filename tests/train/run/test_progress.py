@@ -127,6 +127,18 @@ def test_plain_lines_come_each_minute_when_commits_are_slow():
     assert "0.033 commits/s" in lines[-1]
 
 
+def test_the_rate_is_of_applied_commits_and_the_time_left_of_all_to_come():
+    """A simulation counts dropped gradients among the commits that it was asked for."""
+    console, clock = Console(file=io.StringIO(), width=200), Clock()
+    line = ProgressLine(console, total=100, clock=clock)
+    for done in (10, 50):
+        clock.now += 4.0
+        dropped = np.arange(done - line.done) % 4 == 0
+        line.update(done, 0, history([0] * len(dropped), dropped, measured=False, applied=~dropped, dropped=dropped))
+    assert line.rate == 30 / 4.0
+    assert "50/100 commits  7.5 commits/s  left 5 s" in console.file.getvalue()
+
+
 @pytest.mark.parametrize(("measured", "rate"), [(True, 25 / 10.0), (False, 20 / 8.0)])
 def test_the_rate_counts_from_the_first_dispatch_or_from_the_end_of_the_first_chunk(measured, rate):
     clock = Clock()

@@ -52,6 +52,17 @@ def test_a_run_leaves_all_its_records(tiny, small, engine, monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_summary_of_a_simulation_with_dropped_gradients_is_that_of_its_log(tiny, small):
+    """Its trace has all arrivals, of which the dropped ones move no version."""
+    config = dataclasses.replace(small, engine="simulate", method="ringmaster", workers=16, cluster="heterogeneous")
+    folder, summary, output = run(config)
+    logged = gemjax.summarise(eventlog.read(folder.events), 16)
+    assert summary["dropped"] == logged.dropped > 0
+    assert (summary["staleness_p50"], summary["staleness_p95"]) == (logged.staleness_median, logged.staleness_p95)
+    assert f"staleness p50 {logged.staleness_median:.0f} p95 {logged.staleness_p95:.0f}, rejected" in output
+
+
+@pytest.mark.slow
 def test_a_simulation_is_evaluated_after_exactly_so_many_commits(tiny, small):
     folder, _, _ = run(dataclasses.replace(small, engine="simulate", eval_every=7))
     assert folder.read_metrics()["commits"].tolist() == [7, 14, 21, 28, 33]
