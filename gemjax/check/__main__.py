@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gemjax import check
 from gemjax.check.machine import cores
 
-MOST = 1024  # Workers or devices of one host.
+MOST_ON_A_HOST = 1024  # Workers or devices.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,8 +75,8 @@ def _positive(text: str) -> int:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-    if not 1 <= number <= MOST:
-        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST}, got {number}")
+    if not 1 <= number <= MOST_ON_A_HOST:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MOST_ON_A_HOST}, got {number}")
     return number
 
 

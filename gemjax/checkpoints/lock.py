@@ -67,13 +67,19 @@ def hold(folder: Path) -> Callable[[], None]:
 def _try(path: Path) -> int | None:
     """Return the locked file, or ``None`` if another one has locked it or has just removed it."""
     try:
-        opened = lock(path, os.O_RDWR | os.O_CREAT)
+        opened = lock(path, os.O_RDWR | os.O_CREAT, strict=True)
+    except BlockingIOError:
+        return None
     except OSError as error:
-        if isinstance(error, BlockingIOError) or error.errno == errno.ESTALE:
+        if error.errno == errno.ESTALE:
             return None
         raise
-    with contextlib.suppress(OSError):
+    try:
         if os.path.samestat(os.fstat(opened), os.stat(path)):
             return opened
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) and error.errno != errno.ESTALE:
+            unlock(opened)
+            raise
     unlock(opened)
     return None

@@ -39,7 +39,7 @@ def take_ignored(take: Callable[[Any], bool], first: bool = False) -> None:
 
 
 def take_no_more(take: Callable[[Any], bool]) -> None:
-    """Call ``take`` no more; it need not be called now."""
+    """Call ``take`` no more. Without effect if it is not called."""
     with contextlib.suppress(ValueError):
         _takers.remove(take)
 
@@ -51,8 +51,8 @@ class Held:
     Python's handlers of ``ENDING`` are called at once, but the first exception of one is raised only in :meth:`open`, at
     :meth:`check` or at the end, and the second one anywhere, as is one with a true attribute ``at_once``. Python ignores what
     is raised in a finalizer or in a callback of the garbage collector, of which JAX has one; an exception that is lost there is
-    held back, too, as is the second one if others pass it over. If the run fails meanwhile, the first one is raised at the end,
-    with the ``result`` of that error. Handlers are replaced only in the main thread, because no other one gets signals.
+    held back, too. So is the second one if other code catches it. If the run fails meanwhile, the first one is raised at the
+    end, with the ``result`` of that error. Handlers are replaced only in the main thread, because no other one gets signals.
 
     Args:
       said: sentence for standard error, behind the name of a signal whose exception is held back; empty for none.
@@ -82,7 +82,7 @@ class Held:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._restore()
         self._let = None  # Another hook may keep this object, and the exception keeps the frames of the run.
-        stop = self._raised
+        stop, self._raised = self._raised, None
         if stop is not None and stop is not error and not isinstance(error, (KeyboardInterrupt, SystemExit)):
             vars(stop).update({} if error is None else vars(error))
             raise stop from error

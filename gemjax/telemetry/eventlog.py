@@ -19,6 +19,7 @@ from gemjax.telemetry.schema import EVENTS, LONGEST_LINE, NEEDED, parse
 __all__ = ["EVENTS", "NEEDED", "EventLog", "read", "trace_of"]
 
 LINE_BEGINS = b'{"event":"'
+MOVED = "the log {} was moved or removed since it was opened; open it again"
 IN_USE = "the log {} is in use by another run; wait for its end, or give each run a log of its own"
 
 
@@ -52,6 +53,7 @@ class EventLog:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._absolute = os.path.abspath(path)
         self._used = threading.Lock()  # That of the file does not keep this object from itself.
+        self._reader = _Reader()
         if cut:
             with contextlib.suppress(BlockingIOError), self.alone():  # A run that goes on may have written half a line.
                 pass
@@ -75,7 +77,11 @@ class EventLog:
                 locked = lock(self._absolute)
             except BlockingIOError:
                 raise BlockingIOError(IN_USE.format(self._file.name)) from None
+            except FileNotFoundError:
+                raise FileNotFoundError(MOVED.format(self._file.name)) from None
             try:
+                if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._absolute)):
+                    raise FileNotFoundError(MOVED.format(self._file.name))
                 self._file.flush()
                 if (size := _cut_at(self._absolute)) is not None:  # Of a run that was killed.
                     os.truncate(self._absolute, size)
@@ -96,14 +102,17 @@ class EventLog:
     def check_continued(self, trace: Trace) -> None:
         """Check that a run which goes on after the commits of ``trace`` may be appended.
 
+        Lines that an earlier call has read are not read again.
+
         Raises:
           ValueError: if the log is of another run, or not whole.
         """
-        succession = Succession()
-        for _ in _checked(self._absolute, None, succession):
+        if os.path.getsize(self._absolute) < self._reader.size:  # It was cut since the last call.
+            self._reader = _Reader()
+        for _ in self._reader.events(self._absolute):
             pass
         try:
-            succession.check_continued(trace)
+            self._reader.succession.check_continued(trace)
         except ValueError as error:
             raise ValueError(f"the log {self._file.name} {error}; give this run a log of its own") from None
 
@@ -148,27 +157,37 @@ def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str,
         commits before it). The message names file and line, and says what is wrong. Two changes cannot be detected: whole
         lines missing at the end, as after a crash, and other numbers of the right kind, as of another run.
     """
-    return _checked(path, size, Succession())
+    return _Reader().events(path, size)
 
 
-def _checked(path: str | os.PathLike, size: int | None, succession: Succession) -> Iterator[dict[str, Any]]:
-    name = os.fspath(path)
-    with open(path, "rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
-            if size is not None and file.tell() > size:
-                return
-            try:
-                if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                    _check_cut_line(line)
+class _Reader:
+    """Reader of a log, which begins where it ended the last time."""
+
+    def __init__(self):
+        self.succession = Succession()
+        self.size = self._lines = 0  # What has been read.
+
+    def events(self, path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the events that follow, as :func:`read` does."""
+        name = os.fspath(path)
+        with open(path, "rb") as file:
+            file.seek(self.size)
+            for line in iter(lambda: file.readline(LONGEST_LINE), b""):
+                if size is not None and self.size + len(line) > size:
                     return
-                record = parse(line)
-                succession.check(record)
-            except ValueError as error:
-                shown = line[:80].decode(errors="replace").strip()
-                raise ValueError(
-                    f"{name}, line {number}: not an event of a gemjax log: {error}; the line is {shown!r}"
-                ) from None
-            yield record
+                try:
+                    if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+                        _check_cut_line(line)
+                        return
+                    record = parse(line)
+                    self.succession.check(record)
+                except ValueError as error:
+                    shown = line[:80].decode(errors="replace").strip()
+                    raise ValueError(
+                        f"{name}, line {self._lines + 1}: not an event of a gemjax log: {error}; the line is {shown!r}"
+                    ) from None
+                self.size, self._lines = self.size + len(line), self._lines + 1
+                yield record
 
 
 def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None) -> Trace:
@@ -212,6 +231,15 @@ def _begins_like_an_event(line: bytes) -> bool:
     return line.startswith(LINE_BEGINS[: len(line)])
 
 
+def _is_event(line: bytes) -> bool:
+    """Return True for a whole line that other programs may have written."""
+    try:
+        parse(line)
+    except ValueError:
+        return False
+    return line.endswith(b"\n")
+
+
 def _cut_at(path: str | os.PathLike) -> int | None:
     """Return the size of a log without the text after its last line break, to which an event would be appended.
 
@@ -223,7 +251,8 @@ def _cut_at(path: str | os.PathLike) -> int | None:
     if not os.path.exists(path):
         return None
     with open(path, "rb+") as file:  # A pipe is refused; read alone, it would be waited for.
-        if not _begins_like_an_event(file.read(len(LINE_BEGINS))):
+        first = file.readline(LONGEST_LINE)
+        if not (_begins_like_an_event(first) or _is_event(first)):
             raise ValueError(f"{os.fspath(path)} is no event log; move it away, or give another path for the log")
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, size - LONGEST_LINE))

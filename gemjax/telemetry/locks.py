@@ -1,5 +1,6 @@
 """Locks of files and folders, for what has one writer at a time."""
 
+import contextlib
 import errno
 import os
 
@@ -8,17 +9,18 @@ try:
 except ImportError:  # Not a Unix system.
     fcntl = None
 
-# What file systems without locks say; network file systems refuse what is not open for writing, such as a folder, with EBADF.
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
+# What file systems without locks say.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 _held: set[int] = set()
 
 
-def lock(path: str | os.PathLike, flags: int = os.O_RDWR) -> int:
+def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = False) -> int:
     """Lock a file or folder until :func:`unlock` or the end of the process. Where the file system has no locks, there is none.
 
     Args:
       path: what to lock.
       flags: those of ``os.open``.
+      strict: raise errors of locking that a file system with locks has; otherwise they are taken for a missing lock.
 
     Returns:
       The argument of :func:`unlock`, an open file.
@@ -34,7 +36,8 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR) -> int:
         if fcntl is not None:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException as error:
-        if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
+        missing = isinstance(error, OSError) and not isinstance(error, BlockingIOError)
+        if not missing or (strict and error.errno not in NO_LOCKS):
             os.close(opened)
             raise
     _held.add(opened)
@@ -45,6 +48,10 @@ def unlock(opened: int) -> None:
     """End a lock. In a process forked meanwhile, which does not have it, this does nothing."""
     if opened in _held:
         _held.discard(opened)
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                # A program that is just being started has a copy of the open file, with which the lock would go on.
+                fcntl.flock(opened, fcntl.LOCK_UN)
         os.close(opened)
 
 

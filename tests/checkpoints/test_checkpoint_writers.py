@@ -162,7 +162,7 @@ def test_a_file_system_without_locks_has_checkpoints(tmp_path, monkeypatch, erro
     def no_locks(*_):
         raise error
 
-    fake = None if error is None else types.SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4)
+    fake = None if error is None else types.SimpleNamespace(flock=no_locks, LOCK_EX=2, LOCK_NB=4, LOCK_UN=8)
     monkeypatch.setattr(locks, "fcntl", fake)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(like(), arrivals.Gamma(3).trace(5))
@@ -227,7 +227,7 @@ def test_a_lock_that_has_gone_stale_is_tried_again_and_other_errors_are_reported
             number = errors.pop(0)
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(locks, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4))
+    monkeypatch.setattr(locks, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4, LOCK_UN=8))
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(CheckpointWriteError, match="Input/output error"):
             checkpoints.save(like(), arrivals.Gamma(3).trace(5))

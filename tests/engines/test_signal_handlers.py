@@ -5,6 +5,7 @@ import gc
 import signal
 import sys
 import threading
+import weakref
 
 import jax
 import numpy as np
@@ -185,6 +186,81 @@ def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised(kind):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def test_what_a_handler_raises_goes_to_the_run_though_orbax_was_kept_quiet_before_it():
+    def stop(number, frame):
+        raise PreemptedError
+
+    def run():
+        with discarding(), Held() as held, held.open(), pressing_in_collections():
+            gc.collect()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(PreemptedError):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_what_python_ignores_is_reported_again_after_orbax_was_kept_quiet(monkeypatch):
+    class Failing:
+        def __del__(self):
+            raise ValueError("in a finalizer")
+
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: reported.append(str(ignored.exc_value)))
+    with discarding():
+        Failing()
+    assert reported == []
+    Failing()
+    assert reported == ["in a finalizer"]
+
+
+def test_a_callback_may_catch_its_ctrl_c():
+    def callback(progress):
+        with contextlib.suppress(KeyboardInterrupt):
+            press()
+
+    assert len(simulate(callback=callback).trace) == len(signals.TRACE)
+
+
+def test_an_exception_of_ones_own_is_not_its_own_cause():
+    def stop(number, frame):
+        raise PreemptedError
+
+    def run():
+        with Held():
+            press(2)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(PreemptedError) as stopped:
+            run()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert stopped.value.__cause__ is None
+
+
+def test_the_memory_of_a_run_that_two_signals_end_is_freed_at_once():
+    class Arrays:
+        pass
+
+    def run():
+        arrays = Arrays()
+        kept.append(weakref.ref(arrays))
+        with Held():
+            press(2)
+
+    kept = []
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            run()
+        assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
 def test_a_signal_is_found_after_a_thread_that_began_earlier_has_read_a_checkpoint(kind):
     """The thread replaced hooks before the run did, and puts them back during it."""
@@ -224,7 +300,7 @@ def test_two_signals_in_a_callback_of_the_loss_to_python_end_the_run(run, monkey
     problem, pressed = signals.PROBLEM, []
 
     def host(batch):
-        if len(pressed) < 1:
+        if not pressed:
             pressed.append(None)
             press(2)
         return np.float32(0)

@@ -111,6 +111,7 @@ def main(argv: Sequence[str]) -> int:
     bench = parse_flags(Bench, argv, "python -m train bench")
     if bench.out:
         check_out(Path(bench.out).parent)
+        Path(bench.out).parent.mkdir(parents=True, exist_ok=True)
         if Path(bench.out).is_dir():
             raise UsageError(f"--out {bench.out} is a folder; name a file")
     gemjax.cpu_devices(9)

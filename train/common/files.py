@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from train.common.errors import RecordError
+from train.common.errors import FolderMovedError, RecordError
 
 if TYPE_CHECKING:  # Most commands that write files draw nothing.
     from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
     The lock is no file, and ends with the process at the latest.
 
     Yields:
-      A function that raises `RecordError` if the folder is no longer in its place, before something is written beside it.
+      A function that raises `FolderMovedError` if the folder is no longer in its place, before something is written beside it.
 
     Raises:
       BlockingIOError: if another process has locked the folder.
@@ -112,18 +112,18 @@ def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
         raise BlockingIOError(
             f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"
         ) from None
-    before = os.stat(folder)
-
-    def check_in_place() -> None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(before, os.stat(folder)):
-                return
-        raise RecordError(
-            f"{folder} was moved or removed by another program, so nothing more is written; what was written before is where "
-            "the folder is now"
-        )
-
     try:
+        before = os.fstat(locked) if locked >= 0 else os.stat(folder)
+
+        def check_in_place() -> None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if os.path.samestat(before, os.stat(folder)):
+                    return
+            raise FolderMovedError(
+                f"{folder} was moved or removed by another program, so nothing more is written; what was written before is "
+                "where the folder is now"
+            )
+
         yield check_in_place
     finally:
         unlock(locked)

@@ -11,7 +11,7 @@ import gemjax
 from gemjax.checkpoints import CheckpointError, CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train.common.console import say
-from train.common.errors import RecordError
+from train.common.errors import FolderMovedError
 from train.common.files import in_shell, in_words
 from train.config.config import Config
 from train.run.progress import ProgressLine, mean_loss
@@ -67,6 +67,7 @@ class RunCallback:
         # With a divided central variable, when the actors have made the first state, which no process has whole.
         self.first_is_due = config.central_hosts > 0 and done == 0
         self._after_error = False
+        self._rows: list[dict[str, np.ndarray]] = []  # Of the history since the last evaluation.
 
     def __call__(self, progress: gemjax.Progress) -> bool:
         try:
@@ -81,6 +82,8 @@ class RunCallback:
     def poll(self, progress: gemjax.Progress) -> None:
         """Evaluate, show and save whatever is due."""
         done = progress.commits
+        if progress.history:
+            self._rows.append({name: progress.history[name] for name in ("loss", "applied", "gap")})
         if (due := self._due(done)) > self._evaluated:
             self._evaluated = due
             self.evaluate(progress)
@@ -161,9 +164,6 @@ class RunCallback:
         self._after_error = True
         try:
             self.folder.check_in_place()
-        except RecordError:  # The exception says so.
-            return
-        try:
             state, trace = (
                 (reached.state, reached.trace)
                 if isinstance(reached, gemjax.Result)
@@ -174,6 +174,8 @@ class RunCallback:
                 raise OSError(f"the event log has lost {int(state.commits) - logged} of {int(state.commits)} commits")
             self.save(state, trace)
             self.checkpoints.wait()
+        except FolderMovedError:  # The exception says so.
+            return
         except Exception as error:
             with contextlib.suppress(Exception):
                 reason = in_words(error) if isinstance(error, OSError) else str(error)
@@ -197,14 +199,15 @@ class RunCallback:
         return int(np.searchsorted(self.evaluations, done, side="right"))
 
     def evaluate(self, progress: gemjax.Progress) -> None:
-        """Evaluate on the test set and record the metrics."""
+        """Evaluate on the test set and record the metrics, with means over the commits since the last evaluation."""
         loss, accuracy = self.task.evaluate(progress.params, progress.model_state)
         self.line.accuracy = accuracy
         self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
-        recent = progress.history
+        recent = {name: np.concatenate([rows[name] for rows in self._rows]) for name in self._rows[0]}
+        self._rows = []
         self.folder.add_metrics(
             commits=progress.commits,
-            time=float(recent["time"][-1]),
+            time=float(progress.history["time"][-1]),
             train_loss=finite(mean_loss(recent)),
             gap=finite(np.mean(recent["gap"])),
             test_loss=finite(loss),

@@ -170,7 +170,7 @@ class RunFolder:
         """Check that the event log is complete up to the summary of the run; nothing else marks the end of the log.
 
         Raises:
-          RecordError: if the log has fewer commits than the summary.
+          RecordError: if the log has fewer commits than the summary, or as :meth:`read_summary` does.
         """
         # A simulation also counts the commits that it did not apply.
         found = summary.commits + (0 if measured else summary.dropped + summary.rejected)
@@ -217,7 +217,7 @@ class RunFolder:
         It is written in the background unless `wait` is set; closing `checkpoints` waits for the last one.
 
         Raises:
-          RecordError: if the folder was moved or removed.
+          FolderMovedError: if the folder was moved or removed.
         """
         self.check_in_place()
         log.sync()  # Before the checkpoint that holds the log's size, so that a power cut cannot leave a shorter log.
@@ -269,7 +269,7 @@ class RunFolder:
                 found = checkpoints.metadata
         except CheckpointError:
             return
-        if found is not None:
+        if found is not None and all(name in found for name in self.records):
             check_records(self.records, found, self.checkpoints_path)
 
     def check_empty(self, config: Config) -> None:
@@ -325,7 +325,7 @@ class RunFolder:
         """Append one line to `metrics.jsonl`.
 
         Raises:
-          RecordError: if the folder was moved or removed.
+          FolderMovedError: if the folder was moved or removed.
         """
         self.check_in_place()
         append_whole(self.metrics, json.dumps(fields) + "\n")

@@ -26,7 +26,7 @@ class Scalars:
             from tensorboardX import SummaryWriter  # The extra, which the command line has checked.
 
             # The suffix separates the files of runs that begin in the same second.
-            self._writer = SummaryWriter(os.fspath(folder), purge_step=done or None, filename_suffix=f".{done}")
+            self._writer = SummaryWriter(os.fspath(folder), purge_step=done + 1, filename_suffix=f".{done}")
 
     def __enter__(self) -> Self:
         return self

@@ -236,6 +236,7 @@ def result_of(error: BaseException | None) -> gemjax.Result | None:
 
 
 def _conclude(config, task, folder, result, callback, seconds, console) -> dict[str, Any]:
+    folder.check_in_place()
     loss, accuracy = task.evaluate(result.params, result.model_state)
     try:  # Over the whole run, including the parts before it was resumed.
         run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line

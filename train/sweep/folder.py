@@ -99,8 +99,11 @@ class SweepFolder(Store[Cell, list[Row]]):
 
     def decode(self, job: Cell, found: Any) -> list[Row]:
         if isinstance(found, dict) and found.keys() == {"sweep", "runs"}:  # An earlier version wrote the runs alone.
-            if self._grid is not None and found["sweep"] != self._grid.definition():
-                raise ValueError("it is of another sweep")
+            if self._grid is not None:
+                definition = self._grid.definition()
+                # Another version may have other fields.
+                if any(found["sweep"].get(name, value) != value for name, value in definition.items()):
+                    raise ValueError("it is of another sweep")
             found = found["runs"]
         if not isinstance(found, list) or not found or any(not isinstance(row, dict) for row in found):
             raise ValueError("it is no list of runs")
@@ -117,6 +120,7 @@ class SweepFolder(Store[Cell, list[Row]]):
 
     def write_table(self, rows: Iterable[Row]) -> None:
         """Write `sweep.csv`. Values that are unknown or not finite are empty there."""
+        self.check_in_place()
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()

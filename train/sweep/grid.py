@@ -142,10 +142,9 @@ class Grid(Common):
         return [f"{flag(name)} {_words(mine)} (not {_words(theirs)})" for name, mine, theirs in pairs if mine != theirs]
 
     def definition(self) -> dict[str, Any]:
-        """Return as JSON values what makes this another sweep than the default one."""
-        fields = [field for field in dataclasses.fields(self) if field.name not in BOOKKEEPING]
-        changes = {one.name: value for one in fields if (value := getattr(self, one.name)) != one.default}
-        return json.loads(json.dumps(changes))
+        """Return as JSON values what decides the results of the sweep."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING]
+        return json.loads(json.dumps({name: getattr(self, name) for name in names}))
 
     def text(self) -> str:
         """Return the sweep as JSON, with a checksum."""

@@ -30,6 +30,7 @@ from gemjax.engines.devices.roster import INFINITY
 from gemjax.protocol.checks import check_positive_int
 from gemjax.protocol.staleness import check_num_workers
 
+RAY_HAS_ENDED = "the Ray of this cluster has ended on its host, so no worker can return; make another cluster"
 PATIENCE = 60.0  # Seconds without an answer of the actors after which a warning names the resources that they wait for.
 FILES = "files"  # Threads of a central actor that write its files, while it goes on with commits.
 PAUSE = 0.2  # Seconds between two calls of an actor that is being restarted.
@@ -356,7 +357,9 @@ class Cluster:
                     warnings.warn(f"worker {worker} has not begun the run yet: {why}", RunWarning, stacklevel=3)
             reply = None
             self._ended = self._is_gone(ray)
-            if self._closed.wait(PAUSE) or self._begin is not run or self._ended:
+            if self._ended:
+                raise RuntimeError(RAY_HAS_ENDED)
+            if self._closed.wait(PAUSE) or self._begin is not run:
                 raise RuntimeError("the run has ended")
 
     def _is_gone(self, ray: Any) -> bool:
@@ -370,7 +373,7 @@ class Cluster:
           RuntimeError: if no worker can be restarted any more.
         """
         if self._ended:
-            raise RuntimeError("the Ray of this run has ended on its host, so no worker can return")
+            raise RuntimeError(RAY_HAS_ENDED)
         while not self._restarts.empty():
             of, worker = self._restarts.get()
             if of == run:

@@ -113,7 +113,7 @@ def test_a_run_whose_own_ray_has_ended_on_this_host_ends(fake, monkeypatch):
 
     fake.lose = lose
     with pytest.raises(
-        RuntimeError, match="the Ray of this run has ended on its host, so no worker can return"
+        RuntimeError, match="the Ray of this cluster has ended on its host, so no worker can return"
     ) as ended:
         run()
     assert 0 < len(ended.value.result.trace) < 30

@@ -51,6 +51,7 @@ def test_written_curves_are_read_back(tmp_path):
         board.write(10, {"test/accuracy": 0.75, "test/loss": float("inf")})
         board.progress(20, HISTORY, rate=float("nan"))
     found = curves(tmp_path / "board")
+    assert found.pop("begins") == [1]
     assert found == {
         "train/loss": [(10, 1.5), (20, 1.5)], "train/gap": [(10, 1.0), (20, 1.0)], "train/staleness": [(10, 1.5), (20, 1.5)],
         "run/commits_per_second": [(10, 20.0)], "test/accuracy": [(10, 0.75)],
@@ -70,10 +71,11 @@ def test_without_the_flag_nothing_is_written(tmp_path):
 
 
 def test_a_resumed_run_hides_points_beyond_its_checkpoint(tmp_path):
+    """TensorBoard removes the points from a step on; the one at the checkpoint stays."""
     for done in (0, 10):
         with Scalars(tmp_path / "board", done) as board:
             board.write(done + 10, {"x": 1.0})
-    assert curves(tmp_path / "board") == {"x": [(10, 1.0), (20, 1.0)], "begins": [10]}
+    assert curves(tmp_path / "board") == {"x": [(10, 1.0), (20, 1.0)], "begins": [1, 11]}
 
 
 def test_a_missing_extra_is_reported_before_any_work(monkeypatch, capsys, tmp_path):

@@ -44,11 +44,20 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
       DataError: if they are wrong, and nothing has been written; or if the set cannot be written.
     """
     folder = root / builder_class.name / str(builder_class.VERSION)
-    if folder.exists():
+    if damaged := folder.exists():
         with contextlib.suppress(*DAMAGE):
             return _read_splits(builder_class(data_dir=root))
-    builder_class.check_sources(manual_dir)
-    if folder.exists():
+    try:
+        builder_class.check_sources(manual_dir)
+    except FileNotFoundError as error:
+        if not damaged:
+            raise
+        raise FileNotFoundError(
+            f"{folder} is damaged or cannot be read, so it must be prepared anew: {error}"
+        ) from None
+    if folder.is_symlink():
+        folder.unlink()
+    elif damaged:
         shutil.rmtree(folder)
     try:
         prepare(builder_class(data_dir=root), manual_dir)

@@ -150,6 +150,28 @@ def spoil_all(folder):
     folder.mkdir()
 
 
+def test_a_damaged_set_behind_a_link_is_prepared_anew_in_its_place(prepared, own_copy, tmp_path):
+    folder = own_copy / "gemjax_digits" / "1.0.0"
+    target = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(target)
+    spoil_cut(folder)
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    loaded, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
+    np.testing.assert_array_equal(loaded.test["image"], expected.test["image"])
+    assert not folder.is_symlink()
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
+def test_a_damaged_set_without_its_original_files_is_named(tmp_path):
+    folder = tmp_path / "gemjax_mnist" / "1.0.0"
+    folder.mkdir(parents=True)
+    (folder / "dataset_info.json").write_text("{")
+    with pytest.raises(
+        FileNotFoundError, match=r"gemjax_mnist/1\.0\.0 is damaged or cannot be read, so it must be prepared"
+    ):
+        load("mnist", data_dir=str(tmp_path))
+
+
 @pytest.mark.parametrize("spoil", [spoil_cut, spoil_byte, spoil_records, spoil_info, spoil_version, spoil_all])
 def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
     folder = own_copy / "gemjax_digits" / "1.0.0"
