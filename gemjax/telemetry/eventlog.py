@@ -68,6 +68,7 @@ class EventLog:
 
         Raises:
           BlockingIOError: if another one writes to it: a log with the events of both could not be read.
+          FileNotFoundError: if the file was moved or removed since it was opened.
           ValueError: if the log is not of the run with the commits of ``trace``: it could not be read afterwards.
         """
         if not self._used.acquire(blocking=False):
