@@ -67,7 +67,6 @@ class RunCallback:
         # With a divided central variable, when the actors have made the first state, which no process has whole.
         self.first_is_due = config.central_hosts > 0 and done == 0
         self._after_error = False
-        self._rows: list[dict[str, np.ndarray]] = []  # Of the history since the last evaluation.
 
     def __call__(self, progress: gemjax.Progress) -> bool:
         try:
@@ -82,8 +81,6 @@ class RunCallback:
     def poll(self, progress: gemjax.Progress) -> None:
         """Evaluate, show and save whatever is due."""
         done = progress.commits
-        if progress.history:
-            self._rows.append({name: progress.history[name] for name in ("loss", "applied", "gap")})
         if (due := self._due(done)) > self._evaluated:
             self._evaluated = due
             self.evaluate(progress)
@@ -199,15 +196,14 @@ class RunCallback:
         return int(np.searchsorted(self.evaluations, done, side="right"))
 
     def evaluate(self, progress: gemjax.Progress) -> None:
-        """Evaluate on the test set and record the metrics, with means over the commits since the last evaluation."""
+        """Evaluate on the test set and record the metrics, with means over the commits since the last call."""
         loss, accuracy = self.task.evaluate(progress.params, progress.model_state)
         self.line.accuracy = accuracy
         self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
-        recent = {name: np.concatenate([rows[name] for rows in self._rows]) for name in self._rows[0]}
-        self._rows = []
+        recent = progress.history
         self.folder.add_metrics(
             commits=progress.commits,
-            time=float(progress.history["time"][-1]),
+            time=float(recent["time"][-1]),
             train_loss=finite(mean_loss(recent)),
             gap=finite(np.mean(recent["gap"])),
             test_loss=finite(loss),

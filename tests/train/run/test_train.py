@@ -63,22 +63,6 @@ def test_the_summary_of_a_simulation_with_dropped_gradients_is_that_of_its_log(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["simulate", "devices"])
-def test_metrics_are_means_since_the_last_evaluation_whatever_is_saved_between(tiny, small, engine):
-    folder, _, _ = run(dataclasses.replace(small, engine=engine, eval_every=11, checkpoint_every=4))
-    metrics = folder.read_metrics()
-    commits = [event for event in eventlog.read(folder.events) if event["event"] == "commit"]
-    begin = 0
-    for row, end in enumerate(metrics["commits"].astype(int)):
-        assert metrics["train_loss"][row] == pytest.approx(
-            np.mean([one["loss"] for one in commits[begin:end]]), rel=1e-6
-        )
-        assert metrics["gap"][row] == pytest.approx(np.mean([one["gap"] for one in commits[begin:end]]), rel=1e-6)
-        begin = end
-    assert len(metrics["commits"]) >= 3
-
-
-@pytest.mark.slow
 def test_a_simulation_is_evaluated_after_exactly_so_many_commits(tiny, small):
     folder, _, _ = run(dataclasses.replace(small, engine="simulate", eval_every=7))
     assert folder.read_metrics()["commits"].tolist() == [7, 14, 21, 28, 33]
