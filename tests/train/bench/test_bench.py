@@ -57,6 +57,13 @@ def test_numbers_that_are_not_possible_are_refused_in_one_line(capsys, flag, val
     assert capsys.readouterr().err == f"train: {flag} {wrong} (python -m train bench --help)\n"
 
 
+def test_the_folder_of_the_figures_is_made_before_anything_is_measured(tmp_path, monkeypatch):
+    out = tmp_path / "new" / "figures.json"
+    monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"made": out.parent.is_dir()})
+    assert cli.main(["bench", "arrivals", "--out", str(out)]) == 0
+    assert json.loads(out.read_text()) == {"arrivals": {"made": True}}
+
+
 @pytest.mark.slow
 def test_the_check_is_measured_against_the_same_programs_without_it(tmp_path):
     out = tmp_path / "bench.json"
