@@ -1,7 +1,7 @@
 """The loss function of a run: its two forms, and checks of what it returns."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ PyTree = Any
 # Columns that engines report for every commit besides metrics and diagnostics.
 COLUMNS = {
     "worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped", "dispatched", "began", "ready",
-    "event", "network",
+    "event", "network", "interrupted",
 }  # fmt: skip
 
 
@@ -145,14 +145,19 @@ def _check_names(returned: Any) -> None:
             )
 
 
+def check_unreserved(metrics: dict[str, Any], reserved: Collection[str]) -> None:
+    """Raise ``ValueError`` if a metric is called like a column of the history that is not of the loss."""
+    if clash := metrics.keys() & reserved:
+        raise ValueError(
+            f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
+        )
+
+
 def _check_metrics(metrics: Any) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless ``metrics`` is a dict of single numbers with unreserved names."""
     if not isinstance(metrics, dict):
         raise TypeError(f"the metrics of loss_fn are {described(metrics)}; return a dict of numbers, or {{}} for none")
-    if clash := metrics.keys() & COLUMNS:
-        raise ValueError(
-            f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
-        )
+    check_unreserved(metrics, COLUMNS)
     for name, value in metrics.items():
         if not is_numeric(value) or is_key(value):
             raise TypeError(

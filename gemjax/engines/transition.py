@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx, is_traced
+from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_bool, with_extra_args
@@ -209,15 +210,17 @@ class Transition(WorkerStep):
         dropped = taken & refused(state.opt_state, opt_state)
         applied = taken & ~dropped & self.is_sound(state._replace(opt_state=before), committed, worker)
         parts = (state.params, view, gradient.grads, updates)
+        measured = {
+            name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics
+        } | observer.collected(besides=diagnostics.OF_ANY_COMMIT)
+        check_unreserved(gradient.metrics, measured)
         report = Report(
             loss=gradient.loss,
             staleness=state.commits - state.pulled_at.value,
             pulled_at=state.pulled_at.value,
             applied=applied,
             dropped=dropped,
-            metrics=gradient.metrics
-            | {name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics}
-            | observer.collected(besides=diagnostics.OF_ANY_COMMIT),
+            metrics=gradient.metrics | measured,
         )
         # A rejected or dropped gradient uses up its step, a pull alone does not.
         used, lost = (

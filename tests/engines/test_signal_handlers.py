@@ -22,6 +22,20 @@ from gemjax.engines.simulator import simulate as simulator
 restored = signals.restored
 
 
+@contextlib.contextmanager
+def raising(kind):
+    """Let the handler of Ctrl-C raise an exception inside."""
+
+    def stop(number, frame):
+        raise kind
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_a_saved_handler_holds_nothing_back_after_the_run():
     saved = []
     simulate(callback=lambda progress: saved.append(signal.getsignal(signal.SIGINT)))
@@ -169,37 +183,23 @@ class PreemptedError(Exception):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
 def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised(kind):
-    def stop(number, frame):
-        raise kind
-
     def run():
         with Held(), discarding():
             press()
             with pressing_in_collections():
                 gc.collect()
 
-    signal.signal(signal.SIGINT, stop)
-    try:
-        with pytest.raises(kind):
-            run()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with raising(kind), pytest.raises(kind):
+        run()
 
 
 def test_what_a_handler_raises_goes_to_the_run_though_orbax_was_kept_quiet_before_it():
-    def stop(number, frame):
-        raise PreemptedError
-
     def run():
         with discarding(), Held() as held, held.open(), pressing_in_collections():
             gc.collect()
 
-    signal.signal(signal.SIGINT, stop)
-    try:
-        with pytest.raises(PreemptedError):
-            run()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with raising(PreemptedError), pytest.raises(PreemptedError):
+        run()
 
 
 def test_what_python_ignores_is_reported_again_after_orbax_was_kept_quiet(monkeypatch):
@@ -225,19 +225,12 @@ def test_a_callback_may_catch_its_ctrl_c():
 
 
 def test_an_exception_of_ones_own_is_not_its_own_cause():
-    def stop(number, frame):
-        raise PreemptedError
-
     def run():
         with Held():
             press(2)
 
-    signal.signal(signal.SIGINT, stop)
-    try:
-        with pytest.raises(PreemptedError) as stopped:
-            run()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with raising(PreemptedError), pytest.raises(PreemptedError) as stopped:
+        run()
     assert stopped.value.__cause__ is None
 
 
@@ -264,11 +257,6 @@ def test_the_memory_of_a_run_that_two_signals_end_is_freed_at_once():
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
 def test_a_signal_is_found_after_a_thread_that_began_earlier_has_read_a_checkpoint(kind):
     """The thread replaced hooks before the run did, and puts them back during it."""
-
-    def stop(number, frame):
-        raise kind
-
-    signal.signal(signal.SIGINT, stop)
     begun, end = threading.Event(), threading.Event()
 
     def read():
@@ -287,11 +275,10 @@ def test_a_signal_is_found_after_a_thread_that_began_earlier_has_read_a_checkpoi
     thread.start()
     begun.wait(60)
     try:
-        with pytest.raises(kind):
+        with raising(kind), pytest.raises(kind):
             run()
     finally:
         end.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.parametrize("run", [run_on_devices, simulate])

@@ -137,14 +137,16 @@ class Grid(Common):
 
     def differences(self, other: "Grid") -> list[str]:
         """Return the flags that make `other` another sweep."""
-        names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING]
-        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        pairs = [(name, value, getattr(other, name)) for name, value in self._defining().items()]
         return [f"{flag(name)} {_words(mine)} (not {_words(theirs)})" for name, mine, theirs in pairs if mine != theirs]
 
     def definition(self) -> dict[str, Any]:
         """Return as JSON values what decides the results of the sweep."""
+        return json.loads(json.dumps(self._defining()))
+
+    def _defining(self) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING]
-        return json.loads(json.dumps({name: getattr(self, name) for name in names}))
+        return {name: getattr(self, name) for name in names}
 
     def text(self) -> str:
         """Return the sweep as JSON, with a checksum."""

@@ -25,14 +25,19 @@ def test_a_loss_of_another_form_is_refused():
         run(QUADRATIC._replace(loss_fn=lambda a, b, c: 0.0), asgd, LATE)
 
 
-@pytest.mark.parametrize("name", ["loss", "staleness", "worker", "event"])
+@pytest.mark.parametrize("name", ["loss", "staleness", "worker", "event", "interrupted", "gap", "energy_ratio"])
 def test_metrics_with_names_of_columns_are_refused(name):
     def loss_fn(params, model_state, batch, key):
         loss = jnp.sum(params["x"] ** 2)
         return loss, (model_state, {name: loss})
 
+    measured = {"gap", "energy_ratio"} & {name}  # Diagnostics, reserved where they are requested.
+    start, one = {"x": jnp.ones(2)}, lambda worker, step: step
     with pytest.raises(ValueError, match=rf"metrics called \['{name}'\]"):
-        gemjax.simulate(gemjax.asgd(0.1), loss_fn, {"x": jnp.ones(2)}, lambda w, s: s, gemjax.Trace([0, 0]))
+        gemjax.simulate(gemjax.gem(0.1), loss_fn, start, one, gemjax.Trace([0, 0]), diagnostics=measured)
+    if measured:
+        result = gemjax.simulate(gemjax.gem(0.1), loss_fn, start, one, gemjax.Trace([0, 0]))
+        np.testing.assert_array_equal(result.history[name], result.history["loss"])
 
 
 @pytest.mark.parametrize(

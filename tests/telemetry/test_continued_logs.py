@@ -1,0 +1,229 @@
+"""Logs that runs continue: one run at a time, and only one that goes on from what is logged."""
+
+import functools
+import json
+import os
+
+import pytest
+from engines.problems import Abreast
+
+import gemjax
+from gemjax import testing
+from gemjax.telemetry import eventlog
+from gemjax.telemetry.eventlog import EventLog
+
+
+@pytest.mark.parametrize("how", [pytest.param("the same object", marks=pytest.mark.slow), "another object"])
+def test_a_run_is_refused_a_log_that_another_one_writes(tmp_path, how):
+    """The events of both would be mixed, and neither could be read."""
+    path = tmp_path / "log.jsonl"
+    problem = testing.quadratic()
+    refused = []
+
+    def nested(progress):
+        with EventLog(path) as another:
+            try:
+                run(10, log=log if how == "the same object" else another)
+            except BlockingIOError as error:
+                refused.append(str(error))
+
+    def run(commits, **options):
+        return gemjax.run_on_devices(gemjax.asgd(0.1, num_workers=2), *problem, commits, num_workers=2, **options)
+
+    with EventLog(path) as log:
+        result = run(30, log=log, callback=nested, callback_every=10)
+        assert eventlog.trace_of(path, 2) == result.trace
+        again = run(40, log=log, state=result)  # Afterwards the log is free.
+    assert eventlog.trace_of(path, 2) == again.trace
+    assert set(refused) == {
+        f"the log {path} is in use by another run; wait for its end, or give each run a log of its own"
+    }
+
+
+@pytest.mark.parametrize("content", [b'{"workers":4}', b"epoch,loss\n1,0.5\n", b"line 1\nline 2", b"\0\0"])
+def test_another_file_is_not_written_to(tmp_path, content):
+    """Its last line, without a line break, would be removed like one that a crash cut short."""
+    path = tmp_path / "results.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"results\.json is no event log; move it away, or give another path"):
+        EventLog(path)
+    assert path.read_bytes() == content
+
+
+def run_of_two(commits, **options):
+    problem = testing.quadratic()
+    return gemjax.run_on_devices(gemjax.asgd(0.1, num_workers=2), *problem, commits, num_workers=2, **options)
+
+
+def after_a_call_without_a_log(path):
+    with EventLog(path) as log:
+        first = run_of_two(5, log=log)
+    return {"num_commits": 12, "state": run_of_two(9, state=first)}
+
+
+def another_number_of_workers(path):
+    with EventLog(path) as log:
+        run_of_two(5, log=log)
+    return {"tx": gemjax.asgd(0.1, num_workers=3), "num_workers": 3}
+
+
+def another_run(path):
+    with testing.Faults() as slow, EventLog(path) as log:
+        run_of_two(6, log=log, gate=Abreast(2, slow))
+    order = gemjax.Trace([0] * 6, num_workers=2)
+    return {"num_commits": 12, "state": gemjax.simulate(gemjax.asgd(0.1, num_workers=2), *testing.quadratic(), order)}
+
+
+def a_damaged_log(path):
+    with EventLog(path) as log:
+        first = run_of_two(5, log=log)
+    path.write_bytes(path.read_bytes().replace(b'"step":1,', b'"step":9,'))
+    return {"num_commits": 12, "state": first}
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (
+            after_a_call_without_a_log,
+            "ends after 5 commits, but this run goes on after 9; give this run a log of its own",
+        ),
+        (another_number_of_workers, "is of a run with 2 workers, but this one has 3; give this run a log of its own"),
+        (another_run, "is of another run, whose commits have another worker; give this run a log of its own"),
+        (a_damaged_log, "not an event of a gemjax log"),
+    ],
+)
+def test_a_run_is_refused_a_log_that_it_does_not_continue(tmp_path, make, refused):
+    """The log could not be read afterwards."""
+    path = tmp_path / "log.jsonl"
+    options = {"tx": gemjax.asgd(0.1, num_workers=2), "num_commits": 4, "num_workers": 2} | make(path)
+    before = path.read_bytes()
+    loss_fn, params, batches = testing.quadratic()
+    with EventLog(path) as log, pytest.raises(ValueError, match=refused):
+        gemjax.run_on_devices(loss_fn=loss_fn, params=params, batches=batches, log=log, **options)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("instead", [True, False])
+def test_a_run_is_refused_a_log_that_was_moved(tmp_path, instead):
+    """Another run on the file would not be kept out."""
+    path = tmp_path / "log.jsonl"
+    with EventLog(path) as log:
+        first = run_of_two(4, log=log)
+        path.rename(tmp_path / "moved.jsonl")
+        if instead:
+            path.touch()
+        with pytest.raises(FileNotFoundError, match="was moved or removed since it was opened; open it again"):
+            run_of_two(8, state=first, log=log)
+    assert eventlog.trace_of(tmp_path / "moved.jsonl", 2) == first.trace
+
+
+def test_a_run_in_pieces_reads_each_line_of_its_log_once(tmp_path, monkeypatch):
+    read, parse = [], eventlog.parse
+    monkeypatch.setattr(eventlog, "parse", lambda line: read.append(line) or parse(line))
+    path, result = tmp_path / "log.jsonl", None
+    with EventLog(path) as log:
+        for commits in (10, 20, 30, 40):
+            result = run_of_two(commits, state=result, log=log)
+    assert len(read) == len(set(read)) < len(path.read_bytes().splitlines())
+    assert eventlog.trace_of(path, 2) == result.trace
+
+
+def test_a_log_that_was_cut_while_it_was_open_is_read_anew(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventLog(path) as log:
+        first = run_of_two(6, log=log)
+        size = path.stat().st_size
+        second = run_of_two(12, state=first, log=log)
+        run_of_two(18, state=second, log=log)
+        os.truncate(path, size)
+        with pytest.raises(ValueError, match="ends after 6 commits, but this run goes on after 12"):
+            run_of_two(18, state=second, log=log)
+        again = run_of_two(12, state=first, log=log)
+    assert eventlog.trace_of(path, 2) == again.trace
+
+
+def test_a_log_that_another_program_has_written_is_continued(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventLog(path) as log:
+        first = run_of_two(6, log=log)
+    lines = [json.dumps(dict(sorted(json.loads(line).items()))) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    with EventLog(path) as log:
+        again = run_of_two(12, state=first, log=log)
+    assert eventlog.trace_of(path, 2) == again.trace
+
+
+def test_a_log_may_begin_later_than_its_run_and_be_begun_anew(tmp_path):
+    path, first = tmp_path / "log.jsonl", run_of_two(4)
+    with EventLog(path) as log:
+        second = run_of_two(8, state=first, log=log)
+        run_of_two(12, state=second, log=log)
+        run_of_two(10, state=second, log=log)
+        last = run_of_two(6, state=first, log=log)
+        assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4]
+        last = run_of_two(6, log=log)
+    assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4, 0]
+    assert len(last.trace) == 6
+
+
+def test_a_run_leaves_its_events_to_the_next_writer(tmp_path):
+    """They are in the file before another object may write, though the first one stays open."""
+    path, problem = tmp_path / "log.jsonl", testing.quadratic()
+    run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1, num_workers=2), *problem, num_workers=2)
+    with EventLog(path) as first:
+        result = run(3, log=first)
+        with EventLog(path) as second:
+            again = run(6, state=result, log=second)
+    assert eventlog.trace_of(path, 2) == again.trace
+
+
+def test_half_a_line_of_a_run_that_was_killed_is_removed_when_its_file_is_free(tmp_path):
+    path = tmp_path / "log.jsonl"
+    killed = EventLog(path)
+    with killed.alone():
+        killed._file.write('{"event":"start","time":0.0}\n{"event":"commit","ti')
+        killed.flush()
+        waiting = EventLog(path)
+        with pytest.raises(BlockingIOError), waiting.alone():
+            pass
+    killed.close()
+    with waiting, waiting.alone():
+        waiting.write("end", 2.0, worker=0)
+    assert [event["event"] for event in eventlog.read(path)] == ["start", "end"]
+
+
+def test_opening_a_log_that_is_being_written_removes_no_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with EventLog(path) as log, log.alone():
+        log._file.write('{"event":"start"')
+        log.flush()
+        EventLog(path).close()
+        log._file.write(',"time":0.0}\n')
+    assert [event["event"] for event in eventlog.read(path)] == ["start"]
+
+
+@pytest.fixture(scope="module")
+def mixed_log(tmp_path_factory):
+    """Lines of the log of a run with a fault, rejects and a drop, interrupted and continued from an earlier commit."""
+    path = tmp_path_factory.mktemp("mixed") / "log.jsonl"
+    tx = gemjax.ringmaster(0.1, threshold=2, num_workers=3)
+    problem = testing.quadratic()
+    faults = testing.Faults().fail(1, 1).poison(0, 1).poison(2, 2).poison(1, 3)
+    with faults, EventLog(path) as log:
+        run = functools.partial(gemjax.run_on_devices, tx, *problem, num_workers=3, log=log)
+        first = run(num_commits=21, gate=Abreast(3, faults))
+        begun = run(num_commits=24, state=first.state, recorded=first.trace)
+        run(num_commits=30, state=first.state, recorded=first.trace)
+    assert len(begun.trace) == 24
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert {line.split(b'"')[3] for line in lines} >= {b"start", b"dispatch", b"ready", b"commit", b"reject", b"fault"}
+    return lines
+
+
+@pytest.mark.slow
+def test_the_log_of_a_continued_run_can_be_read(mixed_log, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(mixed_log))
+    assert len(list(eventlog.read(path))) == len(mixed_log)
+    assert len(eventlog.trace_of(path, 3)) == 30
