@@ -35,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.json is not None:
         try:  # Before any work; the file keeps its content until there are figures to save.
+            new = not os.path.lexists(chosen.json)
             open(chosen.json, "a").close()
+            if new:
+                os.remove(chosen.json)
         except OSError as error:
             parser.error(f"--json {chosen.json} cannot be written ({error.strerror}); name another file")
     # JAX would reserve most of a GPU's memory even if other programs use that GPU.

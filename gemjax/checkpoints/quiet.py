@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from gemjax.checkpoints.turns import reading
 from gemjax.engines.interrupts import Held, take_ignored, take_no_more
 
+_changing = threading.RLock()  # A signal handler may read a checkpoint, too.
+_inside = 0  # Threads that discard messages.
+_silence = contextlib.ExitStack()
 LATE = "Event loop is closed"  # What asyncio raises where TensorStore answers.
 
 
@@ -31,19 +35,41 @@ def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]
 
 @contextlib.contextmanager
 def discarding() -> Iterator[None]:
-    """Discard the warnings and log messages of Orbax, and the exceptions of its finalizers."""
+    """Discard the warnings and log messages of Orbax, and the exceptions of its finalizers.
+
+    Threads may do so at the same time: the first one begins, and the last one ends it.
+    """
+    global _inside
+    with _changing:
+        if not _inside:
+            _silence.enter_context(_silent())
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _changing:
+            _inside -= 1
+            if not _inside:
+                _silence.close()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
     level = logging.root.manager.disable
-    # Those of signal handlers go to the runs, which are asked first, or are no Exception, as KeyboardInterrupt is none.
-    discard = lambda ignored: isinstance(ignored.exc_value, Exception)
     try:
         logging.disable(logging.CRITICAL)
-        take_ignored(discard)
+        take_ignored(_discard)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        take_no_more(discard)
+        take_no_more(_discard)
         logging.disable(level)
+
+
+def _discard(ignored: Any) -> bool:
+    # Those of signal handlers go to the runs, which are asked first, or are no Exception, as KeyboardInterrupt is none.
+    return isinstance(ignored.exc_value, Exception)
 
 
 def ignore_late_answers() -> None:

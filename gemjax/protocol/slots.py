@@ -299,9 +299,19 @@ def match_mask(tree: PyTree, reference: PyTree) -> PyTree:
 
     ``masked`` and ``partition`` remove leaves of parameters and gradients, but pass extra arguments whole. Call this before a
     map over both.
+
+    Raises:
+      ValueError: if another wrapper gave ``reference`` another tree.
     """
 
     def is_hole(node):
         return isinstance(node, optax.MaskedNode)
 
-    return jax.tree.map(lambda ref, node: ref if is_hole(ref) else node, reference, tree, is_leaf=is_hole)
+    matched = jax.tree.map(lambda ref, node: ref if is_hole(ref) else node, reference, tree, is_leaf=is_hole)
+    if jax.tree.structure(matched) != jax.tree.structure(reference):
+        raise ValueError(
+            f"the tree of the pulled view differs from that of the updates: got {jax.tree.structure(matched)}, expected "
+            f"{jax.tree.structure(reference)}; a wrapper that changes the tree, such as optax.flatten, belongs inside of "
+            "gemjax.asynchronous, around transformations of optax"
+        )
+    return matched

@@ -262,8 +262,11 @@ def _cut_at(path: str | os.PathLike) -> int | None:
     return cut if cut < size and (found >= 0 or begin == 0) else None
 
 
+def rounded(value: float) -> float | None:
+    """Return a float as a log has it: with nine significant digits, or ``None`` if it is not finite."""
+    return float(f"{value:.9g}") if math.isfinite(value) else None
+
+
 def _plain(value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, float):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    return value
+    return rounded(value) if isinstance(value, float) else value

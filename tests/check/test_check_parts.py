@@ -128,6 +128,20 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(monkeypatch, c
     assert "cannot be written (No such file or directory); name another file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, "figures of before"])
+def test_a_check_that_is_interrupted_leaves_the_file_as_it_was(monkeypatch, tmp_path, content):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "figures.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(check, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--json", str(path)])
+    assert (path.read_text() if path.exists() else None) == content
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

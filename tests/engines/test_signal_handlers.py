@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import logging
 import signal
 import sys
 import threading
+import warnings
 import weakref
 
 import jax
@@ -214,6 +216,19 @@ def test_what_python_ignores_is_reported_again_after_orbax_was_kept_quiet(monkey
     assert reported == []
     Failing()
     assert reported == ["in a finalizer"]
+
+
+def test_messages_return_when_the_last_of_overlapping_calls_has_ended(monkeypatch):
+    """Two threads that write at once end in any order."""
+    filters, level = warnings.filters.copy(), logging.root.manager.disable
+    first, second = discarding(), discarding()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert logging.root.manager.disable == logging.CRITICAL
+    second.__exit__(None, None, None)
+    assert logging.root.manager.disable == level
+    assert warnings.filters == filters
 
 
 def test_a_callback_may_catch_its_ctrl_c():

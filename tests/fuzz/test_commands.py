@@ -60,7 +60,7 @@ def small(monkeypatch):
     """Replace what takes longest in a run and a report."""
     monkeypatch.setattr(models, "DigitsCNN", Dense)
     monkeypatch.setattr(report, "draw", lambda *_: [])
-    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)
+    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -93,3 +93,11 @@ def test_a_wrapper_that_changes_the_tree_is_told_to_go_inside():
                         gemjax.arrivals.RoundRobin(2).trace(2))  # fmt: skip
     inside = gemjax.asynchronous(optax.chain(optax.flatten(optax.adam(0.1)), gemjax.match_energy()), num_workers=2)
     assert inside.init({"a": jnp.zeros(3)})
+
+
+@pytest.mark.parametrize("atom", [gemjax.match_energy, gemjax.compensate_delay])
+def test_a_wrapper_that_changes_the_tree_around_an_atom_is_refused(atom):
+    tx = gemjax.asynchronous(optax.chain(optax.sgd(0.1), optax.flatten(atom())), num_workers=2)
+    params = {"a": jnp.zeros(3), "b": jnp.ones((2, 2))}
+    with pytest.raises(ValueError, match=r"such as optax\.flatten, belongs .* around transformations of optax"):
+        tx.update(params, tx.init(params), params, worker=0)

@@ -44,7 +44,7 @@ from train.config.parsing import parse_flags
 from train.config.validation import MOST_WORKERS
 
 PyTree = Any
-MOST = {"workers": MOST_WORKERS, "hosts": MOST_WORKERS, "batch_sizes": bench_simulate.IMAGES}
+MOST = {"parameters": 1 << 31, "workers": MOST_WORKERS, "hosts": MOST_WORKERS, "batch_sizes": bench_simulate.IMAGES}
 
 
 @dataclasses.dataclass(frozen=True)

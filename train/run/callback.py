@@ -14,7 +14,8 @@ from train.common.console import say
 from train.common.errors import FolderMovedError
 from train.common.files import in_shell, in_words
 from train.config.config import Config
-from train.run.progress import ProgressLine, mean_loss
+from train.run.means import Means
+from train.run.progress import ProgressLine
 from train.run.tensorboard import Scalars
 
 EVALUATIONS = 20  # Per run, unless the configuration says otherwise.
@@ -57,6 +58,9 @@ class RunCallback:
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt, self.console = log, interrupt, console
         self.line = ProgressLine(console, task.num_commits, done, config.workers)
+        self.means = (
+            Means.of_records(folder.events, folder.metrics, measured=config.engine != "simulate") if done else Means()
+        )
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)
         every = config.checkpoint_every
@@ -81,6 +85,7 @@ class RunCallback:
     def poll(self, progress: gemjax.Progress) -> None:
         """Evaluate, show and save whatever is due."""
         done = progress.commits
+        self.means.add(progress.history)
         if (due := self._due(done)) > self._evaluated:
             self._evaluated = due
             self.evaluate(progress)
@@ -196,16 +201,16 @@ class RunCallback:
         return int(np.searchsorted(self.evaluations, done, side="right"))
 
     def evaluate(self, progress: gemjax.Progress) -> None:
-        """Evaluate on the test set and record the metrics, with means over the commits since the last call."""
+        """Evaluate on the test set and record the metrics, with means over the commits since the last evaluation."""
         loss, accuracy = self.task.evaluate(progress.params, progress.model_state)
         self.line.accuracy = accuracy
         self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
-        recent = progress.history
+        train_loss, gap = self.means.take()
         self.folder.add_metrics(
             commits=progress.commits,
-            time=float(recent["time"][-1]),
-            train_loss=finite(mean_loss(recent)),
-            gap=finite(np.mean(recent["gap"])),
+            time=float(progress.history["time"][-1]),
+            train_loss=finite(train_loss),
+            gap=finite(gap),
             test_loss=finite(loss),
             test_accuracy=accuracy,
             rejected=progress.rejected,

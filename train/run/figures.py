@@ -1,4 +1,4 @@
-"""The figures of a run, each drawn on its own axes."""
+"""The picture of a run, and its figures, each drawn on its own axes."""
 
 from typing import Any
 
@@ -7,7 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gemjax import Summary, Timeline
+from gemjax.telemetry import style
 from gemjax.telemetry.verdict import duration
+from train.common.files import write_picture
+from train.config.config import Config
+from train.run.folder import RunFolder
 
 Metrics = dict[str, np.ndarray]
 
@@ -19,6 +23,25 @@ WORKERS_SHOWN = 16  # In the timeline.
 ROUNDS_SHOWN = 6  # In the timeline: gradients of an average worker, from the middle of the run.
 FINEST = 1e-6  # Seconds, the resolution of the event log.
 POINTS = 2000  # Per curve; longer curves are drawn as the range of each bin.
+
+
+def draw_run(folder: RunFolder, config: Config, run: Timeline) -> None:
+    """Draw loss, test accuracy, staleness and the workers' timeline into `run.png`."""
+    metrics = folder.read_metrics()
+    with style.style():
+        figure = style.picture(columns=2, height=5.2)
+        axes = figure.subplots(2, 2)
+        if len(run.only("commit")["worker"]):
+            draw_loss(axes[0, 0], run)
+            draw_staleness(axes[1, 0], run)
+            draw_timeline(axes[1, 1], run)
+        if metrics:
+            draw_accuracy(axes[0, 1], metrics)
+        about = (
+            f"{config.method}, {config.workers} workers, learning rate {config.learning_rate:g}, engine {config.engine}"
+        )
+        style.heading(figure, config.dataset, about)
+        write_picture(folder.picture, figure)
 
 
 def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metrics | None = None) -> None:

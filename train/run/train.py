@@ -20,7 +20,7 @@ from train.common.interrupts import Interrupt
 from train.common.machine import cores, in_its_precision
 from train.common.seals import signed
 from train.config.config import Config
-from train.run import plots
+from train.run import figures
 from train.run.callback import RunCallback, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
@@ -258,7 +258,7 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
         "staleness_p50": float(p50),
         "staleness_p95": float(p95),
     }
-    plots.draw_run(folder, config, run)
+    figures.draw_run(folder, config, run)
     # Last, because a run with a summary is not resumed, even if other files are missing.
     write_whole(folder.summary, json.dumps(signed(summary), indent=2) + "\n")
     if result.stopped:

@@ -114,8 +114,14 @@ def windows(worker: np.ndarray, width: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def compiled(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Callable:
-    """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated."""
+def compiled(
+    transition: Transition, batches: Any, chunk_size: int, window: int, prng: str, *, with_pulls: bool
+) -> Callable:
+    """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated.
+
+    ``prng`` is JAX's default generator of random numbers: a jitted function keeps the one that it was compiled with.
+    """
+    del prng
     return jax.jit(loop(transition, batches, chunk_size, window, with_pulls=with_pulls), donate_argnums=0)
 
 

@@ -182,7 +182,10 @@ def simulate(
                 same = lambda _: transition
                 if window > 1 and cuts and not draws.are_alike(same, None, batches, events, state, commits=False):
                     window = 1
-            run_chunk = make(transition, batches, width_of(chunk_size), window, with_pulls=not events.commits.all())
+            prng = jax.config.jax_default_prng_impl  # pyrefly: ignore[missing-attribute]
+            run_chunk = make(
+                transition, batches, width_of(chunk_size), window, prng, with_pulls=not events.commits.all()
+            )
 
             def prepared(cut: tuple[int, int]) -> tuple:
                 try:

@@ -33,6 +33,22 @@ def test_a_second_call_compiles_nothing(make):
     assert len(traced) == before
 
 
+def test_another_generator_of_random_numbers_compiles_again():
+    """Compiled programs of JAX keep the generator that they were compiled with."""
+
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum((params - jax.random.normal(key, (3,))) ** 2), (model_state, {})
+
+    tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.Trace([0, 1, 1])
+    end = lambda loss: gemjax.simulate(tx, loss, jnp.zeros(3), lambda worker, step: 0.0, trace).params
+    with jax.default_prng_impl("rbg"):
+        expected = end(lambda params, model_state, batch, key: loss_fn(params, model_state, batch, key))
+    before = end(loss_fn)
+    with jax.default_prng_impl("rbg"):
+        assert end(loss_fn).tolist() == expected.tolist()
+    assert before.tolist() != expected.tolist()
+
+
 STACK = 64
 
 

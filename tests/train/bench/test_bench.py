@@ -49,6 +49,7 @@ def test_a_folder_in_place_of_the_file_is_refused_before_anything_is_measured(tm
         ("--hosts", "3000000000", "must be at most 1048576; got 3000000000"),
         ("--batch-sizes", "60001", "must be at most 60000; got 60001"),
         ("--parameters", "20", "must be at least 100; got 20"),
+        ("--parameters", "1000000000000000", "must be at most 2147483648; got 1000000000000000"),
         ("--gigabits", "nan", "must be a finite number above 0; got nan"),
     ],
 )

@@ -26,7 +26,7 @@ def small(data_dir, tmp_path, monkeypatch):
     Its picture is left out: it takes longer than such a run.
     """
     monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e6)
-    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)
+    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)
     return Config(
         workers=3,
         epochs=1.0,

@@ -39,7 +39,7 @@ def folder(finished, monkeypatch, tmp_path):
     """Make a copy of that folder, `run`, which tests may damage."""
     monkeypatch.setattr(models, "DigitsCNN", Dense)
     monkeypatch.setattr(report, "draw", lambda *_: [])
-    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than such a run.
+    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, "run")
     return RunFolder("run")

@@ -33,7 +33,7 @@ TENSORSTORE = "RESOURCE_EXHAUSTED: Failed writing: \"x\": No space left on devic
 @pytest.fixture
 def tiny(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(models, "DigitsCNN", Dense)
-    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than such a run.
+    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.chdir(tmp_path)
     return flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))
 

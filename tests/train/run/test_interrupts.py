@@ -30,7 +30,7 @@ def as_before(monkeypatch):
     """Give each test Python's own handlers, no earlier signal, and a clock whose time is constant."""
     monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than a run.
+    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than a run.
     monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]

@@ -26,12 +26,12 @@ from train.task.models.ops.layout import Layout
 from train.task.task import make_task
 
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
-DRAW_RUN = training.plots.draw_run
+DRAW_RUN = training.figures.draw_run
 
 
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_a_run_leaves_all_its_records(tiny, small, engine, monkeypatch):
-    monkeypatch.setattr(training.plots, "draw_run", DRAW_RUN)
+    monkeypatch.setattr(training.figures, "draw_run", DRAW_RUN)
     config = dataclasses.replace(small, engine=engine)
     folder, summary, output = run(config)
     assert summary["finished"]
@@ -176,7 +176,7 @@ def test_a_second_run_does_not_overwrite_the_first(small):
 def test_every_configuration_runs_at_a_small_scale(name, tmp_path, data_dir, monkeypatch):
     from train.task.data import load as data
 
-    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)
+    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)
     config = presets.load(name)
     if config.dataset != "digits":  # Digits in the same shapes, as its files are not available.
         digits = data.load("digits", data_dir=data_dir)

@@ -30,7 +30,7 @@ def made(monkeypatch, tmp_path, tmp_path_factory):
     """Return a function that makes a small run with all its checkpoints and returns its folder."""
     monkeypatch.setattr(models, "DigitsCNN", Dense)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training.plots, "draw_run", lambda *_: None)  # It takes longer than such a run.
+    monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than such a run.
     monkeypatch.setattr(training, "CALLBACK_EVERY", 11)
     monkeypatch.setattr(training, "CALLBACK_SECONDS", 1e6)  # So that the pieces do not depend on the machine's speed.
 
