@@ -15,7 +15,7 @@ from orbax.checkpoint import v1 as ocp
 
 from gemjax.checkpoints import contents, files, lock, parts, turns
 from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, unreadable, write_error
-from gemjax.checkpoints.quiet import ignore_late_answers, quietly
+from gemjax.checkpoints.quiet import ignore_repeated_errors, quietly
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.interrupts import Held
@@ -139,7 +139,7 @@ class Checkpoints:
                     kept = parts.keep(owners, unfinished)
                     turn = turns.Write()
                     ends.callback(turn.end)
-                    ignore_late_answers()
+                    ignore_repeated_errors()
                     response = ocp.save_checkpointables_async(
                         str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
                     )

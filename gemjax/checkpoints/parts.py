@@ -25,7 +25,7 @@ from orbax.checkpoint import v1 as ocp
 
 from gemjax.checkpoints.errors import unreadable
 from gemjax.checkpoints.files import write_digests
-from gemjax.checkpoints.quiet import discarding, ignore_late_answers, quietly
+from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors, quietly
 from gemjax.checkpoints.turns import Write
 from gemjax.engines.checks import is_key
 from gemjax.engines.memory import Elsewhere, Function, Owner
@@ -69,7 +69,7 @@ class Writer(NamedTuple):
                 "give a folder in a file system that all hosts share; this actor does not see the unfinished checkpoint: "
                 f"{self.unfinished}"
             )
-        ignore_late_answers()
+        ignore_repeated_errors()
         with discarding():
             ocp.save_checkpointables(self.path, {ARRAYS: dict(arrays)})
         write_digests(Path(self.path))

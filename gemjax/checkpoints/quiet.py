@@ -3,18 +3,22 @@
 import contextlib
 import gc
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gemjax.checkpoints.turns import reading
+from gemjax.checkpoints.files import UNFINISHED
+from gemjax.checkpoints.turns import is_writing, reading
 from gemjax.engines.interrupts import Held, take_ignored, take_no_more
 
 _changing = threading.RLock()  # A signal handler may read a checkpoint, too.
 _inside = 0  # Threads that discard messages.
 _silence = contextlib.ExitStack()
 LATE = "Event loop is closed"  # What asyncio raises where TensorStore answers.
+LOGGERS = "absl", "asyncio"
+RAISED = "_SignalingThread.run() raised"  # What Orbax logs of a thread.
 
 
 def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]) -> tuple[Any, Exception | None]:
@@ -72,14 +76,24 @@ def _discard(ignored: Any) -> bool:
     return isinstance(ignored.exc_value, Exception)
 
 
-def ignore_late_answers() -> None:
-    """Discard tracebacks of TensorStore's answers to a write that has failed at another array; from now on.
+def ignore_repeated_errors() -> None:
+    """Discard what tells the error of a write again, which the write raises itself; from now on.
 
-    Orbax closes the event loop of a write at its first error, while other arrays of it are still being written.
+    These are tracebacks that Orbax and asyncio log of its threads and tasks, and those of TensorStore's answers to a write that
+    has failed at another array: Orbax closes the event loop of a write at its first error, while others are still written.
     """
     take_ignored(_is_late)
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_is_news)  # Given again, it is called once.
 
 
 def _is_late(ignored: Any) -> bool:
     of_library = ignored.object is None and isinstance(ignored.exc_value, RuntimeError)
     return of_library and str(ignored.exc_value) == LATE
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    if record.levelno != logging.ERROR:
+        return True
+    in_thread = is_writing() and RAISED in str(record.msg)
+    return not in_thread and f"{UNFINISHED}-{os.getpid()}-" not in record.getMessage()

@@ -39,6 +39,11 @@ class Write:
             _changed.notify_all()
 
 
+def is_writing() -> bool:
+    """Return True if a thread writes, or finishes a write in the background."""
+    return bool(_writing)
+
+
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
     """Wait until no other thread reads or writes, and keep them waiting meanwhile.
