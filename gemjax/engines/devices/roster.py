@@ -173,6 +173,8 @@ class Roster:
             "have joined, but still compute an earlier gradient": self.returning,
             "have left": self.absent,
             "are lost, and awaited": self.lost,
+            "are silent beyond their deadline": self.silent,
+            "were retired": self.retired,
         }
         words = [f"{what}: {numbers(workers)}" for what, workers in places.items() if workers]
         if not any(self._active):

@@ -32,6 +32,21 @@ def test_a_run_without_workers_warns(monkeypatch, tmp_path):
     assert idle[0]["seconds"] == 0.05
 
 
+def test_the_warning_names_silent_and_retired_workers():
+    roster = Roster(gemjax.Policy(deadline=1.0, retries=0), 9, behind=[0] * 4, steps=[0] * 4, devices="abcd")
+    for worker in range(4):
+        roster.prepared(worker)
+    for worker in range(3):
+        dispatched = roster.instruct(0.0)
+        assert dispatched.worker == worker
+    roster.fell_silent(0)
+    roster.fault(1, ValueError())
+    roster.leave(2)
+    roster.leave(3)
+    said = roster.describe_stall(Roster.PATIENCE)
+    assert "workers have left: 2, 3; are silent beyond their deadline: 0; were retired: 1; the run continues when" in said
+
+
 def test_a_run_that_waits_for_a_silent_worker_warns(monkeypatch):
     """Pacing holds all other gradients for the worker that hangs, and there is no deadline."""
     monkeypatch.setattr(Roster, "PATIENCE", 0.2)
