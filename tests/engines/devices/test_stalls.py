@@ -44,7 +44,9 @@ def test_the_warning_names_silent_and_retired_workers():
     roster.leave(2)
     roster.leave(3)
     said = roster.describe_stall(Roster.PATIENCE)
-    assert "workers have left: 2, 3; are silent beyond their deadline: 0; were retired: 1; the run continues when" in said
+    assert (
+        "workers have left: 2, 3; are silent beyond their deadline: 0; were retired: 1; the run continues when" in said
+    )
 
 
 def test_a_run_that_waits_for_a_silent_worker_warns(monkeypatch):
