@@ -1,6 +1,7 @@
 """Work between the commits of a run: progress, evaluation, checkpoints, and the response to Ctrl-C."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -46,9 +47,27 @@ def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = N
         interval -= trace.time <= (interval - 1) * seconds
         found = np.flatnonzero(interval[1:] > interval[:-1]) + 1
     else:
-        every = config.eval_every or max(1, num_commits // EVALUATIONS)
+        every = interval_of(config, num_commits)
         found = np.arange(every, num_commits, every)
     return np.append(found, num_commits)
+
+
+def interval_of(config: Config, num_commits: int) -> int:
+    """Return the number of commits between two evaluations."""
+    return config.eval_every or max(1, num_commits // EVALUATIONS)
+
+
+def polled_every(most: int, *intervals: int) -> int:
+    """Return how many commits lie between two calls of the callback, at most `most`.
+
+    A call comes at each multiple of each interval, or, where that would take many calls, up to a tenth of the least later.
+
+    >>> polled_every(100, 20, 15), polled_every(100, 1050), polled_every(100, 171, 230)
+    (5, 75, 10)
+    """
+    together, least = math.gcd(*intervals), min(most, *intervals)
+    divisor = max(number for number in range(1, most + 1) if together % number == 0)
+    return divisor if 10 * divisor >= least else max(1, least // 10)
 
 
 class RunCallback:

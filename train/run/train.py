@@ -21,7 +21,7 @@ from train.common.machine import cores, in_its_precision
 from train.common.seals import signed
 from train.config.config import Config
 from train.run import figures
-from train.run.callback import RunCallback, finite
+from train.run.callback import RunCallback, finite, interval_of, polled_every
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records import RunLog, check_trace
@@ -134,8 +134,8 @@ def _run_engine(
 ) -> gemjax.Result:
     """Run the engine of the configuration; only a simulation has its `trace` beforehand."""
     tx, local = optimizers(config, task)
-    callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
     if trace is not None:
+        callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
         return gemjax.simulate(
             tx, task.loss_fn, task.params, task.batches, trace,
             model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
@@ -160,11 +160,12 @@ def _run_engine(
     callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
     if callback.first_is_due:
         members.look()
+    intervals = filter(None, (interval_of(config, task.num_commits), config.checkpoint_every))
     return run(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
         policy=policy, members=members, model_state=task.model_state, local=local, seed=config.seed,
         diagnostics=("gap",), recorded=None if initial[0] is None else recorded, state=initial.pop(), log=log,
-        callback=callback, callback_every=callback_every, callback_seconds=CALLBACK_SECONDS,
+        callback=callback, callback_every=polled_every(CALLBACK_EVERY, *intervals), callback_seconds=CALLBACK_SECONDS,
     )  # fmt: skip
 
 

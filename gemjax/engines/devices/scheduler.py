@@ -62,7 +62,10 @@ class Scheduler:
                     "commits are missing, but none is due and none is pending; this is an error of gemjax"
                 )
             self.drain(wait=not self.roster.is_short)
-            if self.history.commits >= called_at + callback_every or time.perf_counter() >= self.call_at:
+            if (
+                self.history.commits // callback_every > called_at // callback_every
+                or time.perf_counter() >= self.call_at
+            ):
                 began = time.perf_counter()
                 if callback is not None and self.call(callback):
                     return self.history.commits < self.num_commits
