@@ -113,6 +113,8 @@ class Incidents(Around):
             if isinstance(incident, Slows):
                 factor = incident.factor
             elif isinstance(incident, Leaves):
+                if not len(left):  # It makes further commits before, whose durations are not drawn yet.
+                    break
                 here, left, joined = False, left[1:], np.nan
             elif isinstance(incident, Joins):
                 here, joined = True, incident.at

@@ -127,5 +127,11 @@ def test_a_loop_without_anything_to_wait_for_is_an_error():
 def test_the_callback_is_called_after_each_multiple_though_commits_come_together():
     """With a quorum four commits come at once: counted from the call before, the calls would be late by 2, 4, 6 … commits."""
     called = []
-    run(60, ASGD, policy=gemjax.Policy(quorum=4), callback=lambda progress: called.append(progress.commits), callback_every=10)
+    run(
+        60,
+        ASGD,
+        policy=gemjax.Policy(quorum=4),
+        callback=lambda progress: called.append(progress.commits),
+        callback_every=10,
+    )
     assert [commits // 10 for commits in called] == [1, 2, 3, 4, 5, 6]
