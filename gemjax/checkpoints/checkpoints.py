@@ -143,7 +143,6 @@ class Checkpoints:
                     response = ocp.save_checkpointables_async(
                         str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
                     )
-                    turn.in_background()
                     response = parts.Written(response, kept, unfinished, turn)
                 except BaseException:
                     ends.close()
@@ -152,6 +151,7 @@ class Checkpoints:
                 self._writing = files.completed(
                     response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
                 )
+                turn.in_background()  # Now another thread ends it.
         if wait:
             self.wait()
 

@@ -1,4 +1,4 @@
-"""Turns at Orbax of the threads of one process: it cannot read in one thread while it writes in another."""
+"""Turns at Orbax of the threads of one process: it cannot write in one thread while it reads or writes in another."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ _forked = False
 
 
 class Write:
-    """The turn of a write, which waits until no other thread reads. Several may write at a time."""
+    """The turn of a write, which waits until no other thread reads or writes, nor finishes a write in the background."""
 
     def __init__(self):
         self._thread: int | None = threading.get_ident()
         with _changed:
-            _changed.wait_for(lambda: all(one == self._thread for one in _reading), PATIENCE)
+            _changed.wait_for(lambda: _is_free(self._thread), PATIENCE)
             _writing.append(self)
 
-    def is_of(self, thread: int) -> bool:
+    def is_of(self, thread: int | None) -> bool:
         """Return True if ``thread`` itself has begun this write, as when a signal handler reads meanwhile."""
         return self._thread == thread
 
@@ -54,8 +54,7 @@ def reading() -> Iterator[None]:
     check_not_forked()
     me = threading.get_ident()
     with _changed:
-        free = lambda: all(one == me for one in _reading) and all(write.is_of(me) for write in _writing)
-        _changed.wait_for(free, PATIENCE)
+        _changed.wait_for(lambda: _is_free(me), PATIENCE)
         _reading.append(me)
     try:
         yield
@@ -63,6 +62,11 @@ def reading() -> Iterator[None]:
         with _changed:
             _reading.remove(me)
             _changed.notify_all()
+
+
+def _is_free(thread: int | None) -> bool:
+    """Return True if nothing reads or writes but ``thread``, whose signal handler may do so meanwhile."""
+    return all(one == thread for one in _reading) and all(write.is_of(thread) for write in _writing)
 
 
 def check_not_forked() -> None:

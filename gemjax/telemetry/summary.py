@@ -24,7 +24,7 @@ class Summary:
       rejected: commits that were not finite.
       faults: computations that raised.
       interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost.
-      retired: workers that were retired.
+      retired: workers that were retired, after faults or beyond their deadline.
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
       share: float64 [N]; share of the applied commits.
@@ -120,7 +120,7 @@ def summarise(
         rejected=int((kinds == "reject").sum()),
         faults=int((kinds == "fault").sum()),
         interrupted=int((kinds == "interrupt").sum() or np.nansum(run.cycles.get("interrupted", 0))),
-        retired=sum(incident["event"] == "retire" for incident in run.incidents),
+        retired=len({incident["worker"] for incident in run.incidents if incident["event"] in ("retire", "hang")}),
         span=float(last - first.min()),
         paused=float(sum(incident["seconds"] for incident in run.incidents if incident["event"] == "pause")),
         share=np.bincount(commits["worker"], minlength=run.num_workers) / len(commits["worker"]),

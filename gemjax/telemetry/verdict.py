@@ -197,7 +197,7 @@ def _staleness(s: Summary) -> Finding:
 
 def _participation(s: Summary) -> Finding:
     idle = np.flatnonzero(s.share < TRIFLING / s.num_workers)
-    lost = f"; retired: {s.retired}, after {s.faults} faults" if s.retired else ""
+    lost = f"; retired: {s.retired}" + (f", after {s.faults} faults" if s.faults else "") if s.retired else ""
     named = ", ".join(map(str, idle[:5])) + (", …" if len(idle) > 5 else "")
     return Finding(
         len(idle) == 0,

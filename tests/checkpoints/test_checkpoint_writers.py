@@ -66,10 +66,10 @@ class Asked:
 
 @pytest.mark.parametrize(
     ("first", "second", "free"),
-    [("read", "write", False), ("write", "read", False), ("read", "read", False), ("write", "write", True)],
+    [("read", "write", False), ("write", "read", False), ("read", "read", False), ("write", "write", False)],
 )
-def test_no_thread_reads_while_another_one_writes(first, second, free, monkeypatch):
-    """Orbax would lose what it notes of the arrays that it writes."""
+def test_no_thread_reads_or_writes_while_another_one_does(first, second, free, monkeypatch):
+    """Orbax would lose what it notes of the arrays that it writes, or take the folder of one write for that of another."""
     monkeypatch.setattr(turns, "_changed", asked := Asked())
 
     def turn(kind):
@@ -113,6 +113,28 @@ def test_one_thread_loads_while_another_saves(tmp_path):
             thread.join()
     assert loaded == sorted(loaded)
     assert loaded
+
+
+@pytest.mark.slow
+def test_threads_may_save_at_the_same_time(tmp_path):
+    """Orbax takes the folders of one write for those of another one."""
+    failed = []
+
+    def save(thread):
+        try:
+            with gemjax.Checkpoints(tmp_path / str(thread), keep=1) as checkpoints:
+                for commits in range(1, 16):
+                    checkpoints.save(like(), arrivals.Gamma(3).trace(commits), wait=commits % 3 == 0)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=save, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert [gemjax.Checkpoints(tmp_path / str(thread)).latest for thread in range(3)] == [15] * 3
 
 
 def test_a_checkpoint_may_be_loaded_while_it_is_replaced(tmp_path, monkeypatch):

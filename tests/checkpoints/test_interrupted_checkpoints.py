@@ -115,18 +115,22 @@ def test_a_handler_may_read_and_write_during_a_read_or_write(tmp_path, interrupt
     assert copies.commits == [3, 4]
 
 
-def test_a_handler_has_the_turn_of_its_thread_and_writes_do_not_wait_for_each_other():
+def test_a_handler_has_the_turn_of_its_thread_and_a_write_waits_for_one_in_the_background(monkeypatch):
     with turns.reading(), turns.reading():
         turns.Write().end()
     write = turns.Write()
-    with turns.reading():
-        pass
-    write.in_background()
     other = turns.Write()
-    for one in (write, other, other):
-        one.end()
     with turns.reading():
         pass
+    other.end()
+    other.end()  # Without an effect.
+    write.in_background()
+    waited = []
+    monkeypatch.setattr(turns._changed, "wait_for", lambda free, _: waited.append(free()) or write.end())
+    turns.Write().end()
+    with turns.reading():
+        pass
+    assert waited == [False, True]
 
 
 def test_a_signal_handler_that_saves_during_a_save_is_refused_at_once(tmp_path, monkeypatch):

@@ -52,6 +52,13 @@ def test_events_are_counted():
     assert found == (12, 1, 1, 1, 1, 1)
 
 
+def test_a_worker_that_was_silent_beyond_its_deadline_was_retired():
+    hang = {"event": "hang", "worker": 2, "step": 9}
+    events = [*free(3, rounds=4), {"event": "dispatch", "time": 91.0, "worker": 2, "step": 9}, hang | {"time": 95.0}]
+    summary = gemjax.summarise(events)
+    assert (summary.faults, summary.retired) == (0, 1)
+
+
 def test_a_worker_without_commits_has_no_share_and_no_time():
     summary = gemjax.summarise([start(3), *free(2, rounds=4)[1:]], num_workers=3)
     assert summary.share[2] == summary.utilisation[2] == summary.commit_wait[2] == 0.0

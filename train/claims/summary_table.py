@@ -12,7 +12,7 @@ from train.claims import gain
 from train.claims.claim import file_name
 from train.claims.runs import SCALES
 from train.common.errors import RecordError
-from train.common.files import write_whole
+from train.common.files import check_regular, write_whole
 from train.common.seals import check_signature
 from train.config.parsing import parse_flags
 
@@ -88,6 +88,7 @@ def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
     known = {file_name(name, scale) for name in configs.CLAIMS for scale in SCALES}
     found = []
     for path in sorted(folder.glob("*.json")):
+        check_regular(path)
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
             if (isinstance(result, dict) and "claim" in result) or path.stem in known:

@@ -209,10 +209,11 @@ class RunCallback:
                     )
                 say(self.console, f"the commits before the error could not be saved: {reason}")
         else:
+            refused = len(trace) - int(state.commits)  # A simulation counts them, too.
             say(
                 self.console,
-                f"the {len(trace)} commits before the error are saved; go on with: python -m train --resume "
-                f"{in_shell(self.folder.path)}",
+                f"the {len(trace)} commits before the error{f', {refused} of them refused,' if refused else ''} are saved; go "
+                f"on with: python -m train --resume {in_shell(self.folder.path)}",
             )
 
     def _due(self, done: int) -> int:

@@ -51,6 +51,7 @@ class RunFolder:
         self.replay = self.path / "replay.json"
         self.settings: list[tuple[int, dict[str, Any]]] = []  # By :meth:`note_settings`.
         self.kept: dict[str, Any] = {}  # Likewise.
+        self.data: str | None = None  # Likewise.
         self.records = {"events": Record(self.events), "metrics": Record(self.metrics)}
         self._alone = False
         self.check_in_place: Callable[[], None] = lambda: None  # By :meth:`alone`.
@@ -184,7 +185,9 @@ class RunFolder:
         """Open the checkpoints, of which the newest are kept, or all if `keep` is 0."""
         return Checkpoints(self.checkpoints_path, keep or None, read_only=read_only)
 
-    def note_settings(self, config: Config, commits: int, saved: dict[str, Any] | None = None) -> None:
+    def note_settings(
+        self, config: Config, commits: int, saved: dict[str, Any] | None = None, data: str | None = None
+    ) -> None:
         """Note from which commit on a run has its learning rate and epochs, which a resumed run may change.
 
         Args:
@@ -192,11 +195,14 @@ class RunFolder:
           commits: commits that were applied before.
           saved: metadata of the checkpoint that the run continues from, with earlier settings; checkpoints of earlier
             versions have none.
+          data: checksum of its data.
 
         Raises:
-          RecordError: if the configuration is not the one that the checkpoint was written with.
+          RecordError: if the configuration or the data are not those that the checkpoint was written with.
         """
+        self.check_data(config, saved, data)
         self.kept = json.loads(json.dumps(config.kept()))  # As JSON has it.
+        self.data = data
         before = (saved or {}).get("kept")
         for name, value in self.kept.items():
             if isinstance(before, dict) and before.get(name, value) != value:
@@ -208,6 +214,19 @@ class RunFolder:
         self.settings = settings_of(saved or {})
         if not self.settings or self.settings[-1][1] != now:
             self.settings = [*(past for past in self.settings if past[0] < commits), (commits, now)]
+
+    def check_data(self, config: Config, saved: dict[str, Any] | None, data: str | None) -> None:
+        """Check that the data are those of a checkpoint.
+
+        Raises:
+          RecordError: if not; checkpoints of earlier versions have no checksum of their data.
+        """
+        before = (saved or {}).get("data")
+        if None not in (before, data) and before != data:
+            raise RecordError(
+                f"the data of {config.dataset} are not those that {self.path} was begun with (their checksum is {data}, but "
+                f"was {ascii(before)[1:-1][:60]}): name their --data-dir or restore them, or start a new run in another folder"
+            )
 
     def save_checkpoint(
         self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog, *, wait: bool = False
@@ -225,7 +244,10 @@ class RunFolder:
         sizes = {name: record.size for name, record in self.records.items()}
         checksums = {name: record.checksum(sizes[name]) for name, record in self.records.items()}
         checkpoints.save(
-            state, trace, sizes | {"sha256": checksums, "settings": self.settings, "kept": self.kept}, wait=wait
+            state,
+            trace,
+            sizes | {"sha256": checksums, "settings": self.settings, "kept": self.kept, "data": self.data},
+            wait=wait,
         )
 
     def verify(self, num_workers: int, *, read_only: bool = False) -> Trace | None:

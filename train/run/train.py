@@ -190,11 +190,11 @@ def _restore(
     if logged is None:
         if folder.events.exists():
             say(console, "there is no checkpoint yet: starting again")
-        folder.note_settings(config, 0)
+        folder.note_settings(config, 0, data=task.data_checksum())
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     like = state_shapes(config, task, _place(config))
     state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
-    folder.note_settings(config, int(state.commits), sizes)
+    folder.note_settings(config, int(state.commits), sizes, task.data_checksum())
     check_trace(logged, recorded, folder.events, sizes["events"], int(state.commits))
     folder.rewind(sizes)
     say(console, f"continuing from the checkpoint at {len(recorded)} commits")

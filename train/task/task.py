@@ -39,6 +39,7 @@ class Task:
     num_commits: int
     params_of: Callable[[int], PyTree]  # seed -> params
     batches_of: Callable[[int], gemjax.Epochs]  # seed -> batches
+    data_checksum: Callable[[], str]  # Of training and test data.
 
 
 def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
@@ -106,6 +107,7 @@ def make_task(config: Config) -> Task:
         ),
         params_of=lambda seed: begin(seed)[0],
         batches_of=batches_of,
+        data_checksum=lambda: data.checksum(dataset),
     )
 
 

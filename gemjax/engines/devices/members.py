@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from gemjax.protocol.checks import check_worker, shown
@@ -14,7 +15,8 @@ class Members:
     The run does not wait for a worker that leaves, and discards its gradient. A worker that joins pulls and continues with its
     next step and with the method's memory of it. N is fixed: it is the largest number of workers at a time. A run that all
     workers have left waits for one to join, and warns after a minute; :meth:`close` ends such a run. After a run, ``absent``
-    has the workers that had left: a run that continues it with the same members begins without them.
+    has the workers that had left: a run that continues it with the same members begins without them. Two runs at a time need
+    members of their own.
 
     Args:
       num_workers: number of workers N, positive.
@@ -33,6 +35,7 @@ class Members:
         self._absent = {int(check_worker(worker, num_workers)) for worker in absent}
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._closed = False
+        self._in_use = threading.Lock()
         self._wake: Callable[[], None] = _do_nothing
 
     @property
@@ -78,12 +81,19 @@ class Members:
 
     @contextlib.contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Call ``wake`` at each request, until the run ends."""
-        self._wake = wake
+        """Call ``wake`` at each request, until the run ends.
+
+        Raises:
+          RuntimeError: during another run, which would take the requests of this one.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError("these members are in use by another run; give each run members of its own")
         try:
+            self._wake = wake
             yield
         finally:
             self._wake = _do_nothing
+            self._in_use.release()
 
     def requests(self) -> Iterable[tuple[str, int]]:
         """Yield the requests since the last call, in order: ``"join"``, ``"leave"`` or ``"look"``, and the worker."""

@@ -1,7 +1,7 @@
 """The runs of a sweep, computed as one batch or one by one."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ def in_one_batch(begin: Callable, step: Callable, lanes: list[Lane], starts: lis
 
     def spread(ones: list) -> tuple[PyTree, int | None]:
         of_run = np.arange(len(lanes)) % len(ones)
-        return (ones[0], None) if len(ones) == 1 else (jax.tree.map(lambda *each: jnp.stack(each)[of_run], *ones), 0)
+        return (ones[0], None) if len(ones) == 1 else (jax.tree.map(lambda *each: _stack(each)[of_run], *ones), 0)
 
     @jax.jit
     def begin_all(lanes, starts):
@@ -43,6 +43,16 @@ def in_one_batch(begin: Callable, step: Callable, lanes: list[Lane], starts: lis
 
     all_lanes = jax.tree.map(lambda *numbers: jnp.stack([jnp.asarray(number) for number in numbers]), *lanes)
     return begin_all(all_lanes, starts), functools.partial(step_all, all_lanes)
+
+
+def _stack(each: Sequence[Any]) -> jax.Array:
+    """Stack an input of several seeds, whose parameters and traces have been found alike."""
+    if len(shapes := {one.shape for one in each}) > 1:
+        raise ValueError(
+            f"the batches of the seeds have rows of different shapes, {' and '.join(map(str, sorted(shapes)))}, so their runs "
+            "cannot be computed as one batch; give equal batch sizes, or batched=False"
+        )
+    return jnp.stack(each)
 
 
 def one_by_one(begin: Callable, step: Callable, lanes: list[Lane], starts: list) -> tuple[list, Callable]:

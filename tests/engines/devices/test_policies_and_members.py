@@ -103,6 +103,26 @@ def test_workers_join_and_leave(tmp_path):
     assert gemjax.eventlog.trace_of(tmp_path / "log", 4) == result.trace
 
 
+def test_one_run_at_a_time_has_members():
+    """Of two runs each took requests from the other, and one could wait for ever."""
+    members, refused = gemjax.Members(4), []
+
+    def callback(progress):
+        if not refused:
+            with pytest.raises(
+                RuntimeError, match="these members are in use by another run; give each run members of its own"
+            ):
+                run(members=members)
+            refused.append(progress.commits)
+            members.leave(0)
+
+    result = run(members=members, callback=callback, callback_every=10)
+    assert refused
+    assert 0 not in result.trace.worker[-10:]
+    members.join(0)
+    run(members=members)
+
+
 def test_members_must_be_of_the_run():
     with pytest.raises(ValueError, match="members are for 3 workers, but the run has 4"):
         run(members=gemjax.Members(3))

@@ -420,3 +420,17 @@ def test_what_at_stop_writes_into_a_state_stays_its_own(batched):
         state.params["x"] = jnp.full(2, 100.0)
 
     np.testing.assert_array_equal(end(stops=[2], at_stop=at_stop), end())
+
+
+def test_batches_of_unequal_size_are_computed_one_by_one_alone():
+    rows = np.arange(12.0, dtype=np.float32)
+    sizes = gemjax.PerSeed(lambda seed: gemjax.Epochs(rows, 2 + seed))
+    run = lambda batched: gemjax.sweep(
+        lambda rate: gemjax.asgd(rate, num_workers=2), lambda params, batch: jnp.mean((params - batch) ** 2), jnp.zeros(()),
+        sizes, gemjax.Trace([0, 1, 0]), {"rate": [0.1]}, seeds=[0, 1], batched=batched,
+    )  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"the batches of the seeds have rows of different shapes, .* or batched=False"
+    ):
+        run(True)
+    assert run(False).params.shape == (2,)

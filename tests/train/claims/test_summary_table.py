@@ -1,6 +1,7 @@
 """The page of checked claims: up to date, and what it says of made-up results."""
 
 import json
+import os
 import re
 import shutil
 import types
@@ -16,6 +17,7 @@ from train.claims.execution import costs
 from train.claims.execution.cache import Pool
 from train.claims.outcome import summary
 from train.claims.results import Measured
+from train.common.errors import RecordError
 from train.common.seals import signed
 
 RESULT = {
@@ -230,3 +232,9 @@ def test_a_published_result_is_that_of_its_published_runs(claim, scale, tmp_path
         measured = Measured(scale, list(known.items()))
     stored = json.loads((results_table.RESULTS / f"{file_name(claim.name, scale)}.json").read_text(encoding="utf-8"))
     assert json.loads(json.dumps(signed(summary(claim, measured, list(claim.judge(measured)))))) == stored
+
+
+def test_a_pipe_in_place_of_a_result_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "gem_figure_3.json")
+    with pytest.raises(RecordError, match=r"gem_figure_3\.json is a pipe or a device, expected a file; move it away"):
+        results_table.load(tmp_path)

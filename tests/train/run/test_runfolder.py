@@ -115,6 +115,7 @@ def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tm
         "sha256": checksums,
         "settings": [],
         "kept": {},
+        "data": None,
     }
     assert dict(synced)[folder.events.stat().st_ino] == saved["events"]
 
@@ -137,6 +138,25 @@ def test_a_configuration_that_was_changed_after_the_checkpoint_is_refused(folder
         folder.note_settings(dataclasses.replace(config, momentum=0.5), 5, saved)
     del saved["kept"]  # Checkpoints of earlier versions have none.
     folder.note_settings(dataclasses.replace(config, momentum=0.5), 5, saved)
+
+
+def test_other_data_of_the_same_size_are_refused(folder):
+    config, saved = Config(), {}
+
+    class Checkpoints:
+        def save(self, state, trace, metadata, wait):
+            saved.update(json.loads(json.dumps(metadata)))
+
+    folder.note_settings(config, 0, data="0000abcd")
+    folder.events.unlink()
+    with gemjax.EventLog(folder.events) as log:
+        folder.save_checkpoint(Checkpoints(), None, None, log)
+    folder.note_settings(config, 5, saved, data="0000abcd")
+    said = r"the data of digits are not those that .* was begun with \(their checksum is 00001234, but was 0000abcd\)"
+    with pytest.raises(RecordError, match=said):
+        folder.note_settings(config, 5, saved, data="00001234")
+    del saved["data"]  # Checkpoints of earlier versions have none.
+    folder.note_settings(config, 5, saved, data="00001234")
 
 
 @pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])

@@ -7,11 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from queue import Empty
 from typing import Any, Self
 
 from train.claims.runs import Record, Run
 from train.common import interrupts
+from train.common.errors import UsageError
 from train.common.machine import cores, describe
 
 # A process computes with one thread. Other flags in XLA_FLAGS are kept.
@@ -40,7 +42,8 @@ class Processes:
             # Processes start when there is a run for them.
             self._pool = futures.ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(self._queue,))
             try:
-                self.hardware: dict[str, Any] = self._submit(describe).result()
+                with _telling_of_the_end():
+                    self.hardware: dict[str, Any] = self._submit(describe).result()
             except BaseException as error:  # Such as a signal, while the first process starts.
                 self.__exit__(type(error))
                 raise
@@ -79,7 +82,20 @@ class Processes:
         """Make runs, each group as one program, and yield each run with its record or with the exception of its group.
 
         `progress` is called with the name of a run and its commits so far; for `alike` see `record_together`.
+
+        Raises:
+          UsageError: if a process was ended by another one.
         """
+        with _telling_of_the_end():
+            yield from self._make(groups, machine, progress, alike)
+
+    def _make(
+        self,
+        groups: Sequence[Sequence[Run]],
+        machine: dict[str, Any],
+        progress: Callable[[str, int], None],
+        alike: bool,
+    ) -> Iterator[Found]:
         waiting, going = list(groups), {}
         while waiting or going:
             with _one_thread():  # For processes that start now.
@@ -93,8 +109,21 @@ class Processes:
             # Records that have arrived are yielded before an error ends the iteration.
             for future in sorted(done, key=lambda future: future.exception() is not None):
                 group, error = going.pop(future), future.exception()
+                if isinstance(error, BrokenProcessPool):  # Of no run in particular.
+                    raise error
                 records = [None] * len(group) if error is not None else future.result()
                 yield from ((run, record, error) for run, record in zip(group, records, strict=True))
+
+
+@contextlib.contextmanager
+def _telling_of_the_end() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise UsageError(
+            "a process that made runs was killed, perhaps because the memory of this machine was full; finished runs are kept: "
+            "repeat the command to go on, with fewer --processes if memory is short"
+        ) from None
 
 
 @contextlib.contextmanager

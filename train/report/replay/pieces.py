@@ -136,10 +136,21 @@ def distance(values: np.ndarray, others: np.ndarray) -> float:
 
 
 def nudged(state: Any, seed: int) -> Any:
-    """Return the state with each parameter changed by one unit in the last place, up or down at random."""
-    leaves, structure = jax.tree.flatten(state.params)
+    """Return the state with each parameter changed by one unit in the last place, up or down at random.
+
+    So are the numbers of views and of the method that have the shape of parameters: some methods, such as `lsgd`, go on from
+    those alone. Zeros in them stay: they may be squares, which are never negative.
+    """
     rng = np.random.default_rng(seed)
-    for index, leaf in enumerate(leaves):
+
+    def nudge(leaf: Any) -> Any:
         towards = np.where(rng.random(leaf.shape) < 0.5, -np.inf, np.inf).astype(leaf.dtype)
-        leaves[index] = jax.numpy.nextafter(leaf, towards)
-    return state._replace(params=jax.tree.unflatten(structure, leaves))
+        return jax.numpy.nextafter(leaf, towards)
+
+    def nudge_copy(leaf: Any) -> Any:
+        is_copy = any(shape and leaf.shape[-len(shape) :] == shape and leaf.dtype == dtype for shape, dtype in kinds)
+        return jax.numpy.where(leaf == 0, leaf, nudge(leaf)) if is_copy else leaf
+
+    kinds = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state.params)}
+    copies = {name: jax.tree.map(nudge_copy, getattr(state, name)) for name in ("opt_state", "view")}
+    return state._replace(params=jax.tree.map(nudge, state.params), **copies)

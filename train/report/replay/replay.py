@@ -76,7 +76,9 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         if not checkpoints.latest:
             raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")
         say(console, f"{config.method} on {config.dataset}: preparing data and parameters …")
-        replayer = Replayer(config, make_task(config), logged, settings_of(checkpoints.metadata or {}))
+        task, saved = make_task(config), checkpoints.metadata or {}
+        folder.check_data(config, saved, task.data_checksum())
+        replayer = Replayer(config, task, logged, settings_of(saved))
         alterations = _refusal(folder.verify, config.workers, read_only=True)
         pieces: list[Piece] = []
         state, begin = replayer.initial(), 0

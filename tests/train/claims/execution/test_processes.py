@@ -3,12 +3,14 @@
 import dataclasses
 import multiprocessing
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
 from train.claims.execution.processes import Processes
 from train.claims.execution.single import record
 from train.claims.runs import Run
+from train.common.errors import UsageError
 from train.config.config import Config
 
 BASE = Config(engine="simulate", method="asgd", dataset="digits", epochs=0.25, workers=2, batch_size=64)
@@ -41,3 +43,19 @@ def test_an_exception_while_the_first_process_starts_leaves_none(monkeypatch, ca
         Processes(1)
     assert multiprocessing.active_children() == []
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("when", ["at the beginning", "during a run"])
+def test_a_process_that_is_killed_is_told_of_in_one_line(monkeypatch, when):
+    """Python's own words blame the pool, and would stand behind the name of a run that may be innocent."""
+    broken, hardware = futures.Future(), futures.Future()
+    broken.set_exception(BrokenProcessPool("A process in the process pool was terminated abruptly"))
+    hardware.set_result({"backend": "cpu"})
+    answers = iter([broken] if when == "at the beginning" else [hardware, broken])
+    monkeypatch.setattr(Processes, "_submit", lambda self, *task: next(answers))
+    run = Run("asgd", 2, BASE)
+    killed = pytest.raises(
+        UsageError, match=r"^a process that made runs was killed, .*; finished runs are kept: repeat"
+    )
+    with killed, Processes(1) as processes:
+        list(processes.make([[run]], {}, lambda name, commits: None))

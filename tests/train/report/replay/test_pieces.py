@@ -10,10 +10,10 @@ from train.report.replay.pieces import MORE_NUDGES, NUDGES, compare, judge, nudg
 
 
 class State(SimpleNamespace):
-    """A state of two parameters and a statistic."""
+    """A state of two parameters, a statistic, and what views and the method keep."""
 
-    def __init__(self, params, model_state=()):
-        super().__init__(params=params, model_state=model_state)
+    def __init__(self, params, model_state=(), opt_state=(), view=()):
+        super().__init__(params=params, model_state=model_state, opt_state=opt_state, view=view)
 
     def _replace(self, **fields):
         return State(**vars(self) | fields)
@@ -81,6 +81,24 @@ def test_every_parameter_is_nudged_by_one_unit():
         found = np.asarray(nudged(BEGIN, seed).params["w"])
         np.testing.assert_array_equal(np.abs(found - [1.0, -2.0]) <= np.spacing(np.float32([1.0, 2.0])), True)
         assert (found != [1.0, -2.0]).all()
+
+
+def test_copies_of_parameters_are_nudged_and_nothing_else():
+    copies = {"position": jnp.array([[1.0, -2.0], [0.0, 3.0]]), "count": jnp.int32(5), "rate": jnp.array(0.1)}
+    found = nudged(BEGIN._replace(opt_state=copies, view=copies), 0)
+    for tree in (found.opt_state, found.view):
+        np.testing.assert_array_equal(tree["position"] != copies["position"], [[True, True], [False, True]])
+        np.testing.assert_allclose(tree["position"], copies["position"], rtol=2e-7)
+        assert (tree["count"], tree["rate"]) == (copies["count"], copies["rate"])
+
+
+def test_a_method_that_goes_on_from_its_own_positions_alone_has_an_effect_of_one_unit():
+    """Parameters of `lsgd` are what a run returns; its workers go on from their positions."""
+    begin = BEGIN._replace(opt_state=BEGIN.params)
+    replay = lambda state: state._replace(params={"w": 1000 * state.opt_state["w"]})
+    found = compare(begin, moved(replay(begin), 2e-4), (0, 5), replay)
+    assert found.effect > 0
+    assert found.verdict == "as far as rounding carries"
 
 
 def test_nothing_moves_in_a_piece_of_frozen_parameters():

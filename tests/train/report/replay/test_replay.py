@@ -20,6 +20,7 @@ from train.report.replay import replay
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
+from train.task.data import load
 from train.task.task import make_task
 
 SAME = "same to rounding"
@@ -127,6 +128,18 @@ def test_an_altered_worker_in_the_log_differs_in_its_piece(made, capsys):
 
 
 @pytest.mark.slow
+def test_neither_a_replay_nor_a_resumed_run_takes_other_data(made, capsys, monkeypatch):
+    """Of the same size; before, such a run went on with them, and its replay blamed the checkpoints."""
+    folder = made("--engine", "simulate")
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(load, "checksum", lambda dataset: "00001234")
+    for command in (["replay", "run"], ["--resume", "run", "--epochs", "9"]):
+        capsys.readouterr()
+        assert cli.main(command) == 2
+        assert "the data of digits are not those that run was begun with" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
 def test_a_log_altered_without_effect_is_reported(made, capsys):
     folder = made()
     rewrite(folder, 5, loss=0.25)
