@@ -46,6 +46,11 @@ class Rows(Batches):
         if not (num_rows and isinstance(selection, (np.ndarray, jax.Array)) and selection.size):
             return  # A selection of another kind, or that of local steps, which is checked before they are counted.
         rows = np.asarray(selection)
+        if rows.shape[:1] != np.shape(worker):
+            raise RowsError(
+                f"{type(self).__name__}.select returned rows of shape {rows.shape} for {np.size(worker)} batches; it must be "
+                "[batches, rows per batch]: worker and step are vectors, to be used as step[:, None]"
+            )
         if rows.min() >= 0 and rows.max() < num_rows:  # JAX would clip the others, and NumPy count from the end.
             return
         place = tuple(np.argwhere((rows < 0) | (rows >= num_rows))[0])

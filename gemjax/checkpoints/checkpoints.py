@@ -31,7 +31,7 @@ class Checkpoints:
     """Checkpoints of one run in one folder; each is complete or absent, and the newest are kept.
 
     Objects and processes that write to one folder wait for each other's writes; loading moves and removes nothing. Threads of
-    one process take turns: none loads while another one saves.
+    one process take turns: none loads or saves while another one saves.
     A checkpoint holds a :class:`gemjax.RunState` (central variable, method state with its staleness counters, model state,
     view and step of each worker) and the trace so far, so that a resumed run has the staleness that it had. Of a run with
     ``central_hosts`` each actor writes its own arrays, so all hosts must share the folder (:mod:`gemjax.checkpoints.parts`).
@@ -85,8 +85,9 @@ class Checkpoints:
           metadata: dict of further values to keep, as JSON: it returns with tuples as lists and names as strings.
           wait: if ``True`` (default), return when everything is on disk. If ``False``, copy the state on its devices, where
             it takes twice the memory meanwhile, and write it in the background, so that the run may go on. The next call of
-            this object waits for the write and raises its error. After a run with ``central_hosts`` call :meth:`wait`
-            before the cluster is closed or begins its next run, because its actors write.
+            this object waits for the write and raises its error. The next write of another object waits for it, too. After a
+            run with ``central_hosts`` call :meth:`wait` before the cluster is closed or begins its next run, because its
+            actors write.
 
         Warns:
           RunWarning: if there are checkpoints of more commits, with their new names.
@@ -139,6 +140,7 @@ class Checkpoints:
                     kept = parts.keep(owners, unfinished)
                     turn = turns.Write()
                     ends.callback(turn.end)
+                    turn.begin()
                     ignore_repeated_errors()
                     response = ocp.save_checkpointables_async(
                         str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
@@ -151,7 +153,6 @@ class Checkpoints:
                 self._writing = files.completed(
                     response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
                 )
-                turn.in_background()  # Now another thread ends it.
         if wait:
             self.wait()
 

@@ -147,6 +147,7 @@ class Written(NamedTuple):
           FileNotFoundError: if a part was written where this process does not see it.
           Exception: the first one of a writer, after all have answered.
         """
+        self.turn.in_background()
         errors: list[Exception] = []
 
         def attempt(fn: Callable[..., Any], *arguments: Any) -> Any:

@@ -44,15 +44,17 @@ def discarding() -> Iterator[None]:
     Threads may do so at the same time: the first one begins, and the last one ends it.
     """
     global _inside
-    with _changing:
-        if not _inside:
-            _silence.enter_context(_silent())
-        _inside += 1
+    begun = False
     try:
+        with _changing:
+            if not _inside:
+                _silence.enter_context(_silent())
+            _inside += 1
+            begun = True
         yield
     finally:
         with _changing:
-            _inside -= 1
+            _inside -= begun
             if not _inside:
                 _silence.close()
 
@@ -96,4 +98,5 @@ def _is_news(record: logging.LogRecord) -> bool:
     if record.levelno != logging.ERROR:
         return True
     in_thread = is_writing() and RAISED in str(record.msg)
-    return not in_thread and f"{UNFINISHED}-{os.getpid()}-" not in record.getMessage()
+    # Not formatted: a message with wrong arguments is reported by its handler.
+    return not in_thread and f"{UNFINISHED}-{os.getpid()}-" not in f"{record.msg} {record.args}"

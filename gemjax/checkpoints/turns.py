@@ -15,13 +15,22 @@ _forked = False
 
 
 class Write:
-    """The turn of a write, which waits until no other thread reads or writes, nor finishes a write in the background."""
+    """The turn of a write, which begins when no other thread reads or writes, nor finishes a write in the background."""
 
     def __init__(self):
         self._thread: int | None = threading.get_ident()
+
+    def begin(self) -> "Write":
+        """Begin the turn.
+
+        Raises:
+          BlockingIOError: if others have not ended in time.
+        """
         with _changed:
-            _changed.wait_for(lambda: _is_free(self._thread), PATIENCE)
+            if not _changed.wait_for(lambda: _is_free(self._thread), PATIENCE):
+                raise BlockingIOError(f"another thread of this process has read or written for {PATIENCE:.0f} s")
             _writing.append(self)
+        return self
 
     def is_of(self, thread: int | None) -> bool:
         """Return True if ``thread`` itself has begun this write, as when a signal handler reads meanwhile."""

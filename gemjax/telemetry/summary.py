@@ -24,7 +24,7 @@ class Summary:
       rejected: commits that were not finite.
       faults: computations that raised.
       interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost.
-      retired: workers that were retired, after faults or beyond their deadline.
+      retired: workers that were retired, after faults or beyond their deadline, and did not take part again.
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
       share: float64 [N]; share of the applied commits.
@@ -120,7 +120,7 @@ def summarise(
         rejected=int((kinds == "reject").sum()),
         faults=int((kinds == "fault").sum()),
         interrupted=int((kinds == "interrupt").sum() or np.nansum(run.cycles.get("interrupted", 0))),
-        retired=len({incident["worker"] for incident in run.incidents if incident["event"] in ("retire", "hang")}),
+        retired=_retired(run),
         span=float(last - first.min()),
         paused=float(sum(incident["seconds"] for incident in run.incidents if incident["event"] == "pause")),
         share=np.bincount(commits["worker"], minlength=run.num_workers) / len(commits["worker"]),
@@ -145,6 +145,11 @@ def _spans(run: Timeline) -> tuple[np.ndarray, float]:
     first = np.full(run.num_workers, np.inf)
     np.minimum.at(first, run.cycles["worker"], run.cycles["dispatch"])
     return np.where(np.isinf(first), min(first.min(), last), first), last
+
+
+def _retired(run: Timeline) -> int:
+    last = {one["worker"]: one["event"] for one in run.incidents if one["event"] in ("retire", "hang", "join")}
+    return sum(event != "join" for event in last.values())
 
 
 def _at_once(cycles: Columns) -> float:

@@ -244,6 +244,20 @@ def test_a_row_that_the_data_lack_is_refused_by_every_engine(row, local, wrap):
     assert np.isfinite(gemjax.simulate(tx, loss_fn, 0.0, wrap(Beyond(39)), trace, local=local).params)
 
 
+def test_a_selection_without_an_axis_of_batches_is_refused():
+    """One worker at a time, its rows were taken for batches, and only the first one was used."""
+
+    class Flat(Beyond):
+        def select(self, worker, step):
+            return ((step * 4 + np.arange(4)) % 40).astype(np.int32)
+
+    loss_fn = lambda params, batch: (params - batch.mean()) ** 2
+    with pytest.raises(
+        ValueError, match=r"Flat\.select returned rows of shape \(4,\) for 1 batches; it must be \[batches"
+    ):
+        gemjax.run_on_devices(gemjax.asgd(0.1, num_workers=3), loss_fn, jnp.zeros(()), Flat(3), 30)
+
+
 def test_numbers_for_a_batch_of_ones_own_need_not_be_rows():
     class Padded(Beyond):
         def batch(self, data, selection):

@@ -59,6 +59,7 @@ class Asked:
 
     def wait_for(self, free, patience):
         self.free.append(free())
+        return True
 
     def notify_all(self):
         pass
@@ -75,7 +76,7 @@ def test_no_thread_reads_or_writes_while_another_one_does(first, second, free, m
     def turn(kind):
         if kind == "read":
             return turns.reading()
-        return contextlib.closing(types.SimpleNamespace(close=turns.Write().end))
+        return contextlib.closing(types.SimpleNamespace(close=turns.Write().begin().end))
 
     def other():
         with turn(second):

@@ -117,20 +117,25 @@ def test_a_handler_may_read_and_write_during_a_read_or_write(tmp_path, interrupt
 
 def test_a_handler_has_the_turn_of_its_thread_and_a_write_waits_for_one_in_the_background(monkeypatch):
     with turns.reading(), turns.reading():
-        turns.Write().end()
-    write = turns.Write()
-    other = turns.Write()
+        turns.Write().begin().end()
+    write = turns.Write().begin()
+    other = turns.Write().begin()
     with turns.reading():
         pass
     other.end()
     other.end()  # Without an effect.
     write.in_background()
     waited = []
-    monkeypatch.setattr(turns._changed, "wait_for", lambda free, _: waited.append(free()) or write.end())
-    turns.Write().end()
+    monkeypatch.setattr(turns._changed, "wait_for", lambda free, _: waited.append(free()) or write.end() or free())
+    turns.Write().begin().end()
     with turns.reading():
         pass
     assert waited == [False, True]
+    turns.Write().begin().in_background()
+    monkeypatch.setattr(turns._changed, "wait_for", lambda free, _: free())
+    with pytest.raises(BlockingIOError, match="another thread of this process has read or written for 300 s"):
+        turns.Write().begin()
+    turns._writing.clear()
 
 
 def test_a_signal_handler_that_saves_during_a_save_is_refused_at_once(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from engines import signals
 from engines.problems import assert_same_bits
 from engines.signals import press, pressing, run_on_devices, simulate
 
-from gemjax.checkpoints.quiet import discarding
+from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors
 from gemjax.engines.devices.hardware.programs import commits
 from gemjax.engines.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
@@ -229,6 +229,13 @@ def test_messages_return_when_the_last_of_overlapping_calls_has_ended(monkeypatc
     second.__exit__(None, None, None)
     assert logging.root.manager.disable == level
     assert warnings.filters == filters
+
+
+def test_a_message_with_wrong_arguments_raises_nothing_after_a_checkpoint():
+    """A filter that formats it would raise where a program logs."""
+    ignore_repeated_errors()
+    record = logging.LogRecord("asyncio", logging.ERROR, __file__, 1, "%d of %s", ("x",), None)
+    assert logging.getLogger("asyncio").filter(record)
 
 
 def test_a_callback_may_catch_its_ctrl_c():

@@ -57,6 +57,8 @@ def test_a_worker_that_was_silent_beyond_its_deadline_was_retired():
     events = [*free(3, rounds=4), {"event": "dispatch", "time": 91.0, "worker": 2, "step": 9}, hang | {"time": 95.0}]
     summary = gemjax.summarise(events)
     assert (summary.faults, summary.retired) == (0, 1)
+    returned = [{"event": kind, "time": 96.0, "worker": 2, "step": 9} for kind in ("late", "join")]
+    assert gemjax.summarise([*events, *returned]).retired == 0
 
 
 def test_a_worker_without_commits_has_no_share_and_no_time():

@@ -19,7 +19,8 @@ from train.run.means import Means
 from train.run.progress import ProgressLine
 from train.run.tensorboard import Scalars
 
-EVALUATIONS = 20  # Per run, unless the configuration says otherwise.
+EVALUATIONS = 20  # Per run, or a few more, unless the configuration says otherwise.
+ROUND = 100  # Longer default intervals are multiples of it, where the run is not simulated.
 ATTEMPTS = 6  # At writing the last checkpoint, on a terminal.
 ATTEMPT_SECONDS = 30.0  # Between two attempts.
 
@@ -53,14 +54,17 @@ def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = N
 
 
 def interval_of(config: Config, num_commits: int) -> int:
-    """Return the number of commits between two evaluations."""
-    return config.eval_every or max(1, num_commits // EVALUATIONS)
+    """Return the number of commits between two evaluations; by default one at which a run is looked at anyway."""
+    every = max(1, num_commits // EVALUATIONS)
+    rounded = every if config.engine == "simulate" or every < ROUND else every - every % ROUND
+    return config.eval_every or rounded
 
 
 def polled_every(most: int, *intervals: int) -> int:
     """Return how many commits lie between two calls of the callback, at most `most`.
 
-    A call comes at each multiple of each interval, or, where that would take many calls, up to a tenth of the least later.
+    A call comes at each multiple of each interval. Where that would take many calls, it comes later, by up to a tenth of the
+    least interval or of `most`.
 
     >>> polled_every(100, 20, 15), polled_every(100, 1050), polled_every(100, 171, 230)
     (5, 75, 10)

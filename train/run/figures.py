@@ -168,7 +168,7 @@ def draw_incidents(axes: Axes, run: Timeline) -> None:
     for kind in ("drop", "reject", "fault", "interrupt"):
         rows = run.only(kind)
         marks[kind] = list(zip(rows["time"], rows["worker"], strict=True))
-    marks["retire"] = [(i["time"], i["worker"]) for i in run.incidents if i["event"] == "retire"]
+    marks["retire"] = [(i["time"], i["worker"]) for i in run.incidents if i["event"] in ("retire", "hang")]
     for kind, points in marks.items():
         if points:
             label, color, marker = KINDS[kind]

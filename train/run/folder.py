@@ -200,7 +200,6 @@ class RunFolder:
         Raises:
           RecordError: if the configuration or the data are not those that the checkpoint was written with.
         """
-        self.check_data(config, saved, data)
         self.kept = json.loads(json.dumps(config.kept()))  # As JSON has it.
         self.data = data
         before = (saved or {}).get("kept")
@@ -210,13 +209,15 @@ class RunFolder:
                     f"{self.config} was changed: {name} is {value!r}, but was {ascii(before[name])[:60]} at the checkpoint; "
                     "a resumed run keeps it; write it back, or start a new run in another folder"
                 )
+        remedy = "give the folder of those data as --data-dir, or start a new run in another folder"
+        self.check_data(config, saved, data, remedy)
         now = {name: getattr(config, name) for name in SETTINGS}
         self.settings = settings_of(saved or {})
         if not self.settings or self.settings[-1][1] != now:
             self.settings = [*(past for past in self.settings if past[0] < commits), (commits, now)]
 
-    def check_data(self, config: Config, saved: dict[str, Any] | None, data: str | None) -> None:
-        """Check that the data are those of a checkpoint.
+    def check_data(self, config: Config, saved: dict[str, Any] | None, data: str | None, remedy: str) -> None:
+        """Check that the data are those of a checkpoint; `remedy` ends the message.
 
         Raises:
           RecordError: if not; checkpoints of earlier versions have no checksum of their data.
@@ -225,7 +226,7 @@ class RunFolder:
         if None not in (before, data) and before != data:
             raise RecordError(
                 f"the data of {config.dataset} are not those that {self.path} was begun with (their checksum is {data}, but "
-                f"was {ascii(before)[1:-1][:60]}): name their --data-dir or restore them, or start a new run in another folder"
+                f"was {ascii(before)[1:-1][:60]}); {remedy}"
             )
 
     def save_checkpoint(

@@ -1,5 +1,7 @@
 """Means of training loss and gap between two evaluations."""
 
+import itertools
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +12,8 @@ import numpy as np
 from gemjax.telemetry import eventlog
 from train.run.records import read_metrics
 
-ROWS = ("commit", "reject", "drop")  # Events that are rows of the history.
+# Beginnings of lines of the event log that are rows of the history.
+ROWS = tuple(b'{"event":"%s"' % event for event in (b"commit", b"reject", b"drop"))
 
 
 class Means:
@@ -34,10 +37,10 @@ class Means:
         """
         means, evaluated = cls(), read_metrics(metrics)
         counts = ("commits", "rejected", "dropped") if measured else ("commits",)
-        before = sum(int(evaluated[name][-1]) for name in counts if name in evaluated)
-        rows = (event for event in eventlog.read(events) if event["event"] in ROWS)
-        for number, event in enumerate(rows):
-            if number >= before:
+        before = sum(int(np.nan_to_num(evaluated[name][-1])) for name in counts if name in evaluated)
+        with open(events, "rb") as file:  # Its lines have been checked.
+            for line in itertools.islice(filter(lambda line: line.startswith(ROWS), file), before, None):
+                event = json.loads(line)
                 means._append(event.get("loss"), event.get("gap"), event["event"] == "commit")
         return means
 

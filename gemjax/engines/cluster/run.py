@@ -96,7 +96,7 @@ def run_on_cluster(
       members: as for :func:`gemjax.run_on_devices`. A lost worker that has left does not return by itself.
       log: the log to which events are written; its ``start`` names the hosts.
       callback: as for :func:`gemjax.run_on_devices`.
-      callback_every: positive; the callback is called when the commits pass a multiple of it.
+      callback_every: commits between two calls, positive: the callback is called when their number passes a multiple of it.
       callback_seconds: the most seconds between two calls, positive; default: no limit.
       gate: as for :func:`gemjax.run_on_devices`; called in the driver when a gradient has arrived there.
       compression: ``None`` (default) sends gradients as they are; ``"bfloat16"`` rounds them to 2 bytes per number,

@@ -84,8 +84,7 @@ def run_on_devices(
       log: the log to which events are written.
       callback: called every ``callback_every`` commits, in the dispatching thread; ends the run if it returns True. Gradients
         that are ready together are committed before the next call, so that it may come some commits later.
-      callback_every: positive; the callback is called when the commits pass a multiple of it, at most once for all that arrive
-        together.
+      callback_every: commits between two calls, positive: the callback is called when their number passes a multiple of it.
       callback_seconds: the most seconds between two calls, positive, even after fewer commits or none (with an empty
         ``progress.history``); default: no limit. ``members.look()`` requests a call at once.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread before a finished gradient is queued; may block,

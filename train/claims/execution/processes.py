@@ -84,7 +84,7 @@ class Processes:
         `progress` is called with the name of a run and its commits so far; for `alike` see `record_together`.
 
         Raises:
-          UsageError: if a process was ended by another one.
+          UsageError: if a process was killed.
         """
         with _telling_of_the_end():
             yield from self._make(groups, machine, progress, alike)
@@ -107,12 +107,16 @@ class Processes:
                 while True:
                     progress(*self._queue.get_nowait())
             # Records that have arrived are yielded before an error ends the iteration.
-            for future in sorted(done, key=lambda future: future.exception() is not None):
+            for future in sorted(done, key=lambda future: (future.exception() is not None, _is_broken(future))):
                 group, error = going.pop(future), future.exception()
-                if isinstance(error, BrokenProcessPool):  # Of no run in particular.
-                    raise error
+                if _is_broken(future):  # By no run in particular.
+                    future.result()
                 records = [None] * len(group) if error is not None else future.result()
                 yield from ((run, record, error) for run, record in zip(group, records, strict=True))
+
+
+def _is_broken(future: futures.Future) -> bool:
+    return isinstance(future.exception(), BrokenProcessPool)
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ def nudged(state: Any, seed: int) -> Any:
     """Return the state with each parameter changed by one unit in the last place, up or down at random.
 
     So are the numbers of views and of the method that have the shape of parameters: some methods, such as `lsgd`, go on from
-    those alone. Zeros in them stay: they may be squares, which are never negative.
+    those alone. Zeros in them stay, as they may be squares, which are never negative, and so does what is not finite.
     """
     rng = np.random.default_rng(seed)
 
@@ -148,8 +148,10 @@ def nudged(state: Any, seed: int) -> Any:
         return jax.numpy.nextafter(leaf, towards)
 
     def nudge_copy(leaf: Any) -> Any:
-        is_copy = any(shape and leaf.shape[-len(shape) :] == shape and leaf.dtype == dtype for shape, dtype in kinds)
-        return jax.numpy.where(leaf == 0, leaf, nudge(leaf)) if is_copy else leaf
+        is_copy = any(
+            shape and np.shape(leaf)[-len(shape) :] == shape and leaf.dtype == dtype for shape, dtype in kinds
+        )
+        return jax.numpy.where((leaf == 0) | ~jax.numpy.isfinite(leaf), leaf, nudge(leaf)) if is_copy else leaf
 
     kinds = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state.params)}
     copies = {name: jax.tree.map(nudge_copy, getattr(state, name)) for name in ("opt_state", "view")}

@@ -77,7 +77,8 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
             raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")
         say(console, f"{config.method} on {config.dataset}: preparing data and parameters …")
         task, saved = make_task(config), checkpoints.metadata or {}
-        folder.check_data(config, saved, task.data_checksum())
+        remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}"
+        folder.check_data(config, saved, task.data_checksum(), remedy)
         replayer = Replayer(config, task, logged, settings_of(saved))
         alterations = _refusal(folder.verify, config.workers, read_only=True)
         pieces: list[Piece] = []

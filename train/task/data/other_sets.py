@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import re
@@ -37,7 +38,9 @@ def find(name: str, root: Path) -> tfds.core.DatasetBuilder:
             f"there is no data set {name!r}{meant}: choose one of {', '.join(DATASETS)}, or an image set of TFDS by its name"
         ) from None
     except (ValueError, ImportError) as error:
-        configs = ", ".join(tfds.builder_cls(name.split("/")[0]).builder_configs)
+        configs = ""
+        with contextlib.suppress(tfds.core.DatasetNotFoundError):  # A set of one's own that is damaged.
+            configs = ", ".join(tfds.builder_cls(name.split("/")[0]).builder_configs)
         which = f" (it has the configurations {configs})" if configs else ""
         raise DataError(f"TFDS cannot make {name}{which}: {str(error).partition(chr(10))[0]}") from error
 
@@ -69,6 +72,11 @@ def load(name: str, root: Path) -> tuple[prepared.Columns, prepared.Columns, int
             f"{builder.data_dir} is prepared as {builder.info.file_format.value}, which has no random access; "
             "prepare it with download_and_prepare(file_format='array_record')"
         ) from None
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise DataError(
+            f"{builder.data_dir} is damaged ({reason}); restore it from a copy, or prepare it again"
+        ) from error
     return train, tests, num_classes or 1 + int(max(train["label"].max(), tests["label"].max()))
 
 

@@ -84,10 +84,16 @@ def test_every_parameter_is_nudged_by_one_unit():
 
 
 def test_copies_of_parameters_are_nudged_and_nothing_else():
-    copies = {"position": jnp.array([[1.0, -2.0], [0.0, 3.0]]), "count": jnp.int32(5), "rate": jnp.array(0.1)}
+    copies = {
+        "position": jnp.array([[1.0, -2.0], [0.0, 3.0], [np.inf, np.nan]]),
+        "count": jnp.int32(5),
+        "rate": jnp.array(0.1),
+    }
     found = nudged(BEGIN._replace(opt_state=copies, view=copies), 0)
     for tree in (found.opt_state, found.view):
-        np.testing.assert_array_equal(tree["position"] != copies["position"], [[True, True], [False, True]])
+        np.testing.assert_array_equal(
+            tree["position"] != copies["position"], [[True, True], [False, True], [False, True]]
+        )
         np.testing.assert_allclose(tree["position"], copies["position"], rtol=2e-7)
         assert (tree["count"], tree["rate"]) == (copies["count"], copies["rate"])
 

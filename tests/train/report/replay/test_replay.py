@@ -140,6 +140,7 @@ def test_neither_a_replay_nor_a_resumed_run_takes_other_data(made, capsys, monke
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_log_altered_without_effect_is_reported(made, capsys):
     folder = made()
     rewrite(folder, 5, loss=0.25)

@@ -1,6 +1,7 @@
 """Tests of image sets of TFDS without a builder in the project."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from train import cli
+from train.common.errors import DataError
 from train.config.config import Config
 from train.run.folder import RunFolder
 from train.sweep.folder import SweepFolder
@@ -81,6 +83,22 @@ def test_a_name_that_only_the_folder_knows_and_a_newer_version_are_found(tmp_pat
     data.check_name("own_photographs", data_dir=folder)
     with pytest.raises(ValueError, match="there is no data set 'own_photographs'"):
         data.check_name("own_photographs", data_dir=str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "no features"])
+def test_a_damaged_set_of_ones_own_is_refused_in_one_line(tmp_path, monkeypatch, damage):
+    folder = prepare(tmp_path, monkeypatch, name="own_photographs")
+    (record,) = tmp_path.rglob("*test*array_record*")
+    said = f"{record.parent} is damaged"
+    if damage == "missing":
+        record.unlink()
+    elif damage == "short":
+        record.write_bytes(record.read_bytes()[:1000])
+    else:
+        (record.parent / "features.json").write_text("")
+        said = "TFDS cannot make own_photographs: "
+    with pytest.raises(DataError, match=re.escape(said)):
+        data.load("own_photographs", data_dir=folder)
 
 
 def test_validation_serves_where_there_is_no_test(tmp_path, monkeypatch):
