@@ -24,7 +24,8 @@ class Summary:
       rejected: commits that were not finite.
       faults: computations that raised.
       interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost.
-      retired: workers that were retired, after faults or beyond their deadline, and did not take part again.
+      retired: workers that were retired, after faults or beyond their deadline, and did not take part again. A history has
+        neither these nor ``faults``: give the events of a log.
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
       share: float64 [N]; share of the applied commits.
