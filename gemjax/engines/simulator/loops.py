@@ -115,7 +115,7 @@ def windows(worker: np.ndarray, width: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def compiled(
-    transition: Transition, batches: Any, chunk_size: int, window: int, prng: str, *, with_pulls: bool
+    transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool, prng: str = ""
 ) -> Callable:
     """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated.
 

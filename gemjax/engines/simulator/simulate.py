@@ -183,9 +183,7 @@ def simulate(
                 if window > 1 and cuts and not draws.are_alike(same, None, batches, events, state, commits=False):
                     window = 1
             prng = jax.config.jax_default_prng_impl  # pyrefly: ignore[missing-attribute]
-            run_chunk = make(
-                transition, batches, width_of(chunk_size), window, prng, with_pulls=not events.commits.all()
-            )
+            run_chunk = make(transition, batches, width_of(chunk_size), window, not events.commits.all(), prng)
 
             def prepared(cut: tuple[int, int]) -> tuple:
                 try:
