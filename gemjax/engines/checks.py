@@ -3,7 +3,7 @@
 import io
 import numbers
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -326,3 +326,17 @@ _EXEMPT = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
 def _has(kinds: tuple[type, ...], state: PyTree) -> bool:
     is_one = lambda node: isinstance(node, kinds)
     return any(map(is_one, jax.tree.leaves(state, is_leaf=is_one)))
+
+
+def checked_stops(stops: Iterable[int]) -> np.ndarray:
+    """Return ``stops`` as an array of ints.
+
+    Raises:
+      ValueError: if they are no sequence of ints.
+    """
+    counts = np.asarray([*stops] if isinstance(stops, Iterable) else stops)
+    if counts.ndim != 1 or (counts.size and not np.issubdtype(counts.dtype, np.integer)):
+        raise ValueError(
+            f"stops must be numbers of commits, a sequence of ints; got {counts.dtype}{list(counts.shape)}"
+        )
+    return counts.astype(int)

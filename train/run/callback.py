@@ -1,7 +1,6 @@
 """Work between the commits of a run: progress, evaluation, checkpoints, and the response to Ctrl-C."""
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,6 @@ from train.run.progress import ProgressLine
 from train.run.tensorboard import Scalars
 
 EVALUATIONS = 20  # Per run, or a few more, unless the configuration says otherwise.
-ROUND = 100  # Longer default intervals are multiples of it, where the run is not simulated.
 ATTEMPTS = 6  # At writing the last checkpoint, on a terminal.
 ATTEMPT_SECONDS = 30.0  # Between two attempts.
 
@@ -48,30 +46,9 @@ def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = N
         interval -= trace.time <= (interval - 1) * seconds
         found = np.flatnonzero(interval[1:] > interval[:-1]) + 1
     else:
-        every = interval_of(config, num_commits)
+        every = config.eval_every or max(1, num_commits // EVALUATIONS)
         found = np.arange(every, num_commits, every)
     return np.append(found, num_commits)
-
-
-def interval_of(config: Config, num_commits: int) -> int:
-    """Return the number of commits between two evaluations; by default one at which a run is looked at anyway."""
-    every = max(1, num_commits // EVALUATIONS)
-    rounded = every if config.engine == "simulate" or every < ROUND else every - every % ROUND
-    return config.eval_every or rounded
-
-
-def polled_every(most: int, *intervals: int) -> int:
-    """Return how many commits lie between two calls of the callback, at most `most`.
-
-    A call comes at each multiple of each interval. Where that would take many calls, it comes later, by up to a tenth of the
-    least interval or of `most`.
-
-    >>> polled_every(100, 20, 15), polled_every(100, 1050), polled_every(100, 171, 230)
-    (5, 75, 10)
-    """
-    together, least = math.gcd(*intervals), min(most, *intervals)
-    divisor = max(number for number in range(1, most + 1) if together % number == 0)
-    return divisor if 10 * divisor >= least else max(1, least // 10)
 
 
 class RunCallback:
@@ -88,7 +65,7 @@ class RunCallback:
         self.evaluations = evaluations(config, task.num_commits, trace)
         every = config.checkpoint_every
         saves = range(every, task.num_commits, every) if every else ()
-        self.stops = sorted({*self.evaluations.tolist(), *saves})  # Of a simulation.
+        self.stops = sorted({*self.evaluations.tolist(), *saves})  # Commits after which the engine calls.
         self._evaluated = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
         # With a divided central variable, when the actors have made the first state, which no process has whole.

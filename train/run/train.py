@@ -21,7 +21,7 @@ from train.common.machine import cores, in_its_precision
 from train.common.seals import signed
 from train.config.config import Config
 from train.run import figures
-from train.run.callback import RunCallback, finite, interval_of, polled_every
+from train.run.callback import RunCallback, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records import RunLog, check_trace
@@ -160,12 +160,11 @@ def _run_engine(
     callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
     if callback.first_is_due:
         members.look()
-    intervals = filter(None, (interval_of(config, task.num_commits), config.checkpoint_every))
     return run(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
         policy=policy, members=members, model_state=task.model_state, local=local, seed=config.seed,
         diagnostics=("gap",), recorded=None if initial[0] is None else recorded, state=initial.pop(), log=log,
-        callback=callback, callback_every=polled_every(CALLBACK_EVERY, *intervals), callback_seconds=CALLBACK_SECONDS,
+        callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
     )  # fmt: skip
 
 

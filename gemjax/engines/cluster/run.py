@@ -50,6 +50,7 @@ def run_on_cluster(
     callback: Callback | None = None,
     callback_every: int = 1024,
     callback_seconds: float | None = None,
+    stops: Iterable[int] = (),
     gate: Callable[[int, int], Any] | None = None,
     compression: str | None = None,
 ) -> Result:
@@ -98,6 +99,7 @@ def run_on_cluster(
       callback: as for :func:`gemjax.run_on_devices`.
       callback_every: commits between two calls, positive: the callback is called when their number passes a multiple of it.
       callback_seconds: the most seconds between two calls, positive; default: no limit.
+      stops: as for :func:`gemjax.run_on_devices`.
       gate: as for :func:`gemjax.run_on_devices`; called in the driver when a gradient has arrived there.
       compression: ``None`` (default) sends gradients as they are; ``"bfloat16"`` rounds them to 2 bytes per number,
         ``"int8"`` to 1. Each worker adds what it has lost by rounding to its next gradient (error feedback). A replay in the
@@ -148,6 +150,7 @@ def run_on_cluster(
         tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
         members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
+        stops=stops,
     )  # fmt: skip
     warn_of_two_rates(tx, params, local)
     del state  # The run has a copy, so the caller can free this one.

@@ -49,6 +49,7 @@ def run_on_devices(
     callback: Callback | None = None,
     callback_every: int = 1024,
     callback_seconds: float | None = None,
+    stops: Iterable[int] = (),
     gate: Callable[[int, int], Any] | None = None,
 ) -> Result:
     """Train asynchronously on this host's devices, in the order in which they finish.
@@ -87,6 +88,7 @@ def run_on_devices(
       callback_every: commits between two calls, positive: the callback is called when their number passes a multiple of it.
       callback_seconds: the most seconds between two calls, positive, even after fewer commits or none (with an empty
         ``progress.history``); default: no limit. ``members.look()`` requests a call at once.
+      stops: numbers of commits after which the callback is called, too, such as those at which it evaluates.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread before a finished gradient is queued; may block,
         raise, or return a function that changes the gradient (as :class:`gemjax.testing.Faults` does), which gets a tree of the
         engine's packed arrays.
@@ -131,6 +133,7 @@ def run_on_devices(
         tx, loss_fn, params, num_commits, len(placement.workers), model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
         members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
+        stops=stops,
     )  # fmt: skip
     warn_if_colocated(placement)
     warn_of_two_rates(tx, params, local)

@@ -1,7 +1,9 @@
 """The event loop of a run on devices, in the only thread that dispatches and uses the central variable."""
 
+import bisect
 import time
 import warnings
+from collections.abc import Sequence
 
 from gemjax.batches.base import RowsError
 from gemjax.engines.checks import ends_run
@@ -31,8 +33,14 @@ class Scheduler:
         self.num_commits, self.policy = num_commits, policy
         self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
 
-    def run(self, callback: Callback | None, callback_every: int, callback_seconds: float | None = None) -> bool:
-        """Commit until the run is complete; return True if the callback ended it early."""
+    def run(
+        self,
+        callback: Callback | None,
+        callback_every: int,
+        callback_seconds: float | None = None,
+        stops: Sequence[int] = (),
+    ) -> bool:
+        """Commit until the run is complete; return True if the callback ended it early. ``stops`` are in increasing order."""
         with self.held.open():
             self.programs.warm_up()
         if self.programs.prefetcher is not None:
@@ -49,10 +57,13 @@ class Scheduler:
             )  # fmt: skip
             self.history.on_refusal = self.roster.refused
             timed = callback is not None and callback_seconds is not None
-            return self._loop(callback, callback_every, callback_seconds if timed else INFINITY)
+            return self._loop(callback, callback_every, callback_seconds if timed else INFINITY, stops)
 
-    def _loop(self, callback: Callback | None, callback_every: int, callback_seconds: float) -> bool:
-        called_at = self.history.commits
+    def _loop(
+        self, callback: Callback | None, callback_every: int, callback_seconds: float, stops: Sequence[int] = ()
+    ) -> bool:
+        passed = lambda: (self.history.commits // callback_every, bisect.bisect_right(stops, self.history.commits))
+        called_at, passed_then = self.history.commits, passed()
         self.call_at = time.perf_counter() + callback_seconds
         while self.history.commits < self.num_commits:
             if self.roster.is_short:
@@ -62,16 +73,13 @@ class Scheduler:
                     "commits are missing, but none is due and none is pending; this is an error of gemjax"
                 )
             self.drain(wait=not self.roster.is_short)
-            if (
-                self.history.commits // callback_every > called_at // callback_every
-                or time.perf_counter() >= self.call_at
-            ):
+            if passed() != passed_then or time.perf_counter() >= self.call_at:
                 began = time.perf_counter()
                 if callback is not None and self.call(callback):
                     return self.history.commits < self.num_commits
                 ended = time.perf_counter()
                 self.roster.paused(ended - began, ended)
-                self.call_at, called_at = ended + callback_seconds, self.history.commits
+                self.call_at, called_at, passed_then = ended + callback_seconds, self.history.commits, passed()
         if callback is not None and self.history.commits > called_at:
             self.call(callback)
         return False

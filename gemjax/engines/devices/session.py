@@ -20,6 +20,7 @@ from gemjax.engines.checks import (
     check_placed,
     check_tx,
     check_untraced,
+    checked_stops,
 )
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Waiters
@@ -62,7 +63,9 @@ class Run:
     recorded: Trace | None
     earlier: History
     log: EventLog | None
-    callback: tuple[Callback | None, int, float | None]  # With the commits and the seconds between two calls.
+    callback: tuple[
+        Callback | None, int, float | None, list[int]
+    ]  # With the commits and the seconds between two calls.
 
     @property
     def num_workers(self) -> int:
@@ -134,6 +137,7 @@ def prepare(
     callback: Callback | None,
     callback_every: int,
     callback_seconds: float | None,
+    stops: Iterable[int],
 ) -> Run:
     """Check the arguments of an engine and return the run. Warnings name the line that called the engine."""
     check_given(loss_fn, params, model_state)
@@ -173,7 +177,7 @@ def prepare(
         raise ValueError(f"members are for {members.num_workers} workers, but the run has {num_workers}")
     return Run(
         transition, num_commits, params, model_state, policy, members, state, recorded, earlier, log,
-        (callback, callback_every, callback_seconds),
+        (callback, callback_every, callback_seconds, sorted(checked_stops(stops).tolist())),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from gemjax.engines.checks import checked_stops
 from gemjax.protocol.trace import Events
 
 
@@ -39,17 +40,3 @@ def chunks(events: Events, chunk_size: int, stops: Iterable[int] = (), done: int
         pieces = -(-(end - begin) // chunk_size)
         ends += [cut for k in range(1, pieces + 1) if (cut := begin + (end - begin) * k // pieces) > done]
     return list(itertools.pairwise(ends))
-
-
-def checked_stops(stops: Iterable[int]) -> np.ndarray:
-    """Return ``stops`` as an array of ints.
-
-    Raises:
-      ValueError: if they are no sequence of ints.
-    """
-    counts = np.asarray([*stops] if isinstance(stops, Iterable) else stops)
-    if counts.ndim != 1 or (counts.size and not np.issubdtype(counts.dtype, np.integer)):
-        raise ValueError(
-            f"stops must be numbers of commits, a sequence of ints; got {counts.dtype}{list(counts.shape)}"
-        )
-    return counts.astype(int)

@@ -16,13 +16,14 @@ from gemjax.engines.checks import (
     check_make,
     check_placed,
     check_untraced,
+    checked_stops,
     ends_run,
     warn_of_two_rates,
 )
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import History
 from gemjax.engines.simulator import draws
-from gemjax.engines.simulator.chunks import checked_stops, chunks
+from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of

@@ -135,3 +135,13 @@ def test_the_callback_is_called_after_each_multiple_though_commits_come_together
         callback_every=10,
     )
     assert [commits // 10 for commits in called] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_callback_is_called_at_stops_in_any_order():
+    called = []
+    run(60, ASGD, callback=lambda progress: called.append(progress.commits), callback_every=40, stops=[33, 7, 7, 90])
+    assert len(called) == 4
+    for commits, due in zip(called, [7, 33, 40, 60], strict=True):
+        assert due <= commits < due + 7
+    with pytest.raises(ValueError, match=r"stops must be numbers of commits, a sequence of ints; got float64\[1\]"):
+        run(60, ASGD, stops=[0.5])
