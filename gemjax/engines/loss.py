@@ -11,10 +11,10 @@ from gemjax.engines.checks import described, is_key, is_numeric
 
 PyTree = Any
 
-# Columns that engines report for every commit besides metrics and diagnostics.
+# What engines report of every commit besides metrics and diagnostics, in a history, an event log or a timeline.
 COLUMNS = {
     "worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped", "dispatched", "began", "ready",
-    "event", "network", "interrupted",
+    "event", "network", "interrupted", "dispatch", "error",
 }  # fmt: skip
 
 
@@ -145,19 +145,19 @@ def _check_names(returned: Any) -> None:
             )
 
 
-def check_unreserved(metrics: dict[str, Any], reserved: Collection[str]) -> None:
-    """Raise ``ValueError`` if a metric is called like a column of the history that is not of the loss."""
-    if clash := metrics.keys() & reserved:
-        raise ValueError(
-            f"loss_fn returns metrics called {sorted(clash)}, which the engines report themselves; rename them"
-        )
+def check_unreserved(
+    metrics: Collection[str], reserved: Collection[str] = COLUMNS, whose: str = "loss_fn returns metrics"
+) -> None:
+    """Raise ``ValueError`` if a metric is called like something else that a run reports."""
+    if clash := {*metrics} & {*reserved}:
+        raise ValueError(f"{whose} called {sorted(clash)}, which the engines report themselves; rename them")
 
 
 def _check_metrics(metrics: Any) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless ``metrics`` is a dict of single numbers with unreserved names."""
     if not isinstance(metrics, dict):
         raise TypeError(f"the metrics of loss_fn are {described(metrics)}; return a dict of numbers, or {{}} for none")
-    check_unreserved(metrics, COLUMNS)
+    check_unreserved(metrics)
     for name, value in metrics.items():
         if not is_numeric(value) or is_key(value):
             raise TypeError(

@@ -213,6 +213,7 @@ class Transition(WorkerStep):
         measured = {
             name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics
         } | observer.collected(besides=diagnostics.OF_ANY_COMMIT)
+        check_unreserved(measured, whose="the method observes quantities")
         check_unreserved(gradient.metrics, measured)
         report = Report(
             loss=gradient.loss,

@@ -27,14 +27,15 @@ class EventLog:
     """A JSONL file that events are appended to.
 
     Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time, up
-    to 2**43). ``start`` adds the number of workers, the number of earlier commits, and the devices. ``dispatch`` adds worker
-    and step; ``ready`` also adds ``began``, the time when the view arrived at the worker. ``commit``, ``reject`` (not finite)
-    and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the version that was read), ``draw`` (see
-    :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested diagnostics. ``fault`` adds worker,
-    step and ``error``; ``interrupt`` (the gradient of a worker that was called back is dropped) worker and step; ``retire``
-    (the worker kept raising) and ``end`` (it has made its commits) the worker; ``pause`` the ``seconds`` of a callback;
-    ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a view and of a gradient, a
-    ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was lost.
+    to 2**43). ``start`` adds the number of workers, the numbers of earlier commits (``commits``, ``rejected``, ``dropped``),
+    and the devices. ``dispatch`` adds worker and step; ``ready`` also adds ``began``, the time when the view arrived at the
+    worker. ``commit``, ``reject`` (not finite) and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the
+    version that was read), ``draw`` (see :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested
+    diagnostics. ``fault`` adds worker, step and ``error``; ``interrupt`` (the gradient of a worker that was called back is
+    dropped) worker and step; ``retire`` (the worker kept raising) and ``end`` (it has made its commits) the worker; ``pause``
+    the ``seconds`` of a callback; ``idle`` the seconds without any event. On a Ray cluster ``start`` also has the bytes of a
+    view and of a gradient, a ``commit`` its ``network`` time in seconds, and ``leave`` the ``error`` by which a worker was
+    lost.
 
     One run at a time writes to a file, whatever the number of objects, threads and processes that have opened it.
 

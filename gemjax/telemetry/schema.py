@@ -19,7 +19,9 @@ NEEDED = (
 )
 KINDS = {"event": "text", "time": "time", "draw": "count"} | dict.fromkeys(NEEDED["commit"], "count")
 KINDS_OF = {
-    "start": KINDS | {"num_workers": "count", "commits": "count", "devices": "list of names", "central": "text"},
+    "start": KINDS
+    | dict.fromkeys(("num_workers", "commits", "rejected", "dropped"), "count")
+    | {"devices": "list of names", "central": "text"},
     "ready": KINDS | {"began": "time"},
     "fault": KINDS | {"error": "text"},
     "leave": KINDS | {"error": "text"},

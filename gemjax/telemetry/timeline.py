@@ -127,6 +127,11 @@ class _Rows:
         for column in self.columns.values():
             del column[count:]
 
+    def keep(self, kind: str, count: int, begin: int) -> None:
+        """Remove the rows from the first one of ``kind`` beyond ``count`` of them; those before row ``begin`` stay."""
+        if len(rows := np.flatnonzero(np.frombuffer(self.kinds, np.int8) == ARRIVALS.index(kind))) > count:
+            self.cut(max(begin, int(rows[count])))
+
     def end_at(self, time: float) -> None:
         """Move later times back to `time`."""
         for name in (*TIMES, "time"):
@@ -149,6 +154,7 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
     running: dict[tuple[int, int], dict[str, float]] = {}
     applied, before = array.array("q"), 0  # The row of each commit; the number of commits before the log begins.
     start: Mapping[str, Any] = {}
+    missing: dict[str, int] = {}  # Refused commits before the log begins.
     for event in events:
         kind = event["event"]
         cycle = (event.get("worker", -1), event.get("step", -1))
@@ -160,6 +166,11 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
                 rows.cut(applied[kept])
                 del applied[kept:]
                 incidents = [incident for incident in incidents if incident["time"] <= event["time"]]
+            for refusal, name in (("reject", "rejected"), ("drop", "dropped")):
+                count = event.get(name)  # Older logs have none.
+                missing[refusal] = min(missing.get(refusal, count or 0), count or 0)
+                if count is not None:
+                    rows.keep(refusal, count - missing[refusal], applied[-1] + 1 if applied else 0)
             rows.end_at(event["time"])
             _end_at(event["time"], incidents)
             running.clear()

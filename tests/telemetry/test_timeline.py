@@ -1,5 +1,6 @@
 """Cycles of workers from logs and histories."""
 
+import functools
 import tracemalloc
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 from cycles import cycle, free, start
 
 import gemjax
+from gemjax import testing
 from gemjax.telemetry import eventlog
+from gemjax.telemetry.eventlog import EventLog
 
 
 def test_a_log_becomes_cycles():
@@ -114,6 +117,42 @@ def test_a_log_that_begins_after_some_commits_is_cut_back_by_their_number():
     ]
     run = gemjax.timeline(events)
     np.testing.assert_array_equal(run.cycles["time"], [2.0, 4.0])
+
+
+def refusals(first, rejected, dropped):
+    """Return a log that goes on twice after one commit, which comes between a rejected and a dropped one."""
+    log = [start(1) | first]
+    for step, kind in enumerate(["reject", "commit", "drop", "reject"]):
+        pulled_at = int(kind != "commit" and step > 1)
+        log += cycle(0, step, step, step, step + 0.5, step + 1, pulled_at, 0, kind)
+    again = start(1, commits=1, time=2.0) | {"rejected": rejected, "dropped": dropped}
+    return [*log, again, *cycle(0, 2, 2, 2, 2.5, 3.0, 1, 0, "reject")]
+
+
+@pytest.mark.parametrize(
+    ("first", "rejected", "dropped", "kept"),
+    [
+        ({"rejected": 0, "dropped": 0}, 1, 0, ["reject", "commit", "reject"]),
+        ({"rejected": 0, "dropped": 0}, 1, 1, ["reject", "commit", "drop", "reject"]),
+        ({"rejected": 4, "dropped": 3}, 5, 3, ["reject", "commit", "reject"]),
+        ({"rejected": 4, "dropped": 3}, 0, 0, ["reject", "commit", "reject"]),
+        ({}, 1, 1, ["reject", "commit", "drop", "reject"]),
+    ],
+    ids=["none left", "one left", "earlier ones", "of another run", "no counts at first"],
+)
+def test_refused_commits_that_a_continued_run_does_not_know_are_left_out(first, rejected, dropped, kept):
+    assert gemjax.timeline(refusals(first, rejected, dropped)).cycles["event"].tolist() == kept
+
+
+def test_a_log_counts_the_refused_commits_of_a_run_continued_from_an_earlier_state(tmp_path):
+    path, problem, states = tmp_path / "log.jsonl", testing.quadratic(), []
+    run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1), *problem, num_workers=1)
+    with EventLog(path) as log, testing.Faults().poison(0, 3).poison(0, 8) as faults:
+        first = run(8, log=log, gate=faults, callback=lambda p: states.append((p.state(), p.trace())), callback_every=7)
+        assert (first.state.rejected, states[0][0].rejected) == (2, 1)
+        state, recorded = states[0]
+        again = run(12, log=log, state=state, recorded=recorded)
+    assert again.state.rejected == gemjax.summarise(eventlog.read(path)).rejected == 1
 
 
 def test_times_of_a_cycle_are_not_taken_from_the_event_that_ends_it():

@@ -67,6 +67,16 @@ def test_other_findings_are_reservations(events, reason, advice):
     assert any(advice in line for line in verdict.advice)
 
 
+def test_workers_that_wait_for_callbacks_are_not_told_to_relieve_the_central_variable():
+    events = free(wait=1.0)
+    pauses = [
+        {"event": "pause", "time": event["time"], "seconds": 0.2} for event in events if event["event"] == "commit"
+    ]
+    (advice,) = judge([*events, *pauses]).advice
+    assert advice.startswith("callbacks (evaluations, checkpoints) took 24 s of ")
+    assert "call them less often (--eval-every, --checkpoint-every; callback_every= of an engine)" in advice
+
+
 def test_discarded_work_is_a_reservation():
     events = free()
     for number, event in enumerate(events):

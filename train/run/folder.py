@@ -331,8 +331,8 @@ class RunFolder:
             return None
         return f"{path} holds no checkpoint, only {ascii(names[0])[1:-1][:60]}"
 
-    def rewind(self, sizes: dict[str, Any]) -> None:
-        """Truncate the records to their sizes at the checkpoint.
+    def rewind(self, sizes: dict[str, Any], commits: int) -> None:
+        """Truncate the records to their sizes at the checkpoint after `commits`, and remove the summary of a later end.
 
         Raises:
           RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint.
@@ -340,6 +340,8 @@ class RunFolder:
         sizes = sizes_of(sizes, self.records, self.checkpoints_path)
         for name, record in self.records.items():
             record.check_size(sizes[name], f"the checkpoint in {self.checkpoints_path}")
+        if self.summary.exists() and self.summarised_commits() > commits:
+            self.summary.unlink()
         for name, record in self.records.items():
             if record.size > sizes[name]:
                 os.truncate(record.path, sizes[name])

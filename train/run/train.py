@@ -195,7 +195,7 @@ def _restore(
     state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
     folder.note_settings(config, int(state.commits), sizes, task.data_checksum())
     check_trace(logged, recorded, folder.events, sizes["events"], int(state.commits))
-    folder.rewind(sizes)
+    folder.rewind(sizes, len(recorded))
     say(console, f"continuing from the checkpoint at {len(recorded)} commits")
     return state, recorded
 

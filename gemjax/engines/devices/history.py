@@ -75,7 +75,8 @@ class RunHistory:
         ends = [] if self.recorded is None else [self.recorded.time[-1:], self._earlier.get("time", np.zeros(0))[-1:]]
         before = max(map(float, np.concatenate([[0.0], *ends])))  # Earlier rows may be of refused commits alone.
         self._epoch = time.perf_counter() - before
-        self.event("start", before, num_workers=self.num_workers, commits=self.commits, **fields)
+        counts = {"commits": self.commits, "rejected": self.rejected, "dropped": self.dropped}
+        self.event("start", before, num_workers=self.num_workers, **counts, **fields)
 
     def now(self) -> float:
         """Return the seconds since the run began, in the log's resolution, so that the log contains the exact trace."""

@@ -7,6 +7,8 @@ import pytest
 from engines.simulator.simulations import LATE, QUADRATIC, asgd, gem, run
 
 import gemjax
+from gemjax.engines.loss import COLUMNS
+from gemjax.telemetry import schema
 
 
 def test_a_method_for_another_number_of_workers_is_refused():
@@ -25,7 +27,7 @@ def test_a_loss_of_another_form_is_refused():
         run(QUADRATIC._replace(loss_fn=lambda a, b, c: 0.0), asgd, LATE)
 
 
-@pytest.mark.parametrize("name", ["loss", "staleness", "worker", "event", "interrupted", "gap", "energy_ratio"])
+@pytest.mark.parametrize("name", [*sorted(COLUMNS), "gap", "energy_ratio"])
 def test_metrics_with_names_of_columns_are_refused(name):
     def loss_fn(params, model_state, batch, key):
         loss = jnp.sum(params["x"] ** 2)
@@ -38,6 +40,23 @@ def test_metrics_with_names_of_columns_are_refused(name):
     if measured:
         result = gemjax.simulate(gemjax.gem(0.1), loss_fn, start, one, gemjax.Trace([0, 0]))
         np.testing.assert_array_equal(result.history[name], result.history["loss"])
+
+
+def test_quantities_of_a_rule_with_names_of_columns_are_refused():
+    def update(updates, state, params=None, *, observe, **extra_args):
+        observe("time", lambda: jnp.ones(()))
+        return updates, state
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    method = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)))
+    with pytest.raises(ValueError, match=r"the method observes quantities called \['time'\], which the engines report"):
+        run(QUADRATIC, lambda n: method, gemjax.Trace([0]), diagnostics=["time"])
+
+
+def test_no_metric_has_the_name_of_a_field_that_events_have():
+    """A log of a metric with such a name could not be read."""
+    fields = {*schema.KINDS, *schema.FOREIGN}
+    assert fields <= COLUMNS
 
 
 @pytest.mark.parametrize(

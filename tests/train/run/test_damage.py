@@ -427,3 +427,13 @@ def test_a_changed_summary_is_refused(folder, capsys, command):
     wrong = "(it was changed: its content has another sha256)"
     error = refusal(capsys, folder, command)
     assert error == f"train: run/summary.json is not the summary of a run {wrong}; delete it to go on\n"
+
+
+def test_a_resumed_run_leaves_no_summary_of_commits_that_it_makes_again(folder):
+    """The report would miss them in the log."""
+    with folder.checkpoints() as checkpoints:
+        sizes = checkpoints.metadata
+    folder.rewind(sizes, 33)
+    assert folder.summarised_commits() == 33
+    folder.rewind(sizes, 32)
+    assert not folder.summary.exists()
