@@ -109,7 +109,9 @@ class _Rows:
     def add(self, kind: str, event: Mapping[str, Any], times: Mapping[str, float]) -> None:
         self.kinds.append(ARRIVALS.index(kind))
         for name, value in event.items():
-            if value is not None and name not in ("event", "error", *TIMES):
+            if (
+                value is not None and not isinstance(value, str) and name not in TIMES
+            ):  # Text: the kind, and a fault's error.
                 if name not in self.columns:
                     self.columns[name] = array.array("d")
                 self._set(name, float(value))

@@ -119,6 +119,13 @@ def test_a_log_that_begins_after_some_commits_is_cut_back_by_their_number():
     np.testing.assert_array_equal(run.cycles["time"], [2.0, 4.0])
 
 
+def test_a_metric_called_error_is_not_the_error_of_a_fault():
+    (*early, commit) = cycle(0, 1, 1.0, 1.0, 1.5, 2.0, 0, 0)
+    fault = {"event": "fault", "time": 1.0, "worker": 0, "step": 1, "error": "boom"}
+    cycles = gemjax.timeline([start(1), fault, *early, commit | {"error": 0.25}]).cycles
+    np.testing.assert_array_equal(cycles["error"], [np.nan, 0.25])
+
+
 def refusals(first, rejected, dropped):
     """Return a log that goes on twice after one commit, which comes between a rejected and a dropped one."""
     log = [start(1) | first]
