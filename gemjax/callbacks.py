@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gemjax.checkpoints import Checkpoints
-from gemjax.engines.checks import ends_run
+from gemjax.engines.checks import check_callback, ends_run
 from gemjax.engines.result import Callback, Progress
 from gemjax.engines.transition import RunState
-from gemjax.protocol.checks import check_positive_int
+from gemjax.protocol.checks import check_positive_int, number
 from gemjax.protocol.trace import Trace
 
 Evaluate = Callable[[Progress], Any]
@@ -58,7 +58,7 @@ class EarlyStopping:
     def __init__(self, evaluate: Evaluate, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
         _check_evaluate(evaluate)
         check_positive_int("patience", patience)
-        if not min_delta >= 0:
+        if not number("min_delta", min_delta) >= 0:
             raise ValueError(f"min_delta must not be negative, got {min_delta}")
         self.evaluate, self.patience, self.min_delta, self.mode = evaluate, patience, min_delta, mode
         self.best, self.waited, self._commits = _worst(mode), 0, -1
@@ -157,13 +157,19 @@ class BestCheckpoint:
 def chain(*callbacks: Callback) -> Callback:
     """Combine several callbacks into one that calls all in order, and ends the run if any of them returns true.
 
+    ``None`` is left out.
+
     >>> import gemjax, tempfile
     >>> evaluate = lambda progress: progress.history["loss"].mean()      # Computed once per call.
     >>> callback = chain(BestCheckpoint(tempfile.mkdtemp(), evaluate), EarlyStopping(evaluate, patience=5))
     """
 
+    for index, callback in enumerate(callbacks):
+        check_callback(callback, f"callback {index} of the chain", "")
+    given = [callback for callback in callbacks if callback is not None]
+
     def call_all(progress: Progress) -> bool:
-        answers = [ends_run(callback(progress)) for callback in callbacks]
+        answers = [ends_run(callback(progress)) for callback in given]
         return any(answers)
 
     return call_all

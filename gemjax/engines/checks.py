@@ -176,12 +176,13 @@ def check_option(name: str, value: Any, kind: type, example: str) -> None:
         raise TypeError(f"{name} is {described(value)}, but must be a gemjax.{kind.__name__}; give {example}")
 
 
-def check_callback(callback: Any) -> None:
-    """Raise ``TypeError`` unless ``callback`` is ``None``, a function, or a callable object."""
+def check_callback(callback: Any, name: str = "callback", form: str = "(progress) -> bool") -> None:
+    """Raise ``TypeError`` unless ``callback``, the argument ``name``, is ``None``, a function, or a callable object."""
     if isinstance(callback, type):
-        raise TypeError(f"callback is {described(callback)}; give an instance of it, {callback.__name__}(…)")
+        raise TypeError(f"{name} is {described(callback)}; give an instance of it, {callback.__name__}(…)")
     if callback is not None and not callable(callback):
-        raise TypeError(f"callback is {described(callback)}, but must be a function; give callback(progress) -> bool")
+        advice = f"; give {name}{form}" if form else ""
+        raise TypeError(f"{name} is {described(callback)}, but must be a function{advice}")
 
 
 def check_log(log: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemjax.telemetry.timeline import Timeline, timeline
+from gemjax.telemetry.timeline import Recorded, Timeline, timeline
 
 CENTRAL = 0  # The track of the central variable; worker w has w + 1.
 PROCESS = 1
@@ -16,7 +16,7 @@ SHOWN = ("step", "pulled_at", "staleness", "loss", "gap", "network")  # Of a gra
 
 
 def chrome_trace(
-    source: Timeline | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
+    source: Timeline | Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
 ) -> dict[str, Any]:
     """Return the timeline of a run as a JSON object in the Trace Event Format.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gemjax.telemetry.schema import OUTCOMES
-from gemjax.telemetry.timeline import Columns, Timeline, timeline
+from gemjax.telemetry.timeline import Columns, Recorded, Timeline, timeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Summary:
       faults: computations that raised.
       interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost.
       retired: workers that were retired, after faults or beyond their deadline, and did not take part again. A history has
-        neither these nor ``faults``: give the events of a log.
+        neither these nor ``faults`` nor ``paused``: give the events of a log.
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
       share: float64 [N]; share of the applied commits.
@@ -77,12 +77,13 @@ class Summary:
 
 
 def summarise(
-    source: Timeline | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
+    source: Timeline | Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray], num_workers: int | None = None
 ) -> Summary:
     """Compute the statistics of a run from its records.
 
     Args:
-      source: a :class:`gemjax.telemetry.Timeline`, the events of a log, or the ``history`` of a result.
+      source: a :class:`gemjax.telemetry.Timeline`, the events of a log, a :class:`gemjax.Result`, or its ``history``,
+        which does not know the workers that committed nothing.
       num_workers: number of workers N, if ``source`` does not have it.
 
     Raises:

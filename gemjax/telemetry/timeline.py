@@ -3,7 +3,7 @@
 import array
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,17 @@ ARRIVALS = (*OUTCOMES, "fault", "interrupt")  # The events that end a cycle.
 TIMES = ("dispatch", "began", "ready")  # Of a cycle, logged before the event that ends it.
 ALWAYS = ("worker", "step", "time", *TIMES, "staleness", "pulled_at", "loss")
 Columns = dict[str, np.ndarray]
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A :class:`gemjax.Result`, or whatever else has the history and the trace of a run."""
+
+    @property
+    def history(self) -> Mapping[str, np.ndarray]: ...
+
+    @property
+    def trace(self) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +58,13 @@ class Timeline:
 
 
 def timeline(
-    source: "Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray]", num_workers: int | None = None
+    source: "Recorded | Iterable[Mapping[str, Any]] | Mapping[str, np.ndarray]", num_workers: int | None = None
 ) -> Timeline:
     """Order the records of a run by the cycles of its workers.
 
     Args:
-      source: the events of a log, from :func:`gemjax.eventlog.read`, or the ``history`` of a result.
-      num_workers: number of workers N; default that of the log's start, or else the largest worker plus one.
+      source: the events of a log, from :func:`gemjax.eventlog.read`, a result, or its ``history``.
+      num_workers: number of workers N; default that of the result or of the log's start, or else the largest worker plus one.
 
     Raises:
       ValueError: if a cycle ends before it begins, a worker is not among the ``num_workers``, the log is of another number of
@@ -67,8 +78,12 @@ def timeline(
     >>> [cycles[name].item() for name in ("event", "dispatch", "ready", "time")]
     ['commit', 0.0, 0.8, 1.0]
     """
+    if isinstance(source, Recorded):
+        source, num_workers = source.history, num_workers or source.trace.num_workers
     if isinstance(source, str) or not isinstance(source, Iterable):
-        raise TypeError(f"the run is of type {type(source).__name__}; give result.history or the events of a log")
+        raise TypeError(
+            f"the run is of type {type(source).__name__}; give the result, its history or the events of a log"
+        )
     if isinstance(source, Mapping):
         cycles, incidents, start = _of_history(cast("Mapping[str, np.ndarray]", source)), [], {}
     else:

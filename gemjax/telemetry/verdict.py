@@ -79,7 +79,7 @@ def verdict(summary: Summary) -> Verdict:
     """
     if not isinstance(summary, Summary):
         raise TypeError(
-            f"summary must be a gemjax.Summary, got {type(summary).__name__}; give gemjax.summarise(result.history)"
+            f"summary must be a gemjax.Summary, got {type(summary).__name__}; give gemjax.summarise(result)"
         )
     if summary.num_workers == 1:
         return Verdict("unknown", "One worker alone is a sequential run.")

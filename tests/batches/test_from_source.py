@@ -425,3 +425,26 @@ def test_grain_transforms_rows():
     source = grain.MapDataset.source(Source()).map(lambda row: row | {"x": 2 * row["x"]})
     found = simulate(FromSource(source, KINDS["epochs"](NUMBERS)))
     assert_same_bits(found.params, simulate(KINDS["epochs"](DATA | {"x": 2 * DATA["x"]})).params)
+
+
+class OwnOfAll(gemjax.batches.Rows):
+    """A shared sequence from which each worker takes rows of its own."""
+
+    shared = True
+
+    def __init__(self, data):
+        self.data = data
+
+    def select(self, worker, step, draw):
+        return ((3 * (2 * draw[:, None] + np.arange(2)) + worker[:, None] + step[:, None]) % len(self.data)).astype(
+            np.int32
+        )
+
+
+def test_rows_of_a_shared_sequence_may_depend_on_the_worker_and_its_step():
+    loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+    source = gemjax.FromSource(NUMBERS.astype(np.float32), OwnOfAll(np.arange(len(NUMBERS))))
+    tx = gemjax.asgd(0.1, num_workers=3)
+    result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), source, 40)
+    whole = gemjax.simulate(tx, loss_fn, jnp.zeros(()), OwnOfAll(NUMBERS.astype(np.float32)), result.trace)
+    np.testing.assert_allclose(result.history["loss"], whole.history["loss"], rtol=1e-5)

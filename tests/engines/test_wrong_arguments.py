@@ -16,6 +16,17 @@ GAMMA = gemjax.arrivals.Gamma(2)
 SAM = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
 
 
+def on_devices(**options):
+    return gemjax.run_on_devices(asgd(), *gemjax.testing.quadratic(), 3, num_workers=2, **options)
+
+
+def sweep(over=None, **options):
+    make = lambda learning_rate: gemjax.asgd(learning_rate, 2)
+    return gemjax.sweep(
+        make, *gemjax.testing.quadratic(), GAMMA.trace(3), over=over or {"learning_rate": [0.1]}, seeds=[0], **options
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -36,8 +47,8 @@ SAM = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
             "Leaves(worker=0.5, at=1.0) names a worker that is not in range(2)",
         ),
         (lambda: gemjax.per_worker(SAM), "sam.<locals>.transparent_update_fn refuses extra arguments, though its type is"),
-        (lambda: gemjax.summarise(TRACE), "the run is of type Trace; give result.history"),
-        (lambda: gemjax.timeline("run.jsonl"), "the run is of type str; give result.history or the events of a log"),
+        (lambda: gemjax.summarise(TRACE), "the run is of type Trace; give the result, its history"),
+        (lambda: gemjax.timeline("run.jsonl"), "the run is of type str; give the result, its history or the events of a log"),
         (lambda: gemjax.gem(2**40), "learning_rate must fit into int32, got 1099511627776; give a float"),
         (lambda: gemjax.gem(0.1, [[1], [2, 3]]), "momentum must be a number, got [[1], [2, 3]]"),
         (lambda: gemjax.gem(0.1, 0.9, np.ones((2, 2))), "num_workers must be a positive int, got array([[1., 1.], [1., 1.]])"),
@@ -86,6 +97,14 @@ SAM = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
         (lambda: gemjax.Checkpoints(".", read_only="no"), "read_only must be True or False, got 'no'"),
         (lambda: gemjax.fedasync(weight=lambda s: s / 4), "weight must be finite and positive at mean_staleness=0, where it"),
         (lambda: gemjax.fedbuff(weight=lambda s: np.ones(2)), "weight at mean_staleness must be a number, got array([1., 1.])"),
+        (lambda: on_devices(callback_seconds="1"), "callback_seconds must be a number, got '1'"),
+        (lambda: on_devices(gate=3), "gate is the int 3, but must be a function; give gate(worker, step)"),
+        (lambda: sweep(over=[0.1, 0.2]), "over must be a dict of values to try, such as {'learning_rate': [0.1, 0.2]}, or a"),
+        (lambda: sweep(over="learning_rate"), "over must be a dict of values to try"),
+        (lambda: sweep(over=0.1), "over must be a dict of values to try"),
+        (lambda: sweep(at_stop=3), "at_stop is the int 3, but must be a function; give at_stop(commits, run, state)"),
+        (lambda: gemjax.callbacks.chain(len, 3), "callback 1 of the chain is the int 3, but must be a function"),
+        (lambda: gemjax.callbacks.EarlyStopping(len, min_delta="a"), "min_delta must be a number, got 'a'"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_named(make, message):

@@ -85,3 +85,13 @@ def test_the_signs_of_synchrony(events, versions, repeats, at_once):
 def test_a_run_without_commits_is_refused():
     with pytest.raises(ValueError, match="no applied commit"):
         gemjax.summarise([start(2)])
+
+
+def test_a_result_knows_the_workers_that_committed_nothing():
+    tx, problem = gemjax.asgd(0.1, num_workers=3), gemjax.testing.quadratic()
+    result = gemjax.simulate(tx, *problem, gemjax.Trace([0, 1] * 10, num_workers=3))
+    assert gemjax.summarise(result.history).num_workers == 2
+    summary = gemjax.summarise(result)
+    assert summary.num_workers == 3
+    assert "Workers with less than a tenth of an equal share of the commits: 1 (2)" in str(gemjax.verdict(summary))
+    assert gemjax.timeline(result, num_workers=4).num_workers == 4

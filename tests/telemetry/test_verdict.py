@@ -24,7 +24,7 @@ def test_free_workers_are_truly_asynchronous():
 
 
 def test_a_history_is_no_summary():
-    with pytest.raises(TypeError, match=r"got dict; give gemjax.summarise\(result.history\)"):
+    with pytest.raises(TypeError, match=r"got dict; give gemjax.summarise\(result\)"):
         gemjax.verdict({"worker": [0, 1]})
 
 

@@ -121,7 +121,7 @@ def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
                     return
             raise FolderMovedError(
                 f"{folder} was moved or removed by another program, so nothing more is written; what was written before is "
-                "where the folder is now"
+                f"where the folder is now; a checkpoint that was being written may be in a new {folder}"
             )
 
         yield check_in_place

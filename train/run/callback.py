@@ -182,12 +182,7 @@ class RunCallback:
             with contextlib.suppress(Exception):
                 reason = in_words(error) if isinstance(error, OSError) else str(error)
                 if not isinstance(error, CheckpointWriteError):
-                    newest = self.checkpoints.latest
-                    reason += (
-                        "; there is no checkpoint"
-                        if newest is None
-                        else f"; the newest checkpoint is of {newest} commits"
-                    )
+                    reason += f"; {self.folder.newest(self.checkpoints)}"
                 say(self.console, f"the commits before the error could not be saved: {reason}")
         else:
             refused = len(trace) - int(state.commits)  # A simulation counts them, too.

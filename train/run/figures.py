@@ -1,5 +1,6 @@
 """The picture of a run, and its figures, each drawn on its own axes."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,17 @@ def draw_run(folder: RunFolder, config: Config, run: Timeline) -> None:
         if metrics:
             draw_accuracy(axes[0, 1], metrics)
         about = (
-            f"{config.method}, {config.workers} workers, learning rate {config.learning_rate:g}, engine {config.engine}"
+            f"{config.method}, {config.workers} workers, learning rate {_rates(folder, config)}, engine {config.engine}"
         )
         style.heading(figure, config.dataset, about)
         write_picture(folder.picture, figure)
+
+
+def _rates(folder: RunFolder, config: Config) -> str:
+    """Return the learning rate, with those of earlier sessions and the commits at which it was changed."""
+    found = [(commits, one["learning_rate"]) for commits, one in folder.settings] or [(0, config.learning_rate)]
+    changes = [now for before, now in itertools.pairwise([(0, None), *found]) if now[1] != before[1]]
+    return ", ".join(f"{rate:g} from commit {commits}" if commits else f"{rate:g}" for commits, rate in changes)
 
 
 def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metrics | None = None) -> None:

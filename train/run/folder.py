@@ -315,6 +315,15 @@ class RunFolder:
         out = next(other for other in others if not os.path.lexists(other))
         return f"begin the run again in another folder: {command_of(dataclasses.replace(config, out=str(out)))}"
 
+    def newest(self, opened: Checkpoints | None = None) -> str:
+        """Say of how many commits the newest checkpoint is; `opened` are the checkpoints if they are open already."""
+        try:
+            with contextlib.nullcontext(opened) if opened else self.checkpoints(read_only=True) as checkpoints:
+                found = checkpoints.latest
+        except (CheckpointError, OSError) as error:
+            return str(error)
+        return "there is no checkpoint" if found is None else f"the newest checkpoint is of {found} commits"
+
     def can_be_resumed(self) -> bool:
         """Return True if the run has a checkpoint, or no records that a new start would delete."""
         return self.no_checkpoint() is None or not any(record.size for record in self.records.values())

@@ -8,7 +8,7 @@ import optax
 
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.checks import check_callback, check_given, check_option, check_tx, warn_of_two_rates
 from gemjax.engines.cluster.central.first import first_state
 from gemjax.engines.cluster.central.programs import DividedPrograms
 from gemjax.engines.cluster.cluster import Cluster
@@ -146,6 +146,7 @@ def run_on_cluster(
     workers = cluster or Cluster(num_workers)
     if compression is not None and workers.central_hosts is not None:
         raise ValueError("compression= does not go with a central variable on several hosts; leave out one of the two")
+    check_callback(gate, "gate", "(worker, step)")
     run = prepare(
         tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,

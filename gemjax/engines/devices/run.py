@@ -9,7 +9,7 @@ import optax
 
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import RunWarning, check_given, check_option, check_tx, warn_of_two_rates
+from gemjax.engines.checks import RunWarning, check_callback, check_given, check_option, check_tx, warn_of_two_rates
 from gemjax.engines.devices.hardware.placement import Placement, place, warn_if_colocated
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.devices.hardware.sharding import devices_of
@@ -129,6 +129,7 @@ def run_on_devices(
         placement = place(num_workers)
     elif num_workers not in (None, len(placement.workers)):
         raise ValueError(f"num_workers={num_workers}, but the placement has {len(placement.workers)} workers")
+    check_callback(gate, "gate", "(worker, step)")
     run = prepare(
         tx, loss_fn, params, num_commits, len(placement.workers), model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,

@@ -13,6 +13,7 @@ from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import as_batches
+from gemjax.protocol.checks import shown
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
@@ -23,7 +24,13 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
     """Return the product of all values, or of all points with the seeds, as one column per name."""
     listed = not isinstance(over, Mapping)
     if listed:
-        over = _columns(list(over))
+        points = list(over) if isinstance(over, Iterable) and not isinstance(over, str) else [over]
+        if wrong := [point for point in points if not isinstance(point, Mapping)]:
+            raise TypeError(
+                f"over must be a dict of values to try, such as {{'learning_rate': [0.1, 0.2]}}, or a list of points, dicts of "
+                f"one value each; got {shown(wrong[0])}"
+            )
+        over = _columns(points)
     if "seed" in over:
         raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
     if taken := [name for name in over if name in OUTCOMES]:

@@ -153,6 +153,7 @@ def sweep(
     check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
     check_make(make)
     check_callback(callback)
+    check_callback(at_stop, "at_stop", "(commits, run, state)")
     check_untraced(params, model_state)
     check_placed(params, model_state, together=True)
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):

@@ -6,8 +6,10 @@ from cycles import cycle, free, start
 from matplotlib.figure import Figure
 
 import gemjax
+from train.config.config import Config
 from train.report import report
 from train.run import figures
+from train.run.folder import RunFolder
 
 
 def commit(worker, step, time, pulled_at, **fields):
@@ -87,3 +89,10 @@ def test_the_expected_staleness_is_marked():
     assert axes.get_title().endswith(f", largest {run.cycles['staleness'].max():.0f}")
     assert [line.get_xdata()[0] for line in axes.lines] == [3]
     assert sum(bar.get_height() for bar in axes.containers[0]) == 120
+
+
+def test_the_picture_of_a_run_names_the_learning_rates_of_its_sessions():
+    folder, config = RunFolder("run"), Config(learning_rate=0.03)
+    assert figures._rates(folder, config) == "0.03"
+    folder.settings = [(0, {"learning_rate": 0.1}), (200, {"learning_rate": 0.1}), (276, {"learning_rate": 0.03})]
+    assert figures._rates(folder, config) == "0.1, 0.03 from commit 276"

@@ -142,8 +142,8 @@ def test_a_run_whose_event_log_finds_the_disk_full_can_be_resumed(tiny, monkeypa
     lost = "the event log has lost 8 of 33 commits; the newest checkpoint is of 22"
     assert output.out.count(f"the commits before the error could not be saved: {lost}") == 1
     assert re.fullmatch(
-        r"train: run/events\.jsonl could not be written: No space left on device \([\d.]+ \wiB are free\); make room and go on "
-        r"with: python -m train --resume run\n",
+        r"train: run/events\.jsonl could not be written: No space left on device \([\d.]+ \wiB are free\); the newest "
+        r"checkpoint is of 22 commits; make room and go on with: python -m train --resume run\n",
         output.err,
     )
     assert cli.main(["--resume", "run"]) == 0

@@ -71,20 +71,24 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         )
     if not folder.events.exists():
         raise RecordError(f"{folder.path} cannot be replayed: it has no {folder.events.name}")
-    logged = eventlog.trace_of(folder.events, config.workers)
     with folder.checkpoints(read_only=True) as checkpoints:
         if not checkpoints.latest:
             raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")
         say(console, f"{config.method} on {config.dataset}: preparing data and parameters …")
-        task, saved = make_task(config), checkpoints.metadata or {}
+        task = make_task(config)
+        numbers, saved = list(filter(None, checkpoints.commits)), checkpoints.metadata or {}
+        logged = eventlog.trace_of(folder.events, config.workers)  # Read after them: a run that goes on adds to both.
         remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}"
         folder.check_data(config, saved, task.data_checksum(), remedy)
         replayer = Replayer(config, task, logged, settings_of(saved))
         alterations = _refusal(folder.verify, config.workers, read_only=True)
         pieces: list[Piece] = []
         state, begin = replayer.initial(), 0
-        for number in filter(None, checkpoints.commits):
-            end_state, recorded, saved = checkpoints.load(replayer.shapes(), number)
+        for number in numbers:
+            try:
+                end_state, recorded, saved = checkpoints.load(replayer.shapes(), number)
+            except FileNotFoundError:  # The run goes on, and has replaced it.
+                continue
             end = int(end_state.commits)
             if end > len(logged):
                 raise RecordError(
@@ -104,6 +108,11 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
                 ) from error
             say(console, _row(pieces[-1]))
             state, begin = end_state, end
+    if not pieces:
+        raise RecordError(
+            f"{folder.path} cannot be replayed now: the run goes on and has replaced its checkpoints meanwhile; replay it when "
+            "it has ended, or train with --keep-checkpoints 0"
+        )
     found = {
         "verdict": "differs" if alterations else worst(piece.verdict for piece in pieces),
         "alterations": alterations,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import select
-from gemjax.batches.local import LocalBatches
+from gemjax.batches.rows import Stream
 from gemjax.engines.devices.hardware import shutdown
 from gemjax.protocol.local_steps import PeriodsEndError
 
@@ -33,6 +33,8 @@ class Selections:
 
     def __init__(self, batches: Any, num_workers: int, retries: int = 0):
         self.batches, self.num_workers, self._retries = batches, num_workers, retries
+        # A draw is a batch for any worker, who can take what was read ahead. Local steps and other sources may count steps.
+        self._any_worker = type(getattr(batches, "batches", batches)) is Stream
         threads = min(batches.threads, num_workers)
         self.prefetcher = Prefetcher(lambda key: self.read(*key), threads) if threads else None
 
@@ -47,7 +49,7 @@ class Selections:
         selected = self.prefetcher.take(self._key(worker, step, draw))
         if not self.batches.shared:
             self.prefetcher.begin([(worker, step + 1, 0)])
-        elif not self._counts_steps:
+        elif self._any_worker:
             self.prefetcher.begin((0, 0, following) for following in range(next_draw, next_draw + self.num_workers))
         return selected
 
@@ -82,12 +84,7 @@ class Selections:
         """Return (worker, step, draw) with 0 for the parts that do not decide a batch."""
         if not self.batches.shared:
             return worker, step, 0
-        return (worker, step, draw) if self._counts_steps else (0, 0, draw)
-
-    @property
-    def _counts_steps(self) -> bool:
-        """True if a draw from a shared stream depends on the worker's local steps, so that no other worker can take it."""
-        return isinstance(self.batches, LocalBatches)
+        return (0, 0, draw) if self._any_worker else (worker, step, draw)
 
     def close(self) -> None:
         """Prefetch nothing more."""

@@ -55,12 +55,16 @@ def pieces(found):
 
 def altered(folder, number, alter):
     """Replace a checkpoint by one with another state, digests included."""
-    config = Config.load(folder.config)
-    with precision(config.x64):
-        like = training.state_shapes(config, make_task(config), jax.devices()[0])
+    like = _like(folder)
     with folder.checkpoints(0) as checkpoints:
         state, trace, metadata = checkpoints.load(like, number)
     replace(folder, alter(state), trace, metadata)
+
+
+def _like(folder):
+    config = Config.load(folder.config)
+    with precision(config.x64):
+        return training.state_shapes(config, make_task(config), jax.devices()[0])
 
 
 def replace(folder, state, trace, metadata):
@@ -335,3 +339,45 @@ def test_lost_gradients_are_replayed(made, monkeypatch):
         folder = made("--engine", "devices")
     assert len(faults.injected) == 2
     assert replayed(folder)["verdict"] in (SAME, "as far as rounding carries")
+
+
+def test_a_checkpoint_that_a_run_adds_while_its_log_is_read_is_left_to_the_next_replay(made, monkeypatch):
+    folder = made()
+    events, newest = folder.events.read_bytes(), folder.checkpoints_path / "33"
+    with folder.checkpoints(read_only=True) as checkpoints:
+        _, _, metadata = checkpoints.load(_like(folder), 22)
+    read = replay.eventlog.trace_of
+
+    def read_of_earlier(*arguments):
+        trace = read(*arguments)
+        folder.events.write_bytes(events)
+        if away.exists():
+            away.rename(newest)
+        return trace
+
+    away = newest.rename(folder.path / "away")
+    folder.events.write_bytes(events[: metadata["events"]])
+    monkeypatch.setattr(replay.eventlog, "trace_of", read_of_earlier)
+    found = replayed(folder)
+    assert [piece["end"] for piece in found["pieces"]] == [11, 22]
+    assert newest.exists()
+
+
+@pytest.mark.parametrize("left", [[22, 33], [33], []], ids=len)
+def test_checkpoints_that_a_run_replaces_meanwhile_are_passed_over(made, monkeypatch, capsys, left):
+    folder = made()
+    read = replay.eventlog.trace_of
+
+    def read_and_replace(*arguments):
+        for number in {11, 22, 33} - {*left}:
+            shutil.rmtree(folder.checkpoints_path / str(number), ignore_errors=True)
+        return read(*arguments)
+
+    monkeypatch.setattr(replay.eventlog, "trace_of", read_and_replace)
+    if left:
+        assert [piece["end"] for piece in replayed(folder)["pieces"]] == left
+    else:
+        assert cli.main(["replay", "run"]) == 2
+        assert (
+            "the run goes on and has replaced its checkpoints meanwhile; replay it when it" in capsys.readouterr().err
+        )
