@@ -163,7 +163,6 @@ def chain(*callbacks: Callback) -> Callback:
     >>> evaluate = lambda progress: progress.history["loss"].mean()      # Computed once per call.
     >>> callback = chain(BestCheckpoint(tempfile.mkdtemp(), evaluate), EarlyStopping(evaluate, patience=5))
     """
-
     for index, callback in enumerate(callbacks):
         check_callback(callback, f"callback {index} of the chain", "")
     given = [callback for callback in callbacks if callback is not None]
