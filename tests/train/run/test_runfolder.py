@@ -25,10 +25,10 @@ def folder(tmp_path):
 
 
 def test_records_beyond_the_checkpoint_are_truncated(folder):
-    folder.rewind({"events": 8, "metrics": 2})
+    folder.rewind({"events": 8, "metrics": 2}, 0)
     assert folder.events.read_text() == "one\ntwo\n"
     assert folder.metrics.read_text() == "1\n"
-    folder.rewind({"events": 0, "metrics": 0})
+    folder.rewind({"events": 0, "metrics": 0}, 0)
     assert folder.events.read_text() == folder.metrics.read_text() == ""
 
 
@@ -47,7 +47,7 @@ def test_records_beyond_the_checkpoint_are_truncated(folder):
 )
 def test_records_that_do_not_match_the_checkpoint_are_refused_and_not_changed(folder, sizes, wrong):
     with pytest.raises(RecordError, match=wrong) as refused:
-        folder.rewind(sizes)
+        folder.rewind(sizes, 0)
     assert str(refused.value).isprintable()
     assert folder.events.read_text() == "one\ntwo\nthree\n"
     assert folder.metrics.read_text() == "1\n2\n"
@@ -91,7 +91,7 @@ def test_nothing_is_written_in_the_place_of_a_folder_that_was_moved(folder, tmp_
 def test_a_deleted_file_is_noticed(folder):
     folder.metrics.unlink()
     with pytest.raises(RecordError, match=r"metrics\.jsonl has 0 bytes, but had 2 when"):
-        folder.rewind({"events": 8, "metrics": 2})
+        folder.rewind({"events": 8, "metrics": 2}, 0)
 
 
 def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tmp_path, monkeypatch):
