@@ -16,7 +16,7 @@ from gemjax.checkpoints import Checkpoints
 from gemjax.engines.checks import check_callback, ends_run
 from gemjax.engines.result import Callback, Progress
 from gemjax.engines.transition import RunState
-from gemjax.protocol.checks import check_positive_int, number
+from gemjax.protocol.checks import check_positive_int, real
 from gemjax.protocol.trace import Trace
 
 Evaluate = Callable[[Progress], Any]
@@ -58,7 +58,7 @@ class EarlyStopping:
     def __init__(self, evaluate: Evaluate, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
         _check_evaluate(evaluate)
         check_positive_int("patience", patience)
-        if not number("min_delta", min_delta) >= 0:
+        if not real("min_delta", min_delta) >= 0:
             raise ValueError(f"min_delta must not be negative, got {min_delta}")
         self.evaluate, self.patience, self.min_delta, self.mode = evaluate, patience, min_delta, mode
         self.best, self.waited, self._commits = _worst(mode), 0, -1
@@ -154,7 +154,7 @@ class BestCheckpoint:
         return self.checkpoints.load(like)
 
 
-def chain(*callbacks: Callback) -> Callback:
+def chain(*callbacks: Callback | None) -> Callback:
     """Combine several callbacks into one that calls all in order, and ends the run if any of them returns true.
 
     ``None`` is left out.

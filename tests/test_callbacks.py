@@ -245,6 +245,7 @@ def test_all_callbacks_are_called_and_any_may_end_the_run():
     assert called == ["a", "b", "c", "d"]
     assert callbacks.chain(ends[0], ends[2], ends[3], lambda progress: jnp.array(False))(progress) is False
     assert callbacks.chain()(progress) is False
+    assert callbacks.chain(None, ends[0], None)(progress) is callbacks.chain(ends[0])(progress)
 
 
 def test_a_return_value_that_is_neither_true_nor_false_is_refused():

@@ -37,11 +37,11 @@ class FromSource(Wrapper):
     follow from a seed, so a resumed run or a replay reads the same rows. Results are those of the same rows in memory, bit
     for bit (in toy problems up to rounding, see :class:`gemjax.OnHost`).
 
-    :func:`gemjax.run_on_devices` prefetches a worker's next batch in a thread while the worker computes the current one. A
-    late batch delays its own worker only, and the policy's deadline starts when the batch has arrived. A failed read is
-    retried as often as the policy allows. Local steps on a :class:`gemjax.Stream` are read in threads but not prefetched,
-    because the order of commits decides which worker gets which batch. :func:`gemjax.simulate` reads the rows of a chunk
-    while it computes the previous chunk.
+    :func:`gemjax.run_on_devices` prefetches a worker's next batch in a thread while the worker computes the current one. A late
+    batch delays its own worker only, and the policy's deadline starts when the batch has arrived. A failed read is retried as
+    often as the policy allows. Local steps on a :class:`gemjax.Stream`, and other rows that are ``shared``, are read in threads
+    but not prefetched, because the order of commits decides which worker gets which batch. :func:`gemjax.simulate` reads the
+    rows of a chunk while it computes the previous chunk.
 
     Recipes for the datasets of other libraries follow. A row is a pytree of NumPy arrays, numbers, or tensors on the CPU. The
     loss function gets the rows of a batch stacked, in the same structure.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.batches.base import Batches, RowsError, adapt
+from gemjax.batches.base import Batches, RowsError, Wrapper, adapt
 from gemjax.batches.checks import check_kind, checked_seed, count_rows, whole
 from gemjax.batches.functions import Computed, check_traceable, warn_if_frozen
 
@@ -171,6 +171,16 @@ class Stream(Rows):
         }
         chosen = [orders[epoch][place] for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True)]
         return np.array(chosen, np.int32).reshape(-1, self.batch_size)
+
+
+def any_worker_takes(batches: Any) -> bool:
+    """Return True if the draw alone decides a batch, so that it can be read ahead for any worker: that of a :class:`Stream`.
+
+    Other sources may also use the worker and its step, and local steps count these.
+    """
+    while getattr(type(batches), "select", None) is Wrapper.select:
+        batches = batches.batches
+    return getattr(type(batches), "select", None) is Stream.select
 
 
 def described(batches: Any, *names: str) -> str:

@@ -76,7 +76,7 @@ class Checkpoints:
 
         A checkpoint of as many commits is replaced as soon as the new one is on disk. Those of more commits belong to another
         continuation of the run: they are then renamed, so that the newest one is of this continuation. Those of fewer
-        commits stay, whatever run they are of. A state
+        commits stay, of whichever continuation. A state
         whose ``params`` are not finite is refused: no gradient at them would be. Method state and ``model_state`` may contain
         infinities by choice.
 

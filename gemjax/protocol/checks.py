@@ -112,22 +112,31 @@ def _takes_none(function: Any) -> bool:
 
 
 def number(name: str, value: Any) -> float:
-    """Return ``value`` as a float.
+    """Return ``value`` as a float, for JAX to compute with.
 
     Raises:
       ValueError: if it is not a number, or an int that JAX cannot represent.
+    """
+    found = real(name, value)
+    if isinstance(value, int) and abs(value) >= 2**31:
+        raise ValueError(f"{name} must fit into int32, got {shown(value)}; give a float")
+    return found
+
+
+def real(name: str, value: Any) -> float:
+    """Return ``value`` as a float.
+
+    Raises:
+      ValueError: if it is not a number.
     """
     try:
         # A Decimal or a Fraction has a float, but JAX cannot compute with it.
         unfit = not isinstance(value, int) and np.asarray(value).dtype.kind in "bO"
         if unfit or isinstance(value, (bool, str, bytes)) or getattr(value, "ndim", 0):
             raise TypeError
-        found = float(value)
+        return float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number, got {shown(value)}") from None
-    if isinstance(value, int) and abs(value) >= 2**31:
-        raise ValueError(f"{name} must fit into int32, got {shown(value)}; give a float")
-    return found
 
 
 def numbers(name: str, values: Any) -> tuple[Any, ...]:

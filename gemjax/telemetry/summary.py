@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gemjax.telemetry.schema import OUTCOMES
-from gemjax.telemetry.timeline import Columns, Recorded, Timeline, timeline
+from gemjax.telemetry.timeline import TIMES, Columns, Recorded, Timeline, timeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Summary:
       commit_wait: float64 [N]; the same for waiting with a finished gradient.
       at_once: mean number of workers computing, over the time in which at least one did; at most ``num_devices``.
       gradient_time: median time of a gradient.
-      wait_median: median wait of a cycle, for the view and for the commit.
+      wait_median: median wait of a cycle, for the view and for the commit, without the time in callbacks.
       wait_p95: 95th percentile of these waits.
       staleness_median: of applied commits; asynchronous workers of equal speed have about N - 1.
       staleness_p95: 95th percentile of it.
@@ -102,7 +102,11 @@ def summarise(
         raise ValueError("the run has no applied commit, so there is nothing to summarise")
     first, last = _spans(run)
     kinds = run.cycles["event"]
-    waits = (cycles["began"] - cycles["dispatch"]) + (cycles["time"] - cycles["ready"])
+    paused = {name: _paused_before(run, cycles[name]) for name in (*TIMES, "time")}
+    waits = sum(
+        (cycles[end] - cycles[begin]) - (paused[end] - paused[begin])
+        for begin, end in (("dispatch", "began"), ("ready", "time"))
+    )
     staleness = commits["staleness"][np.isfinite(commits["staleness"])]
     staleness = staleness if len(staleness) else np.zeros(1)
     p50, p95 = np.percentile(staleness, [50, 95])
@@ -147,6 +151,15 @@ def _spans(run: Timeline) -> tuple[np.ndarray, float]:
     first = np.full(run.num_workers, np.inf)
     np.minimum.at(first, run.cycles["worker"], run.cycles["dispatch"])
     return np.where(np.isinf(first), min(first.min(), last), first), last
+
+
+def _paused_before(run: Timeline, times: np.ndarray) -> np.ndarray:
+    """Return the time that was spent in callbacks before each of some times."""
+    pauses = [(one["time"], one["seconds"]) for one in run.incidents if one["event"] == "pause"]
+    begin, seconds = np.array(sorted(pauses), float).reshape(-1, 2).T
+    knots = np.maximum.accumulate(np.stack([begin, begin + seconds], 1).ravel())
+    spent = np.cumsum(np.diff(knots, prepend=0.0) * (np.arange(len(knots)) % 2))
+    return np.interp(times, knots, spent, left=0.0) if len(knots) else np.zeros(len(times))
 
 
 def _retired(run: Timeline) -> int:

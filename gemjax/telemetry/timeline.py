@@ -78,7 +78,7 @@ def timeline(
     >>> [cycles[name].item() for name in ("event", "dispatch", "ready", "time")]
     ['commit', 0.0, 0.8, 1.0]
     """
-    if isinstance(source, Recorded):
+    if isinstance(source, Recorded) and not callable(source.trace):  # That of a Progress is a method.
         source, num_workers = source.history, num_workers or source.trace.num_workers
     if isinstance(source, str) or not isinstance(source, Iterable):
         raise TypeError(
@@ -124,9 +124,8 @@ class _Rows:
     def add(self, kind: str, event: Mapping[str, Any], times: Mapping[str, float]) -> None:
         self.kinds.append(ARRIVALS.index(kind))
         for name, value in event.items():
-            if (
-                value is not None and not isinstance(value, str) and name not in TIMES
-            ):  # Text: the kind, and a fault's error.
+            # Text: the kind, and the error of a fault.
+            if value is not None and not isinstance(value, str) and name not in TIMES:
                 if name not in self.columns:
                     self.columns[name] = array.array("d")
                 self._set(name, float(value))
@@ -144,10 +143,17 @@ class _Rows:
         for column in self.columns.values():
             del column[count:]
 
-    def keep(self, kind: str, count: int, begin: int) -> None:
-        """Remove the rows from the first one of ``kind`` beyond ``count`` of them; those before row ``begin`` stay."""
-        if len(rows := np.flatnonzero(np.frombuffer(self.kinds, np.int8) == ARRIVALS.index(kind))) > count:
-            self.cut(max(begin, int(rows[count])))
+    def of(self, kind: str) -> np.ndarray:
+        """Return the indices of the rows of a kind."""
+        return np.flatnonzero(np.array(self.kinds) == ARRIVALS.index(kind))
+
+    def keep(self, kind: str, count: int, begin: int) -> bool:
+        """Cut at the first row of ``kind`` that is beyond ``count`` of them and not before ``begin``; True if there is one."""
+        beyond = self.of(kind)[max(0, count) :]
+        beyond = beyond[beyond >= begin]
+        if beyond.size:
+            self.cut(int(beyond[0]))
+        return bool(beyond.size)
 
     def end_at(self, time: float) -> None:
         """Move later times back to `time`."""
@@ -171,7 +177,9 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
     running: dict[tuple[int, int], dict[str, float]] = {}
     applied, before = array.array("q"), 0  # The row of each commit; the number of commits before the log begins.
     start: Mapping[str, Any] = {}
-    missing: dict[str, int] = {}  # Refused commits before the log begins.
+    missing: dict[
+        str, int
+    ] = {}  # Refused commits that the run counts beyond those in the log; negative for the reverse.
     for event in events:
         kind = event["event"]
         cycle = (event.get("worker", -1), event.get("step", -1))
@@ -179,15 +187,17 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
             commits = event.get("commits", 0)
             before = min(before, commits) if start or len(rows) else commits
             start, kept = event, commits - before
-            if kept < len(applied):
+            if cut := kept < len(applied):
                 rows.cut(applied[kept])
                 del applied[kept:]
-                incidents = [incident for incident in incidents if incident["time"] <= event["time"]]
             for refusal, name in (("reject", "rejected"), ("drop", "dropped")):
-                count = event.get(name)  # Older logs have none.
-                missing[refusal] = min(missing.get(refusal, count or 0), count or 0)
-                if count is not None:
-                    rows.keep(refusal, count - missing[refusal], applied[-1] + 1 if applied else 0)
+                if (count := event.get(name)) is None:  # Older logs have none.
+                    missing.setdefault(refusal, 0)
+                    continue
+                cut |= rows.keep(refusal, count - missing.get(refusal, count), applied[-1] + 1 if applied else 0)
+                missing[refusal] = count - len(rows.of(refusal))
+            if cut:
+                incidents = [incident for incident in incidents if incident["time"] <= event["time"]]
             rows.end_at(event["time"])
             _end_at(event["time"], incidents)
             running.clear()

@@ -12,7 +12,6 @@ OVERLAP = 1.5  # Workers computing at once; with fewer they seldom overlap.
 TURNS = 1.1  # The same; with fewer they take turns.
 SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
-PAUSED = 0.25  # Share of the time; longer callbacks explain why workers wait.
 TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
 
 
@@ -172,25 +171,18 @@ def _wait(s: Summary) -> Finding:
         return Finding(
             True, "Waiting for the central variable is part of the simulated durations and is not separated."
         )
-    if s.paused > PAUSED * s.span:
-        advice = (
-            f"callbacks (evaluations, checkpoints) took {duration(s.paused)} of {duration(s.span)}, in which nothing is "
-            "committed: call them less often (--eval-every, --checkpoint-every; callback_every= of an engine)."
-        )
-    elif s.colocated:
-        advice = (
-            "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
-            "barrier: give it a device of its own (--central dedicated, or gemjax.place(n, 'dedicated'))."
-        )
-    else:
-        advice = (
-            "the central variable is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
-            "fewer workers; CPU devices share the host's cores."
-        )
+    advice = (
+        "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
+        "barrier: give it a device of its own (--central dedicated, or gemjax.place(n, 'dedicated'))."
+        if s.colocated
+        else "the central variable is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
+        "fewer workers; CPU devices share the host's cores."
+    )
     return Finding(
         ratio <= SMALL_WAIT,
         f"A worker computes a gradient in {duration(s.gradient_time)} and waits {duration(s.wait_median)} for its commit and "
-        f"its next view (medians; a ratio of {ratio:.2f}, where {SMALL_WAIT} or less is small).",
+        f"its next view (medians{', without callbacks' if s.paused else ''}; a ratio of {ratio:.2f}, where {SMALL_WAIT} or "
+        "less is small).",
         advice,
     )
 

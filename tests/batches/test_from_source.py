@@ -16,7 +16,7 @@ import gemjax
 from gemjax import FromSource
 from gemjax.batches.base import RowsError
 from gemjax.batches.from_source import read_rows
-from gemjax.batches.rows import Rows
+from gemjax.batches.rows import Rows, any_worker_takes
 from gemjax.testing import Faults
 
 N, ROWS = 4, 30
@@ -448,3 +448,21 @@ def test_rows_of_a_shared_sequence_may_depend_on_the_worker_and_its_step():
     result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), source, 40)
     whole = gemjax.simulate(tx, loss_fn, jnp.zeros(()), OwnOfAll(NUMBERS.astype(np.float32)), result.trace)
     np.testing.assert_allclose(result.history["loss"], whole.history["loss"], rtol=1e-5)
+
+
+class Moved(FromSource):
+    """Reads other rows than those of its batches."""
+
+    def select(self, worker, step, draw=None):
+        return (super().select(worker, step, draw) + worker[:, None]).astype(np.int32) % ROWS
+
+
+@pytest.mark.parametrize("kind", [FromSource, Moved])
+def test_rows_of_a_stream_may_depend_on_the_worker_if_a_source_says_so(kind):
+    loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+    source = kind(NUMBERS.astype(np.float32), gemjax.Stream(NUMBERS, 4))
+    assert any_worker_takes(source) == (kind is FromSource)
+    tx = gemjax.asgd(0.1, num_workers=3)
+    result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), source, 40)
+    again = gemjax.simulate(tx, loss_fn, jnp.zeros(()), source, result.trace)
+    np.testing.assert_allclose(result.history["loss"], again.history["loss"], rtol=1e-5)

@@ -151,6 +151,27 @@ def test_refused_commits_that_a_continued_run_does_not_know_are_left_out(first, 
     assert gemjax.timeline(refusals(first, rejected, dropped)).cycles["event"].tolist() == kept
 
 
+def test_refused_commits_that_a_continued_run_knows_stay_behind_those_it_does_not_know():
+    """A state from a replay has no refused commits: the trace lacks them."""
+    begin = start(1) | {"rejected": 0, "dropped": 0}
+    log = [begin, *cycle(0, 0, 0, 0, 0.5, 1, 0, 0, "reject"), *cycle(0, 1, 1, 1, 1.5, 2, 0, 0)]
+    log += [begin | {"commits": 1, "time": 2.0}, *cycle(0, 2, 2, 2, 2.5, 3, 1, 0)]
+    log += [*cycle(0, 3, 3, 3, 3.5, 4, 2, 0, "reject"), *cycle(0, 4, 4, 4, 4.5, 5, 2, 0, "drop")]
+    log += [begin | {"commits": 2, "time": 5.0, "rejected": 1, "dropped": 1}, *cycle(0, 5, 5, 5, 5.5, 6, 2, 0)]
+    kinds = gemjax.timeline(log).cycles["event"].tolist()
+    assert kinds == ["reject", "commit", "commit", "reject", "drop", "commit"]
+
+
+def test_incidents_behind_refused_commits_that_are_left_out_are_left_out():
+    begin = start(1) | {"rejected": 0, "dropped": 0}
+    log = [begin, *cycle(0, 0, 0, 0, 0.5, 1, 0, 0), *cycle(0, 1, 1, 1, 1.5, 2, 1, 0, "reject")]
+    log += [{"event": "fault", "time": 3.0, "worker": 0, "step": 2, "error": "boom"}]
+    log += [{"event": "retire", "time": 3.0, "worker": 0}]
+    log += [begin | {"commits": 1, "time": 1.0}, *cycle(0, 1, 1, 1, 1.5, 2, 1, 0)]
+    summary = gemjax.summarise(log)
+    assert (summary.commits, summary.rejected, summary.faults, summary.retired) == (2, 0, 0, 0)
+
+
 def test_a_log_counts_the_refused_commits_of_a_run_continued_from_an_earlier_state(tmp_path):
     path, problem, states = tmp_path / "log.jsonl", testing.quadratic(), []
     run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1), *problem, num_workers=1)

@@ -121,7 +121,7 @@ def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
                     return
             raise FolderMovedError(
                 f"{folder} was moved or removed by another program, so nothing more is written; what was written before is "
-                f"where the folder is now; a checkpoint that was being written may be in a new {folder}"
+                f"where the folder is now; Orbax may have created {folder} again, for a checkpoint that was being written"
             )
 
         yield check_in_place

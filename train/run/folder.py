@@ -343,6 +343,8 @@ class RunFolder:
     def rewind(self, sizes: dict[str, Any], commits: int) -> None:
         """Truncate the records to their sizes at the checkpoint after `commits`, and remove the summary of a later end.
 
+        A replay is removed with it: its verdict was on commits that will be made again.
+
         Raises:
           RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint.
         """
@@ -351,6 +353,7 @@ class RunFolder:
             record.check_size(sizes[name], f"the checkpoint in {self.checkpoints_path}")
         if self.summary.exists() and self.summarised_commits() > commits:
             self.summary.unlink()
+            self.replay.unlink(missing_ok=True)
         for name, record in self.records.items():
             if record.size > sizes[name]:
                 os.truncate(record.path, sizes[name])

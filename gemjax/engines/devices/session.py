@@ -41,7 +41,7 @@ from gemjax.engines.result import (
     warn_if_diverged,
 )
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol.checks import number
+from gemjax.protocol.checks import real
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
@@ -166,7 +166,7 @@ def prepare(
         )  # fmt: skip
     if whole("callback_every", callback_every) < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
-    if callback_seconds is not None and not number("callback_seconds", callback_seconds) > 0:
+    if callback_seconds is not None and not real("callback_seconds", callback_seconds) > 0:
         raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),

@@ -24,11 +24,11 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
     """Return the product of all values, or of all points with the seeds, as one column per name."""
     listed = not isinstance(over, Mapping)
     if listed:
-        points = list(over) if isinstance(over, Iterable) and not isinstance(over, str) else [over]
-        if wrong := [point for point in points if not isinstance(point, Mapping)]:
+        points = [over] if isinstance(over, (str, bytes)) or np.ndim(over) == 0 else [*over]
+        if not all(isinstance(point, Mapping) for point in points):
             raise TypeError(
-                f"over must be a dict of values to try, such as {{'learning_rate': [0.1, 0.2]}}, or a list of points, dicts of "
-                f"one value each; got {shown(wrong[0])}"
+                "over must be a dict of lists, such as {'learning_rate': [0.1, 0.2]}, or a list of points, dicts with one "
+                f"value per name; got {shown(over)}"
             )
         over = _columns(points)
     if "seed" in over:

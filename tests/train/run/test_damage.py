@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from shrunk import Dense, flags
 
+import gemjax
 from gemjax.checkpoints.files import DIGESTS, HAS_DIGESTS, METADATA
 from train import cli
 from train.config.config import Config
@@ -429,11 +430,26 @@ def test_a_changed_summary_is_refused(folder, capsys, command):
     assert error == f"train: run/summary.json is not the summary of a run {wrong}; delete it to go on\n"
 
 
-def test_a_resumed_run_leaves_no_summary_of_commits_that_it_makes_again(folder):
+def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_again(folder, monkeypatch):
     """The report would miss them in the log."""
-    with folder.checkpoints() as checkpoints:
-        sizes = checkpoints.metadata
-    folder.rewind(sizes, 33)
-    assert folder.summarised_commits() == 33
-    folder.rewind(sizes, 32)
+    assert cli.main(["replay", "run"]) == 0
+    shutil.rmtree(folder.checkpoints_path / "33")
+    earlier = max(int(path.name) for path in folder.checkpoints_path.iterdir())
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "_run_engine", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cli.main(LONGER)
     assert not folder.summary.exists()
+    assert not folder.replay.exists()
+    assert len(gemjax.eventlog.trace_of(folder.events, 3)) == earlier
+    assert cli.main(["report", "run"]) == 0
+
+
+def test_a_resumed_run_keeps_the_summary_of_its_last_commits(folder, monkeypatch):
+    assert cli.main(["replay", "run"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "_run_engine", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cli.main(LONGER)
+    assert folder.summarised_commits() == 33
+    assert folder.replay.exists()

@@ -58,8 +58,8 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
       The content of `replay.json`.
 
     Raises:
-      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, or lines of the log are
-        missing.
+      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, lines of the log are
+        missing, or all checkpoints are removed meanwhile.
       ValueError: if the event log or a checkpoint is damaged, or of another version.
     """
     if missing := folder.no_checkpoint():
@@ -110,8 +110,8 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
             state, begin = end_state, end
     if not pieces:
         raise RecordError(
-            f"{folder.path} cannot be replayed now: the run goes on and has replaced its checkpoints meanwhile; replay it when "
-            "it has ended, or train with --keep-checkpoints 0"
+            f"{folder.path} cannot be replayed now: its checkpoints were removed meanwhile, as a run that goes on removes "
+            "them; replay it when it has ended, or train with --keep-checkpoints 0"
         )
     found = {
         "verdict": "differs" if alterations else worst(piece.verdict for piece in pieces),

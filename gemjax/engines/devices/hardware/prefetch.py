@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import select
-from gemjax.batches.rows import Stream
+from gemjax.batches.rows import any_worker_takes
 from gemjax.engines.devices.hardware import shutdown
 from gemjax.protocol.local_steps import PeriodsEndError
 
@@ -33,8 +33,7 @@ class Selections:
 
     def __init__(self, batches: Any, num_workers: int, retries: int = 0):
         self.batches, self.num_workers, self._retries = batches, num_workers, retries
-        # A draw is a batch for any worker, who can take what was read ahead. Local steps and other sources may count steps.
-        self._any_worker = type(getattr(batches, "batches", batches)) is Stream
+        self._any_worker = any_worker_takes(batches)
         threads = min(batches.threads, num_workers)
         self.prefetcher = Prefetcher(lambda key: self.read(*key), threads) if threads else None
 
