@@ -24,7 +24,7 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
     """Return the product of all values, or of all points with the seeds, as one column per name."""
     listed = not isinstance(over, Mapping)
     if listed:
-        points = [over] if isinstance(over, (str, bytes)) or np.ndim(over) == 0 else [*over]
+        points: list[Any] = [over] if isinstance(over, (str, bytes)) or np.ndim(over) == 0 else [*over]
         if not all(isinstance(point, Mapping) for point in points):
             raise TypeError(
                 "over must be a dict of lists, such as {'learning_rate': [0.1, 0.2]}, or a list of points, dicts with one "
