@@ -24,13 +24,7 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
     """Return the product of all values, or of all points with the seeds, as one column per name."""
     listed = not isinstance(over, Mapping)
     if listed:
-        points: list[Any] = [over] if isinstance(over, (str, bytes)) or np.ndim(over) == 0 else [*over]
-        if not all(isinstance(point, Mapping) for point in points):
-            raise TypeError(
-                "over must be a dict of lists, such as {'learning_rate': [0.1, 0.2]}, or a list of points, dicts with one "
-                f"value per name; got {shown(over)}"
-            )
-        over = _columns(points)
+        over = _columns(over)
     if "seed" in over:
         raise ValueError("give seeds= instead of 'seed' among the hyper-parameters")
     if taken := [name for name in over if name in OUTCOMES]:
@@ -54,8 +48,17 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
     return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*columns, "seed"])}
 
 
-def _columns(points: list[Mapping[str, float]]) -> dict[str, list[float]]:
+def _columns(over: Any) -> dict[str, list[float]]:
     """Return points with the same names as one column per name."""
+    try:
+        points = list(over)
+    except TypeError:  # A number, or an array without axes.
+        points = [over]
+    if not all(isinstance(point, Mapping) for point in points):
+        raise TypeError(
+            "over must be a dict of lists, such as {'learning_rate': [0.1, 0.2]}, or a list of points, dicts with one value "
+            f"per name; got {shown(over)}"
+        )
     if not points or not points[0]:
         raise ValueError("nothing to try: over= needs at least one point with one value")
     if different := [point for point in points if point.keys() != points[0].keys()]:
