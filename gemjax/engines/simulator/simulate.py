@@ -165,6 +165,7 @@ def simulate(
     make = compiled if _has_hash(transition) and _has_hash(batches) else compiled.__wrapped__
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
+    commits = begun
     cuts, ends = chunks(events, chunk_size, stops, done), np.cumsum(events.commits)
     parts: dict[Any, History] = {None: history}
     latest: Any = None, state, None  # Cut, state and reports of the newest chunk, which no exception can part.
@@ -194,9 +195,9 @@ def simulate(
                     raise
 
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
-                state, commits = reached()
+                before, (state, commits) = commits, reached()
                 held.check()
-                if callback is not None:
+                if callback is not None and commits > before:  # Workers that pull late may fill a chunk alone.
                     progress = Progress(
                         commits=commits,
                         total=len(trace),

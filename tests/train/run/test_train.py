@@ -229,3 +229,13 @@ def test_a_run_trains_saves_and_evaluates_with_batch_statistics(monkeypatch, sma
     assert folder.read_metrics()["test_loss"][-1] == pytest.approx(summary["test_loss"], rel=1e-5)
     longer = dataclasses.replace(config, epochs=1.5)
     assert run(longer, folder)[1]["finished"]
+
+
+@pytest.mark.parametrize("cluster", ["barrier", "tiered_barrier"])
+def test_a_simulated_run_may_pull_between_its_evaluations(tiny, small, cluster):
+    """All workers of a barrier pull after its last commit; there is nothing to show of a piece of pulls alone."""
+    config = dataclasses.replace(small, engine="simulate", method="asgd", workers=16, cluster=cluster, eval_every=10)
+    folder, summary, _ = run(config)
+    assert summary["finished"]
+    assert len(eventlog.trace_of(folder.events, 16)) == summary["commits"] == summary["total"] == 176
+    assert folder.read_metrics()["commits"].tolist() == [*range(10, 176, 10), 176]
