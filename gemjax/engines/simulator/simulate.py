@@ -82,8 +82,8 @@ def simulate(
       state: an earlier :class:`gemjax.Result` of the same trace to continue from, or its ``state``; ``params`` and
         ``model_state`` are then not used. The run continues bit for bit as if it had not stopped. ``history`` begins with the
         rows of an earlier ``Result``, or after a bare :class:`gemjax.RunState` with this call. The state is copied.
-      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; ends the run if it
-        returns True.
+      callback: called after each compiled call that has made a commit, so at ``stops`` and about every ``chunk_size`` arrivals;
+        ends the run if it returns True.
       chunk_size: the largest number of arrivals per compiled call. Default: 1,024, or fewer if data stay on the host and their
         rows would exceed 256 MiB. With ``window=1`` it changes no bit of the results.
       stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
