@@ -141,10 +141,14 @@ class Division:
                 sizes[root(number)] += int(np.prod(self.program.avals[number].shape))
         if len(sizes) < self.parts:
             why = "".join(f"; `{by}` takes {one} together with {other}" for one, other, by in culprits[:3])
+            advice = (
+                "divide it over fewer hosts, or use a method whose rule treats each leaf for itself"
+                if sizes
+                else "smaller arrays stay together, so leave out central_hosts"
+            )
             raise ValueError(
                 f"the central variable cannot be divided over {self.parts} hosts, because its arrays of more than "
-                f"{self._small} numbers form only {len(sizes)} independent groups{why}; divide it over fewer hosts, or use a "
-                "method whose rule treats each leaf for itself"
+                f"{self._small} numbers form only {len(sizes)} independent groups{why}; {advice}"
             )
         load, places = [0] * self.parts, {}
         for one in sorted(sizes, key=lambda one: (-sizes[one], one)):  # The largest first, where there is most room.

@@ -89,6 +89,13 @@ def test_more_hosts_than_leaves_are_refused():
         Divided(gemjax.asgd(0.1, num_workers=N), MATRICES, N, parts=4)
 
 
+def test_small_parameters_are_not_divided():
+    with pytest.raises(
+        ValueError, match=r"more than 16 numbers form only 0 .*; smaller arrays stay together, so leave out"
+    ):
+        Divided(gemjax.asgd(0.1, num_workers=N), MATRICES, N, small=16)
+
+
 def test_a_state_that_changes_its_type_is_refused():
     def update(updates, state, params=None, **extra_args):
         return updates, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), state)
