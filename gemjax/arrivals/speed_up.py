@@ -25,7 +25,8 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
     synchronous SGD on the same cluster. All three have the same durations, by the same seed.
 
     Args:
-      model: how long workers compute; durations and models that wrap them, except queues, incidents and barriers.
+      model: how long workers compute; durations and models that wrap them, except queues and incidents. A barrier is compared
+        with itself: its speed-up over synchronous SGD is 1.
       num_commits: length T of the trace, positive. Short traces are coarse: a barrier waits for the last round, and the
         first commit takes as long as any other.
       seed: decides every duration.
@@ -34,7 +35,7 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
       ``(over_one_worker, over_synchronous)``, two positive floats. The first is about N where commits take no time.
 
     Raises:
-      TypeError: if ``model`` is a queue, incidents or a barrier, which a barrier cannot wrap.
+      TypeError: if ``model`` is a queue or incidents, which a barrier cannot wrap.
       ValueError: if ``num_commits`` is not positive.
 
     >>> from gemjax.arrivals import ConstantSpeeds, Gamma
@@ -50,9 +51,10 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
     check_num_commits(num_commits)
     if not num_commits:
         raise ValueError("num_commits must be positive: no commits take no time")
-    behind = Barrier(model).trace(num_commits, seed).time[-1]
+    durations = model.model if isinstance(model, Barrier) else model
+    behind = Barrier(durations).trace(num_commits, seed).time[-1]
     spent = model.trace(num_commits, seed).time[-1]
-    alone = np.mean([_alone(model, worker, num_commits, seed) for worker in range(model.num_workers)])
+    alone = np.mean([_alone(durations, worker, num_commits, seed) for worker in range(model.num_workers)])
     return SpeedUp(float(alone / spent), float(behind / spent))
 
 

@@ -202,6 +202,12 @@ def test_one_worker_alone_is_no_faster_than_itself():
     assert arrivals.speed_up(Delayed(Gamma(1), up=0.5), 50, seed=3) == (1.0, 1.0)
 
 
+def test_workers_behind_a_barrier_are_compared_with_one_worker():
+    """Six gradients behind a barrier at 3; by one worker alone at 3 and at 6."""
+    found = arrivals.speed_up(Barrier(ConstantSpeeds([2.0, 1.0])), 6)
+    assert found == (pytest.approx((3 + 6) / 2 / 3), 1.0)
+
+
 def test_a_speed_up_of_nothing_is_refused():
     with pytest.raises(ValueError, match="num_commits must be positive"):
         arrivals.speed_up(Gamma(2), 0)
