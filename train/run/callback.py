@@ -1,6 +1,7 @@
 """Work between the commits of a run: progress, evaluation, checkpoints, and the response to Ctrl-C."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -76,6 +77,8 @@ class RunCallback:
         try:
             if self.config.engine == "simulate":
                 _log_commits(self.log, progress.history)
+                if not len(progress.history["worker"]):  # Pulls alone.
+                    progress = dataclasses.replace(progress, history={})
             self.poll(progress)
         except Exception:
             self.save_after_error(progress)

@@ -82,8 +82,8 @@ def simulate(
       state: an earlier :class:`gemjax.Result` of the same trace to continue from, or its ``state``; ``params`` and
         ``model_state`` are then not used. The run continues bit for bit as if it had not stopped. ``history`` begins with the
         rows of an earlier ``Result``, or after a bare :class:`gemjax.RunState` with this call. The state is copied.
-      callback: called after each compiled call that has made a commit, so at ``stops`` and about every ``chunk_size`` arrivals;
-        ends the run if it returns True.
+      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; ends the run if it
+        returns True. Late pulls, as behind a barrier, may fill a call alone; then the columns of its ``history`` have no rows.
       chunk_size: the largest number of arrivals per compiled call. Default: 1,024, or fewer if data stay on the host and their
         rows would exceed 256 MiB. With ``window=1`` it changes no bit of the results.
       stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
@@ -165,7 +165,6 @@ def simulate(
     make = compiled if _has_hash(transition) and _has_hash(batches) else compiled.__wrapped__
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
-    commits = begun
     cuts, ends = chunks(events, chunk_size, stops, done), np.cumsum(events.commits)
     parts: dict[Any, History] = {None: history}
     latest: Any = None, state, None  # Cut, state and reports of the newest chunk, which no exception can part.
@@ -195,9 +194,9 @@ def simulate(
                     raise
 
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
-                before, (state, commits) = commits, reached()
+                state, commits = reached()
                 held.check()
-                if callback is not None and commits > before:  # Workers that pull late may fill a chunk alone.
+                if callback is not None:
                     progress = Progress(
                         commits=commits,
                         total=len(trace),

@@ -114,16 +114,3 @@ def test_a_result_that_lacks_a_pull_of_the_longer_trace_is_not_continued():
     assert_same_bits(part(trace, state=part(trace.first(8))).params, whole.params)
     with pytest.raises(ValueError, match=r"first 5 rows of trace= alone: worker \d did not pull again"):
         part(trace, state=part(trace.first(5)))
-
-
-def test_no_callback_follows_a_chunk_of_pulls_alone():
-    """Workers of a barrier pull after the commits of all, which may fill a chunk."""
-    trace, calls = gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(8)).trace(48), []
-    result = gemjax.simulate(
-        gemjax.asgd(0.1, num_workers=8), *gemjax.testing.quadratic(), trace, chunk_size=4,
-        callback=lambda progress: calls.append((progress.commits, len(progress.history["loss"]))),
-    )  # fmt: skip
-    commits, rows = np.array(calls).T
-    assert len(result.trace) == commits[-1] == rows.sum() == 48
-    assert (rows > 0).all()
-    np.testing.assert_array_equal(np.cumsum(rows), commits)

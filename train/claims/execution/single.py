@@ -168,7 +168,7 @@ class _Watcher:
 
     def _diagnostic(self, name: str) -> dict[str, Any]:
         """Return median and mean over the run, and both at each moment."""
-        taken = [part for part in self.parts if name in part]
+        taken = [part for part in self.parts if name in part and len(part[name])]
         values = [part[name][part["applied"] & np.isfinite(part[name])] for part in taken]
         every = np.concatenate([*values, np.zeros(0)])
         return {
