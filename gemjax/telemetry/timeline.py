@@ -177,9 +177,7 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
     running: dict[tuple[int, int], dict[str, float]] = {}
     applied, before = array.array("q"), 0  # The row of each commit; the number of commits before the log begins.
     start: Mapping[str, Any] = {}
-    missing: dict[
-        str, int
-    ] = {}  # Refused commits that the run counts beyond those in the log; negative for the reverse.
+    missing: dict[str, int] = {}  # Refused commits that the run counts and the log lacks, less those of the reverse.
     for event in events:
         kind = event["event"]
         cycle = (event.get("worker", -1), event.get("step", -1))
