@@ -129,10 +129,10 @@ def _train(argv: list[str]) -> int:
     from train.run.train import result_of, train
     from train.task.memory import dry_run
 
+    folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     if config.dry_run:
         dry_run(config, console)
         return 0
-    folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     # Orbax logs a traceback for each failed write; the run reports it in one line.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     interrupt = interrupts.Interrupt()

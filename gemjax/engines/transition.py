@@ -193,7 +193,8 @@ class Transition(WorkerStep):
         Returns:
           The state after both, the worker's next view, and a report.
         """
-        observer = diagnostics.Observer(set(self.diagnostics) - diagnostics.OF_ANY_COMMIT.keys())
+        of_any = [name for name in diagnostics.OF_ANY_COMMIT if name in self.diagnostics]
+        observer = diagnostics.Observer({*self.diagnostics} - {*of_any})
         taken = jnp.logical_and(commits, gradient.finite > 0)
         before = slots.enable_writes(state.opt_state, taken, worker, own_rows)
         updates, opt_state = self.tx.update(
@@ -210,10 +211,10 @@ class Transition(WorkerStep):
         dropped = taken & refused(state.opt_state, opt_state)
         applied = taken & ~dropped & self.is_sound(state._replace(opt_state=before), committed, worker)
         parts = (state.params, view, gradient.grads, updates)
-        measured = {
-            name: fn(*parts) for name, fn in diagnostics.OF_ANY_COMMIT.items() if name in self.diagnostics
-        } | observer.collected(besides=diagnostics.OF_ANY_COMMIT)
-        check_unreserved(measured, whose="the method observes quantities")
+        observed = observer.collected(besides=diagnostics.OF_ANY_COMMIT)
+        check_unreserved(observed, whose="the method observes quantities")
+        check_unreserved(observer.offered, of_any, whose="the method observes quantities")
+        measured = {name: diagnostics.OF_ANY_COMMIT[name](*parts) for name in of_any} | observed
         check_unreserved(gradient.metrics, measured)
         report = Report(
             loss=gradient.loss,

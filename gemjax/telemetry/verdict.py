@@ -13,6 +13,7 @@ TURNS = 1.1  # The same; with fewer they take turns.
 SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
 TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
+SIMULATED = "a simulation has its order of commits from its trace: give another one, such as that of another arrival model."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +97,10 @@ def verdict(summary: Summary) -> Verdict:
         "workers waited for the central variable": _wait(summary),
         "the staleness never varied": _staleness(summary),
         "some workers hardly took part": _participation(summary),
-        "much of the work was discarded": _waste(summary),
     }
+    if not summary.measured:
+        judged = {reason: dataclasses.replace(finding, advice=SIMULATED) for reason, finding in judged.items()}
+    judged["much of the work was discarded"] = _waste(summary)
     failed = {reason: finding for reason, finding in judged.items() if not finding.passed}
     decisive = [reason for reason, finding in failed.items() if finding.decisive]
     findings = tuple(judged.values())

@@ -147,4 +147,8 @@ def test_simulated_runs_are_judged_by_their_trace():
     assert "a simulated run" in verdict.headline
     barrier = gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(8))
     assert judge(history(barrier)).headline == "Not asynchronous: workers moved in lock step."
-    assert "fixed round" in judge(history(gemjax.arrivals.RoundRobin(8))).headline
+    verdict = judge(history(gemjax.arrivals.RoundRobin(8)))
+    assert "fixed round" in verdict.headline
+    assert len(failed(verdict)) > 1
+    assert len(verdict.advice) == 1  # Not of devices, dispatches or waiting.
+    assert "another arrival model" in verdict.advice[0]

@@ -293,6 +293,16 @@ def test_a_dry_run_needs_no_data(capsys, tmp_path):
     assert "but MNIST is not prepared yet and no --manual-dir is given" in printed
 
 
+def test_a_dry_run_checks_what_the_run_would_check(capsys, tmp_path):
+    run = ["digits", "--engine", "simulate", "--batch-size", "2000", "--dry-run", "--out"]
+    assert cli.main([*run, str(tmp_path / "new")]) == 0
+    assert "--batch-size 2000 is larger than the data: a batch has 1437 rows" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "notes.txt").touch()
+    assert cli.main([*run, str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("is not empty: it holds notes.txt; choose an empty or a new folder\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["--dry-run"], []], ids=["dry", "run"])
 @pytest.mark.parametrize("large", [["--workers", "1000000"], ["--epochs", "1e12"]], ids=["state", "trace"])

@@ -18,12 +18,6 @@ MINUTE = 60.0  # Most seconds between two plain lines.
 SILENCE = 10.0  # Seconds without a commit after which the progress shows them.
 
 
-def mean_loss(history: dict[str, Any]) -> float:
-    """Mean loss of the applied commits in `history`; NaN if there are none."""
-    losses = history["loss"][history["applied"]]
-    return float(np.mean(losses)) if len(losses) else float("nan")
-
-
 def commits_per_second(rate: float) -> str:
     """Format a rate, as all commands show it.
 
@@ -151,10 +145,12 @@ class ProgressLine(Display):
 
     def _describe(self, rejected: int, history: dict[str, Any]) -> str:
         p50, p95 = np.percentile(history["staleness"], [50, 95])
-        return (
-            f"loss {mean_loss(history):.4f}  staleness p50 {p50:.0f} p95 {p95:.0f}  "
-            f"test accuracy {100 * self.accuracy:.2f} %" + (f"  rejected {rejected}" if rejected else "")
-        )
+        losses = history["loss"][history["applied"]]
+        parts = [f"loss {np.mean(losses):.4f}" if len(losses) else "no commit applied"]
+        parts += [f"staleness p50 {p50:.0f} p95 {p95:.0f}"]
+        parts += [f"test accuracy {100 * self.accuracy:.2f} %"] if self.accuracy >= 0 else []
+        parts += [f"rejected {rejected}"] if rejected else []
+        return "  ".join(parts)
 
     def _draw(self, history: dict[str, Any], seconds: float) -> None:
         if self._workers is None or not isinstance(self._live, Live):

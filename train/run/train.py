@@ -26,7 +26,7 @@ from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records import RunLog, check_trace
 from train.task.cluster import cluster, ray_cluster
-from train.task.memory import check_memory, in_words, may_be_large
+from train.task.memory import check_memory, in_words, may_be_large, say_batch_size
 from train.task.methods import local_steps, make_method
 from train.task.task import Task, make_task, parameter_shapes
 
@@ -80,8 +80,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
     # Before the folder is created: from then on the run can be resumed.
     trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
     say(console, f"{in_words(config, task.params, task.num_commits)}; run folder {folder.path}")
-    if (rows := task.batches.batch_size) < config.batch_size:
-        say(console, f"--batch-size {config.batch_size} is larger than the data: a batch has {rows} rows")
+    say_batch_size(config, task, console)
     with (
         ray_cluster(config, console) as workers,
         folder.alone(),

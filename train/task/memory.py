@@ -10,7 +10,7 @@ from train.common.machine import in_its_precision
 from train.config.config import Common, Config
 from train.config.parsing import in_flags
 from train.task.methods import local_steps, make_method
-from train.task.task import PyTree, make_task, parameter_shapes
+from train.task.task import PyTree, Task, make_task, parameter_shapes
 
 RECORDS = 160  # Bytes per commit, roughly: its trace, and a history of about twelve columns.
 
@@ -33,6 +33,8 @@ def dry_run(config: Config, console: Console) -> None:
     commits = None if task is None else task.num_commits
     kept = _kept(config, params)
     say(console, in_words(config, params, commits))
+    if task is not None:
+        say_batch_size(config, task, console)
     parts = ", ".join(f"{name} {readable(size)}" for name, size in kept.items() if size)
     more = "gradients and activations" if config.engine == "simulate" else "activations"
     say(console, f"it keeps {readable(sum(kept.values()))}: {parts}; data: {data}; {more} come on top")
@@ -85,6 +87,12 @@ def _kept(config: Config, params: PyTree) -> dict[str, int]:
         copies = config.workers * kept["central variable"]
         kept |= {"views": max(copies, kept["views"]), "gradients": copies}
     return kept
+
+
+def say_batch_size(config: Config, task: Task, console: Console) -> None:
+    """Say how many rows a batch has, if they are fewer than the configuration asks for."""
+    if (rows := task.batches.batch_size) < config.batch_size:
+        say(console, f"--batch-size {config.batch_size} is larger than the data: a batch has {rows} rows")
 
 
 def in_words(config: Config, params: PyTree, commits: int | None) -> str:

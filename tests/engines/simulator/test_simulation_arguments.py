@@ -42,15 +42,18 @@ def test_metrics_with_names_of_columns_are_refused(name):
         np.testing.assert_array_equal(result.history[name], result.history["loss"])
 
 
-def test_quantities_of_a_rule_with_names_of_columns_are_refused():
+@pytest.mark.parametrize("name", ["time", "gap"])
+def test_quantities_of_a_rule_with_names_of_others_are_refused(name):
     def update(updates, state, params=None, *, observe, **extra_args):
-        observe("time", lambda: jnp.ones(()))
+        observe(name, lambda: jnp.ones(()))
         return updates, state
 
     rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     method = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)))
-    with pytest.raises(ValueError, match=r"the method observes quantities called \['time'\], which the engines report"):
-        run(QUADRATIC, lambda n: method, gemjax.Trace([0]), diagnostics=["time"])
+    message = rf"the method observes quantities called \['{name}'\], which the engines report"
+    with pytest.raises(ValueError, match=message):
+        run(QUADRATIC, lambda n: method, gemjax.Trace([0]), diagnostics=[name])
+    run(QUADRATIC, lambda n: method, gemjax.Trace([0]))
 
 
 def test_no_metric_has_the_name_of_a_field_that_events_have():
