@@ -149,7 +149,7 @@ def _train(argv: list[str]) -> int:
             advice = "make room" if error.errno in FULL else "fix that"
             resume = f"go on with: python -m train --resume {in_shell(folder.path)}"
             go_on = resume if folder.can_be_resumed() else folder.begin_again(config)
-            newest = "" if isinstance(error, CheckpointWriteError) else f"; {folder.newest()}"
+            newest = "" if isinstance(error, CheckpointWriteError) else f"; {folder.saved.newest()}"
             print(f"train: {in_words(error)}{newest}; {advice} and {go_on}", file=sys.stderr)
             return 1
         raise

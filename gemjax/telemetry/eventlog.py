@@ -118,7 +118,7 @@ class EventLog:
         except ValueError as error:
             raise ValueError(f"the log {self._file.name} {error}; give this run a log of its own") from None
 
-    def write(self, event: str, time: float, **fields: Any) -> None:
+    def write(self, /, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
         record = {"event": event, "time": round(time, 6)} | {name: _plain(value) for name, value in fields.items()}
         self._file.write(self._encode(record) + "\n")

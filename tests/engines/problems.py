@@ -82,7 +82,7 @@ class NotedLog(gemjax.EventLog):
         super().__init__(path)
         self.noted = []
 
-    def write(self, event, time, **fields):
+    def write(self, /, event, time, **fields):
         super().write(event, time, **fields)
         self.noted.append((event, fields.get("worker")))
 

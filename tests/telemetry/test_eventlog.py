@@ -229,6 +229,19 @@ def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
     assert all(0 <= event["began"] <= event["time"] for event in ready)
 
 
+def test_metrics_may_be_called_like_arguments_of_functions(tmp_path):
+    names = ("self", "now", "fields", "name", "size", "log", "record", "class", "two words")
+    loss_fn = lambda params, model_state, batch, key: (jnp.sum(params**2), ((), dict.fromkeys(names, batch)))
+    with EventLog(tmp_path / "log.jsonl") as log:
+        result = gemjax.run_on_devices(
+            gemjax.asgd(0.1), loss_fn, jnp.ones(1), lambda worker, step: jnp.float32(step), 3, num_workers=1, log=log
+        )
+    cycles = gemjax.timeline(eventlog.read(tmp_path / "log.jsonl")).cycles
+    for name in names:
+        np.testing.assert_array_equal(result.history[name], [0, 1, 2])
+        np.testing.assert_array_equal(cycles[name], [0, 1, 2])
+
+
 def test_control_sequences_in_a_name_are_escaped(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"event":"start","time":0,"\\u001b]0;owned\\u0007":"x"}\n')
     with pytest.raises(ValueError, match="owned") as refused:

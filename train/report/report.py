@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from train.report import hosts, page
 from train.run import figures
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
+from train.run.records.conclusions import read_replay
 from train.task.methods import make_method
 
 SIZE = (5.6, 3.4)  # Inches.
@@ -105,7 +105,7 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
     folder.check_length(summary, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
     folder.check_whole()
-    replayed = _replay(folder)
+    replayed, _ = read_replay(folder.replay) or (None, 0)
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))
     write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, replayed, pictures))
@@ -214,16 +214,6 @@ def compose(
 
 def _sentences(verdict: Verdict) -> list[str]:
     return [advice[:1].upper() + advice[1:] for advice in verdict.advice]
-
-
-def _replay(folder: RunFolder) -> str | None:
-    """Return the verdict of the last replay, if there was one."""
-    try:
-        return str(json.loads(folder.replay.read_bytes())["verdict"])[:40]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RecordError(f"{folder.replay} is not the result of a replay ({error!r}); delete it") from error
 
 
 def _numbers(

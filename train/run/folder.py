@@ -19,15 +19,16 @@ from gemjax.telemetry import eventlog
 from train.common import files
 from train.common.errors import RecordError
 from train.common.files import append_whole, check_out
-from train.common.seals import CHANGED, SIGNATURE, check_signature
 from train.config.config import Config
 from train.config.parsing import command_of
-from train.run.records import Record, check_records, read_metrics, settings_of, sizes_of
+from train.run.records.conclusions import read_replay, read_summary
+from train.run.records.kept import Kept
+from train.run.records.metrics import read_metrics
+from train.run.records.record import Record, check_records, sizes_of
+from train.run.records.saved import Saved
 
 RUNS = Path("runs")
 LEFTOVERS = re.compile(r"checkpoints|config\.json\..*unfinished")  # Left by a run that is killed at its start.
-SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
-CHECKPOINT = re.compile(r"(\.replaced-)?\d+")  # Folder of a checkpoint, also of one whose replacement is not complete.
 
 
 class RunFolder:
@@ -47,11 +48,9 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.timeline = self.path / "timeline.json"
         self.tensorboard = self.path / "tensorboard"
-        self.checkpoints_path = self.path / "checkpoints"
+        self.saved = Saved(self.path / "checkpoints")
         self.replay = self.path / "replay.json"
-        self.settings: list[tuple[int, dict[str, Any]]] = []  # By :meth:`note_settings`.
-        self.kept: dict[str, Any] = {}  # Likewise.
-        self.data: str | None = None  # Likewise.
+        self.kept = Kept(self.path)
         self.records = {"events": Record(self.events), "metrics": Record(self.metrics)}
         self._alone = False
         self.check_in_place: Callable[[], None] = lambda: None  # By :meth:`alone`.
@@ -104,7 +103,7 @@ class RunFolder:
 
     def check_writable(self) -> None:
         """Raise `PermissionError` if a run that is resumed could not be saved."""
-        for path in (self.path, self.checkpoints_path, self.events, self.metrics):
+        for path in (self.path, self.saved.path, self.events, self.metrics):
             if path.exists() and not os.access(path, os.W_OK):
                 raise PermissionError(
                     f"{path} cannot be written: no permission; change that, or resume a copy of the run"
@@ -150,22 +149,8 @@ class RunFolder:
         return self.read_summary()["commits"]
 
     def read_summary(self) -> dict[str, Any]:
-        """Return the final figures of the run.
-
-        Raises:
-          RecordError: if `summary.json` has no number of commits, or was changed.
-        """
-        try:
-            found = json.loads(self.summary.read_bytes())
-            commits = found["commits"]
-            if type(commits) is not int:
-                raise TypeError(f"commits is {ascii(commits)[:60]}")
-            check_signature(found)  # An earlier version wrote none.
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            kind = "" if str(error) == CHANGED else f"{type(error).__name__}: "
-            wrong = f"{kind}{ascii(str(error))[1:-1][:80]}"
-            raise RecordError(f"{self.summary} is not the summary of a run ({wrong}); delete it to go on") from error
-        return {name: value for name, value in found.items() if name != SIGNATURE}
+        """Read `summary.json` with :func:`train.run.records.conclusions.read_summary`."""
+        return read_summary(self.summary)
 
     def check_length(self, summary: gemjax.Summary, *, measured: bool) -> None:
         """Check that the event log is complete up to the summary of the run; nothing else marks the end of the log.
@@ -179,54 +164,6 @@ class RunFolder:
             raise RecordError(
                 f"{self.events} has {found} commits, but {self.summary.name} counts {expected}: lines are missing at the "
                 "end of the log"
-            )
-
-    def checkpoints(self, keep: int = 2, *, read_only: bool = False) -> Checkpoints:
-        """Open the checkpoints, of which the newest are kept, or all if `keep` is 0."""
-        return Checkpoints(self.checkpoints_path, keep or None, read_only=read_only)
-
-    def note_settings(
-        self, config: Config, commits: int, saved: dict[str, Any] | None = None, data: str | None = None
-    ) -> None:
-        """Note from which commit on a run has its learning rate and epochs, which a resumed run may change.
-
-        Args:
-          config: configuration of the run.
-          commits: commits that were applied before.
-          saved: metadata of the checkpoint that the run continues from, with earlier settings; checkpoints of earlier
-            versions have none.
-          data: checksum of its data.
-
-        Raises:
-          RecordError: if the configuration or the data are not those that the checkpoint was written with.
-        """
-        self.kept = json.loads(json.dumps(config.kept()))  # As JSON has it.
-        self.data = data
-        before = (saved or {}).get("kept")
-        for name, value in self.kept.items():
-            if isinstance(before, dict) and before.get(name, value) != value:
-                raise RecordError(
-                    f"{self.config} was changed: {name} is {value!r}, but was {ascii(before[name])[:60]} at the checkpoint; "
-                    "a resumed run keeps it; write it back, or start a new run in another folder"
-                )
-        remedy = "give the folder of those data as --data-dir, or start a new run in another folder"
-        self.check_data(config, saved, data, remedy)
-        now = {name: getattr(config, name) for name in SETTINGS}
-        self.settings = settings_of(saved or {})
-        if not self.settings or self.settings[-1][1] != now:
-            self.settings = [*(past for past in self.settings if past[0] < commits), (commits, now)]
-
-    def check_data(self, config: Config, saved: dict[str, Any] | None, data: str | None, remedy: str) -> None:
-        """Check that the data are those of a checkpoint; `remedy` ends the message.
-
-        Raises:
-          RecordError: if not; checkpoints of earlier versions have no checksum of their data.
-        """
-        before = (saved or {}).get("data")
-        if None not in (before, data) and before != data:
-            raise RecordError(
-                f"the data of {config.dataset} are not those that {self.path} was begun with (their checksum is {data}, but "
-                f"was {ascii(before)[1:-1][:60]}); {remedy}"
             )
 
     def save_checkpoint(
@@ -244,12 +181,7 @@ class RunFolder:
         self.records["metrics"].sync()
         sizes = {name: record.size for name, record in self.records.items()}
         checksums = {name: record.checksum(sizes[name]) for name, record in self.records.items()}
-        checkpoints.save(
-            state,
-            trace,
-            sizes | {"sha256": checksums, "settings": self.settings, "kept": self.kept, "data": self.data},
-            wait=wait,
-        )
+        checkpoints.save(state, trace, sizes | {"sha256": checksums} | self.kept.metadata(), wait=wait)
 
     def verify(self, num_workers: int, *, read_only: bool = False) -> Trace | None:
         """Check the records up to the newest checkpoint, before a run continues from it.
@@ -262,13 +194,13 @@ class RunFolder:
             that line shows the damage.
           CheckpointError: if the checkpoint cannot be read.
         """
-        if self.no_checkpoint():  # Opening them would create the folder.
+        if self.saved.missing():  # Opening them would create the folder.
             return None
-        with self.checkpoints(read_only=read_only) as checkpoints:
+        with self.saved.open(read_only=read_only) as checkpoints:
             found = checkpoints.metadata
         if found is None:
             return None
-        sizes = sizes_of(found, self.records, self.checkpoints_path)
+        sizes = sizes_of(found, self.records, self.saved.path)
         logged = Trace(worker=[], num_workers=num_workers)
         try:
             if self.events.exists():
@@ -276,7 +208,7 @@ class RunFolder:
             read_metrics(self.metrics, sizes["metrics"])
         except ValueError as error:
             raise RecordError(str(error)) from error
-        check_records(self.records, found, self.checkpoints_path)
+        check_records(self.records, found, self.saved.path)
         return logged
 
     def check_whole(self) -> None:
@@ -285,15 +217,15 @@ class RunFolder:
         Raises:
           RecordError: if a record is shorter than it was then, or was changed.
         """
-        if self.no_checkpoint():
+        if self.saved.missing():
             return
         try:
-            with self.checkpoints(read_only=True) as checkpoints:
+            with self.saved.open(read_only=True) as checkpoints:
                 found = checkpoints.metadata
         except CheckpointError:
             return
         if found is not None and all(name in found for name in self.records):
-            check_records(self.records, found, self.checkpoints_path)
+            check_records(self.records, found, self.saved.path)
 
     def check_empty(self, config: Config) -> None:
         """Check that a run without a checkpoint has no records either, because it would begin again and replace them.
@@ -302,7 +234,7 @@ class RunFolder:
           RecordError: if it has; with the command that begins the run in another folder.
         """
         if found := [record.path.name for record in self.records.values() if record.size]:
-            missing = self.no_checkpoint() or f"{self.checkpoints_path} holds no complete checkpoint"
+            missing = self.saved.missing() or f"{self.saved.path} holds no complete checkpoint"
             raise RecordError(
                 f"{self.path} cannot be resumed: {missing}, but there are records in {' and '.join(found)}, which a new start "
                 f"would delete; restore the checkpoints, or {self.begin_again(config)}"
@@ -315,45 +247,30 @@ class RunFolder:
         out = next(other for other in others if not os.path.lexists(other))
         return f"begin the run again in another folder: {command_of(dataclasses.replace(config, out=str(out)))}"
 
-    def newest(self, opened: Checkpoints | None = None) -> str:
-        """Say of how many commits the newest checkpoint is; `opened` are the checkpoints if they are open already."""
-        try:
-            with contextlib.nullcontext(opened) if opened else self.checkpoints(read_only=True) as checkpoints:
-                found = checkpoints.latest
-        except (CheckpointError, OSError) as error:
-            return str(error)
-        return "there is no checkpoint" if found is None else f"the newest checkpoint is of {found} commits"
-
     def can_be_resumed(self) -> bool:
         """Return True if the run has a checkpoint, or no records that a new start would delete."""
-        return self.no_checkpoint() is None or not any(record.size for record in self.records.values())
+        return self.saved.missing() is None or not any(record.size for record in self.records.values())
 
-    def no_checkpoint(self) -> str | None:
-        """Return the reason why the folder of the checkpoints can hold none; `None` if it seems to hold some."""
-        path = self.checkpoints_path
-        if not path.is_dir():
-            return f"{path} is {'not a folder' if os.path.lexists(path) else 'missing'}"
-        names = sorted(os.listdir(path))
-        if not names:
-            return f"{path} is empty"
-        if any(CHECKPOINT.fullmatch(name) and (path / name).is_dir() for name in names):
-            return None
-        return f"{path} holds no checkpoint, only {ascii(names[0])[1:-1][:60]}"
+    def rewind(self, sizes: dict[str, Any], commits: int, applied: int) -> None:
+        """Truncate the records to their sizes at a checkpoint, and remove conclusions on commits that will be made again.
 
-    def rewind(self, sizes: dict[str, Any], commits: int) -> None:
-        """Truncate the records to their sizes at the checkpoint after `commits`, and remove the summary of a later end.
-
-        A replay is removed with it: its verdict was on commits that will be made again.
+        Args:
+          sizes: metadata of the checkpoint.
+          commits: commits up to it; the summary of a later end is removed.
+          applied: those that were applied; a replay of later ones is removed.
 
         Raises:
-          RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint.
+          RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint, or if a
+            conclusion is damaged.
         """
-        sizes = sizes_of(sizes, self.records, self.checkpoints_path)
+        sizes = sizes_of(sizes, self.records, self.saved.path)
         for name, record in self.records.items():
-            record.check_size(sizes[name], f"the checkpoint in {self.checkpoints_path}")
+            record.check_size(sizes[name], f"the checkpoint in {self.saved.path}")
+        replayed = read_replay(self.replay)
         if self.summary.exists() and self.summarised_commits() > commits:
             self.summary.unlink()
-            self.replay.unlink(missing_ok=True)
+        if replayed and replayed[1] > applied:
+            self.replay.unlink()
         for name, record in self.records.items():
             if record.size > sizes[name]:
                 os.truncate(record.path, sizes[name])
@@ -368,5 +285,5 @@ class RunFolder:
         append_whole(self.metrics, json.dumps(fields) + "\n")
 
     def read_metrics(self) -> dict[str, np.ndarray]:
-        """Read `metrics.jsonl` with :func:`train.run.records.read_metrics`."""
+        """Read `metrics.jsonl` with :func:`train.run.records.metrics.read_metrics`."""
         return read_metrics(self.metrics)

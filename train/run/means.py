@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from gemjax.telemetry import eventlog
-from train.run.records import read_metrics
+from train.run.records.metrics import read_metrics
 
 # Beginnings of lines of the event log that are rows of the history.
 ROWS = tuple(b'{"event":"%s"' % event for event in (b"commit", b"reject", b"drop"))

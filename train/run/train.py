@@ -24,7 +24,7 @@ from train.run import figures
 from train.run.callback import RunCallback, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
-from train.run.records import RunLog, check_trace
+from train.run.records.log import RunLog, check_trace
 from train.task.cluster import cluster, ray_cluster
 from train.task.memory import check_memory, in_words, may_be_large, say_batch_size
 from train.task.methods import local_steps, make_method
@@ -84,7 +84,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
     with (
         ray_cluster(config, console) as workers,
         folder.alone(),
-        folder.checkpoints(config.keep_checkpoints) as checkpoints,
+        folder.saved.open(config.keep_checkpoints) as checkpoints,
         interrupt,
     ):
         if new:
@@ -188,13 +188,13 @@ def _restore(
     if logged is None:
         if folder.events.exists():
             say(console, "there is no checkpoint yet: starting again")
-        folder.note_settings(config, 0, data=task.data_checksum())
+        folder.kept.note(config, 0, data=task.data_checksum())
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     like = state_shapes(config, task, _place(config))
     state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
-    folder.note_settings(config, int(state.commits), sizes, task.data_checksum())
+    folder.kept.note(config, int(state.commits), sizes, task.data_checksum())
     check_trace(logged, recorded, folder.events, sizes["events"], int(state.commits))
-    folder.rewind(sizes, len(recorded))
+    folder.rewind(sizes, len(recorded), int(state.commits))
     say(console, f"continuing from the checkpoint at {len(recorded)} commits")
     return state, recorded
 

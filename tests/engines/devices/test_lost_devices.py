@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_a_result(tmp_path):
 
         events = 0
 
-        def write(self, event, time, **fields):
+        def write(self, /, event, time, **fields):
             self.events += 1
             if self.events > 50:
                 raise OSError("no space left on device")

@@ -103,7 +103,7 @@ NONE_LEFT = [
 @pytest.mark.parametrize(("remove", "missing"), NONE_LEFT, ids=[remove.__name__ for remove, _ in NONE_LEFT])
 @pytest.mark.parametrize("summary", ["finished", "killed"])
 def test_records_without_a_checkpoint_are_refused_and_kept(folder, capsys, remove, missing, summary):
-    remove(folder.checkpoints_path)
+    remove(folder.saved.path)
     if summary == "killed":
         folder.summary.unlink()
     error = refusal(capsys, folder, LONGER)
@@ -118,14 +118,14 @@ def test_records_without_a_checkpoint_are_refused_and_kept(folder, capsys, remov
 
 
 def test_metrics_alone_are_kept_too(folder, capsys):
-    empty(folder.checkpoints_path)
+    empty(folder.saved.path)
     folder.events.write_text("")
     assert "is empty, but there are records in metrics.jsonl, which" in refusal(capsys, folder, LONGER)
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_records(folder, capsys):
-    shutil.rmtree(folder.checkpoints_path / "33")
-    for path in folder.checkpoints_path.rglob("*"):
+    shutil.rmtree(folder.saved.path / "33")
+    for path in folder.saved.path.rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
     before = {path: path.read_bytes() for path in (folder.events, folder.metrics)}
@@ -137,7 +137,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_records(folder, capsys):
 @pytest.mark.slow
 def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
     """It was killed before its first commit."""
-    shutil.rmtree(folder.checkpoints_path)
+    shutil.rmtree(folder.saved.path)
     for path in (folder.summary, folder.metrics):
         path.unlink()
     folder.events.write_text("")
@@ -147,7 +147,7 @@ def test_a_run_without_records_and_checkpoints_begins(folder, capsys):
 
 
 def test_a_finished_run_without_checkpoints_is_still_finished(folder, capsys):
-    shutil.rmtree(folder.checkpoints_path)
+    shutil.rmtree(folder.saved.path)
     before = contents(folder)
     assert cli.main(["--resume", "run"]) == 0
     assert "the run in run has made all 33 commits" in capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_a_run_with_all_its_commits_is_finished_whatever_its_summary_says_of_tha
 
 
 def test_the_new_folder_does_not_exist_yet(folder, capsys):
-    empty(folder.checkpoints_path)
+    empty(folder.saved.path)
     folder.path.with_name("run-2").mkdir()
     assert "--out run-3" in refusal(capsys, folder, LONGER)
 
@@ -237,12 +237,12 @@ def test_other_numbers_of_the_same_length_are_found_by_the_checksum(folder, caps
 
 def without_checksums(folder):
     """Remove the digests of files and the checksums from all checkpoints, as in those of earlier versions."""
-    for path in folder.checkpoints_path.rglob(DIGESTS):
+    for path in folder.saved.path.rglob(DIGESTS):
         path.unlink()
         metadata = path.with_name(METADATA)
         metadata.write_text(metadata.read_text().replace(f'"{HAS_DIGESTS}"', '"other"'))
     found = 0
-    for path in folder.checkpoints_path.rglob("*"):
+    for path in folder.saved.path.rglob("*"):
         if path.is_file() and b"sha256" in (content := path.read_bytes()):
             path.write_bytes(content.replace(b"sha256", b"sha255"))
             found += 1
@@ -270,7 +270,7 @@ def test_a_run_of_an_earlier_version_continues(folder):
 def test_damage_behind_the_checkpoint_is_removed(folder, tail):
     """A crash may cut a line; after a power cut, the file system may show NUL bytes."""
     whole = folder.events.read_bytes(), folder.metrics.read_bytes()
-    shutil.rmtree(folder.checkpoints_path / "33")
+    shutil.rmtree(folder.saved.path / "33")
     folder.summary.unlink()
     for path in (folder.events, folder.metrics):
         with open(path, "ab") as file:
@@ -418,7 +418,7 @@ def test_a_report_of_metrics_that_are_not_those_of_the_run_is_refused(folder, ca
 @pytest.mark.parametrize("change", [without, empty, damaged_metadata])
 def test_a_report_needs_no_checkpoint(folder, change):
     """They take more room than the records, so users remove them."""
-    change(folder.checkpoints_path)
+    change(folder.saved.path)
     assert cli.main(["report", "run"]) == 0
 
 
@@ -430,11 +430,14 @@ def test_a_changed_summary_is_refused(folder, capsys, command):
     assert error == f"train: run/summary.json is not the summary of a run {wrong}; delete it to go on\n"
 
 
-def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_again(folder, monkeypatch):
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "killed"])
+def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_again(folder, monkeypatch, ended):
     """The report would miss them in the log."""
     assert cli.main(["replay", "run"]) == 0
-    shutil.rmtree(folder.checkpoints_path / "33")
-    earlier = max(int(path.name) for path in folder.checkpoints_path.iterdir())
+    if not ended:
+        folder.summary.unlink()
+    shutil.rmtree(folder.saved.path / "33")
+    earlier = max(int(path.name) for path in folder.saved.path.iterdir())
     with monkeypatch.context() as patched:
         patched.setattr(training, "_run_engine", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -58,7 +58,7 @@ def failing(monkeypatch):
 
 
 def checkpoints_in(folder):
-    return sorted(int(name) for name in os.listdir(RunFolder(folder).checkpoints_path))
+    return sorted(int(name) for name in os.listdir(RunFolder(folder).saved.path))
 
 
 @pytest.mark.slow

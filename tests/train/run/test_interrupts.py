@@ -158,10 +158,10 @@ def test_a_run_that_a_signal_stops_continues_bit_for_bit(
     assert output.err.count("\n") == 2
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     folder = RunFolder("run")
-    assert sorted(os.listdir(folder.checkpoints_path)) == ["0", "22"]
+    assert sorted(os.listdir(folder.saved.path)) == ["0", "22"]
     assert cli.main(["--resume", "run"]) == 0
     assert "continuing from the checkpoint at 22 commits" in capfd.readouterr().out
-    assert sorted(os.listdir(folder.checkpoints_path)) == ["22", str(COMMITS)]
+    assert sorted(os.listdir(folder.saved.path)) == ["22", str(COMMITS)]
 
 
 class EndedError(BaseException):
@@ -204,7 +204,7 @@ def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
     assert "Ctrl-C: stopping after the commits in flight, with a checkpoint; a second signal stops at once" in errors[1]
     folder = RunFolder("run")
     assert not folder.summary.exists()
-    assert "22" not in os.listdir(folder.checkpoints_path) or moment == "finish"
+    assert "22" not in os.listdir(folder.saved.path) or moment == "finish"
     assert cli.main(["--resume", "run"]) == 0
     assert "continuing from the checkpoint at" in capfd.readouterr().out
     assert folder.finished(COMMITS)
@@ -229,8 +229,8 @@ def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
             assert process.wait(300) == 129
         finally:
             process.kill()
-    assert folder.checkpoints_path.exists()
-    assert all(name.isdigit() for name in os.listdir(folder.checkpoints_path))
+    assert folder.saved.path.exists()
+    assert all(name.isdigit() for name in os.listdir(folder.saved.path))
     assert folder.summary.exists()
 
 

@@ -25,10 +25,10 @@ def folder(tmp_path):
 
 
 def test_records_beyond_the_checkpoint_are_truncated(folder):
-    folder.rewind({"events": 8, "metrics": 2}, 0)
+    folder.rewind({"events": 8, "metrics": 2}, 0, 0)
     assert folder.events.read_text() == "one\ntwo\n"
     assert folder.metrics.read_text() == "1\n"
-    folder.rewind({"events": 0, "metrics": 0}, 0)
+    folder.rewind({"events": 0, "metrics": 0}, 0, 0)
     assert folder.events.read_text() == folder.metrics.read_text() == ""
 
 
@@ -47,7 +47,7 @@ def test_records_beyond_the_checkpoint_are_truncated(folder):
 )
 def test_records_that_do_not_match_the_checkpoint_are_refused_and_not_changed(folder, sizes, wrong):
     with pytest.raises(RecordError, match=wrong) as refused:
-        folder.rewind(sizes, 0)
+        folder.rewind(sizes, 0, 0)
     assert str(refused.value).isprintable()
     assert folder.events.read_text() == "one\ntwo\nthree\n"
     assert folder.metrics.read_text() == "1\n2\n"
@@ -91,7 +91,7 @@ def test_nothing_is_written_in_the_place_of_a_folder_that_was_moved(folder, tmp_
 def test_a_deleted_file_is_noticed(folder):
     folder.metrics.unlink()
     with pytest.raises(RecordError, match=r"metrics\.jsonl has 0 bytes, but had 2 when"):
-        folder.rewind({"events": 8, "metrics": 2}, 0)
+        folder.rewind({"events": 8, "metrics": 2}, 0, 0)
 
 
 def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tmp_path, monkeypatch):
@@ -127,17 +127,17 @@ def test_a_configuration_that_was_changed_after_the_checkpoint_is_refused(folder
         def save(self, state, trace, metadata, wait):
             saved.update(json.loads(json.dumps(metadata)))
 
-    folder.note_settings(config, 0)
+    folder.kept.note(config, 0)
     folder.events.unlink()
     with gemjax.EventLog(folder.events) as log:
         folder.save_checkpoint(Checkpoints(), None, None, log)
-    folder.note_settings(dataclasses.replace(config, epochs=90.0, learning_rate=0.5, quorum=2), 5, saved)
+    folder.kept.note(dataclasses.replace(config, epochs=90.0, learning_rate=0.5, quorum=2), 5, saved)
     with pytest.raises(
         RecordError, match=r"config\.json was changed: momentum is 0\.5, but was 0\.9 at the checkpoint"
     ):
-        folder.note_settings(dataclasses.replace(config, momentum=0.5), 5, saved)
+        folder.kept.note(dataclasses.replace(config, momentum=0.5), 5, saved)
     del saved["kept"]  # Checkpoints of earlier versions have none.
-    folder.note_settings(dataclasses.replace(config, momentum=0.5), 5, saved)
+    folder.kept.note(dataclasses.replace(config, momentum=0.5), 5, saved)
 
 
 def test_other_data_of_the_same_size_are_refused(folder):
@@ -147,16 +147,16 @@ def test_other_data_of_the_same_size_are_refused(folder):
         def save(self, state, trace, metadata, wait):
             saved.update(json.loads(json.dumps(metadata)))
 
-    folder.note_settings(config, 0, data="0000abcd")
+    folder.kept.note(config, 0, data="0000abcd")
     folder.events.unlink()
     with gemjax.EventLog(folder.events) as log:
         folder.save_checkpoint(Checkpoints(), None, None, log)
-    folder.note_settings(config, 5, saved, data="0000abcd")
+    folder.kept.note(config, 5, saved, data="0000abcd")
     said = r"the data of digits are not those that .* was begun with \(their checksum is 00001234, but was 0000abcd\)"
     with pytest.raises(RecordError, match=said):
-        folder.note_settings(config, 5, saved, data="00001234")
+        folder.kept.note(config, 5, saved, data="00001234")
     del saved["data"]  # Checkpoints of earlier versions have none.
-    folder.note_settings(config, 5, saved, data="00001234")
+    folder.kept.note(config, 5, saved, data="00001234")
 
 
 @pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])

@@ -48,7 +48,7 @@ def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
     folder, _, _ = run(
         dataclasses.replace(small, engine="simulate", checkpoint_every=10, keep_checkpoints=0, eval_every=33)
     )
-    with folder.checkpoints(read_only=True) as checkpoints:
+    with folder.saved.open(read_only=True) as checkpoints:
         assert checkpoints.commits == [0, 10, 20, 30, 33]
 
 
@@ -56,7 +56,7 @@ def test_a_simulation_is_saved_at_multiples_of_the_interval(tiny, small):
 def test_a_run_continues_although_an_earlier_checkpoint_is_damaged(tiny, small):
     config = dataclasses.replace(small, engine="simulate", checkpoint_every=11, epochs=0.5)
     folder, _, _ = run(config)
-    path = folder.checkpoints_path / "11" / "_CHECKPOINT_METADATA"
+    path = folder.saved.path / "11" / "_CHECKPOINT_METADATA"
     path.write_text(path.read_text().replace('"init_timestamp_nsecs"', '"xnit_timestamp_nsecs"'))
     _, summary, output = run(dataclasses.replace(config, epochs=1.0), folder)
     assert summary["finished"]

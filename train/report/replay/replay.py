@@ -20,7 +20,8 @@ from train.config.parsing import parse_flags
 from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
 from train.report.replay.simulator import Replayer
 from train.run.folder import RunFolder
-from train.run.records import check_trace, settings_of
+from train.run.records.kept import settings_of
+from train.run.records.log import check_trace
 from train.task.task import make_task
 
 
@@ -62,7 +63,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         missing, or all checkpoints are removed meanwhile.
       ValueError: if the event log or a checkpoint is damaged, or of another version.
     """
-    if missing := folder.no_checkpoint():
+    if missing := folder.saved.missing():
         raise RecordError(f"{folder.path} cannot be replayed: {missing}")
     if config.compression != "none":
         raise RecordError(
@@ -71,7 +72,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         )
     if not folder.events.exists():
         raise RecordError(f"{folder.path} cannot be replayed: it has no {folder.events.name}")
-    with folder.checkpoints(read_only=True) as checkpoints:
+    with folder.saved.open(read_only=True) as checkpoints:
         if not checkpoints.latest:
             raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")
         say(console, f"{config.method} on {config.dataset}: preparing data and parameters …")
@@ -79,7 +80,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         numbers, saved = list(filter(None, checkpoints.commits)), checkpoints.metadata or {}
         logged = eventlog.trace_of(folder.events, config.workers)  # Read after them: a run that goes on adds to both.
         remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}"
-        folder.check_data(config, saved, task.data_checksum(), remedy)
+        folder.kept.check_data(config, saved, task.data_checksum(), remedy)
         replayer = Replayer(config, task, logged, settings_of(saved))
         alterations = _refusal(folder.verify, config.workers, read_only=True)
         pieces: list[Piece] = []

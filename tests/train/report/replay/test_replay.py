@@ -56,7 +56,7 @@ def pieces(found):
 def altered(folder, number, alter):
     """Replace a checkpoint by one with another state, digests included."""
     like = _like(folder)
-    with folder.checkpoints(0) as checkpoints:
+    with folder.saved.open(0) as checkpoints:
         state, trace, metadata = checkpoints.load(like, number)
     replace(folder, alter(state), trace, metadata)
 
@@ -72,8 +72,8 @@ def replace(folder, state, trace, metadata):
     number = str(len(trace))
     with gemjax.Checkpoints(folder.path / "replacing") as checkpoints:
         checkpoints.save(state, trace, metadata)
-    shutil.rmtree(folder.checkpoints_path / number)
-    (folder.path / "replacing" / number).rename(folder.checkpoints_path / number)
+    shutil.rmtree(folder.saved.path / number)
+    (folder.path / "replacing" / number).rename(folder.saved.path / number)
 
 
 def rewrite(folder, line, **fields):
@@ -170,8 +170,8 @@ def test_a_checkpoint_of_another_run_is_named(made, capsys):
     folder = made()
     folder.path.rename("other")
     folder = made("--seed", "5")
-    shutil.rmtree(folder.checkpoints_path / "22")
-    shutil.copytree("other/checkpoints/22", folder.checkpoints_path / "22")
+    shutil.rmtree(folder.saved.path / "22")
+    shutil.copytree("other/checkpoints/22", folder.saved.path / "22")
     assert cli.main(["replay", "run"]) == 2
     assert capsys.readouterr().err.startswith(
         "train: run cannot be replayed from 22 commits on: run/events.jsonl, line "
@@ -197,11 +197,11 @@ def test_the_verdict_counts_also_if_it_cannot_be_written(made, capsys, monkeypat
 def test_a_learning_rate_that_changes_within_a_piece_is_followed(made):
     folder = made("--epochs", "0.6")
     assert cli.main(["--resume", "run", "--epochs", "1", "--learning-rate", "0.03"]) == 0
-    assert folder.settings == []
+    assert folder.kept.settings == []
     changed = 20
-    assert (folder.checkpoints_path / str(changed)).is_dir()
+    assert (folder.saved.path / str(changed)).is_dir()
     assert replayed(folder)["verdict"] == SAME
-    shutil.rmtree(folder.checkpoints_path / str(changed))
+    shutil.rmtree(folder.saved.path / str(changed))
     found = replayed(folder)
     assert found["verdict"] == SAME
     assert changed not in [piece["end"] for piece in found["pieces"]]
@@ -247,12 +247,12 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(made, capsys):
     assert "lines are missing at the end of the log" in refusal()
     folder.events.write_text("[]\n")
     assert "not an event of a gemjax log" in refusal()
-    shutil.rmtree(folder.checkpoints_path)
+    shutil.rmtree(folder.saved.path)
     assert "run cannot be replayed: run/checkpoints is missing" in refusal()
     for number in (11, 22, COMMITS):
-        shutil.rmtree(folder.checkpoints_path / str(number))
+        shutil.rmtree(folder.saved.path / str(number))
     assert "it has no checkpoint after a commit yet" in refusal()
-    (folder.checkpoints_path / "11" / "_CHECKPOINT_METADATA").write_text("x")
+    (folder.saved.path / "11" / "_CHECKPOINT_METADATA").write_text("x")
     assert "checkpoint 11 is damaged: " in refusal()
     folder.config.write_text("{}x")
     assert "is not the configuration of a run" in refusal()
@@ -272,7 +272,7 @@ def test_the_report_shows_the_last_replay(made):
 @pytest.mark.slow
 def test_a_replay_changes_no_other_file(made):
     folder = made()
-    unfinished = folder.checkpoints_path / "40.orbax-checkpoint-tmp"  # Of a run that is still going on.
+    unfinished = folder.saved.path / "40.orbax-checkpoint-tmp"  # Of a run that is still going on.
     unfinished.mkdir()
     before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*") if path.is_file()}
     replayed(folder)
@@ -286,10 +286,10 @@ def test_a_replay_changes_no_other_file(made):
 def test_an_earlier_run_without_settings_replays(made):
     """Its checkpoints hold sizes of the records alone, and there is none of 0 commits."""
     folder = made()
-    shutil.rmtree(folder.checkpoints_path / "0")
+    shutil.rmtree(folder.saved.path / "0")
     config = Config.load(folder.config)
     like = training.state_shapes(config, make_task(config), jax.devices()[0])
-    with folder.checkpoints(0) as checkpoints:
+    with folder.saved.open(0) as checkpoints:
         for number in (11, 22, COMMITS):
             state, trace, metadata = checkpoints.load(like, number)
             replace(folder, state, trace, {name: metadata[name] for name in ("events", "metrics")})
@@ -343,8 +343,8 @@ def test_lost_gradients_are_replayed(made, monkeypatch):
 
 def test_a_checkpoint_that_a_run_adds_while_its_log_is_read_is_left_to_the_next_replay(made, monkeypatch):
     folder = made()
-    events, newest = folder.events.read_bytes(), folder.checkpoints_path / "33"
-    with folder.checkpoints(read_only=True) as checkpoints:
+    events, newest = folder.events.read_bytes(), folder.saved.path / "33"
+    with folder.saved.open(read_only=True) as checkpoints:
         _, _, metadata = checkpoints.load(_like(folder), 22)
     read = replay.eventlog.trace_of
 
@@ -370,7 +370,7 @@ def test_checkpoints_that_a_run_replaces_meanwhile_are_passed_over(made, monkeyp
 
     def read_and_replace(*arguments):
         for number in {11, 22, 33} - {*left}:
-            shutil.rmtree(folder.checkpoints_path / str(number), ignore_errors=True)
+            shutil.rmtree(folder.saved.path / str(number), ignore_errors=True)
         return read(*arguments)
 
     monkeypatch.setattr(replay.eventlog, "trace_of", read_and_replace)

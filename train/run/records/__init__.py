@@ -1,0 +1,1 @@
+"""Records of a run, each checked in one place for all commands that read them."""
