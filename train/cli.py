@@ -26,6 +26,7 @@ POLICIES: dict[str, Any] = {
     "max_staleness": None,
     "quorum": 1,
 }  # Fields of which a run has one, and what stands for none.
+EMPTY = re.compile(r"\s*|(--[\w-]+)=\s*")
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.
 {helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume continues it. Other commands:
@@ -55,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     adapt_output()
     try:
+        _check_words(argv)
         argv, cache = compilation.take_flag(argv)
-    except ValueError as error:
+    except (UsageError, ValueError) as error:
         print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
     compilation.use(cache)
@@ -105,6 +107,12 @@ def _of_environment(error: Exception) -> str | None:
     if backend and isinstance(error, ValueError) and "backend" in str(error):
         return f"Matplotlib has no MPLBACKEND={backend}; unset it, or set it to agg"
     return None
+
+
+def _check_words(argv: Sequence[str]) -> None:
+    for before, word in zip(("train", *argv), argv, strict=False):
+        if empty := EMPTY.fullmatch(word):
+            raise UsageError(f"nothing is given after {empty[1] or before}: is a variable of the shell empty?")
 
 
 def _check_working_directory() -> None:

@@ -14,7 +14,7 @@ from train import cli
 from train.bench.bench import Bench
 from train.claims.reproduce import Reproduce
 from train.common import interrupts
-from train.config import helptext
+from train.config import helptext, parsing
 from train.config.config import Config
 from train.run import train as story
 from train.run.folder import RunFolder
@@ -62,11 +62,19 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
         (
             ["imagenet"],
-            "there is no configuration or command 'imagenet'; choose one of digits, mnist, sweep, reproduce, results, report, "
-            "replay, bench",
+            "there is no configuration or command 'imagenet'; choose one of digits, mnist, report, replay, sweep, benchmark, "
+            "reproduce, results, bench",
         ),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
         (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
+        (["--method", "asgd", "--momentum", "0.5"], "--momentum acts only with --method gem, multi_asgd,"),
+        (
+            ["--engine", "simulate", "--cluster", "round_robin", "--variation", "0.5"],
+            "--variation does not act with --cluster round_robin, whose workers commit in turn",
+        ),
+        (["--resume", ""], "train: nothing is given after --resume: is a variable of the shell empty?"),
+        (["--workers", "4", "--out="], "nothing is given after --out: is"),
+        (["report", " "], "nothing is given after report: is"),
         (["--dropout", "0.1"], "--dropout acts only with --model gem_cnn, cnn7 or alexnet; the model is digits_cnn"),
         (["--cluster", "round_robin"], "--cluster acts only with --engine simulate; --engine is devices"),
         (
@@ -89,6 +97,10 @@ def test_a_wrong_value_is_answered_in_one_line(argv, message, capsys, tmp_path, 
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_commands_of_a_message_are_all_commands():
+    assert set(parsing.COMMANDS) == cli.COMMANDS.keys()
 
 
 def test_a_cluster_without_ray_is_answered_with_the_command_that_installs_it(capsys, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from train.config.config import Config
 from train.config.datasets import DATASETS
 from train.config.validation import flag, one_of
 
-COMMANDS = ("sweep", "reproduce", "results", "report", "replay", "bench")
+COMMANDS = ("report", "replay", "sweep", "benchmark", "reproduce", "results", "bench")
 
 
 def in_flags(text: str) -> str:

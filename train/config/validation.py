@@ -89,7 +89,9 @@ NEEDS = [
     *((name, "engine", ["devices", "cluster"]) for name in (
         "central", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline", "retries",
     )),
-    *((name, "method", methods_with(name)) for name in ("kappa", "reading", "variant", "strength", *LOCAL_FLAGS)),
+    *((name, "method", methods_with(name)) for name in (
+        "momentum", "kappa", "reading", "variant", "strength", *LOCAL_FLAGS,
+    )),
 ]  # fmt: skip
 
 
@@ -178,6 +180,8 @@ def check(config: Any) -> None:
     facts = DATASETS.get(config.dataset)
     networks.check(config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"})
     _check_schedule(config, given)
+    if config.cluster == "round_robin" and "variation" in given:
+        raise ValueError("--variation does not act with --cluster round_robin, whose workers commit in turn")
     _check_policy(config)
     if config.engine == "cluster" and config.central == "colocated":
         raise ValueError("--central must be auto, host or dedicated with --engine cluster; got colocated")
