@@ -185,7 +185,7 @@ def stays_sound(before: PyTree, after: PyTree, params: PyTree) -> jax.Array:
         old, new = new.change() if slots.is_rows(new) else (old, new)
         for pair in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
             if pair[0] is not pair[1] and jnp.size(pair[1]) and jnp.issubdtype(jnp.result_type(pair[1]), jnp.inexact):
-                found.setdefault(id(pair[1]), (*map(jnp.asarray, pair), is_like(new)))
+                found.setdefault(id(pair[1]), (*map(_widened, pair), is_like(new)))
 
     def is_sound(old, new, like_params):
         same = (new == old) | (jnp.isnan(new) & jnp.isnan(old))
@@ -217,8 +217,19 @@ def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
 
 
 def _floats(tree: PyTree) -> list[jax.Array]:
-    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return [_widened(leaf) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+
+def _widened(array: jax.Array) -> jax.Array:
+    """Return floats of 8 bits or fewer in single precision, and other arrays as they are."""
+    array = jnp.asarray(array)
+    return array.astype(jnp.float32) if _is_narrow(array.dtype) else array
 
 
 def _at_least_single(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.float32 if _is_narrow(dtype) else jnp.promote_types(dtype, jnp.float32)
+
+
+def _is_narrow(dtype: Any) -> bool:
+    """Return True for floats that JAX promotes to no other type."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16

@@ -103,6 +103,24 @@ def test_windows_and_sweeps_accept_it():
     assert_close(found, keys.as_data(one_by_one.model_state), 1e-5)
 
 
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_floats_of_eight_bits_are_kept_and_checked(dtype, average):
+    """JAX promotes them to no other type."""
+
+    def loss_fn(params, model_state, batch, key):
+        scale = jnp.where(batch > 2, jnp.nan, 0.5).astype(dtype)
+        return jnp.sum(params**2), ({"scale": scale}, {})
+
+    result = gemjax.simulate(
+        gemjax.asgd(0.1, 2), loss_fn, jnp.ones(3), lambda worker, step: step, gemjax.arrivals.RoundRobin(2).trace(8),
+        model_state={"scale": jnp.ones((), dtype)}, average_model_state=average,
+    )  # fmt: skip
+    assert result.history["applied"].tolist() == [True] * 6 + [False] * 2
+    assert result.model_state["scale"].dtype == dtype
+    assert 0.5 <= float(result.model_state["scale"]) < 1
+
+
 @pytest.mark.slow
 def test_only_floats_are_averaged():
     """Counters and keys are those of the commit; a mean of two counters would be meaningless."""

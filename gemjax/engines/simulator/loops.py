@@ -13,6 +13,7 @@ from jax import lax
 from gemjax.batches.base import select
 from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
+from gemjax.engines.simulator.outside import Outside
 from gemjax.engines.transition import RunState, Transition, view_of
 from gemjax.protocol import slots
 from gemjax.protocol.trace import Events, previous_commits
@@ -115,13 +116,20 @@ def windows(worker: np.ndarray, width: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def compiled(
-    transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool, prng: str = ""
+    transition: Transition,
+    batches: Any,
+    chunk_size: int,
+    window: int,
+    with_pulls: bool,
+    prng: str = "",
+    outside: Outside | None = None,
 ) -> Callable:
     """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated.
 
-    ``prng`` is JAX's default generator of random numbers: a jitted function keeps the one that it was compiled with.
+    ``prng`` is JAX's default generator of random numbers, and ``outside`` what functions read from outside: a jitted function
+    keeps those that it was compiled with.
     """
-    del prng
+    del prng, outside
     return jax.jit(loop(transition, batches, chunk_size, window, with_pulls=with_pulls), donate_argnums=0)
 
 

@@ -31,6 +31,7 @@ from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
+from gemjax.engines.simulator.outside import Outside
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
@@ -62,6 +63,10 @@ def simulate(
     Row t of the trace is the commit of a worker on the view that it pulled ``staleness[t]`` rows before. Gradients and commits
     are computed by the functions of the other engines, so the same trace gives the same parameters. Views and per-worker state
     are stacked in memory, and a commit changes those of one worker: its cost does not depend on N.
+
+    Compiled programs are kept for later calls with the same functions, and compiled again if a variable that ``loss_fn`` or
+    ``batches`` reads from outside has another value. As with ``jax.jit``, a change inside of an array or of an object that such
+    a variable refers to is noticed only for the values of a dict and the attributes that the function names itself.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.
@@ -157,6 +162,7 @@ def simulate(
     state = begin(transition, params, model_state, state)
     warn_of_two_rates(tx, params, local)
     batches = as_batches(batches, trace.num_workers)
+    outside = Outside(loss_fn, getattr(batches, "fn", batches.batch))
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
@@ -183,7 +189,7 @@ def simulate(
                 if window > 1 and cuts and not draws.are_alike(same, None, batches, events, state, commits=False):
                     window = 1
             prng = jax.config.jax_default_prng_impl  # pyrefly: ignore[missing-attribute]
-            run_chunk = make(transition, batches, width_of(chunk_size), window, not events.commits.all(), prng)
+            run_chunk = make(transition, batches, width_of(chunk_size), window, not events.commits.all(), prng, outside)
 
             def prepared(cut: tuple[int, int]) -> tuple:
                 try:

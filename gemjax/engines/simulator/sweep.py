@@ -114,7 +114,8 @@ def sweep(
       batches: as for :func:`gemjax.simulate`, the same in all runs; or :class:`gemjax.PerSeed` of objects that select from the
         same ``data`` (for example :class:`gemjax.Epochs` with different seeds).
       trace: order of commits in all runs; or :class:`gemjax.PerSeed` of traces with equal lengths and numbers of workers.
-      over: values to try of each hyper-parameter. The grid is their product. Or a list of points, each with the same names.
+      over: values to try of each hyper-parameter. The grid is their product, for ``{}`` one point. Or a list of
+        points, each with the same names.
       seeds: the grid is run for each seed. A seed decides the arguments given as :class:`gemjax.PerSeed` and, with (worker,
         step), the keys that ``loss_fn`` gets (for dropout and the like).
       model_state: initial model state, default none.
@@ -136,9 +137,9 @@ def sweep(
       A :class:`gemjax.SweepResult`, with runs in the order of ``itertools.product(*over.values(), seeds)``.
 
     Raises:
-      ValueError: if ``over`` or ``seeds`` is empty or holds values that are not numbers, if the method is made for another
-        number of workers than the trace has, or if the traces, batches or parameters of different seeds cannot be run side
-        by side.
+      ValueError: if there is no seed, no value of a hyper-parameter or no point, if a value is not a number, if the method is
+        made for another number of workers than the trace has, or if the traces, batches or parameters of different seeds
+        cannot be run side by side.
       MemoryError: if the states of all runs do not fit the device.
 
     >>> import gemjax, jax.numpy as jnp
