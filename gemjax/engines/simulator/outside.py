@@ -2,8 +2,9 @@
 
 import dis
 import functools
+import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,8 @@ class Outside:
                 owner, function = function.__self__, function.__func__
             elif (wrapped := getattr(function, "__wrapped__", None)) is not None:  # As of `jax.jit`.
                 function = wrapped
-            elif isinstance(type(function).__call__, types.FunctionType):
-                owner, function = function, type(function).__call__
+            elif isinstance(called := inspect.getattr_static(type(function), "__call__", None), types.FunctionType):
+                owner, function = function, called
             else:
                 return
         if id(function) in self._read:
@@ -73,10 +74,12 @@ class Outside:
             self._values.append(value)
             if isinstance(value, dict):
                 self._values += [*value.values()] if len(value) <= MOST_ENTRIES else []
-            elif getattr(value, "__globals__", None) is function.__globals__:
-                self._add(value)
-            elif hasattr(value, "__dict__"):
-                self._values += [vars(value)[name] for name in sorted(attributes & vars(value).keys())]
+            elif isinstance(value, (types.FunctionType, types.MethodType)):
+                if value.__globals__ is function.__globals__:
+                    self._add(value)
+            else:
+                held = _attributes(value)
+                self._values += [held[name] for name in sorted(attributes & held.keys())]
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -103,6 +106,14 @@ def _values(function: types.FunctionType) -> Iterator[Any]:
             yield None
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object or a module; none if it has none of its own, or refuses, as some proxies do."""
+    try:
+        return vars(value)
+    except Exception:
+        return {}
 
 
 def _is_same(one: Any, other: Any) -> bool:

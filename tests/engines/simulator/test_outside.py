@@ -156,3 +156,18 @@ def test_functions_that_call_each_other_end():
         return one()
 
     assert Outside(one) == Outside(one)
+
+
+class Proxy:
+    """Object outside of its context."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("outside of its context")
+
+
+def test_objects_that_refuse_to_be_read_are_compared_as_a_whole():
+    proxy = Proxy()
+    of = lambda value: Outside(lambda: value.decay)
+    assert of(proxy) == of(proxy)
+    assert of(proxy) != of(Proxy())
