@@ -37,7 +37,7 @@ class Outside:
 
     def __init__(self, *functions: Callable):
         self._values: list[Any] = []
-        self._read: set[int] = set()
+        self._read: set[tuple[int, ...]] = set()
         for function in functions:
             self._add(function)
 
@@ -51,35 +51,44 @@ class Outside:
     def __hash__(self) -> int:
         return hash(len(self._values))
 
-    def _add(self, function: Any) -> None:
+    def _add(self, called: Any) -> None:
         """Add what a function reads."""
-        owner = None
-        while not isinstance(function, types.FunctionType):
-            if isinstance(function, functools.partial):
-                self._values += [*function.args, *function.keywords.values()]
-                function = function.func
-            elif isinstance(function, types.MethodType):
-                owner, function = function.__self__, function.__func__
-            elif (wrapped := getattr(function, "__wrapped__", None)) is not None:  # As of `jax.jit`.
-                function = wrapped
-            elif isinstance(called := inspect.getattr_static(type(function), "__call__", None), types.FunctionType):
-                owner, function = function, called
-            else:
-                return
-        if id(function) in self._read:
+        owners, function = _resolved(called)
+        key = tuple(map(id, (function, *owners)))
+        if function is None or key in self._read:
             return
-        self._read.add(id(function))
-        attributes = {name for code in _codes(function.__code__) for name in code.co_names}
-        for value in (owner, *_values(function)):
+        self._read.add(key)
+        named = {name for code in _codes(function.__code__) for name in code.co_names}
+        for value in (*owners, *_values(function)):
             self._values.append(value)
             if isinstance(value, dict):
                 self._values += [*value.values()] if len(value) <= MOST_ENTRIES else []
-            elif isinstance(value, (types.FunctionType, types.MethodType)):
-                if value.__globals__ is function.__globals__:
-                    self._add(value)
-            else:
-                held = _attributes(value)
-                self._values += [held[name] for name in sorted(attributes & held.keys())]
+                continue
+            held = _attributes(value)
+            self._values += [held[name] for name in sorted(named & held.keys())]
+            inner = _resolved(value)[1] if callable(value) else None
+            if inner is not None and inner.__globals__ is function.__globals__:
+                self._add(value)
+
+
+def _resolved(called: Any) -> tuple[list[Any], types.FunctionType | None]:
+    """Return the objects that a call is bound to, and the Python function that it runs; `None` if there is none."""
+    owners = []
+    while not isinstance(called, types.FunctionType):
+        if isinstance(called, functools.partial):
+            owners += [*called.args, *called.keywords.values()]
+            called = called.func
+        elif isinstance(called, types.MethodType):
+            owners.append(called.__self__)
+            called = called.__func__
+        elif (wrapped := getattr(called, "__wrapped__", None)) is not None:  # As of `jax.jit`.
+            called = wrapped
+        elif isinstance(own := inspect.getattr_static(type(called), "__call__", None), types.FunctionType):
+            owners.append(called)
+            called = own
+        else:
+            return owners, None
+    return owners, called
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

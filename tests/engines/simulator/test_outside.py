@@ -68,6 +68,8 @@ def cases():
         "dict": (of_a_dict, lambda: OPTIONS.update(decay=3.0)),
         "another module": (of_another_module, set_to_3(MODULE)),
         "object": (loss, set_to_3(loss)),
+        "method": (loss.method, set_to_3(loss)),
+        "object that is called": (lambda params, batch: loss(params, batch), set_to_3(loss)),
         "enclosing": (inner, change),
     }
 
@@ -131,7 +133,7 @@ def test_functions_of_all_kinds_are_read():
     before = {name: Outside(function) for name, function in kinds.items()}
     assert {name for name, function in kinds.items() if before[name] == Outside(function)} == {*kinds}
     loss.decay, globals()["DECAY"] = 3.0, 3.0
-    assert {name for name, function in kinds.items() if before[name] == Outside(function)} == {"default"}
+    assert {name for name, function in kinds.items() if before[name] == Outside(function)} == set()
     assert Outside(max) == Outside(max)
     assert Outside(functools.partial(max, 1)) != Outside(functools.partial(max, 2))
 
