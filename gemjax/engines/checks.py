@@ -18,6 +18,7 @@ from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps
 
 PyTree = Any
+WIDE = ("float64", "complex128", "int64", "uint64")  # Of JAX arrays with jax_enable_x64 only.
 
 
 class RunWarning(UserWarning):
@@ -237,6 +238,11 @@ def _check_leaves(name: str, tree: PyTree) -> None:
             raise TypeError(
                 f"{name} at {_place(path)} is an array of {leaf.dtype}, not in this machine's order of bytes; give "
                 "x.astype(x.dtype.newbyteorder('='))"
+            )
+        if isinstance(leaf, jax.Array) and str(leaf.dtype) in WIDE and jnp.result_type(float) != np.float64:
+            raise TypeError(
+                f"{name} at {_place(path)} is {leaf.dtype}, but numbers of 64 bits are not enabled here; call the engine with "
+                "jax_enable_x64, too, or convert the array"
             )
         if isinstance(leaf, int) and abs(leaf) > jnp.iinfo(dtype := jnp.result_type(int)).max:
             raise TypeError(f"{name} at {_place(path)} is {described(leaf)}, which does not fit into {dtype.name}")

@@ -70,8 +70,10 @@ class EventLog:
         Raises:
           BlockingIOError: if another one writes to it: a log with the events of both could not be read.
           FileNotFoundError: if the file was moved or removed since it was opened.
-          ValueError: if the log is not of the run with the commits of ``trace``: it could not be read afterwards.
+          ValueError: if the log is closed, or not of the run with the commits of ``trace``: it could not be read afterwards.
         """
+        if self._file.closed:
+            raise ValueError(f"the log {self._file.name} is closed; make another gemjax.EventLog of this path")
         if not self._used.acquire(blocking=False):
             raise BlockingIOError(IN_USE.format(self._file.name))
         try:

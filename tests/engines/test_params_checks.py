@@ -12,6 +12,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 import gemjax
+from gemjax.engines.devices.hardware.compat import enable_x64
 
 
 @every_engine
@@ -35,6 +36,15 @@ class Net(linen.Module):
 
 
 TRAIN_STATE = TrainState.create(apply_fn=Net().apply, params={"w": PARAMS}, tx=optax.sgd(0.1))
+
+
+@EVERY_ENTRANCE
+@pytest.mark.parametrize("name", ["params", "model_state"])
+def test_arrays_of_64_bits_without_x64_are_refused(engine, name):
+    with enable_x64(True):
+        given = {"params": PARAMS} | {name: {"w": jnp.ones(2, jnp.float64)}}
+    with pytest.raises(TypeError, match=rf"{name} at \['w'\] is float64, but numbers of 64 bits are not enabled here"):
+        run(engine, **given)
 
 
 @EVERY_ENTRANCE

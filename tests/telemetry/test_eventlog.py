@@ -229,6 +229,14 @@ def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
     assert all(0 <= event["began"] <= event["time"] for event in ready)
 
 
+def test_a_closed_log_is_refused_before_the_run(tmp_path):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        pass
+    run = gemjax.asgd(0.1), lambda params, batch: jnp.sum(params**2), jnp.ones(1), lambda worker, step: step
+    with pytest.raises(ValueError, match=r"the log .*log\.jsonl is closed; make another gemjax\.EventLog of this path"):
+        gemjax.run_on_devices(*run, 3, num_workers=1, log=log)
+
+
 def test_metrics_may_be_called_like_arguments_of_functions(tmp_path):
     names = ("self", "now", "fields", "name", "size", "log", "record", "class", "two words")
     loss_fn = lambda params, model_state, batch, key: (jnp.sum(params**2), ((), dict.fromkeys(names, batch)))
