@@ -17,6 +17,7 @@ from train.common.files import FULL, in_shell, in_words
 from train.config import helptext
 from train.config.config import Config
 from train.config.parsing import in_flags, parse_flags, start_from, take_resume
+from train.config.validation import check_acts
 from train.run import tensorboard as scalars
 from train.task.data.names import check_dataset
 
@@ -112,7 +113,7 @@ def _of_environment(error: Exception) -> str | None:
 def _check_words(argv: Sequence[str]) -> None:
     for before, word in zip(("train", *argv), argv, strict=False):
         if empty := EMPTY.fullmatch(word):
-            raise UsageError(f"nothing is given after {empty[1] or before}: is a variable of the shell empty?")
+            raise UsageError(f"an empty word follows {(empty[1] or before)[:40]}; is a variable of the shell not set?")
 
 
 def _check_working_directory() -> None:
@@ -185,6 +186,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     if given := [name for name in POLICIES if f"__{name}" in words]:  # It replaces that of the run which is resumed.
         default = dataclasses.replace(default, **{name: none for name, none in POLICIES.items() if name not in given})
     config = parse_flags(Config, argv, USAGE, default)
+    if not resume:
+        check_acts(config, [config.method], "momentum")
     if resume and (changed := config.changed(default)):
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new run to change that")
     if resume and config.out != default.out:

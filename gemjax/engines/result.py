@@ -162,7 +162,10 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
     ]
     advice = "the central variable does not change any more. Lower the learning rate, clip gradients, or check the data"
     if not commits:
-        advice = "no commit was ever applied. Check that the initial params and model_state, the loss and the data are finite"
+        advice = (
+            "no commit was ever applied. Check that the initial params and model_state, the loss and the data are finite, and "
+            "that the learning rate is not much too high"
+        )
     raise RunFailedError(
         f"the last {in_a_row} commits were all rejected because their loss, their gradient or the state after them was not "
         f"finite ({'; '.join(last)}); {advice}"

@@ -107,7 +107,7 @@ class WorkerStep:
         local_tx = with_extra_args(self.local.tx)
         updates, moved = local_tx.update(grads, state, params, value=loss, anchors=view.anchors)
         state = kept("the state of the local optimizer after update", moved, state)
-        sums = jax.tree.map(lambda total, m: (total + m).astype(total.dtype), sums, metrics)
+        sums = jax.tree.map(lambda total, m: total + m.astype(total.dtype), sums, metrics)
         return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums
 
     def end(self, view: View, batch: Minibatches, worker: jax.Array, carry: tuple) -> Gradient:

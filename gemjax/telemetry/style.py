@@ -205,7 +205,7 @@ def ticks_at(axes: Axes, values: Any, *, log: bool = False) -> None:
 def band(
     axes: Axes, x: Any, low: Any, high: Any, color: Any, limits: tuple[float, float] = (-np.inf, np.inf), **looks: Any
 ) -> None:
-    """Draw an interval as a band, cut at the possible range.
+    """Draw an interval as a band, or at a single point as a line, cut at the possible range.
 
     Args:
       axes: where it is drawn.
@@ -216,8 +216,12 @@ def band(
       limits: the least and the largest possible value, such as ``(0, 100)`` for per cent.
       **looks: arguments of ``axes.fill_between``.
     """
+    low, high = np.clip(low, *limits), np.clip(high, *limits)
+    if np.size(x) == 1:
+        axes.vlines(x, low, high, colors=[color], alpha=0.5)
+        return
     filled: dict[str, Any] = {"color": color, "alpha": 0.18, "lw": 0} | looks
-    axes.fill_between(x, np.clip(low, *limits), np.clip(high, *limits), **filled)
+    axes.fill_between(x, low, high, **filled)
 
 
 def ink(color: Any) -> tuple[float, float, float]:

@@ -13,9 +13,7 @@ TURNS = 1.1  # The same; with fewer they take turns.
 SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
 TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
-SIMULATED = (
-    "a simulation has its order of commits from its trace: give another one, such as that of another arrival model."
-)
+SIMULATED = "the order of the commits is that of the simulated trace; to change it, choose another arrival model."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,6 +118,15 @@ def test_bands_end_at_the_possible_range():
     assert (path.vertices[:, 1].min(), path.vertices[:, 1].max()) == (0, 100)
 
 
+def test_a_band_at_one_point_is_a_line():
+    with style.style():
+        axes = style.picture().subplots()
+        style.band(axes, [3.0], [-5.0], [10.0], "C0", limits=(0, 100))
+    (lines,) = axes.collections
+    np.testing.assert_array_equal(lines.get_segments(), [[[3, 0], [3, 10]]])
+    assert lines.get_linewidth()[0] > 0
+
+
 @pytest.mark.parametrize("color", [look[0] for look in style.LOOKS.values()])
 def test_text_is_readable_on_white(color):
     assert 1.05 / (style._luminance(np.array(style.ink(color))) + 0.05) >= 4.5

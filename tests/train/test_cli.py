@@ -67,14 +67,17 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         ),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
         (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),
-        (["--method", "asgd", "--momentum", "0.5"], "--momentum acts only with --method gem, multi_asgd,"),
+        (
+            ["--method", "asgd", "--momentum", "0.5"],
+            "--momentum acts only with a method that has one, gem, multi_asgd,",
+        ),
         (
             ["--engine", "simulate", "--cluster", "round_robin", "--variation", "0.5"],
             "--variation does not act with --cluster round_robin, whose workers commit in turn",
         ),
-        (["--resume", ""], "train: nothing is given after --resume: is a variable of the shell empty?"),
-        (["--workers", "4", "--out="], "nothing is given after --out: is"),
-        (["report", " "], "nothing is given after report: is"),
+        (["--resume", ""], "train: an empty word follows --resume; is a variable of the shell not set?"),
+        (["--workers", "4", "--out="], "an empty word follows --out; is"),
+        (["report", " "], "an empty word follows report; is"),
         (["--dropout", "0.1"], "--dropout acts only with --model gem_cnn, cnn7 or alexnet; the model is digits_cnn"),
         (["--cluster", "round_robin"], "--cluster acts only with --engine simulate; --engine is devices"),
         (

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from train.common.errors import either
+from train.common.errors import UsageError, either
 from train.config import networks
 from train.config.datasets import DATASETS
 from train.config.methods import LOCAL_FLAGS, METHODS, methods_with
@@ -90,7 +90,7 @@ NEEDS = [
         "central", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline", "retries",
     )),
     *((name, "method", methods_with(name)) for name in (
-        "momentum", "kappa", "reading", "variant", "strength", *LOCAL_FLAGS,
+        "kappa", "reading", "variant", "strength", *LOCAL_FLAGS,
     )),
 ]  # fmt: skip
 
@@ -180,8 +180,6 @@ def check(config: Any) -> None:
     facts = DATASETS.get(config.dataset)
     networks.check(config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"})
     _check_schedule(config, given)
-    if config.cluster == "round_robin" and "variation" in given:
-        raise ValueError("--variation does not act with --cluster round_robin, whose workers commit in turn")
     _check_policy(config)
     if config.engine == "cluster" and config.central == "colocated":
         raise ValueError("--central must be auto, host or dedicated with --engine cluster; got colocated")
@@ -199,6 +197,26 @@ def check(config: Any) -> None:
         )
     if config.eval_seconds is not None and config.eval_every:
         raise ValueError(f"give --eval-seconds or --eval-every, not both; --eval-every is {config.eval_every}")
+
+
+def check_acts(options: Any, methods: Iterable[str], momentum: str) -> None:
+    """Check further flags that act with some others only; folders of earlier versions may have them.
+
+    Args:
+      options: a configuration, or a sweep.
+      methods: its methods.
+      momentum: name of the field with its momentum.
+
+    Raises:
+      UsageError: if one cannot act.
+    """
+    given, able = changed(options), methods_with("momentum")
+    if momentum in given and not {*methods} & {*able}:
+        raise UsageError(
+            f"{flag(momentum)} acts only with a method that has one, {either(able)}; got {', '.join(methods)}"
+        )
+    if "variation" in given and options.cluster == "round_robin":
+        raise UsageError("--variation does not act with --cluster round_robin, whose workers commit in turn")
 
 
 def _check_policy(config: Any) -> None:

@@ -194,7 +194,7 @@ class RunFolder:
             that line shows the damage.
           CheckpointError: if the checkpoint cannot be read.
         """
-        if self.saved.missing():  # Opening them would create the folder.
+        if self.saved.why_none():  # Opening them would create the folder.
             return None
         with self.saved.open(read_only=read_only) as checkpoints:
             found = checkpoints.metadata
@@ -217,7 +217,7 @@ class RunFolder:
         Raises:
           RecordError: if a record is shorter than it was then, or was changed.
         """
-        if self.saved.missing():
+        if self.saved.why_none():
             return
         try:
             with self.saved.open(read_only=True) as checkpoints:
@@ -234,7 +234,7 @@ class RunFolder:
           RecordError: if it has; with the command that begins the run in another folder.
         """
         if found := [record.path.name for record in self.records.values() if record.size]:
-            missing = self.saved.missing() or f"{self.saved.path} holds no complete checkpoint"
+            missing = self.saved.why_none() or f"{self.saved.path} holds no complete checkpoint"
             raise RecordError(
                 f"{self.path} cannot be resumed: {missing}, but there are records in {' and '.join(found)}, which a new start "
                 f"would delete; restore the checkpoints, or {self.begin_again(config)}"
@@ -249,7 +249,7 @@ class RunFolder:
 
     def can_be_resumed(self) -> bool:
         """Return True if the run has a checkpoint, or no records that a new start would delete."""
-        return self.saved.missing() is None or not any(record.size for record in self.records.values())
+        return self.saved.why_none() is None or not any(record.size for record in self.records.values())
 
     def rewind(self, sizes: dict[str, Any], commits: int, applied: int) -> None:
         """Truncate the records to their sizes at a checkpoint, and remove conclusions on commits that will be made again.
@@ -260,13 +260,15 @@ class RunFolder:
           applied: those that were applied; a replay of later ones is removed.
 
         Raises:
-          RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint, or if a
-            conclusion is damaged.
+          RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint, or if the
+            summary is damaged.
         """
         sizes = sizes_of(sizes, self.records, self.saved.path)
         for name, record in self.records.items():
             record.check_size(sizes[name], f"the checkpoint in {self.saved.path}")
-        replayed = read_replay(self.replay)
+        replayed = None
+        with contextlib.suppress(RecordError):  # A report says that it is damaged.
+            replayed = read_replay(self.replay)
         if self.summary.exists() and self.summarised_commits() > commits:
             self.summary.unlink()
         if replayed and replayed[1] > applied:

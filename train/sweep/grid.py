@@ -77,9 +77,8 @@ class Grid(Common):
         if self.gradients > MOST_COMMITS:
             raise ValueError(f"--gradients must be at most {MOST_COMMITS}; got {self.gradients}")
         self._check_values()
-        strong = [*methods_with("kappa"), *methods_with("strength")]
-        able_of = {name: methods_with(name) for name in ("reading", "variant", *LOCAL_FLAGS)}
-        for name, able in ({"momenta": methods_with("momentum"), "strengths": strong} | able_of).items():
+        for name in ("reading", "variant", "strengths", *LOCAL_FLAGS):
+            able = methods_with(name) if name != "strengths" else [*methods_with("kappa"), *methods_with("strength")]
             if name in changed(self) and not set(self.methods) & set(able):
                 raise ValueError(
                     f"{flag(name)} acts only with --methods {either(able)}; it is {' '.join(self.methods)}"
@@ -90,13 +89,10 @@ class Grid(Common):
         for method in self.methods:
             self.config(Cell(method, 1))
         for name, one in list(LISTS.items())[1:]:
-            # With methods that take the value; what can be wrong with a kappa can be wrong with any strength.
-            able = {
-                "momenta": ["gem"],
-                "strengths": [m for m in self.methods if "strength" in METHODS[m].takes] or ["dc_asgd"],
-            }
             for value in getattr(self, name):
-                for method in able.get(name, self.methods[:1]):
+                # What can be wrong with a kappa can be wrong with any strength.
+                strong: list[Method] = [m for m in self.methods if "strength" in METHODS[m].takes] or ["dc_asgd"]
+                for method in strong if name == "strengths" else self.methods[:1]:
                     try:
                         dataclasses.replace(self.config(Cell(method, 1)), **{one: value})
                     except ValueError as error:

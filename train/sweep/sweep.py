@@ -18,6 +18,7 @@ from train.common.files import alone, in_shell
 from train.common.machine import in_its_precision
 from train.config import helptext
 from train.config.parsing import parse_flags, start_from, take_resume
+from train.config.validation import check_acts
 from train.run.groups.batch import Finished, fit, memory_of_run, programs, run_batch
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
@@ -69,6 +70,8 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
         raise UsageError(str(error)) from None
     helptext.show(argv, USAGE, ABOUT, begun)
     grid = parse_flags(Grid, argv, USAGE, begun)
+    if not resume:
+        check_acts(grid, grid.methods, "momenta")
     if resume and grid.out != begun.out:
         raise UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")
     check_dataset(grid.dataset, grid.data_dir)

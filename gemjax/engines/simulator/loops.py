@@ -1,6 +1,8 @@
 """Compiled loops of the simulator: arrivals one by one, or their gradients in windows."""
 
 import functools
+import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -13,13 +15,17 @@ from jax import lax
 from gemjax.batches.base import select
 from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
-from gemjax.engines.simulator.outside import Outside
 from gemjax.engines.transition import RunState, Transition, view_of
 from gemjax.protocol import slots
 from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
 CHUNK, CHUNK_BYTES = 1024, 2**28
+KEPT = 8  # Compiled loops, the last ones that were used.
+_kept: list[
+    tuple[tuple, Callable]
+] = []  # Each with its program: digest of its text, structures of arguments and results.
+_lock = threading.Lock()
 
 
 def check_positive(**numbers: int | None) -> None:
@@ -114,23 +120,35 @@ def windows(worker: np.ndarray, width: int) -> np.ndarray:
     return np.array(begins, np.int32)
 
 
-@functools.lru_cache(maxsize=8)
-def compiled(
-    transition: Transition,
-    batches: Any,
-    chunk_size: int,
-    window: int,
-    with_pulls: bool,
-    prng: str = "",
-    outside: Outside | None = None,
-) -> Callable:
-    """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated.
-
-    ``prng`` is JAX's default generator of random numbers, and ``outside`` what functions read from outside: a jitted function
-    keeps those that it was compiled with.
-    """
-    del prng, outside
+def jitted(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Any:
+    """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated."""
     return jax.jit(loop(transition, batches, chunk_size, window, with_pulls=with_pulls), donate_argnums=0)
+
+
+def compiled(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Callable:
+    """Return :func:`jitted` of the arguments, or the function that was compiled for the same program.
+
+    It is traced in any case, so that it computes with the values that functions read from outside now.
+    """
+    made = jitted(transition, batches, chunk_size, window, with_pulls)
+    known: Callable | None = None
+
+    def run_chunk(*arguments):
+        nonlocal known
+        if known is None:
+            known = _known(made, made.lower(*arguments))
+        return known(*arguments)
+
+    return run_chunk
+
+
+def _known(made: Callable, lowered: jax.stages.Lowered) -> Callable:
+    """Return the function of the same program, if it is among those kept, or else ``made``."""
+    program = hashlib.sha256(lowered.as_text().encode()).digest(), lowered.in_tree, lowered.out_tree
+    with _lock:
+        found = next((one for one in _kept if one[0] == program), (program, made))
+        _kept[:] = [found, *(one for one in _kept if one is not found)][:KEPT]
+    return found[1]
 
 
 def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool) -> Callable:

@@ -31,7 +31,6 @@ from gemjax.engines.simulator import draws
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
-from gemjax.engines.simulator.outside import Outside
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
@@ -64,9 +63,8 @@ def simulate(
     are computed by the functions of the other engines, so the same trace gives the same parameters. Views and per-worker state
     are stacked in memory, and a commit changes those of one worker: its cost does not depend on N.
 
-    Compiled programs are kept for later calls with the same functions, and compiled again if a variable that ``loss_fn`` or
-    ``batches`` reads from outside has another value. As with ``jax.jit``, a change inside of an array or of an object that such
-    a variable refers to is noticed only for the values of a dict and the attributes that the function names itself.
+    Each call traces the functions anew, so it computes with the values that they read from outside then (of what is under
+    ``jax.jit`` or ``jax.checkpoint`` JAX keeps the trace). It compiles nothing if the program is one of the last eight.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.
@@ -162,13 +160,10 @@ def simulate(
     state = begin(transition, params, model_state, state)
     warn_of_two_rates(tx, params, local)
     batches = as_batches(batches, trace.num_workers)
-    outside = Outside(loss_fn, getattr(batches, "fn", batches.batch))
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
     window = min(window or _default_window(), trace.num_workers)
-    # A loss or batches of a class that has == but no hash are compiled at each call.
-    make = compiled if _has_hash(transition) and _has_hash(batches) else compiled.__wrapped__
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
     cuts, ends = chunks(events, chunk_size, stops, done), np.cumsum(events.commits)
@@ -188,8 +183,7 @@ def simulate(
                 same = lambda _: transition
                 if window > 1 and cuts and not draws.are_alike(same, None, batches, events, state, commits=False):
                     window = 1
-            prng = jax.config.jax_default_prng_impl  # pyrefly: ignore[missing-attribute]
-            run_chunk = make(transition, batches, width_of(chunk_size), window, not events.commits.all(), prng, outside)
+            run_chunk = compiled(transition, batches, width_of(chunk_size), window, not events.commits.all())
 
             def prepared(cut: tuple[int, int]) -> tuple:
                 try:
@@ -241,14 +235,6 @@ def _result(reached: tuple[RunState, int], parts: dict[Any, History], trace: Tra
 def _apart(tree: PyTree) -> PyTree:
     """Return the same arrays in containers of their own, into which a callback may write."""
     return jax.tree.map(lambda leaf: leaf, tree)
-
-
-def _has_hash(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _default_window() -> int:

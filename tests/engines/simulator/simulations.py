@@ -9,6 +9,7 @@ from engines.problems import (
 )
 
 import gemjax
+from gemjax.engines.simulator import loops
 
 MLP = mlp()
 QUADRATIC = quadratic()
@@ -19,6 +20,11 @@ LATE = late()
 def made(make, num_workers):
     """Return one object per method, so that a second run of a test compiles nothing."""
     return make(num_workers)
+
+
+def programs():
+    """Return the programs that are kept, the last one first, each with the number of its compilations."""
+    return [(function, function._cache_size()) for _, function in loops._kept]
 
 
 def run(problem, make, trace, **options):

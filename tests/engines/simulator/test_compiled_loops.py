@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from engines.problems import distinct, every_method
-from engines.simulator.simulations import LATE, QUADRATIC, gem, run
+from engines.simulator.simulations import LATE, QUADRATIC, gem, programs, run
 
 import gemjax
 from gemjax.batches.local import LocalBatches
@@ -16,21 +16,33 @@ from gemjax.engines.transition import Transition
 
 
 @pytest.mark.parametrize("make", [gem, lambda n: optax.sgd(0.1)], ids=["gem", "plain optax"])
-def test_a_second_call_compiles_nothing(make):
-    traced = []
-
-    def loss_fn(params, batch):
-        traced.append(1)
-        return QUADRATIC.loss_fn(params, batch)
-
+@pytest.mark.parametrize("others", [False, True], ids=["same functions", "equal functions"])
+def test_a_second_call_compiles_nothing(make, others):
+    again = lambda function: (lambda params, batch: function(params, batch)) if others else function
     tx = make(4)
-    problem = QUADRATIC._replace(loss_fn=loss_fn)
-    run(problem, lambda n: tx, LATE)
-    before = len(traced)
-    assert before > 0
-    run(problem, lambda n: tx, LATE)
-    run(problem._replace(params={"x": jnp.zeros(4)}), lambda n: tx, LATE)
-    assert len(traced) == before
+    run(QUADRATIC, lambda n: tx, LATE)
+    before = programs()
+    assert before[0][1] == 1
+    run(QUADRATIC._replace(loss_fn=again(QUADRATIC.loss_fn)), make if others else lambda n: tx, LATE)
+    run(QUADRATIC._replace(params={"x": jnp.zeros(4)}), lambda n: tx, LATE)
+    assert programs() == before
+
+
+def test_the_last_programs_are_kept():
+    for number in range(loops.KEPT + 2):
+        run(QUADRATIC._replace(loss_fn=lambda params, batch, number=number: number + jnp.sum(params["x"])), gem, LATE)
+    first, *_ = before = programs()
+    assert len(before) == loops.KEPT
+    run(QUADRATIC, gem, LATE)
+    assert programs()[1:] == before[:-1]
+    assert programs()[0] != first
+
+
+def test_the_names_of_metrics_belong_to_the_program():
+    """Its text does not have the names of all results."""
+    for name in ("one", "another"):
+        loss_fn = lambda params, model_state, batch, key, name=name: (jnp.sum(params["x"]), (model_state, {name: 1.0}))
+        assert name in run(QUADRATIC._replace(loss_fn=loss_fn), gem, LATE).history
 
 
 def test_another_generator_of_random_numbers_compiles_again():
@@ -80,7 +92,7 @@ def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     state = transition.init(params)
     trace = gemjax.arrivals.RoundRobin(STACK).trace(16)
     inputs = loops.inputs(trace.events(), batches, 16, window)
-    compiled = loops.compiled(transition, batches, 16, window, with_pulls).lower(state, (), *inputs).compile().as_text()
+    compiled = loops.jitted(transition, batches, 16, window, with_pulls).lower(state, (), *inputs).compile().as_text()
     assert "while(" in compiled
     assert re.search(rf"\[{STACK}[,\]]", compiled)
     assert stacked_copies(compiled) == []
@@ -102,7 +114,7 @@ def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
         transition = transition.bind(params)
         state = transition.init(params)
         inputs = loops.inputs(gemjax.arrivals.RoundRobin(num_workers).trace(16).events(), batches, 16, 1)
-        run_chunk = loops.compiled(transition, batches, 16, 1, with_pulls=False)
+        run_chunk = loops.jitted(transition, batches, 16, 1, with_pulls=False)
         return run_chunk.lower(state, (), *inputs).compile().cost_analysis()["bytes accessed"]
 
     growth = (traffic(2 * STACK) - traffic(STACK)) / STACK

@@ -44,7 +44,7 @@ def test_a_configuration_comes_first():
         (["--strengths", "-1"], "--strengths must be finite and not negative; got -1"),
         (["--methods", "gem", "easgd", "--strengths", "0.5", "5"], "--strengths must be in [0, 1] with easgd; got 5"),
         (["--methods", "asgd", "--strengths", "1"], "--strengths acts only with --methods gem, dana_dc,"),
-        (["--methods", "asgd", "--momenta", "0.5"], "--momenta acts only with --methods gem, multi_asgd,"),
+        (["--methods", "asgd", "--momenta", "0.5"], "--momenta acts only with a method that has one, gem, multi_asgd,"),
         (["--period", "2"], "--period acts only with --methods downpour,"),
         (["--gradients", "0"], "--gradients must be at least --period, 1; got 0"),
         (["imagenet"], "there is no configuration or command 'imagenet'"),

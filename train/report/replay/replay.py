@@ -63,7 +63,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         missing, or all checkpoints are removed meanwhile.
       ValueError: if the event log or a checkpoint is damaged, or of another version.
     """
-    if missing := folder.saved.missing():
+    if missing := folder.saved.why_none():
         raise RecordError(f"{folder.path} cannot be replayed: {missing}")
     if config.compression != "none":
         raise RecordError(

@@ -33,7 +33,7 @@ class Saved:
             return str(error)
         return "there is no checkpoint" if found is None else f"the newest checkpoint is of {found} commits"
 
-    def missing(self) -> str | None:
+    def why_none(self) -> str | None:
         """Return the reason why the folder can hold no checkpoint; `None` if it seems to hold some."""
         if not self.path.is_dir():
             return f"{self.path} is {'not a folder' if os.path.lexists(self.path) else 'missing'}"

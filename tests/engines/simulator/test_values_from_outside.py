@@ -1,0 +1,109 @@
+"""Values that functions read from outside of their arguments: each run computes with those of its beginning."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+
+ASGD = gemjax.asgd(0.1, num_workers=2)
+DECAY = 1.0
+OPTIONS = {"decay": {"of": [1.0]}}
+ARRAY = np.ones(2, np.float32)
+
+
+def penalty(params):
+    return DECAY * jnp.sum(params)
+
+
+def of_a_module(params, batch):
+    return penalty(params) + jnp.sum((params - batch) ** 2)
+
+
+def of_a_dict(params, batch):
+    return OPTIONS["decay"]["of"][0] * jnp.sum(params) + jnp.sum((params - batch) ** 2)
+
+
+def of_an_array(params, batch):
+    return jnp.sum(ARRAY * params) + jnp.sum((params - batch) ** 2)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Loss:
+    decay: float = 1.0
+
+    def __call__(self, params, batch):
+        return self.decay * jnp.sum(params) + jnp.sum((params - batch) ** 2)
+
+
+@dataclasses.dataclass
+class Unhashable:
+    decay: float = 1.0
+
+    def __call__(self, params, batch):
+        return self.decay * jnp.sum(params) + jnp.sum((params - batch) ** 2)
+
+
+def cases():
+    loss, unhashable = Loss(), Unhashable()
+    set_to_3 = lambda owner: functools.partial(setattr, owner, "decay", 3.0)
+    return {
+        "module": (of_a_module, lambda: globals().update(DECAY=3.0)),
+        "dict": (of_a_dict, lambda: OPTIONS["decay"]["of"].__setitem__(0, 3.0)),
+        "array": (of_an_array, lambda: ARRAY.fill(3.0)),
+        "object": (loss, set_to_3(loss)),
+        "method": (loss.__call__, set_to_3(loss)),
+        "unhashable": (unhashable, set_to_3(unhashable)),
+    }
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    monkeypatch.setitem(globals(), "DECAY", 1.0)
+    monkeypatch.setitem(OPTIONS, "decay", {"of": [1.0]})
+    ARRAY.fill(1.0)
+
+
+def ones(worker, step):
+    return jnp.float32(step)
+
+
+def simulated(loss_fn, batches=ones, tx=ASGD):
+    return gemjax.simulate(tx, loss_fn, jnp.zeros(2), batches, gemjax.arrivals.RoundRobin(2).trace(6)).params
+
+
+@pytest.mark.parametrize("kind", cases())
+def test_a_changed_value_counts_in_the_next_run(kind):
+    loss_fn, change = cases()[kind]
+    before = simulated(loss_fn)
+    np.testing.assert_array_equal(simulated(loss_fn), before)
+    change()
+    after = simulated(loss_fn)
+    expected = gemjax.testing.run_in_python(ASGD, loss_fn, jnp.zeros(2), ones, gemjax.arrivals.RoundRobin(2).trace(6))
+    np.testing.assert_allclose(after, expected, rtol=1e-6)
+    assert not np.array_equal(after, before)
+
+
+def test_a_search_over_a_variable_of_the_loss():
+    found = []
+    for decay in (0.0, 0.5, 1.0):
+        loss_fn = functools.partial(
+            lambda params, batch, decay: jnp.sum((params - batch) ** 2 + decay * params), decay=decay
+        )
+        found.append(simulated(loss_fn)[0])
+    assert found[0] > found[1] > found[2]
+
+
+def test_a_changed_value_of_batches_or_of_a_schedule_counts_in_the_next_run():
+    batches = lambda worker, step: DECAY * jnp.float32(step)
+    tx = gemjax.asynchronous(optax.sgd(lambda count: 0.1 * DECAY), num_workers=2)
+    loss_fn = lambda params, batch: jnp.sum((params - batch) ** 2)
+    before = simulated(loss_fn, batches), simulated(loss_fn, tx=tx)
+    globals()["DECAY"] = 3.0
+    np.testing.assert_allclose(simulated(loss_fn, batches), 3 * before[0], rtol=1e-6)
+    np.testing.assert_array_equal(simulated(loss_fn, tx=tx), simulated(loss_fn, tx=gemjax.asgd(0.3, num_workers=2)))
+    assert not np.array_equal(simulated(loss_fn, tx=tx), before[1])
