@@ -1,7 +1,8 @@
 """The state machine of all engines: a gradient at a view, then a commit and a pull."""
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx
+from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx, is_traced
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
@@ -127,11 +128,11 @@ class Transition(WorkerStep):
         check_params(params)
         check_bool("average_model_state", self.average_model_state)
         check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
-        tx = with_extra_args(self.tx)
+        tx = _with_extra_args(self.tx)
         opt_state = _initial(tx, params)
         check_no_line_search(opt_state)
         if not is_asynchronous(opt_state):
-            tx = asynchronous(tx, self.num_workers)
+            tx = _asynchronous(tx, self.num_workers)
         elif (made_for := staleness.num_workers_of(opt_state)) != self.num_workers:
             raise ValueError(
                 f"the method was made with num_workers={made_for}, but the run has {self.num_workers} workers; give both the "
@@ -320,6 +321,18 @@ def _initial(tx: optax.GradientTransformation, params: PyTree) -> optax.OptState
         return jax.eval_shape(tx.init, params)
     except jax.errors.JAXTypeError:
         return tx.init(jax.tree.map(jnp.asarray, params))
+
+
+def _kept(wrap: Callable) -> Callable:
+    """Return ``wrap`` with a cache, because the compiled programs of a transformation are found by its identity.
+
+    A transformation that is made inside of a compiled function, as in a sweep, may hold traced numbers: it is not kept.
+    """
+    cached = functools.lru_cache(maxsize=64)(wrap)
+    return lambda *args: wrap(*args) if is_traced() else cached(*args)
+
+
+_with_extra_args, _asynchronous = _kept(with_extra_args), _kept(asynchronous)
 
 
 def initial_state(

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -21,11 +20,6 @@ from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
 CHUNK, CHUNK_BYTES = 1024, 2**28
-KEPT = 8  # Compiled loops, the last ones that were used.
-_kept: list[
-    tuple[tuple, Callable]
-] = []  # Each with its program: digest of its text, structures of arguments and results.
-_lock = threading.Lock()
 
 
 def check_positive(**numbers: int | None) -> None:
@@ -126,29 +120,39 @@ def jitted(transition: Transition, batches: Any, chunk_size: int, window: int, w
 
 
 def compiled(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Callable:
-    """Return :func:`jitted` of the arguments, or the function that was compiled for the same program.
+    """Return :func:`jitted` of the arguments, or what an earlier call with the same arguments has compiled.
 
-    It is traced in any case, so that it computes with the values that functions read from outside now.
+    The functions are traced in any case. If a value that they read from outside makes another program of them than it was
+    then, this program is compiled, too.
     """
-    made = jitted(transition, batches, chunk_size, window, with_pulls)
-    known: Callable | None = None
+    own = transition, batches, chunk_size, window, with_pulls
+    made, known = jitted(*own), None
 
     def run_chunk(*arguments):
         nonlocal known
         if known is None:
-            known = _known(made, made.lower(*arguments))
+            lowered = made.lower(*arguments)
+            program = hashlib.sha256(lowered.as_text().encode()).digest(), lowered.in_tree, lowered.out_tree
+            # A loss or batches of a class that has == but no hash are compiled at each call.
+            known = _kept(*own, *program).setdefault("jitted", made) if _has_hash(own) else made
         return known(*arguments)
 
     return run_chunk
 
 
-def _known(made: Callable, lowered: jax.stages.Lowered) -> Callable:
-    """Return the function of the same program, if it is among those kept, or else ``made``."""
-    program = hashlib.sha256(lowered.as_text().encode()).digest(), lowered.in_tree, lowered.out_tree
-    with _lock:
-        found = next((one for one in _kept if one[0] == program), (program, made))
-        _kept[:] = [found, *(one for one in _kept if one is not found)][:KEPT]
-    return found[1]
+@functools.lru_cache(maxsize=8)
+def _kept(*program: Any) -> dict[str, Callable]:
+    """Return the place of the function that was jitted for a program; it is empty at first."""
+    del program
+    return {}
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool) -> Callable:

@@ -64,7 +64,8 @@ def simulate(
     are stacked in memory, and a commit changes those of one worker: its cost does not depend on N.
 
     Each call traces the functions anew, so it computes with the values that they read from outside then (of what is under
-    ``jax.jit`` or ``jax.checkpoint`` JAX keeps the trace). It compiles nothing if the program is one of the last eight.
+    ``jax.jit`` or ``jax.checkpoint`` JAX keeps the trace). The last eight programs are kept: a call with the same functions and
+    values compiles nothing.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -107,3 +108,35 @@ def test_a_changed_value_of_batches_or_of_a_schedule_counts_in_the_next_run():
     np.testing.assert_allclose(simulated(loss_fn, batches), 3 * before[0], rtol=1e-6)
     np.testing.assert_array_equal(simulated(loss_fn, tx=tx), simulated(loss_fn, tx=gemjax.asgd(0.3, num_workers=2)))
     assert not np.array_equal(simulated(loss_fn, tx=tx), before[1])
+
+
+def test_constants_of_any_size_and_callbacks_to_python_are_told_apart():
+    """The text of a program has neither the functions that it calls in Python nor, in some versions, large constants."""
+    for size in (2, 5000):
+        for kind in (jnp.full, np.full):
+            found = []
+            for value in (1.0, 2.0):
+                constant = kind(size, value, np.float32)
+                loss_fn = lambda params, batch, constant=constant: jnp.sum((params - batch * constant.mean()) ** 2)
+                found.append(simulated(loss_fn)[0])
+            np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
+
+    def calling(value):
+        get = lambda batch: np.float32(value * batch)
+        of = lambda batch: jax.pure_callback(get, jax.ShapeDtypeStruct((), jnp.float32), batch)
+        return lambda params, batch: jnp.sum((params - of(batch)) ** 2)
+
+    np.testing.assert_allclose(2 * simulated(calling(1.0)), simulated(calling(2.0)), rtol=1e-5)
+
+
+def test_an_array_that_a_variable_names_anew_counts_in_the_next_run():
+    """A large one, which some versions of JAX do not write into the text of a program."""
+    found = []
+
+    def loss_fn(params, batch):
+        return jnp.sum((params - batch * constant.mean()) ** 2)
+
+    for value in (1.0, 2.0):
+        constant = jnp.full(5000, value)
+        found.append(simulated(loss_fn))
+    np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)

@@ -1,6 +1,7 @@
 """The simulator of a recorded run, which continues from any of its states."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -33,10 +34,11 @@ class Replayer:
         self.settings = settings if settings and settings[0][0] == 0 else [(0, {}), *settings]
         self._events = trace.events()
         self._ends = np.flatnonzero(self._events.commits) + 1  # Arrivals up to each commit.
+        self._optimizers = functools.cache(self._make)  # The same objects: compiled programs are found by identity.
 
     def initial(self) -> gemjax.RunState:
         """Return the state before the first commit."""
-        tx, local = self._make(0)
+        tx, local = self._optimizers(0)
         return gemjax.initial_state(
             tx, self.task.params, num_workers=self.config.workers, model_state=self.task.model_state, local=local
         )
@@ -51,7 +53,7 @@ class Replayer:
             return state
         cuts = [begin, *(first for first, _ in self.settings if begin < first < end), end]
         for begins, ends in itertools.pairwise(cuts):
-            tx, local = self._make(max(k for k, (first, _) in enumerate(self.settings) if first <= begins))
+            tx, local = self._optimizers(max(k for k, (first, _) in enumerate(self.settings) if first <= begins))
             state = gemjax.simulate(
                 tx, self.task.loss_fn, self.task.params, self.task.batches, self.trace,
                 model_state=self.task.model_state, local=local, seed=self.config.seed, diagnostics=("gap",),
