@@ -323,7 +323,7 @@ def test_a_dry_run_checks_what_the_run_would_check(capsys, tmp_path):
 @pytest.mark.parametrize("large", [["--workers", "1000000"], ["--epochs", "1e12"]], ids=["state", "trace"])
 def test_a_run_that_cannot_fit_is_refused_before_a_trace_or_a_folder_is_made(how, large, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(story, "cluster", None)
+    monkeypatch.setattr(story, "traces", None)
     monkeypatch.setattr(models, "DigitsCNN", Tiny)
     assert cli.main(["--engine", "simulate", "--method", "gem", *large, *how]) == 2
     printed = capsys.readouterr()

@@ -1,6 +1,7 @@
 """One training run: make the task, run the engine, keep records, and report the result."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -25,7 +26,7 @@ from train.run.callback import RunCallback, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records.log import RunLog, check_trace
-from train.task.cluster import cluster, ray_cluster
+from train.task.cluster import ray_cluster, traces
 from train.task.memory import check_memory, in_words, may_be_large, say_batch_size
 from train.task.methods import local_steps, make_method
 from train.task.task import Task, make_task, parameter_shapes
@@ -78,7 +79,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
     folder.check_writable()
     check_memory(config, task.params, task.num_commits)
     # Before the folder is created: from then on the run can be resumed.
-    trace = cluster(config).trace(task.num_commits, config.seed) if config.engine == "simulate" else None
+    trace, longer = traces(config, task.num_commits) if config.engine == "simulate" else (None, None)
     say(console, f"{in_words(config, task.params, task.num_commits)}; run folder {folder.path}")
     say_batch_size(config, task, console)
     with (
@@ -102,7 +103,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
             with callback.line, callback.scalars, warnings_on(console):
                 began = time.perf_counter()
                 try:
-                    result = _run_engine(config, task, initial, recorded, trace, workers, log, callback)
+                    result = _run_engine(config, task, initial, recorded, longer, workers, log, callback)
                 except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
                     callback.save_after_error(result_of(error))
                     raise
@@ -131,15 +132,25 @@ def _run_engine(
     log: gemjax.EventLog,
     callback: RunCallback,
 ) -> gemjax.Result:
-    """Run the engine of the configuration; only a simulation has its `trace` beforehand."""
+    """Run the engine of the configuration; only a simulation has its `trace` beforehand, which may go on after the run."""
     tx, local = optimizers(config, task)
     if trace is not None:
         callback_every = min(every for every in (CALLBACK_EVERY, config.eval_every, config.checkpoint_every) if every)
-        return gemjax.simulate(
-            tx, task.loss_fn, task.params, task.batches, trace,
-            model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
-            callback=callback, chunk_size=callback_every, stops=callback.stops,
-        )  # fmt: skip
+        try:
+            result = gemjax.simulate(
+                tx, task.loss_fn, task.params, task.batches, trace,
+                model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
+                callback=lambda progress: callback(progress) or progress.commits >= task.num_commits,
+                chunk_size=callback_every, stops=callback.stops,
+            )  # fmt: skip
+        except ValueError as error:
+            if not str(error).startswith("state= "):
+                raise
+            raise RecordError(
+                f"{callback.folder.path} cannot be continued: an earlier version saved its newest checkpoint inside of a round "
+                f"of its workers, without their next pulls; {callback.folder.begin_again(config)}"
+            ) from error
+        return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)
     if workers is not None:
         compression = None if config.compression == "none" else config.compression
         run = functools.partial(gemjax.run_on_cluster, cluster=workers, compression=compression)

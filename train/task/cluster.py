@@ -10,7 +10,7 @@ from train.common.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gemjax import Cluster, arrivals
+    from gemjax import Cluster, Trace, arrivals
 
 TIERS = (1.0, 0.75, 0.5, 0.25)
 """Speeds of the workers of a `tiered` cluster, in turn."""
@@ -65,6 +65,17 @@ def cluster(config: Any) -> "arrivals.Arrivals":
         scales = [speed * config.period / count for speed, count in zip(speeds(config), counts, strict=True)]
         model = arrivals.Scaled(model, scales)
     return arrivals.Barrier(model) if config.cluster.endswith("barrier") else model
+
+
+def traces(config: Any, num_commits: int) -> "tuple[Trace, Trace]":
+    """Return the trace of a simulated run, and the longer one that is simulated up to there.
+
+    A worker at a barrier pulls after later commits of others, which a trace shows only with that worker's next commit. The
+    longer one has these, so that a run that ends inside of a round can be continued.
+    """
+    ahead = 2 * config.workers if config.cluster.endswith("barrier") else 0
+    longer = cluster(config).trace(num_commits + ahead, config.seed)
+    return longer.first(num_commits), longer
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -20,6 +21,7 @@ from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
 CHUNK, CHUNK_BYTES = 1024, 2**28
+CALLS_BACK = re.compile(r"callback|\b(send|recv)\b")
 
 
 def check_positive(**numbers: int | None) -> None:
@@ -123,7 +125,8 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
     """Return :func:`jitted` of the arguments, or what an earlier call with the same arguments has compiled.
 
     The functions are traced in any case. If a value that they read from outside makes another program of them than it was
-    then, this program is compiled, too.
+    then, this program is compiled, too. A program that calls back to Python, and one of a loss or batches of a class that has
+    == but no hash, is compiled at each call.
     """
     own = transition, batches, chunk_size, window, with_pulls
     made, known = jitted(*own), None
@@ -132,9 +135,11 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
         nonlocal known
         if known is None:
             lowered = made.lower(*arguments)
-            program = hashlib.sha256(lowered.as_text().encode()).digest(), lowered.in_tree, lowered.out_tree
-            # A loss or batches of a class that has == but no hash are compiled at each call.
-            known = _kept(*own, *program).setdefault("jitted", made) if _has_hash(own) else made
+            text = lowered.as_text()
+            program = *own, hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree
+            # Of what is called back in Python the text names no function.
+            is_known = _has_hash(program) and not CALLS_BACK.search(text)
+            known = _kept(*program).setdefault("jitted", made) if is_known else made
         return known(*arguments)
 
     return run_chunk

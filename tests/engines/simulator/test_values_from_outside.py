@@ -121,12 +121,13 @@ def test_constants_of_any_size_and_callbacks_to_python_are_told_apart():
                 found.append(simulated(loss_fn)[0])
             np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
 
-    def calling(value):
-        get = lambda batch: np.float32(value * batch)
-        of = lambda batch: jax.pure_callback(get, jax.ShapeDtypeStruct((), jnp.float32), batch)
-        return lambda params, batch: jnp.sum((params - of(batch)) ** 2)
-
-    np.testing.assert_allclose(2 * simulated(calling(1.0)), simulated(calling(2.0)), rtol=1e-5)
+    found = []
+    of = lambda batch: jax.pure_callback(get, jax.ShapeDtypeStruct((), jnp.float32), batch)
+    loss_fn = lambda params, batch: jnp.sum((params - of(batch)) ** 2)
+    for value in (1.0, 2.0):
+        get = lambda batch, value=value: np.float32(value * batch)
+        found.append(simulated(loss_fn))
+    np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
 
 
 def test_an_array_that_a_variable_names_anew_counts_in_the_next_run():

@@ -14,10 +14,12 @@ from small_runs import run
 
 import gemjax
 from gemjax.telemetry import eventlog
+from train.common.errors import RecordError
 from train.run import train as training
 from train.run.callback import RunCallback
 from train.run.folder import RunFolder
 from train.task import models
+from train.task.cluster import traces
 
 data_dir, small, tiny = small_runs.data_dir, small_runs.small, small_runs.tiny
 
@@ -70,11 +72,41 @@ def test_a_resumed_run_notes_its_changed_settings(tiny, small):
     folder, _, _ = run(config)
     again = RunFolder(folder.path)
     run(dataclasses.replace(config, epochs=1.0, learning_rate=0.05), again)
-    with again.checkpoints() as checkpoints:
+    with again.saved.open() as checkpoints:
         assert checkpoints.metadata["settings"] == [
             [0, {"epochs": 0.5, "learning_rate": 0.1}],
             [17, {"epochs": 1.0, "learning_rate": 0.05}],
         ]
+
+
+BARRIERS = [
+    {"cluster": "barrier", "workers": 4},
+    {"cluster": "tiered_barrier", "workers": 5, "method": "easgd", "period": 3, "dynamic_periods": True},
+]
+
+
+@pytest.mark.parametrize("fields", BARRIERS, ids=lambda fields: fields["cluster"])
+def test_a_simulation_that_ended_inside_of_a_round_continues(tiny, small, fields):
+    """Workers pull late at a barrier, which the trace of the shorter run does not show."""
+    config = dataclasses.replace(small, engine="simulate", epochs=0.5, **fields)
+    folder, first, _ = run(config)
+    assert first["finished"]
+    assert first["commits"] % config.workers
+    _, summary, _ = run(dataclasses.replace(config, epochs=1.0), folder)
+    whole, expected, _ = run(dataclasses.replace(config, epochs=1.0, out=f"{folder.path}-whole"))
+    assert (summary["finished"], summary["test_loss"]) == (True, expected["test_loss"])
+    assert folder.events.read_bytes() == whole.events.read_bytes()
+
+
+def test_a_simulation_of_an_earlier_version_that_ended_inside_of_a_round_is_refused(tiny, small, monkeypatch):
+    config = dataclasses.replace(small, engine="simulate", epochs=0.5, **BARRIERS[0])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(training, "traces", lambda *args: (traces(*args)[0],) * 2)
+        folder, _, _ = run(config)
+    with pytest.raises(
+        RecordError, match=r"cannot be continued: an earlier version saved .*; begin the run again in another"
+    ):
+        run(dataclasses.replace(config, epochs=1.0), folder)
 
 
 @pytest.mark.slow
