@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from gemjax import check
 from gemjax.check.machine import cores
 
+BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 MOST_ON_A_HOST = 1024  # Workers or devices.
 
 
@@ -47,14 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.workers,
         cpu_devices=chosen.cpu_devices or _cpu_devices(),
         quick=chosen.quick,
-        tell=lambda text: print(text, flush=True),
+        tell=_say,
     )
-    print(f"\nverdict (after {report.seconds:.0f} s)\n  {report.verdict}", flush=True)
+    _say(f"\nverdict (after {report.seconds:.0f} s)\n  {report.verdict}")
     for failure in report.failures:
         if failure.traceback:
             print(f"\n{failure.part}\n{failure.traceback}", file=sys.stderr)
     saved = chosen.json is None or _save(report, chosen.json)
     return 0 if report.passed and saved else 1
+
+
+def _say(text: str) -> None:
+    """Print a text, or end the process if that is impossible; nothing is unsaved."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # The reader has ended, as `head` does.
+        os._exit(BROKEN_PIPE)
+    except OSError as error:
+        os.write(2, f"gemjax.check: the output cannot be written: {error.strerror}\n".encode())
+        os._exit(1)
 
 
 def _save(report: check.Report, path: str) -> bool:

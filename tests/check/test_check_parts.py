@@ -197,3 +197,28 @@ def test_ctrl_c_ends_it_in_one_line():
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "gemjax.check: interrupted\n")
+
+
+def said_to(output):
+    command = "from gemjax.check.__main__ import _say; _say('a line'); print('not reached')"
+    found = subprocess.run(
+        [sys.executable, "-c", command], stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    return found.returncode, found.stderr
+
+
+@pytest.mark.slow
+def test_output_whose_reader_has_ended_ends_it_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert said_to(writer) == (141, "")
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+def test_output_on_a_full_disk_ends_it_in_one_line():
+    with open("/dev/full", "w") as full:
+        assert said_to(full) == (1, "gemjax.check: the output cannot be written: No space left on device\n")

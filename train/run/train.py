@@ -71,11 +71,8 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
         return folder.read_summary() | {"finished": True}
     if logged is None:
         folder.check_empty(config)
-    elif len(logged) > task.num_commits:
-        raise UsageError(
-            f"the run in {folder.path} has made {len(logged)} commits, and {task.num_commits} are asked for; raise --epochs to "
-            "continue it"
-        )
+    else:
+        _check_left(folder, len(logged), task)
     folder.check_writable()
     check_memory(config, task.params, task.num_commits)
     # Before the folder is created: from then on the run can be resumed.
@@ -203,11 +200,20 @@ def _restore(
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     like = state_shapes(config, task, _place(config))
     state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
+    _check_left(folder, len(recorded), task)  # Of a simulation also the commits that it did not apply.
     folder.kept.note(config, int(state.commits), sizes, task.data_checksum())
     check_trace(logged, recorded, folder.events, sizes["events"], int(state.commits))
     folder.rewind(sizes, len(recorded), int(state.commits))
     say(console, f"continuing from the checkpoint at {len(recorded)} commits")
     return state, recorded
+
+
+def _check_left(folder: RunFolder, made: int, task: Task) -> None:
+    if made > task.num_commits:
+        raise UsageError(
+            f"the run in {folder.path} has made {made} commits, and {task.num_commits} are asked for; raise --epochs to "
+            "continue it"
+        )
 
 
 def state_shapes(config: Config, task: Task, device: jax.Device) -> gemjax.RunState:

@@ -14,7 +14,7 @@ from small_runs import run
 
 import gemjax
 from gemjax.telemetry import eventlog
-from train.common.errors import RecordError
+from train.common.errors import RecordError, UsageError
 from train.run import train as training
 from train.run.callback import RunCallback
 from train.run.folder import RunFolder
@@ -118,6 +118,20 @@ def test_a_simulation_continues_after_commits_that_were_dropped(tiny, small):
     whole, expected, _ = run(dataclasses.replace(config, epochs=1.0, out=f"{folder.path}-whole"))
     assert (summary["finished"], summary["test_loss"]) == (True, expected["test_loss"])
     assert folder.events.read_bytes() == whole.events.read_bytes()
+
+
+def test_fewer_commits_than_an_unfinished_simulation_has_made_are_refused(tiny, small):
+    """Also if it has applied fewer; the configuration stays as it was."""
+    config = dataclasses.replace(small, engine="simulate", method="ringmaster", epochs=1.0)
+    folder, summary, _ = run(config)
+    folder.summary.unlink()
+    before = folder.config.read_bytes()
+    made, left = summary["commits"], summary["dropped"] // 2
+    assert left
+    fewer = dataclasses.replace(config, epochs=(made - left) / made)
+    with pytest.raises(UsageError, match=rf"has made {made} commits, and \d+ are asked for; raise --epochs"):
+        run(fewer, folder)
+    assert folder.config.read_bytes() == before
 
 
 def test_a_checkpoint_is_not_replaced_by_one_of_the_same_commits(tmp_path):
