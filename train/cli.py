@@ -145,7 +145,10 @@ def _train(argv: list[str]) -> int:
     # Orbax logs a traceback for each failed write; the run reports it in one line.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     interrupt = interrupts.Interrupt()
+    is_named = bool(resume or config.out)
     try:
+        if not is_named:
+            folder = folder.reserved()
         summary = train(config, folder, console, interrupt)
     except gemjax.CheckpointError as error:
         raise UsageError(str(error)) from error
@@ -162,6 +165,9 @@ def _train(argv: list[str]) -> int:
             print(f"train: {in_words(error)}{newest}; {advice} and {go_on}", file=sys.stderr)
             return 1
         raise
+    finally:
+        if not is_named:
+            folder.release()
     return 0 if summary["finished"] else interrupts.status_of(interrupt.number)
 
 

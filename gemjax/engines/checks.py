@@ -341,7 +341,7 @@ def checked_stops(stops: Iterable[int]) -> np.ndarray:
     Raises:
       ValueError: if they are no sequence of ints.
     """
-    counts = np.asarray([*stops] if isinstance(stops, Iterable) else stops)
+    counts = np.asarray([*stops] if isinstance(stops, Iterable) and not hasattr(stops, "ndim") else stops)
     if counts.ndim != 1 or (counts.size and not np.issubdtype(counts.dtype, np.integer)):
         raise ValueError(
             f"stops must be numbers of commits, a sequence of ints; got {counts.dtype}{list(counts.shape)}"

@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import sys
+import time
 
 import pytest
 from flax import linen as nn
@@ -14,6 +15,7 @@ from train import cli
 from train.bench.bench import Bench
 from train.claims.reproduce import Reproduce
 from train.common import interrupts
+from train.common.errors import DataError
 from train.config import helptext, parsing
 from train.config.config import Config
 from train.run import train as story
@@ -306,6 +308,28 @@ def test_a_dry_run_needs_no_data(capsys, tmp_path):
     assert "163,790 parameters, engine simulate" in printed
     assert "data: not known before they are prepared" in printed
     assert "but MNIST is not prepared yet and no --manual-dir is given" in printed
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda format: "now")
+    made = []
+
+    def stand_in(config, folder, console, interrupt):
+        made.append(folder.path.name)
+        if len(made) < 3:
+            (folder.path / "config.json").write_text("{}")
+        if len(made) == 3:
+            raise DataError("no data")
+        return {"finished": True}
+
+    monkeypatch.setattr(story, "train", stand_in)
+    assert [cli.main([]) for _ in range(4)] == [0, 0, 2, 0]
+    assert made == ["now-digits-gem", "now-digits-gem-2", "now-digits-gem-3", "now-digits-gem-3"]
+    assert sorted(os.listdir("runs")) == [
+        "now-digits-gem",
+        "now-digits-gem-2",
+    ]  # Nothing is left of those that wrote nothing.
 
 
 def test_a_dry_run_checks_what_the_run_would_check(capsys, tmp_path):

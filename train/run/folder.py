@@ -65,8 +65,10 @@ class RunFolder:
         """
         default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
-        folder.check_new()
         check_out(folder.path)
+        if config.out is None:
+            return folder
+        folder.check_new()
         if folder.path.exists() and (
             others := sorted(name for name in os.listdir(folder.path) if not LEFTOVERS.fullmatch(name))
         ):
@@ -74,6 +76,21 @@ class RunFolder:
                 f"--out {folder.path} is not empty: it holds {others[0]}; choose an empty or a new folder"
             )
         return folder
+
+    def reserved(self) -> "RunFolder":
+        """Create the folder of a run without `--out`; under a further name if a run that began in the same second has this."""
+        for number in itertools.count(1):
+            path = self.path if number == 1 else self.path.with_name(f"{self.path.name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)
+                return RunFolder(path)
+        raise AssertionError
+
+    def release(self) -> None:
+        """Remove the folder, and the one of all runs, if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+            self.path.parent.rmdir()
 
     def check_new(self) -> None:
         """Raise `FileExistsError` if the folder holds a run."""

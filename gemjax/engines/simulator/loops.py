@@ -53,7 +53,7 @@ def in_chunks(
     ``prepare(cut)`` selects the input of the next chunk, and its transfer begins, while the device computes the current one. It
     is :func:`prepare` of this module, or several of them stacked.
     """
-    data = jax.device_put(data)
+    data = _beside(state, data)
     prepared = [_attempt(prepare, cut) for cut in cuts[:1]]
     for number, cut in enumerate(cuts):
         own, *columns = prepared.pop().result()
@@ -68,6 +68,16 @@ def prepare(batches: Any, events: Events, chunk_size: int, window: int, cut: tup
     *columns, selection = inputs(Events(*(column[slice(*cut)] for column in events)), batches, chunk_size, window)
     own, selection = batches.gather(selection)
     return own, *columns, selection
+
+
+def _beside(state: RunState, data: PyTree) -> PyTree:
+    """Return the data on a device: on that of the state, if both are bound to devices."""
+    places = {leaf.sharding for leaf in jax.tree.leaves(state) if getattr(leaf, "committed", False)}
+    place = places.pop() if len(places) == 1 else None
+    is_bound = isinstance(place, jax.sharding.SingleDeviceSharding)
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, place if is_bound and getattr(leaf, "committed", False) else None), data
+    )
 
 
 def _attempt(fn: Callable, *args: Any) -> Future:

@@ -1,5 +1,6 @@
 """Arguments that the simulator refuses."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -101,3 +102,18 @@ def test_an_optimizer_is_no_local_steps():
 def test_a_loss_of_several_numbers_is_refused():
     with pytest.raises(ValueError, match=r"loss_fn must return one number, got an array of shape \[4\]; take its mean"):
         gemjax.simulate(gemjax.asgd(0.1, 4), lambda p, b: p["x"] ** 2, *QUADRATIC[1:3], LATE)
+
+
+def test_data_on_another_device_than_the_parameters_are_brought_there():
+    here, there = jax.devices()[:2]
+    put = lambda array, place: array if place is None else jax.device_put(array, place)
+    data = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+    loss_fn, trace = lambda params, rows: jnp.mean((params[None] - rows) ** 2), gemjax.Trace([0, 1, 0, 1])
+    expected = gemjax.simulate(gemjax.asgd(0.1, num_workers=2), loss_fn, jnp.zeros(2), gemjax.Epochs(data, 2), trace)
+    for places in ((here, there), (None, there), (there, None), (there, here)):
+        params, rows = map(put, (jnp.zeros(2), data), places)
+        run = loss_fn, params, gemjax.Epochs(rows, 2), trace
+        result = gemjax.simulate(gemjax.asgd(0.1, num_workers=2), *run)
+        np.testing.assert_array_equal(result.params, expected.params)
+        swept = gemjax.sweep(lambda rate: gemjax.asgd(rate, num_workers=2), *run, {"rate": [0.1]})
+        np.testing.assert_allclose(swept.params[0], expected.params, rtol=1e-6)

@@ -77,6 +77,10 @@ WRONG = {
     ),
     "chunk": ({"chunk_size": 2.5}, "TypeError: chunk_size must be an int, got 2.5"),
     "no-chunk": ({"chunk_size": 0}, "ValueError: chunk_size must be positive, got 0"),
+    "stops-array": (
+        {"stops": np.array(5)},
+        "ValueError: stops must be numbers of commits, a sequence of ints; got int64[]",
+    ),
     "stops": ({"stops": 5}, "ValueError: stops must be numbers of commits, a sequence of ints; got int64[]"),
     "no-stops": ({"stops": None}, "ValueError: stops must be numbers of commits, a sequence of ints; got object[]"),
     "diagnostic": ({"diagnostics": ["nope"]}, "ValueError: no member of this method reports nope"),

@@ -68,6 +68,8 @@ def split_batch(place: Place | None, batch: PyTree) -> PyTree:
         return dataclasses.replace(batch, at=lambda j: split_batch(place, batch.at(j)))
 
     def split(leaf):
+        if not isinstance(leaf, jax.Array):  # A number of Python or NumPy.
+            return leaf
         rows = leaf.ndim and leaf.shape[0] and leaf.shape[0] % len(place) == 0
         return jax.lax.with_sharding_constraint(
             leaf, NamedSharding(_mesh(place), PartitionSpec(AXIS) if rows else PartitionSpec())
