@@ -79,12 +79,15 @@ class RunFolder:
 
     def reserved(self) -> "RunFolder":
         """Create the folder of a run without `--out`; under a further name if a run that began in the same second has this."""
-        for number in itertools.count(1):
-            path = self.path if number == 1 else self.path.with_name(f"{self.path.name}-{number}")
-            with contextlib.suppress(FileExistsError):
+
+        def is_made(path: Path) -> bool:
+            try:
                 path.mkdir(parents=True)
-                return RunFolder(path)
-        raise AssertionError
+            except FileExistsError:
+                return False
+            return True
+
+        return RunFolder(next(filter(is_made, _names(self.path))))
 
     def release(self) -> None:
         """Remove the folder, and the one of all runs, if nothing is in it."""
@@ -260,8 +263,7 @@ class RunFolder:
     def begin_again(self, config: Config) -> str:
         """Return the advice to begin the same run in a folder that does not exist."""
         path = self.path if self.path.name not in ("", "..") else self.path.resolve()
-        others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-        out = next(other for other in others if not os.path.lexists(other))
+        out = next(other for other in _names(path) if not os.path.lexists(other))
         return f"begin the run again in another folder: {command_of(dataclasses.replace(config, out=str(out)))}"
 
     def can_be_resumed(self) -> bool:
@@ -306,3 +308,9 @@ class RunFolder:
     def read_metrics(self) -> dict[str, np.ndarray]:
         """Read `metrics.jsonl` with :func:`train.run.records.metrics.read_metrics`."""
         return read_metrics(self.metrics)
+
+
+def _names(path: Path) -> Iterator[Path]:
+    """Yield a path, and others with a number behind its name."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
