@@ -167,7 +167,7 @@ class Scheduler:
         A gradient that cannot be sent to the central variable is lost. After the transfer the commit is made, even if the view
         cannot be delivered.
         """
-        now, draw = self.history.now(), self.programs.draws[worker]
+        draw = self.programs.draws[worker]
         try:
             gradient = self.programs.bring(arrival.gradient)
         except RunFailedError:  # A failure of the central variable is not one of the worker.
@@ -175,6 +175,7 @@ class Scheduler:
         except Exception as error:
             return self.roster.fault(worker, error)
         report = self.programs.commit(worker, gradient)
+        now = self.history.now()  # A divided central variable has waited for its actors until here.
         # Without the gradient, so that its memory is freed.
         arrival = arrival._replace(gradient=None, interrupted=self.roster.interruptions[worker])
         self.history.pending.append(Pending(arrival, now, draw, report))

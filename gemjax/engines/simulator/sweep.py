@@ -63,8 +63,10 @@ class SweepResult:
     def table(self, last: int = 100) -> list[dict[str, Any]]:
         """Return one row per run: its point, its final loss, and its numbers of rejected and dropped commits.
 
-        The final loss is the mean over the last ``last`` applied commits. ``pandas.DataFrame(result.table())`` works.
+        The final loss is the mean over the last ``last`` applied commits, a positive int. A ``pandas.DataFrame`` takes the
+        table.
         """
+        check_positive(last=last)
         rows = []
         for run in range(len(self.points["seed"])):
             losses = self.history["loss"][run][self.history["applied"][run]][-last:] if self.history else np.zeros(0)

@@ -10,6 +10,8 @@ from engines.devices.replayed_runs import ASGD, QUADRATIC, run
 from engines.problems import Abreast
 
 import gemjax
+from gemjax.engines.devices.hardware.programs.host import Programs
+from gemjax.engines.devices.history import RunHistory
 from gemjax.engines.devices.roster import Roster
 from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.engines.interrupts import Held
@@ -31,6 +33,23 @@ def test_a_gradient_that_cannot_be_sent_leaves_the_central_variable_untouched(mo
     monkeypatch.setattr(Programs, "bring", sometimes)
     run()
     assert len(failures) == 2
+
+
+def test_a_commit_has_the_time_at_which_it_is_made(monkeypatch):
+    """A divided central variable waits for its actors in between: this is a wait for the commit, and shown as such."""
+    calls = []
+
+    def noting(kind, name):
+        function = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *args: (function(*args), calls.append(name))[0])
+
+    noting(Programs, "bring")
+    noting(Programs, "commit")
+    noting(RunHistory, "now")
+    run(num_commits=8)
+    assert calls.count("commit") == 8
+    ends = [calls[index : index + 3] for index, name in enumerate(calls) if name == "bring"]
+    assert ends == [["bring", "commit", "now"]] * 8
 
 
 def test_a_permanently_broken_transfer_ends_the_run(monkeypatch):
