@@ -204,8 +204,10 @@ def _value(evaluate: Evaluate, progress: Progress) -> float:
             return value
     found = evaluate(progress)
     try:
+        if isinstance(found, (str, bytes)):  # From which Python makes a number.
+            raise TypeError
         known.append((evaluate, float(found)))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         shape = f" of shape {list(np.shape(found))}" if hasattr(found, "shape") else ""
         raise TypeError(
             f"evaluate(progress) must return one number, but returned {type(found).__name__}{shape}"

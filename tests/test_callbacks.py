@@ -101,7 +101,7 @@ def test_options_out_of_range_are_refused(options, message):
         EarlyStopping(lambda progress: 0.0, **options)
 
 
-@pytest.mark.parametrize("found", [None, "low", np.ones(3), jnp.ones((2, 2)), (1.0, {})])
+@pytest.mark.parametrize("found", [None, "low", "3", b"3", 10**400, np.ones(3), jnp.ones((2, 2)), (1.0, {})])
 def test_a_metric_that_is_not_one_number_is_refused(found):
     with pytest.raises(TypeError, match=r"evaluate\(progress\) must return one number, but returned"):
         EarlyStopping(lambda progress: found)(at(1))

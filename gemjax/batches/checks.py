@@ -130,6 +130,10 @@ def _check_leaf(name: str, leaf: Any) -> None:
         raise TypeError(
             f"the leaves of the data must be NumPy or JAX arrays, but {name} is of the type {kind}; {advice}"
         )
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, and a batch has no mask; give {name}.filled(…), or its mask as an array"
+        )
     if isinstance(leaf, np.ndarray) and not is_numeric(leaf.dtype):
         raise TypeError(
             f"devices take numbers only, but {name} is an array of {leaf.dtype}; encode it as numbers or leave it out"

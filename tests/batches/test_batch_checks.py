@@ -158,6 +158,10 @@ DATA = {
     "lists": ([[1.0, 2.0], [3.0, 4.0]], rf"{ARRAYS} \[0\]\[0\] is of the type float; np.asarray"),
     "string": ({"x": X, "name": "train"}, rf"{ARRAYS} \['name'\] is of the type str; encode it"),
     "strings": ({"x": X, "s": np.array(["a"] * 6)}, r"numbers only, but \['s'\] is an array of <U1; encode it"),
+    "masked": (
+        {"m": np.ma.masked_less(np.arange(6.0), 2.0)},
+        r"\['m'\] is a masked array, and a batch has no mask; give",
+    ),
     "objects": (np.array([None] * 6), "numbers only, but the data is an array of object; encode it"),
     "wrong order": (2, r"the data come first and the batch size second, gemjax.Epochs\(data, batch_size\); got 2"),
 }
