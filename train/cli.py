@@ -28,6 +28,7 @@ POLICIES: dict[str, Any] = {
     "quorum": 1,
 }  # Fields of which a run has one, and what stands for none.
 EMPTY = re.compile(r"\s*|(--[\w-]+)=\s*")
+HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.
 {helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume continues it. Other commands:
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     adapt_output()
     try:
         _check_words(argv)
+        argv = [HOME.sub(lambda found: found[1] + os.path.expanduser(found[2]), word) for word in argv]
         argv, cache = compilation.take_flag(argv)
     except (UsageError, ValueError) as error:
         print(f"train: {printable(str(error))}", file=sys.stderr)

@@ -332,6 +332,15 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, 
     ]  # Nothing is left of those that wrote nothing.
 
 
+def test_a_path_may_begin_at_the_home_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in (["--out=~/run"], ["--out", "~/run"], ["--resume=~/run"], ["report", "~/run"]):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "notes.txt").touch()
+        assert cli.main(words) == 2
+        assert str(tmp_path / "run") in capsys.readouterr().err
+
+
 def test_a_dry_run_checks_what_the_run_would_check(capsys, tmp_path):
     run = ["digits", "--engine", "simulate", "--batch-size", "2000", "--dry-run", "--out"]
     assert cli.main([*run, str(tmp_path / "new")]) == 0
