@@ -89,9 +89,7 @@ NEEDS = [
     *((name, "engine", ["devices", "cluster"]) for name in (
         "central", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline", "retries",
     )),
-    *((name, "method", methods_with(name)) for name in (
-        "kappa", "reading", "variant", "strength", *LOCAL_FLAGS,
-    )),
+    *((name, "method", methods_with(name)) for name in ("kappa", "reading", "variant", "strength", *LOCAL_FLAGS)),
 ]  # fmt: skip
 
 

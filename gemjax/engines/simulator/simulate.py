@@ -65,7 +65,7 @@ def simulate(
 
     Each call traces the functions anew, so it computes with the values that they read from outside then (of what is under
     ``jax.jit`` or ``jax.checkpoint`` JAX keeps the trace). The last eight programs are kept: a call with the same functions and
-    values compiles nothing.
+    values compiles nothing, unless they call back to Python.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.

@@ -90,11 +90,12 @@ def test_a_changed_value_counts_in_the_next_run(kind):
 
 
 def test_a_search_over_a_variable_of_the_loss():
+    def loss_fn(params, batch):
+        return jnp.sum((params - batch) ** 2 + decay * params)
+
     found = []
-    for decay in (0.0, 0.5, 1.0):
-        loss_fn = functools.partial(
-            lambda params, batch, decay: jnp.sum((params - batch) ** 2 + decay * params), decay=decay
-        )
+    for value in (0.0, 0.5, 1.0):
+        decay = value
         found.append(simulated(loss_fn)[0])
     assert found[0] > found[1] > found[2]
 
@@ -110,17 +111,8 @@ def test_a_changed_value_of_batches_or_of_a_schedule_counts_in_the_next_run():
     assert not np.array_equal(simulated(loss_fn, tx=tx), before[1])
 
 
-def test_constants_of_any_size_and_callbacks_to_python_are_told_apart():
-    """The text of a program has neither the functions that it calls in Python nor, in some versions, large constants."""
-    for size in (2, 5000):
-        for kind in (jnp.full, np.full):
-            found = []
-            for value in (1.0, 2.0):
-                constant = kind(size, value, np.float32)
-                loss_fn = lambda params, batch, constant=constant: jnp.sum((params - batch * constant.mean()) ** 2)
-                found.append(simulated(loss_fn)[0])
-            np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
-
+def test_another_function_that_is_called_back_counts_in_the_next_run():
+    """The text of a program does not name it."""
     found = []
     of = lambda batch: jax.pure_callback(get, jax.ShapeDtypeStruct((), jnp.float32), batch)
     loss_fn = lambda params, batch: jnp.sum((params - of(batch)) ** 2)
