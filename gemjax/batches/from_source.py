@@ -228,6 +228,11 @@ def _name(row: PyTree, number: int, place: int) -> str:
 
 
 def _array(leaf: Any, row: PyTree, number: int, place: int) -> np.ndarray:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(
+            f"{_name(row, number, place)} is a masked array, and a batch has no mask; give leaf.filled(…), or its mask as an "
+            "array"
+        )
     try:
         array = np.asarray(leaf)
     except Exception as error:

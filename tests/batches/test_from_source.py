@@ -386,6 +386,12 @@ def test_rows_of_lists_are_refused_before_they_make_a_batch_of_each_element(valu
         read_rows([{}, {}, {}, {"x": value}], [3])
 
 
+def test_a_row_with_a_mask_is_refused():
+    masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(TypeError, match=r"row 1 of the source: \['x'\] is a masked array, and a batch has no mask"):
+        read_rows([{"x": masked.data}, {"x": masked}], [0, 1])
+
+
 def test_rows_may_be_containers_of_arrays():
     rows = [(np.full(2, i), i, {"pair": [np.float32(i), np.arange(3)]}) for i in range(3)]
     image, label, rest = read_rows(rows, [2, 1])

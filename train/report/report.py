@@ -105,7 +105,7 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
     folder.check_length(summary, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
     folder.check_whole()
-    replayed, _ = read_replay(folder.replay) or (None, 0)
+    replayed = read_replay(folder.replay)
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))
     write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, replayed, pictures))
@@ -183,7 +183,7 @@ def _render(name: str, caption: str, drawing: Callable[[Axes], None], pngs: Path
 
 def compose(
     folder: RunFolder, config: Config, run: Timeline, summary: Summary, verdict: Verdict, metrics: figures.Metrics,
-    replayed: str | None, pictures: list[page.Picture],
+    replayed: tuple[str, int] | None, pictures: list[page.Picture],
 ) -> str:  # fmt: skip
     """Compose the page."""
     title = f"{config.dataset}: {config.method}, {config.workers} workers"
@@ -217,7 +217,7 @@ def _sentences(verdict: Verdict) -> list[str]:
 
 
 def _numbers(
-    folder: RunFolder, run: Timeline, summary: Summary, metrics: figures.Metrics, replayed: str | None
+    folder: RunFolder, run: Timeline, summary: Summary, metrics: figures.Metrics, replayed: tuple[str, int] | None
 ) -> list[tuple[str, str, str]]:
     loss = run.only("commit")["loss"]
     window = max(1, len(loss) // 50)
@@ -243,7 +243,8 @@ def _numbers(
         p50, p95 = np.percentile(times, [50, 95])
         found.append(("network", duration(p50), f"per gradient, median; 95 % ≤ {duration(p95)}"))
     if replayed is not None:
-        found.append(("replay", replayed, "by python -m train replay"))
+        verdict, end = replayed
+        found.append(("replay", verdict, f"of the first {end:,} applied commits, by python -m train replay"))
     found.append(("dropped, rejected", f"{summary.dropped}, {summary.rejected}", f"faults: {summary.faults}"))
     if summary.interrupted:
         found.append(("called back", f"{summary.interrupted}", "computations begun again, by --interrupt"))

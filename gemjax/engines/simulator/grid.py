@@ -40,12 +40,25 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
         raise ValueError(
             f"only numbers can be swept, but {', '.join(wrong)} has other values; run one sweep for each of them"
         )
+    for name, values in over.items():
+        _check_range(name, values)
     if empty := [name for name, values in columns.items() if not values]:
         raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
     repeated = columns.pop("seed")
     points = zip(*columns.values(), strict=True) if listed else itertools.product(*columns.values())
     rows = [(*point, seed) for point, seed in itertools.product(points, repeated)]
     return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*columns, "seed"])}
+
+
+def _check_range(name: str, values: Iterable[Any]) -> None:
+    """Raise ``ValueError`` for an integer that JAX would take for another, or for none."""
+    limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+    for value in values:
+        if isinstance(value, (int, np.integer)) and not limits.min <= value <= limits.max:
+            raise ValueError(
+                f"over={{'{name}': …}} has the integer {value}, and JAX's integers have {limits.bits} bits here; give "
+                f"{float(value)!r}"
+            )
 
 
 def _columns(over: Any) -> dict[str, list[float]]:

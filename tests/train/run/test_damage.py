@@ -456,3 +456,5 @@ def test_a_resumed_run_keeps_the_summary_of_its_last_commits(folder, monkeypatch
             cli.main(LONGER)
     assert folder.summarised_commits() == 33
     assert folder.replay.exists()
+    assert cli.main(["report", "run"]) == 0
+    assert "of the first 33 applied commits, by python -m train replay" in folder.report.read_text()
