@@ -21,7 +21,8 @@ from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
 CHUNK, CHUNK_BYTES = 1024, 2**28
-CALLS_BACK = re.compile(r"callback|\b(send|recv)\b")
+# What the text of a program does not tell: functions of Python, and constants that JAX passes as arguments.
+UNTOLD = re.compile(r"callback|\b(send|recv)\b|\bjax\.const\b")
 
 
 def check_positive(**numbers: int | None) -> None:
@@ -135,8 +136,8 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
     """Return :func:`jitted` of the arguments, or what an earlier call with the same arguments has compiled.
 
     The functions are traced in any case. If a value that they read from outside makes another program of them than it was
-    then, this program is compiled, too. A program that calls back to Python, and one of a loss or batches of a class that has
-    == but no hash, is compiled at each call.
+    then, this program is compiled, too. A program that calls back to Python or has constants which its text does not show, and
+    one of a loss or batches of a class that has == but no hash, is compiled at each call.
     """
     own = transition, batches, chunk_size, window, with_pulls
     made, known = jitted(*own), None
@@ -147,8 +148,7 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
             lowered = made.lower(*arguments)
             text = lowered.as_text()
             program = *own, hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree
-            # Of what is called back in Python the text names no function.
-            is_known = _has_hash(program) and not CALLS_BACK.search(text)
+            is_known = _has_hash(program) and not UNTOLD.search(text)
             known = _kept(*program).setdefault("jitted", made) if is_known else made
         return known(*arguments)
 

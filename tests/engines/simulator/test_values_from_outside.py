@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +123,26 @@ def test_another_function_that_is_called_back_counts_in_the_next_run():
         get = lambda batch, value=value: np.float32(value * batch)
         found.append(simulated(loss_fn))
     np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
+
+
+ARGUMENTS = """
+import gemjax, jax.numpy as jnp, numpy as np
+targets = [np.zeros(100, np.float32)]
+tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.arrivals.RoundRobin(2).trace(6)
+loss_fn = lambda params, batch: jnp.sum((params - targets[-1]) ** 2)
+zeros = lambda worker, step: jnp.zeros([])
+for _ in range(2):
+    print(gemjax.simulate(tx, loss_fn, jnp.zeros(100), zeros, trace).history["loss"][0])
+    targets.append(np.ones(100, np.float32))
+"""
+
+
+@pytest.mark.slow
+def test_a_constant_that_is_an_argument_of_the_program_counts_in_the_next_run():
+    """JAX reads this option at its import; a version without it has constants in the text."""
+    env = os.environ | {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
+    done = subprocess.run([sys.executable, "-c", ARGUMENTS], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0.0", "100.0"]
 
 
 def test_an_array_that_a_variable_names_anew_counts_in_the_next_run():
