@@ -3,7 +3,10 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
+
+from gemjax.batches.checks import check_numbers
 
 PyTree = Any
 DEFAULTS: dict[str, Any] = {"data": (), "shared": False, "threads": 0, "num_workers": None}  # Of a source's attributes.
@@ -69,6 +72,11 @@ class Batches:
         """Return the host data that a selection needs, and the selection within them; ``None`` if no data stay on the host."""
         return None, selection
 
+    def _check_data(self) -> None:
+        """Raise an error if devices do not take the data."""
+        for path, leaf in jax.tree.leaves_with_path(self.data):
+            check_numbers(f"data{jax.tree_util.keystr(path)}", leaf)
+
     def _check_selection(self, selection: PyTree, worker: np.ndarray, step: np.ndarray, draw: Any) -> None:
         """Raise an error if a batch cannot be made of its selection, where that can be seen on the host."""
 
@@ -91,6 +99,11 @@ class Wrapper(Batches):
 
     def batch(self: Any, data: PyTree, selection: PyTree) -> PyTree:
         return self.batches.batch(data, selection)
+
+    def _check_data(self: Any):
+        super()._check_data()
+        if isinstance(self.batches, Batches):
+            self.batches._check_data()
 
     def _check_selection(self: Any, selection, worker, step, draw):
         if isinstance(self.batches, Batches):

@@ -130,6 +130,11 @@ def _check_leaf(name: str, leaf: Any) -> None:
         raise TypeError(
             f"the leaves of the data must be NumPy or JAX arrays, but {name} is of the type {kind}; {advice}"
         )
+    check_numbers(name, leaf)
+
+
+def check_numbers(name: str, leaf: Any) -> None:
+    """Raise ``TypeError`` for an array of NumPy that devices do not take, or of which they would ignore a part."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(
             f"{name} is a masked array, and a batch has no mask; give {name}.filled(…), or its mask as an array"

@@ -39,6 +39,9 @@ class LocalBatches(Wrapper):
         chosen = jax.tree.map(lambda column: np.asarray(column).reshape(-1, longest, *np.shape(column)[1:]), chosen)
         return np.asarray(first, np.int32), np.asarray(count, np.int32), chosen
 
+    def _check_selection(self, selection, worker, step, draw):
+        """Do nothing: the selections of all steps have been checked."""
+
     def gather(self, selection: PyTree) -> tuple[PyTree, PyTree]:
         data, chosen = self.batches.gather(selection[-1])
         return data, (*selection[:-1], chosen)

@@ -58,5 +58,7 @@ class OnHost(Wrapper):
     def gather(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Return the selected rows in order, and their indices among them."""
         # The device then takes rows by index, as from whole data: the same program, which rounds in the same way.
-        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[selection.ravel()], self.batches.data)
+        rows = jax.tree.map(
+            lambda leaf: np.take(np.asarray(leaf), selection.ravel(), 0, mode="clip"), self.batches.data
+        )
         return rows, np.arange(selection.size, dtype=np.int32).reshape(selection.shape)

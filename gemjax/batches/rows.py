@@ -18,7 +18,7 @@ class Rows(Batches):
 
     A subclass sets ``data`` and defines ``select``, as for :class:`gemjax.batches.Batches`; it returns row numbers, int32
     [batches, rows per batch], each in 0 … n - 1; a run that meets another one ends with ``ValueError``. The rows are then
-    gathered on the device, or on the host (:class:`gemjax.OnHost`).
+    gathered on the device, or on the host (:class:`gemjax.OnHost`). An array [1, …] is the same for all rows.
 
     >>> class InTurn(Rows):
     ...     def __init__(self, data, num_workers):
@@ -37,16 +37,26 @@ class Rows(Batches):
     def batch(self, data, selection):
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
 
+    def _check_data(self):
+        super()._check_data()
+        if type(self).batch is Rows.batch:
+            own = jax.tree.map(lambda leaf: None if np.shape(leaf)[:1] == (1,) else leaf, self.data)
+            count_rows(own if jax.tree.leaves(own) else self.data)
+
     def _check_selection(self, selection, worker, step, draw):
         if type(self).select in (OwnEpochs.select, Stream.select):
             return  # Valid by construction; for one batch the check takes longer than its selection.
         if type(self).batch is not Rows.batch:
             return  # Its numbers need not be rows.
-        num_rows = max((len(leaf) for leaf in jax.tree.leaves(self.data) if np.ndim(leaf)), default=0)
-        if not (num_rows and isinstance(selection, (np.ndarray, jax.Array)) and selection.size):
-            return  # A selection of another kind, or that of local steps, which is checked before they are counted.
-        rows = np.asarray(selection)
-        if rows.shape[:1] != np.shape(worker):
+        is_array = isinstance(selection, (np.ndarray, jax.Array))
+        if not (is_array and np.issubdtype(selection.dtype, np.integer)):
+            found = f"an array of {selection.dtype}" if is_array else type(selection).__name__
+            raise RowsError(
+                f"{type(self).__name__}.select returned {found}, expected row numbers, an array of int32 [batches, rows per "
+                "batch]; give np.asarray(rows, np.int32)"
+            )
+        rows, num_rows = np.asarray(selection), max(map(len, jax.tree.leaves(self.data)))
+        if rows.shape[:1] != np.shape(worker) or not rows.size:
             raise RowsError(
                 f"{type(self).__name__}.select returned rows of shape {rows.shape} for {np.size(worker)} batches; it must be "
                 "[batches, rows per batch]: worker and step are vectors, to be used as step[:, None]"
@@ -203,8 +213,9 @@ def as_batches(batches: Any, num_workers: int) -> Batches:
     """Return ``batches`` as a source: itself, an adapter of its class, or :class:`Computed` of a function.
 
     Raises:
-      TypeError: if it is none of these, or a function that JAX cannot trace; the message says what to give instead.
-      ValueError: if it was made for another number of workers than the run has.
+      TypeError: if it is none of these, a function that JAX cannot trace, or has data that are not arrays of numbers; the message
+        says what to give instead.
+      ValueError: if it was made for another number of workers than the run has, or data of rows differ in their number.
     """
     check_kind(batches)
     if all(hasattr(batches, name) for name in ("data", "select", "batch")):
@@ -215,6 +226,7 @@ def as_batches(batches: Any, num_workers: int) -> Batches:
         check_traceable(batches)
         warn_if_frozen(batches)
         batches = Computed(batches)
+    batches._check_data()
     if batches.num_workers not in (None, num_workers):
         raise ValueError(
             f"the batches were made with num_workers={batches.num_workers}, but the run has {num_workers} workers; make them "

@@ -282,10 +282,55 @@ def test_a_row_that_a_stream_lacks_is_named_by_its_draw():
         gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), gemjax.OnHost(Beyond()), 30)
 
 
-def test_an_array_that_all_rows_share_has_length_one():
+@pytest.mark.parametrize("wrap", [lambda rows: rows, gemjax.OnHost], ids=["", "host"])
+def test_an_array_that_all_rows_share_has_length_one(wrap):
     inside, beyond = Beyond(39), Beyond(40)
     inside.data = beyond.data = {"x": np.arange(40.0), "one": np.ones(1)}
-    loss_fn, trace = lambda params, batch: (params - batch["x"].mean()) ** 2, gemjax.arrivals.RoundRobin(3).trace(12)
-    assert np.isfinite(gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, inside, trace).params)
+    loss_fn = lambda params, batch: (params - batch["x"].mean()) ** 2 + (batch["one"] - 1).sum()
+    trace = gemjax.arrivals.RoundRobin(3).trace(12)
+    result = gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, wrap(inside), trace)
+    assert result.params == gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, inside, trace).params > 0
     with pytest.raises(ValueError, match=r"must be in 0 … 39, got 40"):
-        gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, beyond, trace)
+        gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, wrap(beyond), trace)
+
+
+@pytest.mark.parametrize("wrap", [lambda rows: rows, gemjax.OnHost], ids=["", "host"])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"x": np.ones(40), "y": np.ones(10)}, r"same number of rows, got \['x'\] with 40 and \['y'\] with 10"),
+        ({"x": np.ma.masked_array(np.ones(40), np.arange(40) > 3)}, r"data\['x'\] is a masked array"),
+        ({"x": [1.0] * 40}, "must be NumPy or JAX arrays"),
+        ({"x": np.full(40, "a")}, "devices take numbers only"),
+        ({"x": np.ones(40), "y": np.float32(1)}, "must be NumPy or JAX arrays"),
+        ({}, "got no arrays"),
+    ],
+)
+def test_data_that_are_no_rows_are_refused_also_in_a_class_of_ones_own(data, words, wrap):
+    rows, loss_fn, tx = Beyond(39), lambda params, batch: (params - batch["x"].mean()) ** 2, gemjax.asgd(0.1, 3)
+    rows.data = data
+    with pytest.raises((TypeError, ValueError), match=words):
+        gemjax.simulate(tx, loss_fn, 0.0, wrap(rows), gemjax.arrivals.RoundRobin(3).trace(12))
+    with pytest.raises((TypeError, ValueError), match=words):
+        gemjax.run_on_devices(tx, loss_fn, 0.0, wrap(rows), 12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (lambda step: step[:, None] * 1.0, "an array of float"),
+        (lambda step: step[:, None] > 3, "an array of bool"),
+        (lambda step: step[:, None].tolist(), "list"),
+        (lambda step: np.zeros((len(step), 0), np.int32), r"rows of shape \(\d+, 0\)"),
+    ],
+)
+def test_what_is_no_row_number_is_refused(rows, found):
+    class Own(Beyond):
+        def select(self, worker, step):
+            return rows(step)
+
+    loss_fn, tx = lambda params, batch: (params - batch.mean()) ** 2, gemjax.asgd(0.1, 3)
+    with pytest.raises(ValueError, match=f"Own.select returned {found}"):
+        gemjax.simulate(tx, loss_fn, 0.0, Own(3), gemjax.arrivals.RoundRobin(3).trace(12))
+    with pytest.raises(ValueError, match=f"Own.select returned {found}"):
+        gemjax.run_on_devices(tx, loss_fn, 0.0, Own(3), 12)
