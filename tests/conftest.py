@@ -10,7 +10,7 @@ import pytest
 from xla_flags import set_flags
 
 import gemjax
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 
 set_flags()
 gemjax.cpu_devices(9)

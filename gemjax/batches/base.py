@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from gemjax.batches.checks import check_numbers
+from gemjax.protocol.checks import check_range
 
 PyTree = Any
 DEFAULTS: dict[str, Any] = {"data": (), "shared": False, "threads": 0, "num_workers": None}  # Of a source's attributes.
@@ -75,7 +76,10 @@ class Batches:
     def _check_data(self) -> None:
         """Raise an error if devices do not take the data."""
         for path, leaf in jax.tree.leaves_with_path(self.data):
-            check_numbers(f"data{jax.tree_util.keystr(path)}", leaf)
+            name = f"data{jax.tree_util.keystr(path)}"
+            check_numbers(name, leaf)
+            if not isinstance(leaf, np.memmap):  # Of which only the rows of batches are read.
+                check_range(name, leaf)
 
     def _check_selection(self, selection: PyTree, worker: np.ndarray, step: np.ndarray, draw: Any) -> None:
         """Raise an error if a batch cannot be made of its selection, where that can be seen on the host."""

@@ -11,7 +11,8 @@ import numpy as np
 from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.checks import INSTEAD_OF_ITERATOR, NO_ITERATOR, count_rows, has_splits, is_dataset, is_numeric
 from gemjax.batches.rows import Epochs, Rows
-from gemjax.protocol.checks import shown
+from gemjax.protocol.checks import check_range, shown
+from gemjax.protocol.compat import settings_here
 
 PyTree = Any
 
@@ -143,8 +144,14 @@ class FromSource(Wrapper):
         if len(wanted) == 1 or self.threads == 1:
             read = [read_rows(self.source, rows) for rows in wanted]
         else:
+            settings = settings_here()  # A source may compute its rows with JAX.
+
+            def read_there(rows: Sequence[int]) -> PyTree:
+                with settings():
+                    return read_rows(self.source, rows)
+
             with concurrent.futures.ThreadPoolExecutor(min(len(wanted), self.threads)) as pool:
-                read = list(pool.map(lambda rows: read_rows(self.source, rows), wanted))
+                read = list(pool.map(read_there, wanted))
         for (number, *_), batch in zip(wanted, read, strict=True):
             row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
             _check_alike(number, row, *self._first.setdefault("row", (number, row)))
@@ -194,7 +201,10 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
         leaves = [_array(leaf, row, number, place) for place, leaf in enumerate(leaves)]
         arrays.append(jax.tree.unflatten(structure, leaves))
         _check_alike(number, arrays[-1], numbers[0], arrays[0])
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
+    for path, leaf in jax.tree.leaves_with_path(stacked):
+        check_range(f"a row of the source: {jax.tree_util.keystr(path) or 'it'}", leaf, RowsError)
+    return stacked
 
 
 def _check_alike(number: int, row: PyTree, first: int, like: PyTree) -> None:

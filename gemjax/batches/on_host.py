@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gemjax.batches.base import Wrapper
+from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.rows import Rows
+from gemjax.protocol.checks import check_range
 
 PyTree = Any
 
@@ -61,4 +62,6 @@ class OnHost(Wrapper):
         rows = jax.tree.map(
             lambda leaf: np.take(np.asarray(leaf), selection.ravel(), 0, mode="clip"), self.batches.data
         )
+        for path, leaf in jax.tree.leaves_with_path(rows):
+            check_range(f"data{jax.tree_util.keystr(path)}", leaf, RowsError)
         return rows, np.arange(selection.size, dtype=np.int32).reshape(selection.shape)

@@ -213,8 +213,8 @@ def as_batches(batches: Any, num_workers: int) -> Batches:
     """Return ``batches`` as a source: itself, an adapter of its class, or :class:`Computed` of a function.
 
     Raises:
-      TypeError: if it is none of these, a function that JAX cannot trace, or has data that are not arrays of numbers; the message
-        says what to give instead.
+      TypeError: if it is none of these, a function that JAX cannot trace, or has data that are not arrays of numbers; the
+        message says what to give instead.
       ValueError: if it was made for another number of workers than the run has, or data of rows differ in their number.
     """
     check_kind(batches)

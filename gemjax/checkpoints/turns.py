@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from gemjax.engines.devices.hardware.compat import jax_is_in_use
+from gemjax.protocol.compat import jax_is_in_use
 
 PATIENCE = 300.0  # Seconds, after which a write that does not end, as on a broken file server, keeps no thread waiting.
 _changed = threading.Condition()

@@ -298,3 +298,18 @@ def _unlike(found: PyTree, expected: PyTree, path: tuple = ()) -> tuple:
         for tree in (found, expected)
     )
     return path, *((got, want) if got != want else (kind, other))
+
+
+def check_range(name: str, array: Any, error: type[ValueError] = ValueError) -> None:
+    """Raise ``error`` for integers of NumPy that JAX would silently take for others: those beyond its 32 bits."""
+    if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.kind not in "iu" or not array.size:
+        return
+    if (kind := jax.dtypes.canonicalize_dtype(array.dtype)) == array.dtype:
+        return
+    limits, found = jnp.iinfo(kind), (array.min(), array.max())
+    if found[0] < limits.min or found[1] > limits.max:
+        beyond = found[1] if found[1] > limits.max else found[0]
+        raise error(
+            f"{name} has the integer {beyond}, which does not fit into JAX's {kind.name}; map the integers to smaller ones, or "
+            'enable those of 64 bits, jax.config.update("jax_enable_x64", True)'
+        )

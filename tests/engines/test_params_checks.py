@@ -12,7 +12,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 import gemjax
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 
 
 @every_engine

@@ -88,6 +88,10 @@ def sweep(over=None, **options):
         (lambda: gemjax.Shards(np.ones(2), 1, 2, labels=[0, 1], concentration="x"), "concentration must be a number"),
         (lambda: gemjax.FromSource(np.array(2), batch_size=1), "a source needs a length and rows by number"),
         (lambda: gemjax.memory_of(asgd(), "x"), "params at the root is the str 'x'"),
+        (
+            lambda: gemjax.memory_of(asgd(), PARAMS, model_state={"n": np.int64(2**40)}),
+            "model_state at ['n'] has the integer 1099511627776, which does not fit into JAX's int32;",
+        ),
         (lambda: gemjax.memory_of(asgd(), PARAMS, model_state={"n": 2**40}), "model_state at ['n'] is the int 1099511627776,"),
         (lambda: gemjax.initial_state(asgd(), PARAMS, num_workers=np.ones(2)), "num_workers must be a positive int"),
         (lambda: gemjax.diloco(nesterov=np.ones(2)), "nesterov must be True or False, got array([1., 1.])"),

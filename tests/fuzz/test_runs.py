@@ -27,7 +27,7 @@ from fuzz.strategies import Case, cases, examples
 from hypothesis import strategies as st
 
 import gemjax
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from gemjax.testing import Faults
 
 FOLDER = str(Path(gemjax.__file__).parent)

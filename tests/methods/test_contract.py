@@ -12,7 +12,7 @@ from methods.rows import METHODS, every_method
 
 import gemjax
 from gemjax import arrivals
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from gemjax.protocol.hooks import NeedsLocalSteps
 
 # --- Convergence -----------------------------------------------------------------------------------------------------

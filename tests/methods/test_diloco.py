@@ -6,7 +6,7 @@ import pytest
 from methods import reference_outer, runs
 
 import gemjax
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 
 N = runs.NUM_WORKERS
 

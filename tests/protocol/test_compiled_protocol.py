@@ -8,8 +8,8 @@ import pytest
 from protocol.commits_and_pulls import ORDER, PARAMS, equal, gradients, run
 
 import gemjax
-from gemjax.engines.devices.hardware.compat import enable_x64
 from gemjax.protocol import slots
+from gemjax.protocol.compat import enable_x64
 from gemjax.protocol.staleness import recorded_view
 
 # --- Compiled

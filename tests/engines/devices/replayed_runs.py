@@ -4,7 +4,7 @@ import jax
 from engines.problems import assert_close, quadratic
 
 import gemjax
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from gemjax.testing import Faults
 
 QUADRATIC = quadratic()

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import gemjax
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 
 RUN = {
     "make": lambda: gemjax.asgd(0.1, 3),

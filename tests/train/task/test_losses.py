@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from train.task.evaluate import make_evaluate
 from train.task.losses import cross_entropy, image_rows, make_loss, normalise, token_rows
 from train.task.models import DigitsCNN, GemCNN, init, init_params

@@ -13,6 +13,7 @@ import numpy as np
 from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
 from gemjax.engines.devices.hardware import shutdown
+from gemjax.protocol.compat import settings_here
 from gemjax.protocol.local_steps import PeriodsEndError
 
 PyTree = Any
@@ -112,6 +113,7 @@ class Prefetcher:
         self._when_read: Callable[[], None] = lambda: None
         self._reading = [False] * threads
         self._begun = self._closed = False
+        self._settings = settings_here()  # Those of the calling thread: a source may compute its rows with JAX.
 
     def on_read(self, wake: Callable[[], None]) -> None:
         """Call ``wake``, in any thread, whenever a read has ended, with or without a batch."""
@@ -166,7 +168,8 @@ class Prefetcher:
             key, future = wanted
             self._reading[number] = True
             try:
-                read = self._read(key)
+                with self._settings():
+                    read = self._read(key)
             except BaseException as error:  # Raised again in the thread that takes the batch.
                 future.set_exception(error)
             else:

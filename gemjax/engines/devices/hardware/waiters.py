@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from gemjax.engines.devices.hardware import shutdown
-from gemjax.engines.devices.hardware.compat import settings_here
+from gemjax.protocol.compat import settings_here
 
 
 class Arrival(NamedTuple):

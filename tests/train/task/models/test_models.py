@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from train.task.losses import image_rows, make_loss
 from train.task.models import DigitsCNN, GemCNN, init_params
 from train.task.models.ops.convolution import IMPLEMENTATIONS, convolve, default_implementation

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from train.config import networks
 from train.config.networks import NETWORKS, check, fitting
 from train.task.losses import image_rows, make_loss, token_rows

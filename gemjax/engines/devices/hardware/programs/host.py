@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from gemjax.engines.devices.hardware.compat import settings_here
 from gemjax.engines.devices.hardware.packing import Packed, send
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
@@ -17,6 +16,7 @@ from gemjax.engines.devices.hardware.programs.gradients import event_of, packed_
 from gemjax.engines.devices.hardware.sharding import devices_of, whole
 from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.compat import settings_here
 
 PyTree = Any
 

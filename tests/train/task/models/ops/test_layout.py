@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from train.task.models.layers import BatchNorm
 from train.task.models.ops.correlation import correlate
 from train.task.models.ops.layout import Layout, arrange, flatten, max_pool, pixel_means, standardise

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from gemjax.engines.devices.hardware.compat import enable_x64
+from gemjax.protocol.compat import enable_x64
 from train.task.models.ops import winograd
 from train.task.models.ops.convolution import convolve
 from train.task.models.ops.correlation import correlate
