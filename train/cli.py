@@ -27,6 +27,7 @@ POLICIES: dict[str, Any] = {
     "max_staleness": None,
     "quorum": 1,
 }  # Fields of which a run has one, and what stands for none.
+NO_POLICY = POLICIES | {"grace": 0.0}
 EMPTY = re.compile(r"\s*|(--[\w-]+)=\s*")
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
@@ -191,8 +192,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
             raise UsageError(str(error)) from None
     helptext.show(argv, USAGE, ABOUT, default)
     words = {word.split("=")[0].replace("-", "_") for word in argv}
-    if given := [name for name in POLICIES if f"__{name}" in words]:  # It replaces that of the run which is resumed.
-        default = dataclasses.replace(default, **{name: none for name, none in POLICIES.items() if name not in given})
+    if any(f"__{name}" in words for name in POLICIES):  # It replaces that of the run which is resumed.
+        default = dataclasses.replace(default, **NO_POLICY)
     config = parse_flags(Config, argv, USAGE, default)
     if not resume:
         check_acts(config, [config.method], "momentum")

@@ -25,7 +25,8 @@ class Summary:
       faults: computations that raised.
       interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost.
       retired: workers that were retired, after faults or beyond their deadline, and did not take part again. A history has
-        neither these nor ``faults`` nor ``paused``: give the events of a log.
+        neither these nor ``faults`` nor ``paused``, and counts as ``interrupted`` only what a worker lost before a commit: give
+        the events of a log.
       span: time from the first dispatch to the last arrival.
       paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
       share: float64 [N]; share of the applied commits.

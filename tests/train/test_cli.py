@@ -190,17 +190,30 @@ def test_resuming_starts_from_the_configuration_of_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("begun", "given", "policy"),
     [
-        ({"interrupt": 2}, ["--quorum", "2"], (None, None, 2)),
-        ({"quorum": 2}, ["--max-staleness=5"], (None, 5, 1)),
-        ({"max_staleness": 5}, ["--interrupt", "3"], (3, None, 1)),
-        ({"max_staleness": 5}, ["--epochs", "2"], (None, 5, 1)),
-        ({"quorum": 2}, ["--quorum", "1"], (None, None, 1)),
+        ({"interrupt": 2}, ["--quorum", "2"], (None, None, 2, 0.0)),
+        ({"quorum": 2}, ["--max-staleness=5"], (None, 5, 1, 0.0)),
+        ({"max_staleness": 5}, ["--interrupt", "3"], (3, None, 1, 0.0)),
+        ({"max_staleness": 5}, ["--epochs", "2"], (None, 5, 1, 0.0)),
+        ({"quorum": 2}, ["--quorum", "1"], (None, None, 1, 0.0)),
+        ({"quorum": 2, "grace": 0.1}, ["--max-staleness", "3"], (None, 3, 1, 0.0)),
+        ({"quorum": 2, "grace": 0.1}, ["--interrupt", "3", "--grace=0"], (3, None, 1, 0.0)),
+        ({"quorum": 2, "grace": 0.1}, ["--quorum", "1"], (None, None, 1, 0.0)),
+        ({"quorum": 2, "grace": 0.1}, ["--quorum", "3", "--grace", "0.2"], (None, None, 3, 0.2)),
+        ({"quorum": 2, "grace": 0.1}, ["--grace", "0.2"], (None, None, 2, 0.2)),
     ],
 )
 def test_a_resumed_run_may_have_another_policy(tmp_path, begun, given, policy):
     Config(out=str(tmp_path), **begun).save(tmp_path / "config.json")
     config, _ = cli.parse(["--resume", str(tmp_path), *given])
-    assert (config.interrupt, config.max_staleness, config.quorum) == policy
+    assert (config.interrupt, config.max_staleness, config.quorum, config.grace) == policy
+
+
+def test_a_grace_without_its_quorum_is_one_line(tmp_path, capsys):
+    Config(out=str(tmp_path), quorum=2, grace=0.1).save(tmp_path / "config.json")
+    assert cli.main(["--resume", str(tmp_path), "--max-staleness", "3", "--grace", "0.2"]) == 2
+    assert capsys.readouterr().err == (
+        "train: --grace is the time after a quorum and acts only with --quorum; got 0.2 (python -m train --help)\n"
+    )
 
 
 def test_a_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
