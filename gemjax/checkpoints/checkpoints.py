@@ -45,7 +45,7 @@ class Checkpoints:
       TypeError: if ``folder`` is no path.
       ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
       NotADirectoryError: if there is a file of this name.
-      CheckpointError: if the name is not UTF-8.
+      CheckpointError: if the name is not UTF-8, or the folder holds checkpoints of another program and is not ``read_only``.
     """
 
     replaces_later = False  # True where the owner has said that a save replaces checkpoints of more commits.
@@ -66,6 +66,11 @@ class Checkpoints:
                 "PYTHONUTF8=1 if Python misreads this one"
             ) from None
         if not read_only:  # Unfinished writes remain until the next one: they may be those of another process.
+            if foreign := files.foreign_numbers(self.folder):
+                raise CheckpointError(
+                    f"{self.folder} holds {files.in_words(foreign)}, checkpoints of another program, and gemjax would remove or "
+                    "rename those; give it a folder of its own"
+                )
             self.folder.mkdir(parents=True, exist_ok=True)
         self._writing: Future | None = None  # Of a write in the background.
         self._written = 0  # Commits and bytes of that write.
@@ -94,7 +99,8 @@ class Checkpoints:
           RunWarning: if there are checkpoints of more commits, with their new names.
 
         Raises:
-          CheckpointError: if a number in ``state.params`` is not finite; nothing is written, and earlier checkpoints remain.
+          CheckpointError: if a number in ``state.params`` is not finite, or if there is something else of the name of the
+            checkpoint; nothing is written, and earlier checkpoints remain.
           CheckpointWriteError: (an OSError) if this checkpoint cannot be written, another writer has been at work for 5
             minutes, or the previous one could not be written in the background. Existing checkpoints remain valid, and the next
             call tries again.
@@ -126,6 +132,11 @@ class Checkpoints:
             with Held():
                 try:
                     files.clean(self.folder)
+                    if files.in_the_way(checkpoint := self.folder / str(len(trace))):
+                        raise CheckpointError(
+                            f"{checkpoint} is in the way of the checkpoint after {len(trace)} commits, and gemjax has not "
+                            "written it; move it away, or give the checkpoints a folder of their own"
+                        )
                     if not wait:
                         # A run that goes on donates the buffers of its state to the next commit.
                         tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
@@ -150,7 +161,6 @@ class Checkpoints:
                 except BaseException:
                     ends.close()
                     raise
-                checkpoint = self.folder / str(len(trace))
                 self._writing = files.completed(
                     response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
                 )

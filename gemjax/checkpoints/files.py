@@ -19,6 +19,7 @@ REPLACED = ".replaced-"  # Prefix of a checkpoint that is being replaced.
 SUPERSEDED = "superseded-"  # Prefix of a checkpoint of another continuation of the run.
 DIGESTS = "gemjax.digests.json"  # Size and SHA-256 of every other file of a checkpoint.
 METADATA = "_CHECKPOINT_METADATA"  # The file in which Orbax keeps what gemjax writes as metadata.
+OWN_METADATA = {"format", "commits", "num_workers", "user"}  # Names that every version writes.
 HAS_DIGESTS = "digests"  # In the metadata, true if digests belong to the checkpoint.
 _WRITES = itertools.count()
 _writing: dict[Future, Path] = {}  # Writes in progress.
@@ -139,10 +140,15 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
 
 def _had_digests(checkpoint: Path) -> bool:
     """Return True if the checkpoint was named after its digests were written; Orbax reports unreadable metadata."""
+    return (_metadata(checkpoint) or {}).get(HAS_DIGESTS) is True
+
+
+def _metadata(checkpoint: Path) -> dict[str, Any] | None:
+    """Return what was given to Orbax as metadata of a checkpoint; ``None`` if that is damaged or missing."""
     try:
-        return json.loads((checkpoint / METADATA).read_bytes())["custom_metadata"].get(HAS_DIGESTS) is True
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return False
+        return dict(json.loads((checkpoint / METADATA).read_bytes())["custom_metadata"] or {})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _digest(path: Path) -> tuple[int, str]:
@@ -163,8 +169,28 @@ def path_of(folder: Path, commits: int) -> Path:
 
 
 def own_numbers(folder: Path) -> list[int]:
-    """Return the commits of checkpoints that Orbax has written; a folder of other files may have a number for a name, too."""
-    return [number for number in numbers(folder) if (folder / str(number) / METADATA).is_file()]
+    """Return the commits of checkpoints that gemjax has written; a folder of others may have a number for a name, too."""
+    return [number for number in numbers(folder) if _is_own(folder / str(number))]
+
+
+def foreign_numbers(folder: Path) -> list[int]:
+    """Return the numbers of checkpoints that another program has written with Orbax; damaged ones may be gemjax's."""
+    paths = {number: folder / str(number) for number in numbers(folder)}
+    return [number for number, path in paths.items() if not _is_own(path) and _metadata(path) is not None]
+
+
+def in_the_way(checkpoint: Path) -> bool:
+    """Return True if there is something at the path of a checkpoint which gemjax cannot have written."""
+    if not os.path.lexists(checkpoint) or _is_own(checkpoint):
+        return False
+    if not checkpoint.is_dir() or _metadata(checkpoint) is not None:
+        return True
+    return not (checkpoint / METADATA).exists() and any(checkpoint.iterdir())
+
+
+def _is_own(checkpoint: Path) -> bool:
+    """Return True if gemjax has written a checkpoint; earlier versions wrote no digests, and a name may be damaged."""
+    return (checkpoint / DIGESTS).is_file() or len(OWN_METADATA & (_metadata(checkpoint) or {}).keys()) > 2
 
 
 def later_than(folder: Path, commits: int) -> list[int]:

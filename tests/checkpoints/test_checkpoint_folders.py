@@ -4,6 +4,8 @@ import errno
 import os
 import shutil
 
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from checkpoints.states import like
 
@@ -113,3 +115,40 @@ def test_all_are_kept_and_an_earlier_one_is_loaded(tmp_path):
             checkpoints.load(like(), 4)
         with pytest.raises(ValueError, match="opened with read_only=True"):
             checkpoints.save(like(), arrivals.Gamma(3).trace(10))
+
+
+def test_checkpoints_of_another_program_stay(tmp_path):
+    """Those beyond the newest ones were removed, and later ones renamed."""
+    with ocp.CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(max_to_keep=5)) as manager:
+        for step in (3, 20, 300):
+            manager.save(step, args=ocp.args.StandardSave({"mine": np.full(4, step)}))
+    with pytest.raises(gemjax.CheckpointError, match=f"{tmp_path} holds 3, 20 and 300, checkpoints of another program"):
+        gemjax.Checkpoints(tmp_path)
+    shutil.move(tmp_path / "3", tmp_path.parent / "3")
+    for number in (20, 300):
+        shutil.rmtree(tmp_path / str(number))
+    with gemjax.Checkpoints(tmp_path, keep=1) as checkpoints:
+        shutil.move(tmp_path.parent / "3", tmp_path / "3")  # Meanwhile.
+        with pytest.raises(gemjax.CheckpointError, match=f"{tmp_path / '3'} is in the way .* after 3 commits"):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(3))
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+        checkpoints.save(like(), arrivals.Gamma(3).trace(7))
+    assert set(os.listdir(tmp_path)) == {"3", "7"}
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert manager.restore(3, args=ocp.args.StandardRestore())["mine"].tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
+def test_other_files_of_the_name_of_a_checkpoint_stay(tmp_path, is_file):
+    other = tmp_path / "3" if is_file else tmp_path / "3" / "notes.txt"
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("mine")
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        message = "checkpoint 3 is damaged: it is not a folder" if is_file else r"3 is in the way .*; move it away"
+        with pytest.raises(gemjax.CheckpointError, match=message):
+            checkpoints.save(like(), arrivals.Gamma(3).trace(3))
+    assert other.read_text() == "mine"
+    other.unlink()
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(3))  # In place of nothing, or of an empty folder.
+        assert checkpoints.commits == [3]
