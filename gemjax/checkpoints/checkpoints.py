@@ -68,8 +68,8 @@ class Checkpoints:
         if not read_only:  # Unfinished writes remain until the next one: they may be those of another process.
             if foreign := files.foreign_numbers(self.folder):
                 raise CheckpointError(
-                    f"{self.folder} holds {files.in_words(foreign)}, checkpoints of another program, and gemjax would remove or "
-                    "rename those; give it a folder of its own"
+                    f"{self.folder} holds {files.in_words(foreign)}, checkpoints of another program, and gemjax would remove "
+                    "or rename those; give it a folder of its own"
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
         self._writing: Future | None = None  # Of a write in the background.

@@ -66,7 +66,8 @@ class Replayer:
         """Return the state after so many commits without what gradients that were not applied left in it: the trace has none.
 
         A worker may have lost several in a row, some before this state and some after it. In the trace it then pulls once
-        before its next commit, or makes none any more, so its step and view here do not count.
+        before its next commit, or not at all if nothing was applied since its last one, or it makes none any more. So its step
+        and view here do not count.
         """
         worker, step, is_commit, done = *self._events[:3], int(self._ends[commits - 1]) if commits else 0
         last, following = np.full((2, self.trace.num_workers), -1)
@@ -74,7 +75,7 @@ class Replayer:
         following[worker[done:][::-1]] = np.arange(done, len(worker))[::-1]
         found = np.asarray(state.step.value)
         implied = np.where(last < 0, found, step[last] + is_commit[last])
-        most = np.where(following < 0, found, np.where(is_commit[following], implied, step[following]))
+        most = np.where(following < 0, found, step[following])
         steps = jnp.asarray(np.where((implied <= found) & (found <= most), implied, found), jnp.int32)
         arrivals, none = jnp.int32(done), jnp.int32(0)
         return state._replace(

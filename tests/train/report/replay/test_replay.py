@@ -341,6 +341,19 @@ def test_lost_gradients_are_replayed(made, monkeypatch):
     assert replayed(folder)["verdict"] in (SAME, "as far as rounding carries")
 
 
+@pytest.mark.slow
+def test_a_simulation_that_lost_all_gradients_for_a_while_replays(made, capsys):
+    """Each worker lost several in a row and pulled at one clock; the first to commit again has no late pull in the trace."""
+    folder = made("--method", "dana_zero", "--learning-rate", "0.02")
+    assert cli.main(["--resume", "run", "--learning-rate", "1e37", "--epochs", "20"]) == 2
+    assert "commits were all rejected" in capsys.readouterr().err
+    assert cli.main(["--resume", "run", "--learning-rate", "0.01"]) == 0
+    found = replayed(folder)
+    assert found["verdict"] == SAME
+    assert (COMMITS, COMMITS, SAME) in pieces(found)
+    assert pieces(found)[-1][1] > COMMITS
+
+
 def test_a_checkpoint_that_a_run_adds_while_its_log_is_read_is_left_to_the_next_replay(made, monkeypatch):
     folder = made()
     events, newest = folder.events.read_bytes(), folder.saved.path / "33"
