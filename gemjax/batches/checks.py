@@ -192,6 +192,8 @@ def whole(name: str, value: Any) -> int:
     TypeError: batch_size must be an int, got 4.0
     """
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError(value)
         return operator.index(value)
     except TypeError as error:
         raise TypeError(f"{name} must be an int, got {' '.join(repr(value).split())}") from error

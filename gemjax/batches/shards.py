@@ -61,6 +61,8 @@ class Shards(OwnEpochs):
         num_workers = whole("num_workers", num_workers)
         num_rows, batch_size, seed = count_rows(data), whole("batch_size", batch_size), checked_seed(seed)
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, num_workers))))
+        if labels is None and concentration != 1.0:
+            raise ValueError(f"concentration acts with labels= only; got {shown(concentration)} without them")
         if rows is not None:
             if labels is not None:
                 raise ValueError("give either labels=, by which rows are divided, or rows=, the partition itself")
@@ -129,6 +131,12 @@ def _deal_by_class(given: Any, num_rows: int, num_workers: int, concentration: f
         raise ValueError(f"labels must be one per row, {num_rows}, got {shown(given)}") from None
     if labels.shape != (num_rows,):
         raise ValueError(f"labels must be one per row, {num_rows}, got the shape {list(labels.shape)}")
+    if (missing := np.flatnonzero(labels != labels)).size or np.ma.is_masked(given):
+        row = missing[0] if missing.size else np.flatnonzero(np.ma.getmaskarray(given))[0]
+        raise ValueError(
+            f"labels must be one per row, {num_rows}, but row {row} has none (NaN, or masked); give it a class, or give rows= "
+            "without it"
+        )
     if not (np.isfinite(number("concentration", concentration)) and concentration > 0):
         raise ValueError(f"concentration must be positive and finite, got {concentration}")
     shares: list[list[np.ndarray]] = [[] for _ in range(num_workers)]

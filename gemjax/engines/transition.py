@@ -140,7 +140,13 @@ class Transition(WorkerStep):
             )
         if self.local is not None:
             self.local.check(self.num_workers)
-            check_no_line_search(_initial(self.local.tx, params))
+            local_state = _initial(self.local.tx, params)
+            check_no_line_search(local_state)
+            if is_asynchronous(local_state):
+                raise TypeError(
+                    "the optimizer of LocalSteps is that of one worker, such as optax.sgd(0.1), and not a whole method, which "
+                    "is for the central variable; give the method to the engine as tx"
+                )
         elif staleness.needs_local_steps(opt_state):
             raise ValueError(
                 "this method takes the displacement of local steps, but the run has none; give "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.protocol.checks import check_between
+from gemjax.protocol.checks import check_between, check_method
 from gemjax.protocol.hooks import NeedsLocalSteps
 
 PyTree = Any
@@ -40,6 +40,7 @@ class LocalSteps:
         :class:`gemjax.arrivals.SemiSynchronous` makes them.
 
     Raises:
+      TypeError: if ``tx`` is no optax transformation.
       ValueError: if a period is not a positive integer of 32 bits.
 
     >>> import gemjax, jax.numpy as jnp, optax
@@ -55,6 +56,7 @@ class LocalSteps:
     period: Any = 1
 
     def __post_init__(self):
+        check_method("the optimizer of LocalSteps", self.tx)
         object.__setattr__(self, "period", _checked(self.period))
 
     @property

@@ -1,5 +1,6 @@
 """Traces: the order of commits, and the version of the central variable that each was computed on."""
 
+import contextlib
 import dataclasses
 import os
 from typing import NamedTuple
@@ -153,10 +154,21 @@ class Trace:
         return Events(self.worker[row], self.step[row], is_commit, row, self.draw[row])
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the trace to ``path`` (.npz, no pickle)."""
+        """Write the trace to ``path`` (.npz, no pickle), whole or, if that fails, not at all."""
         columns = {name: getattr(self, name) for name in COLUMNS}
-        with open(path, "wb") as file:
-            np.savez_compressed(file, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
+        path = os.path.realpath(path)
+        is_file = os.path.isfile(path) or not os.path.exists(path)
+        written = f"{path}.{os.getpid()}.unfinished" if is_file else path  # A device is written to.
+        try:
+            with open(written, "wb") as file:
+                np.savez_compressed(file, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
+            if is_file:
+                os.replace(written, path)
+        except BaseException:
+            if is_file:
+                with contextlib.suppress(OSError):
+                    os.unlink(written)
+            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Trace":

@@ -123,25 +123,41 @@ class EventLog:
     def write(self, /, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
         record = {"event": event, "time": round(time, 6)} | {name: _plain(value) for name, value in fields.items()}
-        self._file.write(self._encode(record) + "\n")
+        with self._named():
+            self._file.write(self._encode(record) + "\n")
 
     def flush(self) -> None:
         """Hand written events to the operating system."""
-        self._file.flush()
+        with self._named():
+            self._file.flush()
 
     def sync(self) -> None:
         """Force written events to disk, before the length of the log is stored elsewhere."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._named():
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with self._named():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Add the name of the file to an ``OSError``; errors of writing to an open file have none."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                error.filename = self._file.name
+            raise
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
+        # A disk that is full still is: the error of the run, which has its result, is the one to raise.
+        with contextlib.suppress(OSError) if isinstance(raised, OSError) else contextlib.nullcontext():
+            self.close()
 
 
 def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str, Any]]:

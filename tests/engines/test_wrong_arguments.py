@@ -49,6 +49,13 @@ def sweep(over=None, **options):
         (lambda: gemjax.per_worker(SAM), "sam.<locals>.transparent_update_fn refuses extra arguments, though its type is"),
         (lambda: gemjax.summarise(TRACE), "the run is of type Trace; give the result, its history"),
         (lambda: gemjax.timeline("run.jsonl"), "the run is of type str; give the result, its history or the events of a log"),
+        (lambda: gemjax.LocalSteps(optax.sgd, 2), "the optimizer of LocalSteps must be an optax transformation"),
+        (lambda: gemjax.LocalSteps(3, 2), "the optimizer of LocalSteps must be an optax transformation, such as"),
+        (
+            lambda: gemjax.initial_state(asgd(), PARAMS, num_workers=2, local=gemjax.LocalSteps(gemjax.gem(0.1, 0.9, 2))),
+            "the optimizer of LocalSteps is that of one worker, such as optax.sgd(0.1), and not a whole method",
+        ),
+        (lambda: gemjax.Epochs(np.ones(4), True), "batch_size must be an int, got True"),
         (lambda: gemjax.gem(2**40), "learning_rate must fit into int32, got 1099511627776; give a float"),
         (lambda: gemjax.gem(0.1, [[1], [2, 3]]), "momentum must be a number, got [[1], [2, 3]]"),
         (lambda: gemjax.gem(0.1, 0.9, np.ones((2, 2))), "num_workers must be a positive int, got array([[1., 1.], [1., 1.]])"),

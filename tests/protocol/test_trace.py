@@ -1,6 +1,7 @@
 """Traces: checks, derived columns, saving and loading."""
 
 import io
+import os
 import pickle
 import zipfile
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shrunk import no_file_beyond
 
 import gemjax
 
@@ -203,6 +205,17 @@ def saved(tmp_path):
     path = tmp_path / "run.npz"
     gemjax.arrivals.Gamma(3).trace(50).save(path)
     return path
+
+
+def test_a_save_that_fails_keeps_the_file_of_before(tmp_path):
+    earlier, later = gemjax.Trace([0, 1, 0]), gemjax.arrivals.Gamma(4).trace(2000)
+    earlier.save(tmp_path / "trace.npz")
+    with no_file_beyond(2000), pytest.raises(OSError, match="File too large"):
+        later.save(tmp_path / "trace.npz")
+    assert gemjax.Trace.load(tmp_path / "trace.npz") == earlier
+    later.save(tmp_path / "trace.npz")
+    assert gemjax.Trace.load(tmp_path / "trace.npz") == later
+    assert os.listdir(tmp_path) == ["trace.npz"]
 
 
 def test_a_truncated_file_is_refused(saved):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from engines.problems import Abreast
 from hypothesis import strategies as st
+from shrunk import no_file_beyond
 
 import gemjax
 from gemjax.telemetry import eventlog
@@ -318,3 +319,23 @@ def test_every_documented_event_can_be_read(tmp_path):
             log.write(event, 0.0, **fields)
     found = list(dict.fromkeys(event["event"] for event in eventlog.read(tmp_path / "log.jsonl")))
     assert tuple(found) == eventlog.EVENTS
+
+
+def with_a_log(path, write):
+    with EventLog(path) as log:
+        write(log)
+
+
+def test_a_run_whose_log_cannot_be_written_raises_its_own_error_with_the_result(tmp_path):
+    """The file would be closed by ``with``, which fails for the same reason."""
+    loss_fn, batches = lambda params, batch: jnp.mean((params - batch) ** 2), lambda worker, step: jnp.ones(3) * worker
+    run = lambda log: gemjax.run_on_devices(gemjax.asgd(0.1, 2), loss_fn, jnp.zeros(3), batches, 200, log=log)
+    with no_file_beyond(8000), pytest.raises(OSError, match=r"File too large: '.*run\.jsonl'") as full:
+        with_a_log(tmp_path / "run.jsonl", run)
+    assert 10 < len(full.value.result.trace) < 200
+
+
+def test_a_log_that_cannot_be_closed_raises_where_nothing_else_did(tmp_path):
+    twice = lambda log: [log.write("pause", time, seconds=0.5) for time in (1.0, 2.0)]
+    with no_file_beyond(60), pytest.raises(OSError, match=r"File too large: '.*run\.jsonl'"):
+        with_a_log(tmp_path / "run.jsonl", twice)
