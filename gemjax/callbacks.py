@@ -29,7 +29,7 @@ class EarlyStopping:
     ``stops`` and at least every ``chunk_size`` arrivals.
 
     To continue a run with the count so far, keep the object; if it ended the run, its patience starts again. A new object
-    starts anew, and so does an object that is called with fewer commits than before, as by another run.
+    starts anew, and so does an object that is called with no more commits than before, as by another run.
 
     Args:
       evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
@@ -64,9 +64,9 @@ class EarlyStopping:
         self.best, self.waited, self._commits = _worst(mode), 0, -1
 
     def __call__(self, progress: Progress) -> bool:
-        if progress.commits == self._commits:
+        if not _has_new_commits(progress):
             return False
-        if progress.commits < self._commits:
+        if progress.commits <= self._commits:
             self.best, self.waited = _worst(self.mode), 0
         self._commits = progress.commits
         value = _value(self.evaluate, progress)
@@ -81,7 +81,7 @@ class EarlyStopping:
 
 
 class BestCheckpoint:
-    """Callback that saves a checkpoint whenever a metric improves.
+    """Callback that saves a checkpoint whenever a metric improves; it is evaluated at each call with new commits.
 
     The folder holds only the best checkpoint, with its metric. A continued run, in this process or another, replaces it only
     by a better one. Give each run its own folder.
@@ -131,6 +131,8 @@ class BestCheckpoint:
         self.best = metadata["metric"]
 
     def __call__(self, progress: Progress) -> None:
+        if not _has_new_commits(progress):
+            return
         value = _value(self.evaluate, progress)
         if not _is_better(value, self.best, self.mode):
             return
@@ -194,6 +196,10 @@ def _describe(value: Any) -> str:
 
 def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
     return value < best - by if mode == "min" else value > best + by
+
+
+def _has_new_commits(progress: Progress) -> bool:
+    return len(progress.history.get("loss", ())) > 0
 
 
 def _value(evaluate: Evaluate, progress: Progress) -> float:

@@ -21,8 +21,8 @@ LIKE = FIRST._replace(  # May be saved with any trace of up to 60 rows.
 NAN = float("nan")
 
 
-def at(commits):
-    """Progress after so many commits, with parameters equal to that number."""
+def at(commits, *, new=True):
+    """Progress after so many commits, some of them new unless that is denied, with parameters equal to that number."""
     params = {"x": jnp.full(4, float(commits))}
     return gemjax.Progress(
         commits=commits,
@@ -33,7 +33,7 @@ def at(commits):
         model_state=(),
         state=lambda: LIKE._replace(params=params),
         trace=lambda: TRACE.first(commits),
-        history={},
+        history={"loss": np.ones(1)} if new else {},
     )
 
 
@@ -69,9 +69,14 @@ def test_stops_after_so_many_evaluations_without_an_improvement(values, options,
     assert answers == [False] * (calls - 1) + [True]
 
 
-def test_a_call_without_new_commits_is_no_evaluation():
-    stopping = EarlyStopping(metric(1, 2, 3), patience=2)
-    assert [stopping(at(commits)) for commits in (10, 20, 20, 20, 30)] == [False, False, False, False, True]
+def test_a_call_without_new_commits_is_no_evaluation(tmp_path):
+    """Neither the first one of a run or of a continued run, when gradients are slow, nor a later one."""
+    stopping, best = EarlyStopping(metric(1, 2, 3), patience=2), BestCheckpoint(tmp_path, metric(1, 2, 3))
+    calls = [(0, False), (5, False), (10, True), (20, True), (20, False), (20, False), (30, True)]
+    assert [stopping(at(commits, new=new)) for commits, new in calls] == [False] * 6 + [True]
+    for commits, new in calls:
+        best(at(commits, new=new))
+    assert (best.best, best.checkpoints.latest) == (1.0, 10)
 
 
 def test_a_continued_run_starts_with_full_patience():
@@ -81,9 +86,11 @@ def test_a_continued_run_starts_with_full_patience():
 
 
 def test_another_run_begins_anew():
-    stopping = EarlyStopping(metric(1, 2, 5, 4, 4.5), patience=2)
+    stopping = EarlyStopping(metric(1, 2, 5, 4, 4.5, 6), patience=2)
     assert [stopping(at(commits)) for commits in (10, 20, 10, 20, 30)] == [False] * 5
     assert stopping.best == 4
+    assert not stopping(at(30))  # Of a run that made as many.
+    assert (stopping.best, stopping.waited) == (6, 0)
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,10 @@ HEADER = (
 
 def _row(piece: Piece) -> str:
     """Return the line of a piece."""
-    numbers = (piece.relative(piece.difference), piece.relative(piece.effect), piece.largest)
+    # Without an applied commit nothing moved.
+    ratios = [f"{piece.relative(value):.2g}" if piece.moved else "-" for value in (piece.difference, piece.effect)]
     commits = f"{piece.begin} to {piece.end}"
-    return f"{commits:>15}  {'  '.join(f'{number:10.2g}' for number in numbers)}  {piece.verdict}"
+    return f"{commits:>15}  {ratios[0]:>10}  {ratios[1]:>10}  {piece.largest:10.2g}  {piece.verdict}"
 
 
 def _refusal(check: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
