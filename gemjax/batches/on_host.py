@@ -31,7 +31,7 @@ class OnHost(Wrapper):
         from :class:`gemjax.batches.Rows`; with data in NumPy arrays or ``np.memmap``.
 
     Raises:
-      TypeError: if ``batches`` are not rows of data.
+      TypeError: if ``batches`` are not rows of data, or the data are typed PRNG keys.
 
     >>> import gemjax
     >>> epochs = gemjax.Epochs({"x": np.arange(10) * 1.5}, batch_size=2)
@@ -54,6 +54,12 @@ class OnHost(Wrapper):
                 "OnHost needs batches that are rows of data: gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class that "
                 f"derives from gemjax.batches.Rows; got {type(self.batches).__name__}"
             )
+        for path, leaf in jax.tree.leaves_with_path(self.batches.data):
+            if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                raise TypeError(
+                    f"data{jax.tree_util.keystr(path)} has typed PRNG keys, which are on devices only; give their numbers, "
+                    "jax.random.key_data(keys), and make keys of them in the loss function, jax.random.wrap_key_data"
+                )
         self._adopt("shared", "num_workers")
 
     def gather(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:

@@ -3,6 +3,7 @@
 from decimal import Decimal
 from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,7 +13,7 @@ from engines.entrances import PARAMS, TRACE, asgd
 import gemjax
 
 # Each was refused by Python or NumPy, without the name of the argument, or not at all; random arguments found them.
-GAMMA = gemjax.arrivals.Gamma(2)
+GAMMA, KEY = gemjax.arrivals.Gamma(2), jax.random.key(0)
 SAM = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
 
 
@@ -55,6 +56,7 @@ def sweep(over=None, **options):
             lambda: gemjax.initial_state(asgd(), PARAMS, num_workers=2, local=gemjax.LocalSteps(gemjax.gem(0.1, 0.9, 2))),
             "the optimizer of LocalSteps is that of one worker, such as optax.sgd(0.1), and not a whole method",
         ),
+        (lambda: gemjax.OnHost(gemjax.Epochs(jax.random.split(KEY, 4), 1)), "data has typed PRNG keys, which are on devices"),
         (lambda: gemjax.Epochs(np.ones(4), True), "batch_size must be an int, got True"),
         (lambda: gemjax.gem(2**40), "learning_rate must fit into int32, got 1099511627776; give a float"),
         (lambda: gemjax.gem(0.1, [[1], [2, 3]]), "momentum must be a number, got [[1], [2, 3]]"),
