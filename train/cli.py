@@ -16,7 +16,7 @@ from train.common.errors import DataError, RecordError, UsageError, printable
 from train.common.files import FULL, in_shell, in_words
 from train.config import helptext
 from train.config.config import Config
-from train.config.parsing import in_flags, parse_flags, start_from, take_resume
+from train.config.parsing import check_resumed, in_flags, parse_flags, start_from, take_resume
 from train.config.validation import check_acts
 from train.run import tensorboard as scalars
 from train.task.data.names import check_dataset
@@ -28,6 +28,7 @@ POLICIES: dict[str, Any] = {
     "quorum": 1,
 }  # Fields of which a run has one, and what stands for none.
 NO_POLICY = POLICIES | {"grace": 0.0}
+EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Another such choice.
 EMPTY = re.compile(r"\s*|(--[\w-]+)=\s*")
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
@@ -181,19 +182,23 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
       UsageError: if the command line is wrong.
       DataError: if there is no such data set.
     """
+    given = argv
     argv, default = start_from(list(argv))
     argv, resume = take_resume(argv)
     if resume:
         from train.run.folder import RunFolder
 
         try:
-            default = Config.load(RunFolder.find(resume).config)
+            begun = Config.load(RunFolder.find(resume).config)
         except ValueError as error:
             raise UsageError(str(error)) from None
+        check_resumed(given, default, begun)
+        default = begun
     helptext.show(argv, USAGE, ABOUT, default)
     words = {word.split("=")[0].replace("-", "_") for word in argv}
-    if any(f"__{name}" in words for name in POLICIES):  # It replaces that of the run which is resumed.
-        default = dataclasses.replace(default, **NO_POLICY)
+    for alternatives, none in (POLICIES, NO_POLICY), (EVALUATIONS, EVALUATIONS):
+        if any(f"__{name}" in words for name in alternatives):  # It replaces that of the run which is resumed.
+            default = dataclasses.replace(default, **none)
     config = parse_flags(Config, argv, USAGE, default)
     if not resume:
         check_acts(config, [config.method], "momentum")

@@ -180,6 +180,32 @@ def test_resume_takes_a_folder_or_the_newest(argv, rest, resume):
     assert cli.take_resume(argv) == (rest, resume)
 
 
+@pytest.mark.parametrize("command", [[], ["sweep"]], ids=["run", "sweep"])
+def test_two_runs_to_resume_or_one_of_other_data_are_refused(tmp_path, capsys, command):
+    Config().save(tmp_path / "config.json")
+    (tmp_path / "sweep.json").write_text(Grid().text())
+    assert cli.main([*command, "--resume", str(tmp_path), "--resume=other"]) == 2
+    assert "--resume is given twice; one run is resumed at a time" in capsys.readouterr().err
+    assert cli.main([*command, "mnist", "--resume", str(tmp_path)]) == 2
+    assert (
+        "mnist is on the data set mnist, but what is resumed is on digits; leave out mnist" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("begun", "given", "evaluations"),
+    [
+        ({"eval_seconds": 2.0}, ["--eval-every", "3"], (3, None)),
+        ({"eval_every": 3}, ["--eval-seconds=2"], (0, 2.0)),
+        ({"eval_every": 3}, ["--epochs", "2"], (3, None)),
+    ],
+)
+def test_a_resumed_run_may_be_evaluated_by_other_intervals(tmp_path, begun, given, evaluations):
+    Config(out=str(tmp_path), engine="simulate", **begun).save(tmp_path / "config.json")
+    config, _ = cli.parse(["--resume", str(tmp_path), *given])
+    assert (config.eval_every, config.eval_seconds) == evaluations
+
+
 def test_resuming_starts_from_the_configuration_of_the_run(tmp_path):
     Config(method="dynsgd", workers=5).save(tmp_path / "config.json")
     config, resume = cli.parse(["--resume", str(tmp_path), "--epochs", "2"])

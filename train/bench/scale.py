@@ -163,5 +163,8 @@ def driver_of(figures: str | None) -> Driver:
         times = [1e-3 * sum(found[f"{size:,}"]["times"][part]["median"] for part in PARTS) for size in sizes]
         per_byte, fixed = np.polyfit(BYTES * np.array(sizes), times, 1)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{figures} has no figures of `bench cluster` at two or more sizes ({error!r})") from error
+        raise UsageError(
+            f"{figures} has no figures of `bench cluster` at two or more sizes; make them with python -m train bench cluster "
+            "--out FILE"
+        ) from error
     return Driver(max(float(fixed), 0.0), max(float(per_byte), 0.0), f"measured, {figures}")

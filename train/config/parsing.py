@@ -51,16 +51,36 @@ def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Conf
 
 
 def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
-    """Take `--resume [RUN]` out of a command line; alone it means the newest run."""
-    for index, word in enumerate(argv):
-        if word.startswith("--resume="):
-            return argv[:index] + argv[index + 1 :], word.removeprefix("--resume=")
-        if word == "--resume":
-            named = argv[index + 1 : index + 2]
-            if named and not named[0].startswith("-"):
-                return argv[:index] + argv[index + 2 :], named[0]
-            return argv[:index] + argv[index + 1 :], "latest"
-    return argv, None
+    """Take `--resume [RUN]` out of a command line; alone it means the newest run.
+
+    Raises:
+      UsageError: if it is given twice.
+    """
+    found = [index for index, word in enumerate(argv) if word.split("=")[0] == "--resume"]
+    if len(found) > 1:
+        raise UsageError("--resume is given twice; one run is resumed at a time")
+    if not found:
+        return argv, None
+    index, (_, equals, name) = found[0], argv[found[0]].partition("=")
+    if equals:
+        return argv[:index] + argv[index + 1 :], name
+    named = argv[index + 1 : index + 2]
+    if named and not named[0].startswith("-"):
+        return argv[:index] + argv[index + 2 :], named[0]
+    return argv[:index] + argv[index + 1 :], "latest"
+
+
+def check_resumed(argv: list[str], named: Any, begun: Any) -> None:
+    """Check that the configuration at the front of a command line, if there is one, is on the data of what is resumed.
+
+    Raises:
+      UsageError: if it is not.
+    """
+    if argv[0].startswith("-") or named.dataset == begun.dataset:
+        return
+    raise UsageError(
+        f"{argv[0]} is on the data set {named.dataset}, but what is resumed is on {begun.dataset}; leave out {argv[0]}"
+    )
 
 
 def parse_flags(options: type, argv: Sequence[str], usage: str, default: Any = None, description: str = "") -> Any:

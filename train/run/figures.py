@@ -54,10 +54,10 @@ def _rates(folder: RunFolder, config: Config) -> str:
 
 def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metrics | None = None) -> None:
     """Draw the loss of each commit and its running mean against commits or time, and the test loss if given."""
-    # Counted as in the metrics: applied commits on devices, applied and dropped ones in a simulation.
-    arrivals = run.only("commit") if run.measured else run.only("commit", "drop")
-    loss, dropped = arrivals["loss"], int((arrivals["event"] == "drop").sum())
-    at = np.arange(1, len(loss) + 1) if by == "commits" else arrivals["time"]
+    # Counted as in the metrics: applied commits on devices, all in a simulation. The loss of a rejected one may be infinite.
+    arrivals = run.only("commit") if run.measured else run.only("commit", "drop", "reject")
+    event, at = arrivals["event"], np.arange(1, len(arrivals["event"]) + 1) if by == "commits" else arrivals["time"]
+    at, loss, dropped = at[event != "reject"], arrivals["loss"][event != "reject"], int((event == "drop").sum())
     window = max(2, len(loss) // 50)
     axes.plot(*_thinned(at, loss), color=COMPUTING, alpha=0.35, lw=0.7, label="each commit")
     if len(loss) >= window:

@@ -17,7 +17,7 @@ from train.common.errors import UsageError
 from train.common.files import alone, in_shell
 from train.common.machine import in_its_precision
 from train.config import helptext
-from train.config.parsing import parse_flags, start_from, take_resume
+from train.config.parsing import check_resumed, parse_flags, start_from, take_resume
 from train.config.validation import check_acts
 from train.run.groups.batch import Finished, fit, memory_of_run, programs, run_batch
 from train.run.groups.progress import GroupProgress
@@ -62,12 +62,15 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     Raises:
       UsageError: if it is wrong.
     """
+    given = argv
     argv, default = start_from(list(argv), swept=True)
     argv, resume = take_resume(argv)
     try:
         begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if resume:
+        check_resumed(list(given), default, begun)
     helptext.show(argv, USAGE, ABOUT, begun)
     grid = parse_flags(Grid, argv, USAGE, begun)
     if not resume:

@@ -1,5 +1,6 @@
 """Figures of unusual runs: one commit, nothing measured, missing values."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cycles import cycle, free, start
@@ -71,6 +72,17 @@ def test_evaluations_are_drawn_above_the_loss_of_the_commits():
     *commits, test = axes.lines
     assert test.get_zorder() > max(line.get_zorder() for line in commits)
     assert test.get_color() not in {line.get_color() for line in commits}
+
+
+def test_rejected_commits_of_a_simulation_have_a_place_on_the_axis_of_commits():
+    """The evaluations count them, too."""
+    result = gemjax.simulate(
+        gemjax.asgd(0.01, 2), lambda params, batch: jnp.sum((params - batch) ** 2), jnp.zeros(3),
+        lambda worker, step: jnp.where(step == 1, jnp.inf, 1.0), gemjax.arrivals.RoundRobin(2).trace(8),
+    )  # fmt: skip
+    axes = Figure().add_subplot()
+    figures.draw_loss(axes, gemjax.timeline(result))
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 5, 6, 7, 8]
 
 
 def test_the_shares_of_time_add_up_to_all_of_it():

@@ -117,6 +117,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark that the command line asks for and return the exit status."""
     asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
     console = RunConsole()
+    check_out(asked.work, "--work")
     check_regular(asked.file)
     known = load(asked.whole, asked.whole.cells(), asked.pool, {})
     before = earlier(asked)
@@ -124,7 +125,6 @@ def main(argv: Sequence[str]) -> int:
         dry_run(asked, unfinished(asked, known, before), console)
         return 0
     check_out(asked.folder)
-    check_out(asked.work, "--work")
     check_regular(asked.file.with_suffix(".png"), asked.file.with_suffix(".md"))
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
     resume = f"; finished runs are kept. Resume with: {shlex.join([*USAGE.split(), *argv])}"
