@@ -25,8 +25,8 @@ Evaluate = Callable[[Progress], Any]
 class EarlyStopping:
     """Callback that ends a run when a metric has stopped improving.
 
-    The metric is evaluated at each call with new commits. Devices call every ``callback_every`` commits; the simulator calls at
-    ``stops`` and at least every ``chunk_size`` arrivals.
+    The metric is evaluated at each call, if a commit was applied since the call before. Devices call every ``callback_every``
+    commits; the simulator calls at ``stops`` and at least every ``chunk_size`` arrivals.
 
     To continue a run with the count so far, keep the object; if it ended the run, its patience starts again. A new object
     starts anew, and so does an object that is called with no more commits than before, as by another run.
@@ -81,10 +81,11 @@ class EarlyStopping:
 
 
 class BestCheckpoint:
-    """Callback that saves a checkpoint whenever a metric improves; it is evaluated at each call with new commits.
+    """Callback that saves a checkpoint whenever a metric improves.
 
-    The folder holds only the best checkpoint, with its metric. A continued run, in this process or another, replaces it only
-    by a better one. Give each run its own folder.
+    The metric is evaluated at each call, if a commit was applied since the call before. The folder holds only the best
+    checkpoint, with its metric. A continued run, in this process or another, replaces it only by a better one. Give each run
+    its own folder.
 
     Args:
       folder: folder of the checkpoint, created if it does not exist; not the folder of the run's other checkpoints.
@@ -199,7 +200,8 @@ def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
 
 
 def _has_new_commits(progress: Progress) -> bool:
-    return len(progress.history.get("loss", ())) > 0
+    """Return True if a commit was applied since the last call."""
+    return bool(np.any(progress.history.get("applied", False)))
 
 
 def _value(evaluate: Evaluate, progress: Progress) -> float:

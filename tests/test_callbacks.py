@@ -22,7 +22,10 @@ NAN = float("nan")
 
 
 def at(commits, *, new=True):
-    """Progress after so many commits, some of them new unless that is denied, with parameters equal to that number."""
+    """Progress after so many commits, with parameters equal to that number.
+
+    ``new`` is True if some were applied since the last call, False if all were refused, and ``None`` if there were none.
+    """
     params = {"x": jnp.full(4, float(commits))}
     return gemjax.Progress(
         commits=commits,
@@ -33,7 +36,7 @@ def at(commits, *, new=True):
         model_state=(),
         state=lambda: LIKE._replace(params=params),
         trace=lambda: TRACE.first(commits),
-        history={"loss": np.ones(1)} if new else {},
+        history={} if new is None else {"loss": np.ones(2), "applied": np.array([False, new])},
     )
 
 
@@ -70,9 +73,9 @@ def test_stops_after_so_many_evaluations_without_an_improvement(values, options,
 
 
 def test_a_call_without_new_commits_is_no_evaluation(tmp_path):
-    """Neither the first one of a run or of a continued run, when gradients are slow, nor a later one."""
+    """Neither the first one of a run or of a continued run, when gradients are slow, nor after refused commits alone."""
     stopping, best = EarlyStopping(metric(1, 2, 3), patience=2), BestCheckpoint(tmp_path, metric(1, 2, 3))
-    calls = [(0, False), (5, False), (10, True), (20, True), (20, False), (20, False), (30, True)]
+    calls = [(0, None), (5, False), (10, True), (20, True), (20, None), (20, False), (30, True)]
     assert [stopping(at(commits, new=new)) for commits, new in calls] == [False] * 6 + [True]
     for commits, new in calls:
         best(at(commits, new=new))

@@ -185,16 +185,17 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     given = argv
     argv, default = start_from(list(argv))
     argv, resume = take_resume(argv)
+    named = default
     if resume:
         from train.run.folder import RunFolder
 
         try:
-            begun = Config.load(RunFolder.find(resume).config)
+            default = Config.load(RunFolder.find(resume).config)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        check_resumed(given, default, begun)
-        default = begun
     helptext.show(argv, USAGE, ABOUT, default)
+    if resume:
+        check_resumed(given, named, default)
     words = {word.split("=")[0].replace("-", "_") for word in argv}
     for alternatives, none in (POLICIES, NO_POLICY), (EVALUATIONS, EVALUATIONS):
         if any(f"__{name}" in words for name in alternatives):  # It replaces that of the run which is resumed.

@@ -1,6 +1,7 @@
 """Base class of batch sources, and the adapter for sources that do not derive from it."""
 
 import dataclasses
+import mmap
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -74,19 +75,28 @@ class Batches:
         return None, selection
 
     def _check_data(self) -> None:
-        """Raise an error if devices do not take the data."""
+        """Raise an error if devices do not take the data; a source that gathers them itself may change them."""
+        if type(self).gather is not Batches.gather:
+            return
         for path, leaf in jax.tree.leaves_with_path(self.data):
-            name = f"data{jax.tree_util.keystr(path)}"
-            check_numbers(name, leaf)
-            if not isinstance(leaf, np.memmap):  # Of which only the rows of batches are read.
-                check_range(name, leaf)
+            check_numbers(f"data{jax.tree_util.keystr(path)}", leaf)
+
+    def _check_range(self) -> None:
+        """Raise ``TypeError`` for integers that JAX would take for others; those in files are not read for that."""
+        if type(self).gather is Batches.gather:
+            for path, leaf in jax.tree.leaves_with_path(self.data):
+                if not _is_mapped(leaf):
+                    check_range(f"data{jax.tree_util.keystr(path)}", leaf)
 
     def _check_selection(self, selection: PyTree, worker: np.ndarray, step: np.ndarray, draw: Any) -> None:
         """Raise an error if a batch cannot be made of its selection, where that can be seen on the host."""
 
 
 class RowsError(ValueError):
-    """Rows that the data do not have, or that make no batch because they differ; a retry would meet the same ones."""
+    """Rows that the data do not have, or that make no batch: they differ, or JAX does not hold their integers.
+
+    A retry would meet the same ones.
+    """
 
 
 class Wrapper(Batches):
@@ -125,6 +135,15 @@ class Adapter(Wrapper):
 
     def gather(self, selection):
         return getattr(self.batches, "part", super().gather)(selection)
+
+
+def _is_mapped(array: Any) -> bool:
+    """Return True for an array in a file that is mapped into memory."""
+    while array is not None:
+        if isinstance(array, (np.memmap, mmap.mmap)):
+            return True
+        array = getattr(array, "base", getattr(array, "obj", None))  # That of a memoryview.
+    return False
 
 
 def adapt(batches: Any) -> Batches:

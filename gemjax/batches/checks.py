@@ -1,5 +1,6 @@
 """Checks of data and of the kind of ``batches=``; error messages say what to give instead."""
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Mapping
@@ -111,6 +112,8 @@ def count_rows(data: PyTree, batch_size: int = 1) -> int:
             f"all arrays of the data must have the same number of rows, got {' and '.join(found) or 'no arrays'}"
         )
     num_rows, batch_size = int(next(iter(rows)) or 0), whole("batch_size", batch_size)
+    if not num_rows:
+        raise ValueError(f"the data have no rows; the shape of {next(iter(rows.values()))} begins with 0")
     if not 1 <= batch_size <= num_rows:
         raise ValueError(f"batch_size must be in 1 … {num_rows} (the rows of the data), got {batch_size}")
     return num_rows
@@ -133,12 +136,17 @@ def _check_leaf(name: str, leaf: Any) -> None:
     check_numbers(name, leaf)
 
 
+def masked(name: str) -> TypeError:
+    """Make the error for an array with a mask."""
+    return TypeError(
+        f"{name} is a masked array, and a batch has no mask; give its filled(…), or its mask as an array, too"
+    )
+
+
 def check_numbers(name: str, leaf: Any) -> None:
     """Raise ``TypeError`` for an array of NumPy that devices do not take, or of which they would ignore a part."""
     if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is a masked array, and a batch has no mask; give {name}.filled(…), or its mask as an array"
-        )
+        raise masked(name)
     if isinstance(leaf, np.ndarray) and not is_numeric(leaf.dtype):
         raise TypeError(
             f"devices take numbers only, but {name} is an array of {leaf.dtype}; encode it as numbers or leave it out"
@@ -191,9 +199,7 @@ def whole(name: str, value: Any) -> int:
     Traceback (most recent call last):
     TypeError: batch_size must be an int, got 4.0
     """
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError(value)
-        return operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} must be an int, got {' '.join(repr(value).split())}") from error
+    if not isinstance(value, (bool, np.bool_)):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name} must be an int, got {' '.join(repr(value).split())}")

@@ -9,9 +9,17 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
-from gemjax.batches.checks import INSTEAD_OF_ITERATOR, NO_ITERATOR, count_rows, has_splits, is_dataset, is_numeric
+from gemjax.batches.checks import (
+    INSTEAD_OF_ITERATOR,
+    NO_ITERATOR,
+    count_rows,
+    has_splits,
+    is_dataset,
+    is_numeric,
+    masked,
+)
 from gemjax.batches.rows import Epochs, Rows
-from gemjax.protocol.checks import check_range, shown
+from gemjax.protocol.checks import check_range, fits, shown
 from gemjax.protocol.compat import settings_here
 
 PyTree = Any
@@ -202,8 +210,9 @@ def read_rows(source: Any, numbers: Sequence[int]) -> PyTree:
         arrays.append(jax.tree.unflatten(structure, leaves))
         _check_alike(number, arrays[-1], numbers[0], arrays[0])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *arrays)
-    for path, leaf in jax.tree.leaves_with_path(stacked):
-        check_range(f"a row of the source: {jax.tree_util.keystr(path) or 'it'}", leaf, RowsError)
+    for place, leaf in enumerate(jax.tree.leaves(stacked)):
+        for number, own in zip(numbers, leaf, strict=True) if not fits(leaf) else ():
+            check_range(_name(arrays[0], number, place), own, RowsError)
     return stacked
 
 
@@ -238,11 +247,8 @@ def _name(row: PyTree, number: int, place: int) -> str:
 
 
 def _array(leaf: Any, row: PyTree, number: int, place: int) -> np.ndarray:
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError(
-            f"{_name(row, number, place)} is a masked array, and a batch has no mask; give leaf.filled(…), or its mask as an "
-            "array"
-        )
+    if np.ma.is_masked(leaf):
+        raise masked(_name(row, number, place))
     try:
         array = np.asarray(leaf)
     except Exception as error:

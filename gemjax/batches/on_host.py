@@ -8,7 +8,7 @@ import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
 from gemjax.batches.rows import Rows
-from gemjax.protocol.checks import check_range
+from gemjax.protocol.checks import check_range, fits
 
 PyTree = Any
 
@@ -65,9 +65,13 @@ class OnHost(Wrapper):
     def gather(self, selection: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """Return the selected rows in order, and their indices among them."""
         # The device then takes rows by index, as from whole data: the same program, which rounds in the same way.
-        rows = jax.tree.map(
-            lambda leaf: np.take(np.asarray(leaf), selection.ravel(), 0, mode="clip"), self.batches.data
-        )
-        for path, leaf in jax.tree.leaves_with_path(rows):
-            check_range(f"data{jax.tree_util.keystr(path)}", leaf, RowsError)
+        rows = jax.tree.map(lambda leaf: _rows_of(np.asarray(leaf), selection.ravel()), self.batches.data)
+        if not all(map(fits, jax.tree.leaves(rows))):
+            for path, leaf in jax.tree.leaves_with_path(rows):
+                check_range(f"data{jax.tree_util.keystr(path)}", leaf, RowsError)
         return rows, np.arange(selection.size, dtype=np.int32).reshape(selection.shape)
+
+
+def _rows_of(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return rows of an array; one of a single row is the same for all. `np.take` would copy a strided array whole."""
+    return array[np.zeros_like(rows) if len(array) == 1 else rows]

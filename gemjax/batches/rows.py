@@ -39,15 +39,15 @@ class Rows(Batches):
 
     def _check_data(self):
         super()._check_data()
-        if type(self).batch is Rows.batch:
+        if type(self).batch is Rows.batch and type(self).gather is Batches.gather:
             own = jax.tree.map(lambda leaf: None if np.shape(leaf)[:1] == (1,) else leaf, self.data)
             count_rows(own if jax.tree.leaves(own) else self.data)
 
     def _check_selection(self, selection, worker, step, draw):
         if type(self).select in (OwnEpochs.select, Stream.select):
             return  # Valid by construction; for one batch the check takes longer than its selection.
-        if type(self).batch is not Rows.batch:
-            return  # Its numbers need not be rows.
+        if type(self).batch is not Rows.batch or type(self).gather is not Batches.gather:
+            return  # Its numbers need not be rows of its data.
         is_array = isinstance(selection, (np.ndarray, jax.Array))
         if not (is_array and np.issubdtype(selection.dtype, np.integer)):
             found = f"an array of {selection.dtype}" if is_array else type(selection).__name__
@@ -227,6 +227,7 @@ def as_batches(batches: Any, num_workers: int) -> Batches:
         warn_if_frozen(batches)
         batches = Computed(batches)
     batches._check_data()
+    batches._check_range()
     if batches.num_workers not in (None, num_workers):
         raise ValueError(
             f"the batches were made with num_workers={batches.num_workers}, but the run has {num_workers} workers; make them "

@@ -34,7 +34,8 @@ class Shards(OwnEpochs):
 
     Raises:
       TypeError: if a leaf of the data is not an array of numbers, or ``batch_size`` is not an int.
-      ValueError: if the leading axes differ, a worker would have fewer rows than a batch, or ``rows`` is not such a partition.
+      ValueError: if the leading axes differ, a worker would have fewer rows than a batch, a label is missing (NaN or masked),
+        or ``rows`` is not such a partition.
 
     >>> shards = Shards({"x": np.arange(12)}, batch_size=2, num_workers=3)
     >>> sorted(np.concatenate(shards.rows).tolist()) == list(range(12)), [len(rows) for rows in shards.rows]
@@ -61,8 +62,6 @@ class Shards(OwnEpochs):
         num_workers = whole("num_workers", num_workers)
         num_rows, batch_size, seed = count_rows(data), whole("batch_size", batch_size), checked_seed(seed)
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, num_workers))))
-        if labels is None and concentration != 1.0:
-            raise ValueError(f"concentration acts with labels= only; got {shown(concentration)} without them")
         if rows is not None:
             if labels is not None:
                 raise ValueError("give either labels=, by which rows are divided, or rows=, the partition itself")
@@ -140,7 +139,13 @@ def _deal_by_class(given: Any, num_rows: int, num_workers: int, concentration: f
     if not (np.isfinite(number("concentration", concentration)) and concentration > 0):
         raise ValueError(f"concentration must be positive and finite, got {concentration}")
     shares: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-    for one in np.unique(labels):
+    try:
+        classes = np.unique(labels)
+    except TypeError:
+        raise ValueError(
+            f"labels must be all ints or all texts, got {shown(given)}; give a class to each row"
+        ) from None
+    for one in classes:
         rows = rng.permutation(np.flatnonzero(labels == one))
         cuts = np.cumsum(rng.dirichlet([concentration] * num_workers))[:-1] * len(rows)
         for share, part in zip(shares, np.split(rows, cuts.round().astype(int)), strict=True):

@@ -68,8 +68,8 @@ class Checkpoints:
         if not read_only:  # Unfinished writes remain until the next one: they may be those of another process.
             if foreign := files.foreign_numbers(self.folder):
                 raise CheckpointError(
-                    f"{self.folder} holds {files.in_words(foreign)}, checkpoints of another program, and gemjax would remove "
-                    "or rename those; give it a folder of its own"
+                    f"{self.folder} holds {files.in_words(foreign)}, checkpoints of another program, which would be removed "
+                    "or renamed; give these checkpoints a folder of their own"
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
         self._writing: Future | None = None  # Of a write in the background.
@@ -96,11 +96,10 @@ class Checkpoints:
             actors write.
 
         Warns:
-          RunWarning: if there are checkpoints of more commits, with their new names.
+          RunWarning: if there are checkpoints of more commits, or something else of the name of this one, with their new names.
 
         Raises:
-          CheckpointError: if a number in ``state.params`` is not finite, or if there is something else of the name of the
-            checkpoint; nothing is written, and earlier checkpoints remain.
+          CheckpointError: if a number in ``state.params`` is not finite; nothing is written, and earlier checkpoints remain.
           CheckpointWriteError: (an OSError) if this checkpoint cannot be written, another writer has been at work for 5
             minutes, or the previous one could not be written in the background. Existing checkpoints remain valid, and the next
             call tries again.
@@ -132,10 +131,12 @@ class Checkpoints:
             with Held():
                 try:
                     files.clean(self.folder)
-                    if files.in_the_way(checkpoint := self.folder / str(len(trace))):
-                        raise CheckpointError(
-                            f"{checkpoint} is in the way of the checkpoint after {len(trace)} commits, and gemjax has not "
-                            "written it; move it away, or give the checkpoints a folder of their own"
+                    if files.is_doubtful(checkpoint := self.folder / str(len(trace))):
+                        warnings.warn(
+                            f"{checkpoint} has the name of the checkpoint after {len(trace)} commits, and does not look like "
+                            f"one that gemjax has written; it is renamed to {files.SUPERSEDED}…",
+                            RunWarning,
+                            stacklevel=2,
                         )
                     if not wait:
                         # A run that goes on donates the buffers of its state to the next commit.

@@ -68,7 +68,7 @@ def completed(
             written.rename(checkpoint)
             settle_replaced(checkpoint.parent)
             renamed = [
-                _rename(checkpoint.parent, number) for number in later_than(checkpoint.parent, int(checkpoint.name))
+                rename(checkpoint.parent, number) for number in later_than(checkpoint.parent, int(checkpoint.name))
             ]
             for number in own_numbers(checkpoint.parent)[:-keep] if keep else []:
                 _remove(checkpoint.with_name(str(number)))
@@ -175,22 +175,28 @@ def own_numbers(folder: Path) -> list[int]:
 
 def foreign_numbers(folder: Path) -> list[int]:
     """Return the numbers of checkpoints that another program has written with Orbax; damaged ones may be gemjax's."""
-    paths = {number: folder / str(number) for number in numbers(folder)}
-    return [number for number, path in paths.items() if not _is_own(path) and _metadata(path) is not None]
+    return [number for number in numbers(folder) if _is_foreign(folder / str(number))]
 
 
-def in_the_way(checkpoint: Path) -> bool:
-    """Return True if there is something at the path of a checkpoint which gemjax cannot have written."""
+def is_doubtful(checkpoint: Path) -> bool:
+    """Return True if something is at the path of a checkpoint of which it is not known that gemjax has written it."""
     if not os.path.lexists(checkpoint) or _is_own(checkpoint):
         return False
-    if not checkpoint.is_dir() or _metadata(checkpoint) is not None:
-        return True
-    return not (checkpoint / METADATA).exists() and any(checkpoint.iterdir())
+    return not checkpoint.is_dir() or any(checkpoint.iterdir())
 
 
 def _is_own(checkpoint: Path) -> bool:
     """Return True if gemjax has written a checkpoint; earlier versions wrote no digests, and a name may be damaged."""
-    return (checkpoint / DIGESTS).is_file() or len(OWN_METADATA & (_metadata(checkpoint) or {}).keys()) > 2
+    return (checkpoint / DIGESTS).is_file() or _has_own_names(_metadata(checkpoint))
+
+
+def _is_foreign(checkpoint: Path) -> bool:
+    found = _metadata(checkpoint)  # Read once: another process may replace the checkpoint.
+    return found is not None and not _has_own_names(found) and not (checkpoint / DIGESTS).exists()
+
+
+def _has_own_names(found: dict[str, Any] | None) -> bool:
+    return len(OWN_METADATA & (found or {}).keys()) > 2
 
 
 def later_than(folder: Path, commits: int) -> list[int]:
@@ -203,8 +209,8 @@ def in_words(commits: list[int]) -> str:
     return " and ".join(filter(None, [", ".join(map(str, commits[:-1])), str(commits[-1])]))
 
 
-def _rename(folder: Path, commits: int) -> Path:
-    """Rename a checkpoint of another continuation of the run; return its new path."""
+def rename(folder: Path, commits: int) -> Path:
+    """Rename a checkpoint of another continuation of the run, or what has the name of one; return its new path."""
     names = (f"{SUPERSEDED}{commits}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     renamed = next(folder / name for name in names if not (folder / name).exists())
     return (folder / str(commits)).rename(renamed)
@@ -228,8 +234,10 @@ def clean(folder: Path) -> None:
 
 
 def set_aside(folder: Path, commits: int) -> None:
-    """Rename the checkpoint of so many commits, so that it survives if its replacement fails."""
+    """Rename the checkpoint of so many commits, so that it survives if its replacement fails; what is doubtful survives."""
     settle_replaced(folder)
+    if is_doubtful(folder / str(commits)):
+        rename(folder, commits)
     with contextlib.suppress(FileNotFoundError):
         (folder / str(commits)).rename(folder / f"{REPLACED}{commits}")
 

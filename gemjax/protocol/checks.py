@@ -300,16 +300,22 @@ def _unlike(found: PyTree, expected: PyTree, path: tuple = ()) -> tuple:
     return path, *((got, want) if got != want else (kind, other))
 
 
-def check_range(name: str, array: Any, error: type[ValueError] = ValueError) -> None:
-    """Raise ``error`` for integers of NumPy that JAX would silently take for others: those beyond its 32 bits."""
-    if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.kind not in "iu" or not array.size:
-        return
-    if (kind := jax.dtypes.canonicalize_dtype(array.dtype)) == array.dtype:
-        return
-    limits, found = jnp.iinfo(kind), (array.min(), array.max())
-    if found[0] < limits.min or found[1] > limits.max:
-        beyond = found[1] if found[1] > limits.max else found[0]
+def fits(array: Any) -> bool:
+    """Return False for integers of NumPy that JAX would silently take for others: those beyond its 32 bits."""
+    if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.kind not in "iu" or array.dtype.itemsize < 8:
+        return True
+    if not array.size or (kind := jax.dtypes.canonicalize_dtype(array.dtype)) == array.dtype:
+        return True
+    limits = jnp.iinfo(kind)
+    return bool(array.min() >= limits.min and array.max() <= limits.max)
+
+
+def check_range(name: str, array: Any, error: type[Exception] = TypeError) -> None:
+    """Raise ``error`` for integers of NumPy that do not fit."""
+    if not fits(array):
+        kind, most = jax.dtypes.canonicalize_dtype(array.dtype), array.max()
         raise error(
-            f"{name} has the integer {beyond}, which does not fit into JAX's {kind.name}; map the integers to smaller ones, or "
-            'enable those of 64 bits, jax.config.update("jax_enable_x64", True)'
+            f"{name} has the integer {most if most > jnp.iinfo(kind).max else array.min()}, which does not fit into JAX's "
+            f"{kind.name}; give floats or smaller integers, leave it out, or enable integers of 64 bits, "
+            'jax.config.update("jax_enable_x64", True)'
         )

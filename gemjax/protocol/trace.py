@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import os
 from typing import NamedTuple
 
@@ -154,20 +155,17 @@ class Trace:
         return Events(self.worker[row], self.step[row], is_commit, row, self.draw[row])
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the trace to ``path`` (.npz, no pickle), whole or, if that fails, not at all."""
-        columns = {name: getattr(self, name) for name in COLUMNS}
-        path = os.path.realpath(path)
-        is_file = os.path.isfile(path) or not os.path.exists(path)
-        written = f"{path}.{os.getpid()}.unfinished" if is_file else path  # A device is written to.
+        """Write the trace to ``path`` (.npz, no pickle). If that fails, a file that was there is as before."""
+        columns, content, before = {name: getattr(self, name) for name in COLUMNS}, io.BytesIO(), None
+        np.savez_compressed(content, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
+        if os.path.isfile(path):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                before = file.read()
         try:
-            with open(written, "wb") as file:
-                np.savez_compressed(file, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
-            if is_file:
-                os.replace(written, path)
+            _write(path, content.getvalue(), over=before is not None)
         except BaseException:
-            if is_file:
-                with contextlib.suppress(OSError):
-                    os.unlink(written)
+            if before is not None:
+                _write(path, before, over=True)
             raise
 
     @classmethod
@@ -194,6 +192,15 @@ class Trace:
             return cls(**columns)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+def _write(path: str | os.PathLike, content: bytes, *, over: bool) -> None:
+    """Write a file, over what it has: its place on a disk that is full stays its own."""
+    with open(path, "r+b" if over else "wb") as file:
+        file.write(content)
+        file.flush()
+        if over:
+            file.truncate()
 
 
 def check_trace(trace: object) -> None:

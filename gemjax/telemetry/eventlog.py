@@ -123,8 +123,11 @@ class EventLog:
     def write(self, /, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
         record = {"event": event, "time": round(time, 6)} | {name: _plain(value) for name, value in fields.items()}
-        with self._named():
+        try:
             self._file.write(self._encode(record) + "\n")
+        except OSError as error:
+            self._name(error)
+            raise
 
     def flush(self) -> None:
         """Hand written events to the operating system."""
@@ -143,21 +146,27 @@ class EventLog:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Add the name of the file to an ``OSError``; errors of writing to an open file have none."""
         try:
             yield
         except OSError as error:
-            if error.filename is None and error.errno is not None:
-                error.filename = self._file.name
+            self._name(error)
             raise
+
+    def _name(self, error: OSError) -> None:
+        """Add the name of the file to an error; those of writing to an open file have none."""
+        if error.filename is None and error.errno is not None:
+            error.filename = self._file.name
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
-        # A disk that is full still is: the error of the run, which has its result, is the one to raise.
-        with contextlib.suppress(OSError) if isinstance(raised, OSError) else contextlib.nullcontext():
+        try:
             self.close()
+        except OSError as error:
+            if raised is None:
+                raise
+            raised.add_note(f"the log could not be closed, either: {error}")  # The error of the run has its result.
 
 
 def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str, Any]]:

@@ -390,6 +390,14 @@ def test_a_row_with_a_mask_is_refused():
     masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
     with pytest.raises(TypeError, match=r"row 1 of the source: \['x'\] is a masked array, and a batch has no mask"):
         read_rows([{"x": masked.data}, {"x": masked}], [0, 1])
+    assert read_rows([{"x": np.ma.masked_array([1.0])}], [0])["x"].tolist() == [[1.0]]  # Nothing is masked.
+
+
+def test_an_integer_that_jax_does_not_hold_is_named_by_its_row():
+    with pytest.raises(
+        RowsError, match=r"^row 2 of the source: \['id'\] has the integer -1099511627776, which does not fit"
+    ):
+        read_rows([{"id": 0}, {"id": 1}, {"id": -(2**40)}], [1, 2])
 
 
 def test_rows_may_be_containers_of_arrays():

@@ -1,5 +1,7 @@
 """Data in host memory give the run of data on the device."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -255,3 +257,41 @@ def test_a_state_that_does_not_fit_is_refused(monkeypatch):
 def test_batches_without_rows_are_refused(wrong):
     with pytest.raises(TypeError, match="OnHost needs batches that are rows of data: "):
         OnHost(wrong)
+
+
+def test_a_batch_of_an_array_with_gaps_reads_its_rows_alone():
+    """It took a thousand times as long: `np.take` makes the whole array contiguous first."""
+    whole = np.zeros((1_000_000, 64), np.int8)
+    batches = gemjax.OnHost(gemjax.Epochs({"gaps": whole[:, :32]}, 2))
+    selection = batches.select(np.zeros(1, int), np.zeros(1, int))[0]
+    tracemalloc.start()
+    batches.gather(selection)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10_000
+
+
+def test_rows_beyond_the_data_are_not_replaced_where_the_class_makes_the_batch():
+    class Own(Rows):
+        data = np.arange(8.0)
+
+        def __init__(self, row):
+            self.row = row
+
+        def select(self, worker, step):
+            return np.full((len(step), 2), self.row, np.int32)
+
+        def batch(self, data, selection):
+            return 2.0 * data[selection]
+
+    tx, loss_fn, trace = (
+        gemjax.asgd(0.1, 2),
+        lambda params, batch: (params - batch.mean()) ** 2,
+        gemjax.arrivals.Gamma(2).trace(9),
+    )
+    ends = [
+        gemjax.simulate(tx, loss_fn, 0.0, wrap(Own(-1)), trace).params for wrap in (lambda rows: rows, gemjax.OnHost)
+    ]
+    assert ends[0] == ends[1]
+    with pytest.raises(IndexError):
+        gemjax.simulate(tx, loss_fn, 0.0, gemjax.OnHost(Own(8)), trace)

@@ -334,3 +334,24 @@ def test_what_is_no_row_number_is_refused(rows, found):
         gemjax.simulate(tx, loss_fn, 0.0, Own(3), gemjax.arrivals.RoundRobin(3).trace(12))
     with pytest.raises(ValueError, match=f"Own.select returned {found}"):
         gemjax.run_on_devices(tx, loss_fn, 0.0, Own(3), 12)
+
+
+class OnDisk(gemjax.batches.Rows):
+    """Rows that the class gathers itself, of numbers of its own."""
+
+    store, data = np.sin(np.arange(40.0)), {"number": np.arange(2**40, 2**40 + 40)}
+
+    def select(self, worker, step):
+        return (self.data["number"][0] + (7 * step + worker) % 40)[:, None]
+
+    def gather(self, selection):
+        numbers = selection.ravel() - self.data["number"][0]
+        return {"x": self.store[numbers]}, np.arange(selection.size, dtype=np.int32).reshape(selection.shape)
+
+
+def test_a_class_may_gather_rows_that_are_not_its_data():
+    tx, loss_fn = gemjax.asgd(0.1, 3), lambda params, batch: (params - batch["x"].mean()) ** 2
+    result = gemjax.run_on_devices(tx, loss_fn, 0.0, OnDisk(), 30)
+    np.testing.assert_allclose(
+        gemjax.simulate(tx, loss_fn, 0.0, OnDisk(), result.trace).params, result.params, rtol=1e-6
+    )

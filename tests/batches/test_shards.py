@@ -77,7 +77,7 @@ def test_shards_train_in_an_engine():
         (lambda: Shards(ROWS, 1, 6, labels=[0, 1]), r"labels must be one per row, 120, got the shape \[2\]"),
         (lambda: Shards(ROWS, 1, 6, labels=np.where(ROWS["row"] == 7, np.nan, 1.0)), "but row 7 has none"),
         (lambda: Shards(ROWS, 1, 6, labels=np.ma.masked_equal(ROWS["row"], 9)), "but row 9 has none"),
-        (lambda: Shards(ROWS, 1, 6, concentration=0.1), "concentration acts with labels= only; got 0.1"),
+        (lambda: Shards(ROWS, 1, 6, labels=[None, *range(119)]), "labels must be all ints or all texts"),
         (lambda: Shards(ROWS, 1, 6, labels=ROWS["label"], concentration=0.0), "concentration must be positive"),
         (
             lambda: Shards(ROWS, 1, 40, labels=ROWS["label"], concentration=0.01),

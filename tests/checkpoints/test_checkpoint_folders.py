@@ -129,26 +129,52 @@ def test_checkpoints_of_another_program_stay(tmp_path):
         shutil.rmtree(tmp_path / str(number))
     with gemjax.Checkpoints(tmp_path, keep=1) as checkpoints:
         shutil.move(tmp_path.parent / "3", tmp_path / "3")  # Meanwhile.
-        with pytest.raises(gemjax.CheckpointError, match=f"{tmp_path / '3'} is in the way .* after 3 commits"):
+        with pytest.warns(
+            gemjax.RunWarning, match="3 has the name of the checkpoint after 3 commits, and does not look"
+        ):
             checkpoints.save(like(), arrivals.Gamma(3).trace(3))
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
         checkpoints.save(like(), arrivals.Gamma(3).trace(7))
-    assert set(os.listdir(tmp_path)) == {"3", "7"}
-    with ocp.CheckpointManager(tmp_path) as manager:
+    assert set(os.listdir(tmp_path)) == {"superseded-3", "7"}
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (tmp_path / "superseded-3").rename(theirs / "3")
+    with ocp.CheckpointManager(theirs) as manager:
         assert manager.restore(3, args=ocp.args.StandardRestore())["mine"].tolist() == [3] * 4
 
 
-@pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
-def test_other_files_of_the_name_of_a_checkpoint_stay(tmp_path, is_file):
-    other = tmp_path / "3" if is_file else tmp_path / "3" / "notes.txt"
-    other.parent.mkdir(exist_ok=True)
-    other.write_text("mine")
+def test_a_folder_of_the_name_of_a_checkpoint_is_renamed(tmp_path):
+    """The run goes on, and nothing is lost."""
+    (tmp_path / "3").mkdir()
     with gemjax.Checkpoints(tmp_path) as checkpoints:
-        message = "checkpoint 3 is damaged: it is not a folder" if is_file else r"3 is in the way .*; move it away"
-        with pytest.raises(gemjax.CheckpointError, match=message):
+        checkpoints.save(like(), arrivals.Gamma(3).trace(3))  # In place of an empty folder.
+        shutil.rmtree(tmp_path / "3")
+        (tmp_path / "3").mkdir()
+        (tmp_path / "3" / "notes.txt").write_text("mine")
+        with pytest.warns(gemjax.RunWarning, match="3 has the name .*; it is renamed to superseded-"):
             checkpoints.save(like(), arrivals.Gamma(3).trace(3))
-    assert other.read_text() == "mine"
-    other.unlink()
+        assert checkpoints.load(like())[1] == arrivals.Gamma(3).trace(3)
+    assert (tmp_path / "superseded-3" / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_of_the_name_of_a_checkpoint_stays(tmp_path):
+    (tmp_path / "3").write_text("mine")
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    with pytest.raises(gemjax.CheckpointError, match="checkpoint 3 is damaged: it is not a folder"):
+        checkpoints.save(like(), arrivals.Gamma(3).trace(3))
+    assert (tmp_path / "3").read_text() == "mine"
+
+
+def test_a_folder_is_opened_while_another_process_replaces_a_checkpoint(tmp_path, monkeypatch):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(), arrivals.Gamma(3).trace(3))  # In place of nothing, or of an empty folder.
-        assert checkpoints.commits == [3]
+        checkpoints.save(like(), arrivals.Gamma(3).trace(3))
+    away, read = (tmp_path / "3").rename(tmp_path / "away"), files._metadata
+
+    def read_and_replace(checkpoint):
+        found = read(checkpoint)
+        if away.exists():
+            away.rename(tmp_path / "3")
+        return found
+
+    monkeypatch.setattr(files, "numbers", lambda folder: [3])
+    monkeypatch.setattr(files, "_metadata", read_and_replace)
+    gemjax.Checkpoints(tmp_path)

@@ -215,6 +215,8 @@ def test_a_save_that_fails_keeps_the_file_of_before(tmp_path):
     assert gemjax.Trace.load(tmp_path / "trace.npz") == earlier
     later.save(tmp_path / "trace.npz")
     assert gemjax.Trace.load(tmp_path / "trace.npz") == later
+    earlier.save(tmp_path / "trace.npz")
+    assert gemjax.Trace.load(tmp_path / "trace.npz") == earlier
     assert os.listdir(tmp_path) == ["trace.npz"]
 
 

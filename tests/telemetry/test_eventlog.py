@@ -335,6 +335,17 @@ def test_a_run_whose_log_cannot_be_written_raises_its_own_error_with_the_result(
     assert 10 < len(full.value.result.trace) < 200
 
 
+def test_another_error_of_a_run_whose_log_cannot_be_written_is_kept(tmp_path):
+    def write_and_fail(log):
+        for _ in range(3):
+            log.write("pause", 1.0, seconds=0.5)
+        raise RuntimeError("the run failed")
+
+    with no_file_beyond(60), pytest.raises(RuntimeError, match="the run failed") as failed:
+        with_a_log(tmp_path / "run.jsonl", write_and_fail)
+    assert "the log could not be closed, either: [Errno 27] File too large" in failed.value.__notes__[0]
+
+
 def test_a_log_that_cannot_be_closed_raises_where_nothing_else_did(tmp_path):
     twice = lambda log: [log.write("pause", time, seconds=0.5) for time in (1.0, 2.0)]
     with no_file_beyond(60), pytest.raises(OSError, match=r"File too large: '.*run\.jsonl'"):

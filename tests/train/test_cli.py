@@ -190,6 +190,7 @@ def test_two_runs_to_resume_or_one_of_other_data_are_refused(tmp_path, capsys, c
     assert (
         "mnist is on the data set mnist, but what is resumed is on digits; leave out mnist" in capsys.readouterr().err
     )
+    assert cli.main([*command, "mnist", "--dataset", "digits", "--resume", str(tmp_path), "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,9 @@ def check_resumed(argv: list[str], named: Any, begun: Any) -> None:
     Raises:
       UsageError: if it is not.
     """
-    if argv[0].startswith("-") or named.dataset == begun.dataset:
-        return
+    flags = {word.split("=")[0] for word in argv}
+    if argv[0].startswith("-") or "--dataset" in flags or named.dataset == begun.dataset:
+        return  # Another --dataset is refused as any other flag.
     raise UsageError(
         f"{argv[0]} is on the data set {named.dataset}, but what is resumed is on {begun.dataset}; leave out {argv[0]}"
     )

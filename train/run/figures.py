@@ -69,7 +69,7 @@ def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metric
             label="test loss",
         )  # fmt: skip
     title = f"Loss against {by}"
-    title += f"; {dropped} of {len(loss)} commits dropped" if dropped else ""
+    title += f"; {dropped} of {len(event)} commits dropped" if dropped else ""
     axes.set(xlabel=by if by == "commits" else _time(run), ylabel="loss", title=title)
     if (loss > 0).any():
         axes.set_yscale("log")

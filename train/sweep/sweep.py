@@ -69,9 +69,9 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
         begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    helptext.show(argv, USAGE, ABOUT, begun)
     if resume:
         check_resumed(list(given), default, begun)
-    helptext.show(argv, USAGE, ABOUT, begun)
     grid = parse_flags(Grid, argv, USAGE, begun)
     if not resume:
         check_acts(grid, grid.methods, "momenta")

@@ -13,7 +13,7 @@ from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import as_batches
-from gemjax.protocol.checks import shown
+from gemjax.protocol.checks import check_range, shown
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
@@ -41,24 +41,13 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
             f"only numbers can be swept, but {', '.join(wrong)} has other values; run one sweep for each of them"
         )
     for name, values in over.items():
-        _check_range(name, values)
+        check_range(f"over={{'{name}': …}}", np.asarray(values), ValueError)
     if empty := [name for name, values in columns.items() if not values]:
         raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
     repeated = columns.pop("seed")
     points = zip(*columns.values(), strict=True) if listed else itertools.product(*columns.values())
     rows = [(*point, seed) for point, seed in itertools.product(points, repeated)]
     return {name: np.array([row[k] for row in rows]) for k, name in enumerate([*columns, "seed"])}
-
-
-def _check_range(name: str, values: Iterable[Any]) -> None:
-    """Raise ``ValueError`` for an integer that JAX would take for another, or for none."""
-    limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
-    for value in values:
-        if isinstance(value, (int, np.integer)) and not limits.min <= value <= limits.max:
-            raise ValueError(
-                f"over={{'{name}': …}} has the integer {value}, and JAX's integers have {limits.bits} bits here; give "
-                f"{float(value)!r}"
-            )
 
 
 def _columns(over: Any) -> dict[str, list[float]]:

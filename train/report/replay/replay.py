@@ -139,10 +139,11 @@ HEADER = (
 
 def _row(piece: Piece) -> str:
     """Return the line of a piece."""
-    # Without an applied commit nothing moved.
-    ratios = [f"{piece.relative(value):.2g}" if piece.moved else "-" for value in (piece.difference, piece.effect)]
+    effect = f"{piece.relative(piece.effect):.2g}" if piece.moved else "-"  # No ratio, as without an applied commit.
     commits = f"{piece.begin} to {piece.end}"
-    return f"{commits:>15}  {ratios[0]:>10}  {ratios[1]:>10}  {piece.largest:10.2g}  {piece.verdict}"
+    return (
+        f"{commits:>15}  {piece.relative(piece.difference):10.2g}  {effect:>10}  {piece.largest:10.2g}  {piece.verdict}"
+    )
 
 
 def _refusal(check: Callable[..., Any], *args: Any, **options: Any) -> list[str]:

@@ -66,8 +66,8 @@ class Replayer:
         """Return the state after so many commits without what gradients that were not applied left in it: the trace has none.
 
         A worker may have lost several in a row, some before this state and some after it. In the trace it then pulls once
-        before its next commit, or not at all if nothing was applied since its last one, or it makes none any more. So its step
-        and view here do not count.
+        before its next commit. It does not pull if nothing was applied since its last commit, or if it makes no further one. So
+        its step and view here do not count.
         """
         worker, step, is_commit, done = *self._events[:3], int(self._ends[commits - 1]) if commits else 0
         last, following = np.full((2, self.trace.num_workers), -1)

@@ -351,7 +351,7 @@ def test_a_simulation_that_lost_all_gradients_for_a_while_replays(made, capsys):
     found = replayed(folder)
     assert found["verdict"] == SAME
     assert (COMMITS, COMMITS, SAME) in pieces(found)
-    assert f"       33 to 33           -           -           0  {SAME}\n" in capsys.readouterr().out
+    assert f"       33 to 33           0           -           0  {SAME}\n" in capsys.readouterr().out
     assert pieces(found)[-1][1] > COMMITS
 
 
