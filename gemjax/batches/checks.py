@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from gemjax.protocol.checks import check_width
+
 PyTree = Any
 
 
@@ -147,6 +149,7 @@ def check_numbers(name: str, leaf: Any) -> None:
     """Raise ``TypeError`` for an array of NumPy that devices do not take, or of which they would ignore a part."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise masked(name)
+    check_width(name, leaf)
     if isinstance(leaf, np.ndarray) and not is_numeric(leaf.dtype):
         raise TypeError(
             f"devices take numbers only, but {name} is an array of {leaf.dtype}; encode it as numbers or leave it out"

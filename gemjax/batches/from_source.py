@@ -19,7 +19,7 @@ from gemjax.batches.checks import (
     masked,
 )
 from gemjax.batches.rows import Epochs, Rows
-from gemjax.protocol.checks import check_range, fits, shown
+from gemjax.protocol.checks import check_range, check_width, fits, shown
 from gemjax.protocol.compat import settings_here
 
 PyTree = Any
@@ -256,6 +256,7 @@ def _array(leaf: Any, row: PyTree, number: int, place: int) -> np.ndarray:
             f"{_name(row, number, place)} is of the type {type(leaf).__name__}, of which NumPy makes no array ({error}); give "
             "NumPy arrays, of a tensor tensor.detach().cpu().numpy()"
         ) from error
+    check_width(_name(row, number, place), array)
     if not is_numeric(array.dtype):
         found = type(array.item() if not array.ndim else array).__name__
         raise TypeError(

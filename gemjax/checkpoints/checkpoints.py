@@ -103,7 +103,8 @@ class Checkpoints:
           CheckpointWriteError: (an OSError) if this checkpoint cannot be written, another writer has been at work for 5
             minutes, or the previous one could not be written in the background. Existing checkpoints remain valid, and the next
             call tries again.
-          TypeError: if an argument is of the wrong type, or ``metadata`` cannot be written as JSON; nothing is written.
+          TypeError: if an argument is of the wrong type, ``metadata`` cannot be written as JSON, or an array has a dtype that
+            Orbax cannot write; nothing is written.
           ValueError: if the folder was opened with ``read_only``, or ``trace`` is not that of ``state``: its last commits must
             lead to the state's steps and pulls.
           RuntimeError: in a process that was forked from one that has used JAX.

@@ -17,6 +17,11 @@ from gemjax.protocol.trace import COLUMNS, Trace
 
 FORMAT = "gemjax.run.2"  # Increases whenever RunState or the columns of a trace change.
 IN_PARTS = f"{FORMAT} in parts"  # With arrays in folders of their own, which earlier versions do not read.
+UNWRITTEN = {
+    "uint2": "uint8",
+    "uint4": "uint8",
+    "float8_e4m3": "float8_e4m3fn",
+}  # Dtypes, and what to take in their place.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
@@ -54,7 +59,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[st
       parts: per part, the numbers of its leaves in the state.
 
     Raises:
-      TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON.
+      TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON, or Orbax cannot write a dtype.
     """
     if not isinstance(user, dict | None):
         raise TypeError(
@@ -71,6 +76,9 @@ def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[st
     method = parts_of_method(state)
     state = storable(state)
     described, name_of = _described(keys.as_data(state)), names(state)
+    for name, array in described.items():
+        if (dtype := array.partition("[")[0]) in UNWRITTEN:
+            raise TypeError(f"the state has {name} of {dtype}, which Orbax cannot write; keep it as {UNWRITTEN[dtype]}")
     return {
         "format": IN_PARTS if parts else FORMAT,
         "commits": len(trace),

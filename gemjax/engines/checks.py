@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from gemjax.batches.per_seed import PerSeed
-from gemjax.protocol.checks import check_range, with_extra_args
+from gemjax.protocol.checks import check_range, check_width, with_extra_args
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps
@@ -247,6 +247,7 @@ def _check_leaves(name: str, tree: PyTree) -> None:
         if isinstance(leaf, int) and abs(leaf) > jnp.iinfo(dtype := jnp.result_type(int)).max:
             raise TypeError(f"{name} at {_place(path)} is {described(leaf)}, which does not fit into {dtype.name}")
         check_range(f"{name} at {_place(path)}", leaf)
+        check_width(f"{name} at {_place(path)}", leaf)
 
 
 def is_key(leaf: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 PyTree = Any
+WIDER = {"float96": "float64", "float128": "float64", "complex192": "complex128", "complex256": "complex128"}
 
 
 def _concrete(value: Any) -> bool:
@@ -318,4 +319,12 @@ def check_range(name: str, array: Any, error: type[Exception] = TypeError) -> No
             f"{name} has the integer {most if most > jnp.iinfo(kind).max else array.min()}, which does not fit into JAX's "
             f"{kind.name}; give floats or smaller integers, leave it out, or enable integers of 64 bits, "
             'jax.config.update("jax_enable_x64", True)'
+        )
+
+
+def check_width(name: str, array: Any) -> None:
+    """Raise ``TypeError`` for floats of more bits than JAX has."""
+    if isinstance(array, (np.ndarray, np.generic)) and array.dtype.name in WIDER:
+        raise TypeError(
+            f"{name} is of {array.dtype}, and JAX has floats of 64 bits at most; give x.astype({WIDER[array.dtype.name]!r})"
         )

@@ -1,6 +1,7 @@
 """Refused checkpoints: of other states, methods, numbers of workers, formats and metadata."""
 
 import json
+import os
 
 import jax.numpy as jnp
 import numpy as np
@@ -158,3 +159,12 @@ def test_a_method_whose_state_has_other_parts_without_arrays_is_named(tmp_path):
         with pytest.raises(gemjax.CheckpointError, match=said):
             checkpoints.load(like(tx=gemjax.dynsgd(0.1, num_workers=3)))
         checkpoints.load(like(tx=gemjax.asgd(0.2, num_workers=3)))
+
+
+@pytest.mark.parametrize("dtype", ["uint4", "float8_e4m3"])
+def test_a_dtype_that_orbax_cannot_write_is_named(tmp_path, dtype):
+    state = gemjax.initial_state(gemjax.asgd(0.1, 2), jnp.zeros(2), model_state={"codes": jnp.ones(8, dtype)})
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    with pytest.raises(TypeError, match=rf"model_state\.codes of {dtype}, which Orbax cannot write; keep it as \w+8"):
+        checkpoints.save(state, gemjax.Trace([], num_workers=2))
+    assert os.listdir(tmp_path) == []

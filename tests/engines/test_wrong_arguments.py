@@ -14,6 +14,7 @@ import gemjax
 
 # Each was refused by Python or NumPy, without the name of the argument, or not at all; random arguments found them.
 GAMMA, KEY = gemjax.arrivals.Gamma(2), jax.random.key(0)
+LONG = np.ones(4, np.longdouble)
 SAM = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
 
 
@@ -57,6 +58,8 @@ def sweep(over=None, **options):
             "the optimizer of LocalSteps is that of one worker, such as optax.sgd(0.1), and not a whole method",
         ),
         (lambda: gemjax.OnHost(gemjax.Epochs(jax.random.split(KEY, 4), 1)), "data has typed PRNG keys, which are on devices"),
+        (lambda: gemjax.Epochs(LONG, 1), f"the data is of {LONG.dtype}, and JAX has floats of 64 bits at most"),
+        (lambda: gemjax.memory_of(asgd(), {"w": LONG}), f"params at ['w'] is of {LONG.dtype}, and JAX has floats of 64 bits"),
         (lambda: gemjax.Epochs(np.ones(4), True), "batch_size must be an int, got True"),
         (lambda: gemjax.gem(2**40), "learning_rate must fit into int32, got 1099511627776; give a float"),
         (lambda: gemjax.gem(0.1, [[1], [2, 3]]), "momentum must be a number, got [[1], [2, 3]]"),
