@@ -271,8 +271,10 @@ class Transition(WorkerStep):
             return committed
 
         def average(c, w):
-            # A mean of counters or keys would be no state of any worker.
-            return (c + (w - c) / self.num_workers).astype(c.dtype) if jnp.issubdtype(c.dtype, jnp.inexact) else w
+            if not jnp.issubdtype(c.dtype, jnp.inexact):
+                return w  # A mean of counters or keys would be no state of any worker.
+            # An infinity that both have is no difference.
+            return jnp.where(w == c, c, c + (w - c) / self.num_workers).astype(c.dtype)
 
         return jax.tree.map(average, central, committed)
 

@@ -71,8 +71,8 @@ class WorkerStep:
             return self._displacement(view, batch, worker)
         loss, grads, model_state, metrics = self._value_and_grad(view.params, view.model_state, batch, worker, step)
         # Workers check in parallel; at the central variable all others would wait for the check.
-        finite = all_finite((loss, grads, model_state)).astype(loss.dtype)
-        return Gradient(loss, grads, model_state, metrics, finite)
+        finite = all_finite((loss, grads)) & _stays_finite(view.model_state, model_state)
+        return Gradient(loss, grads, model_state, metrics, finite.astype(loss.dtype))
 
     def _value_and_grad(self, params: PyTree, model_state: PyTree, batch: PyTree, worker, step) -> tuple:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), worker), step)
@@ -116,7 +116,8 @@ class WorkerStep:
         displacement = jax.tree.map(jnp.subtract, view.params, params)
         steps = jnp.maximum(batch.count, 1).astype(_at_least_single(losses.dtype))  # The count of a pull is 0.
         loss = (jnp.sum(losses.astype(steps.dtype)) / steps).astype(losses.dtype)
-        finite = all_finite((loss, displacement, model_state)) & _stays_finite(view.local, state)
+        finite = all_finite((loss, displacement))
+        finite &= _stays_finite((view.local, view.model_state), (state, model_state))
         finite = finite.astype(losses.dtype)
         _, kinds = self._kinds(view, batch, worker)
         metrics = jax.tree.map(lambda total, m: (total / steps).astype(m.dtype), sums, kinds)
@@ -211,9 +212,16 @@ def _sum_of_squares(array: jax.Array) -> jax.Array:
 
 
 def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
-    """Return True if no number became NaN or infinite; an infinity with which some optimizers begin may stay."""
-    pairs = zip(_floats(before), _floats(after), strict=True)
-    return _all([jnp.all(jnp.isfinite(new) | (new == old)) for old, new in pairs])
+    """Return True if no number became NaN or infinite; an infinity with which some optimizers or masks begin may stay."""
+    if not (pairs := list(zip(_floats(before), _floats(after), strict=True))):
+        return jnp.array(True)
+
+    def exactly():
+        return _all(
+            [jnp.all(jnp.isfinite(new) | (new == old) | (jnp.isnan(new) & jnp.isnan(old))) for old, new in pairs]
+        )
+
+    return jax.lax.cond(all_finite(after), lambda: jnp.array(True), exactly)  # As nearly always, and much faster.
 
 
 def _floats(tree: PyTree) -> list[jax.Array]:

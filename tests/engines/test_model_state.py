@@ -196,3 +196,25 @@ def test_packing_keys_loses_no_bit(apart):
     assert_same_bits(keys.as_data(found), keys.as_data(tree))
     empty = packer.unpack(packer.zeros())
     assert_same_bits(keys.as_data(empty), jax.tree.map(jnp.zeros_like, keys.as_data(tree)))
+
+
+@pytest.mark.parametrize("average", [False, True], ids=["replaced", "averaged"])
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
+def test_infinities_that_a_commit_leaves_as_they_were_do_not_count(local, average, x64):
+    """A mask of attention is made of them."""
+
+    def loss_fn(params, model_state, batch, key):
+        attention = jax.nn.softmax(params + model_state["mask"])
+        return jnp.sum((attention - batch) ** 2), (model_state, {})
+
+    tx = gemjax.asgd(0.5, num_workers=2) if local is None else gemjax.downpour(num_workers=2)
+    model_state = {"mask": jnp.array([0.0, 0.0, -jnp.inf])}
+    problem = loss_fn, jnp.zeros(3), lambda worker, step: jnp.array([0.7, 0.3, 0.0])
+    options = {"model_state": model_state, "local": local, "average_model_state": average}
+    result = gemjax.run_on_devices(tx, *problem, 200, num_workers=2, **options)
+    replayed = gemjax.simulate(tx, *problem, result.trace, **options)
+    for run in (result, replayed):
+        assert int(run.state.rejected) == 0
+        assert run.history["loss"][-1] < 0.01
+        np.testing.assert_array_equal(run.model_state["mask"], [0.0, 0.0, -np.inf])
+    np.testing.assert_allclose(replayed.params, result.params, rtol=1e-12)
