@@ -18,7 +18,7 @@ from gemjax.batches.checks import (
     is_numeric,
     masked,
 )
-from gemjax.batches.rows import Epochs, Rows
+from gemjax.batches.rows import Epochs, Rows, check_plain
 from gemjax.protocol.checks import check_range, check_width, fits, shown
 from gemjax.protocol.compat import settings_here
 
@@ -88,8 +88,8 @@ class FromSource(Wrapper):
       seed: seed of these epochs, a non-negative int; ``None`` (default) is 0.
 
     Raises:
-      TypeError: if ``batches`` are not rows of data, or ``source`` has no length or no rows; when rows are read, if a row
-        holds something that is not a number.
+      TypeError: if ``batches`` are not rows of data, or have a ``batch`` of their own; if ``source`` has no length or no rows;
+        when rows are read, if a row holds something that is not a number.
       ValueError: if ``batches`` have another number of rows, both ``batches`` and ``batch_size`` are given, or ``threads`` is
         not positive; when rows are read, if their structure, shapes or dtypes differ from those of the first row read.
       RuntimeError: when rows are read, if the source raises. Errors of reading name the row.
@@ -136,6 +136,7 @@ class FromSource(Wrapper):
                 "np.arange(len(source)), or a class that derives from gemjax.batches.Rows; got "
                 f"{type(self.batches).__name__}"
             )
+        check_plain("FromSource", self.batches)
         if (rows := count_rows(self.batches.data)) != len(self.source):
             raise ValueError(
                 f"the batches are made of {rows} rows, but the source has {len(self.source)}; make them of "

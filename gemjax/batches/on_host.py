@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import RowsError, Wrapper
-from gemjax.batches.rows import Rows
+from gemjax.batches.rows import Rows, check_plain
 from gemjax.protocol.checks import check_range, fits
 
 PyTree = Any
@@ -24,14 +24,15 @@ class OnHost(Wrapper):
     are a few hundred bytes, results agree up to rounding: XLA compiles the smallest loops differently.)
 
     Engines use this wrapper themselves where the data do not fit beside the state of a run. Use it yourself where the data
-    would leave too little memory for computing. It wraps any class that selects rows.
+    would leave too little memory for computing. It wraps any class that selects rows and makes no batches of its own of them.
 
     Args:
       batches: :class:`gemjax.Epochs`, :class:`gemjax.Shards`, :class:`gemjax.Stream`, or a class of your own that derives
         from :class:`gemjax.batches.Rows`; with data in NumPy arrays or ``np.memmap``.
 
     Raises:
-      TypeError: if ``batches`` are not rows of data, or the data are typed PRNG keys.
+      TypeError: if ``batches`` are not rows of data, have a ``batch`` or ``gather`` of their own, or the data are typed PRNG
+        keys.
 
     >>> import gemjax
     >>> epochs = gemjax.Epochs({"x": np.arange(10) * 1.5}, batch_size=2)
@@ -54,6 +55,7 @@ class OnHost(Wrapper):
                 "OnHost needs batches that are rows of data: gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class that "
                 f"derives from gemjax.batches.Rows; got {type(self.batches).__name__}"
             )
+        check_plain("OnHost", self.batches)
         for path, leaf in jax.tree.leaves_with_path(self.batches.data):
             if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 raise TypeError(

@@ -39,14 +39,14 @@ class Rows(Batches):
 
     def _check_data(self):
         super()._check_data()
-        if type(self).batch is Rows.batch and type(self).gather is Batches.gather:
+        if are_plain(self):
             own = jax.tree.map(lambda leaf: None if np.shape(leaf)[:1] == (1,) else leaf, self.data)
             count_rows(own if jax.tree.leaves(own) else self.data)
 
     def _check_selection(self, selection, worker, step, draw):
         if type(self).select in (OwnEpochs.select, Stream.select):
             return  # Valid by construction; for one batch the check takes longer than its selection.
-        if type(self).batch is not Rows.batch or type(self).gather is not Batches.gather:
+        if not are_plain(self):
             return  # Its numbers need not be rows of its data.
         is_array = isinstance(selection, (np.ndarray, jax.Array))
         if not (is_array and np.issubdtype(selection.dtype, np.integer)):
@@ -70,6 +70,25 @@ class Rows(Batches):
             f"the rows of {whose} must be in 0 … {num_rows - 1}, got {row}; correct {type(self).__name__}.select; if its "
             f"numbers run past the end, take them % {num_rows}"
         )
+
+
+def check_plain(wrapper: str, batches: Rows) -> None:
+    """Raise ``TypeError`` if ``batches`` do more with the numbers of rows than to take these rows of their data.
+
+    A wrapper that gathers the rows of some batches numbers them anew.
+    """
+    if not are_plain(batches):
+        raise TypeError(
+            f"{type(batches).__name__} makes batches of numbers of rows by a `batch` or `gather` of its own, and {wrapper} "
+            "gathers the rows and numbers them anew; make that change in the loss function, with the number of a row as an "
+            "array of the data if it needs it, or leave the data on the device"
+        )
+
+
+def are_plain(batches: Any) -> bool:
+    """Return True if ``batches`` are the selected rows of their data."""
+    kind = type(batches)
+    return isinstance(batches, Rows) and kind.batch is Rows.batch and kind.gather is Batches.gather
 
 
 class OwnEpochs(Rows):

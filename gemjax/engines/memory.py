@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from gemjax.batches.on_host import OnHost
-from gemjax.batches.rows import Rows
+from gemjax.batches.rows import are_plain
 from gemjax.engines.checks import check_given
 from gemjax.engines.transition import RunState, initial_state, no_loss, workers_of
 from gemjax.protocol.local_steps import LocalSteps
@@ -142,11 +142,11 @@ def offload_if_needed(batches: Any, needed: dict[str, int], device: jax.Device, 
     """Return ``batches``, kept in host memory if ``device`` can hold the state but not also ``copies`` of their data.
 
     Raises:
-      MemoryError: if the state alone is too large, or the batches are not :class:`gemjax.batches.Rows`.
+      MemoryError: if the state alone is too large, or the batches are not rows of their data.
     """
     kept, data = sum(needed.values()), copies * _bytes(batches.data)
     available = _capacity(device)
-    if available is not None and kept <= available < kept + data and isinstance(batches, Rows):
+    if available is not None and kept <= available < kept + data and are_plain(batches):
         return OnHost(batches)
     check_fits(needed | {"data": data}, device, **advice)
     return batches

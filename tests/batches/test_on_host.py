@@ -271,27 +271,35 @@ def test_a_batch_of_an_array_with_gaps_reads_its_rows_alone():
     assert most < 10_000
 
 
-def test_rows_beyond_the_data_are_not_replaced_where_the_class_makes_the_batch():
-    class Own(Rows):
-        data = np.arange(8.0)
+class Noisy(Rows):
+    """Rows with noise that follows from their numbers."""
 
-        def __init__(self, row):
-            self.row = row
+    def __init__(self):
+        self.data = {"x": np.arange(40.0)}
 
-        def select(self, worker, step):
-            return np.full((len(step), 2), self.row, np.int32)
+    def select(self, worker, step):
+        return ((step + worker)[:, None] % 40).astype(np.int32)
 
-        def batch(self, data, selection):
-            return 2.0 * data[selection]
+    def batch(self, data, selection):
+        return super().batch(data, selection)["x"] + jax.random.normal(jax.random.key(selection[0]))
 
-    tx, loss_fn, trace = (
-        gemjax.asgd(0.1, 2),
-        lambda params, batch: (params - batch.mean()) ** 2,
-        gemjax.arrivals.Gamma(2).trace(9),
-    )
-    ends = [
-        gemjax.simulate(tx, loss_fn, 0.0, wrap(Own(-1)), trace).params for wrap in (lambda rows: rows, gemjax.OnHost)
-    ]
-    assert ends[0] == ends[1]
-    with pytest.raises(IndexError):
-        gemjax.simulate(tx, loss_fn, 0.0, gemjax.OnHost(Own(8)), trace)
+
+class Gathering(gemjax.Epochs):
+    def gather(self, selection):
+        return {"x": 2 * self.data["x"][selection.ravel()]}, np.arange(selection.size).reshape(selection.shape)
+
+
+@pytest.mark.parametrize("rows", [Noisy(), Gathering({"x": np.arange(40.0)}, 4)], ids=["batch", "gather"])
+def test_rows_that_are_more_than_those_of_the_data_are_refused(rows, monkeypatch):
+    """Their numbers would be those among the gathered rows: others in each chunk."""
+    with pytest.raises(
+        TypeError, match=rf"^{type(rows).__name__} makes batches of .*, and OnHost gathers the rows and"
+    ):
+        OnHost(rows)
+    with pytest.raises(
+        TypeError, match=rf"^{type(rows).__name__} makes batches of .*, and FromSource gathers the rows"
+    ):
+        gemjax.FromSource([{"x": 1.0}] * 40, rows)
+    monkeypatch.setattr(memory, "_capacity", lambda device: 200)
+    with pytest.raises(MemoryError, match="the run keeps"):
+        gemjax.simulate(GEM, lambda params, batch: (params - jnp.mean(batch)) ** 2, 0.0, rows, LATE)

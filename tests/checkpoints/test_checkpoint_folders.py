@@ -118,7 +118,7 @@ def test_all_are_kept_and_an_earlier_one_is_loaded(tmp_path):
 
 
 def test_checkpoints_of_another_program_stay(tmp_path):
-    """Those beyond the newest ones were removed, and later ones renamed."""
+    """Checkpoints beyond the newest ones were removed, and later ones renamed."""
     with ocp.CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(max_to_keep=5)) as manager:
         for step in (3, 20, 300):
             manager.save(step, args=ocp.args.StandardSave({"mine": np.full(4, step)}))

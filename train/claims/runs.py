@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -82,8 +81,7 @@ def num_commits(config: Config, rows: int) -> int:
     >>> num_commits(Config(dataset="mnist", workers=5, epochs=1.0, batch_size=64), 60_000)
     4685
     """
-    steps = rows // min(config.batch_size, rows)
-    return max(1, math.ceil(config.workers * config.epochs * steps / pace.mean_period(config)))
+    return pace.commits(config, rows // min(config.batch_size, rows))
 
 
 def over_seeds(

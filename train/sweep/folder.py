@@ -37,6 +37,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         self.table = self.path / "sweep.csv"
         self.picture = self.path / "sweep.png"
         self._grid: Grid | None = None  # By :meth:`check`.
+        self.data: str | None = None  # Checksum of the data, when they have been read.
 
     @classmethod
     def of(cls, grid: Grid) -> "SweepFolder":
@@ -95,10 +96,15 @@ class SweepFolder(Store[Cell, list[Row]]):
         return f"cells/{job.method}-{job.workers}"
 
     def encode(self, job: Cell, result: list[Row]) -> Any:
-        return result if self._grid is None else {"sweep": self._grid.definition(), "runs": result}
+        if self._grid is None:
+            return result
+        return {"sweep": self._grid.definition(), "data": self.data, "runs": result}
 
     def decode(self, job: Cell, found: Any) -> list[Row]:
-        if isinstance(found, dict) and found.keys() == {"sweep", "runs"}:  # An earlier version wrote the runs alone.
+        # Earlier versions wrote the runs alone, or those and the sweep.
+        if isinstance(found, dict) and found.keys() | {"data"} == {"sweep", "data", "runs"}:
+            if None not in (self.data, found.get("data")) and found["data"] != self.data:
+                raise ValueError("it was computed on other data than those of now; put those back to keep it")
             if self._grid is not None:
                 definition = self._grid.definition()
                 # Another version may have other fields.

@@ -97,6 +97,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
             _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
         task = make_task(grid.config(grid.cells[0]))
         _check_memory(grid, task.params)
+        folder.data = task.data_checksum()
     except (ValueError, MemoryError) as error:
         raise UsageError(str(error)) from error
     folder.path.mkdir(parents=True, exist_ok=True)

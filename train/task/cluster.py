@@ -1,6 +1,7 @@
 """Clusters: the workers of one on Ray; of simulated ones the speeds, and the local steps between two commits."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,16 @@ def mean_period(config: Any) -> float:
     """Return the mean local steps per commit; with dynamic periods all workers commit equally often."""
     found = periods(config)
     return float(found) if isinstance(found, int) else sum(found) / len(found)
+
+
+def commits(config: Any, steps_per_epoch: int) -> int:
+    """Return the number of commits of all workers in a run.
+
+    >>> from types import SimpleNamespace
+    >>> commits(SimpleNamespace(workers=10, epochs=1.1, period=1, dynamic_periods=False), 5)  # 55.00000000000001 in floats.
+    55
+    """
+    return max(1, math.ceil(round(config.workers * config.epochs * steps_per_epoch / mean_period(config), 6)))
 
 
 def cluster(config: Any) -> "arrivals.Arrivals":

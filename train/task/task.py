@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import gemjax
 from train.common.errors import DataError
 from train.config import networks
 from train.config.config import Config
 from train.task import losses, models
-from train.task.cluster import mean_period
+from train.task.cluster import commits
 from train.task.data import load as data
 from train.task.data import on_each_host
 from train.task.data.augment import augment
@@ -102,9 +101,7 @@ def make_task(config: Config) -> Task:
         batches=batches,
         evaluate=evaluate_now,
         train_loss=train_loss,
-        num_commits=max(
-            1, int(np.ceil(config.workers * config.epochs * batches.steps_per_epoch / mean_period(config)))
-        ),
+        num_commits=commits(config, batches.steps_per_epoch),
         params_of=lambda seed: begin(seed)[0],
         batches_of=batches_of,
         data_checksum=lambda: data.checksum(dataset),

@@ -24,6 +24,7 @@ from gemjax.engines.cluster.connection import (
     imported_ray,
     on_loopback,
     signals_kept,
+    unconnected,
 )
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.roster import INFINITY
@@ -212,7 +213,10 @@ class Cluster:
         with signals_kept(ray.shutdown), on_loopback(self.address is None), warnings.catch_warnings():
             # Ray forks only to start other programs, which is harmless.
             warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
-            ray.init(self.address or "local", **options)
+            try:
+                ray.init(self.address or "local", **options)
+            except ConnectionError as error:
+                raise unconnected(self.address, error) from error
         if self.address is None:
             hide_token()
         if self.address is None and not all(node["NodeManagerAddress"] in LOOPBACK for node in ray.nodes()):

@@ -71,6 +71,16 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
+def unconnected(address: str | None, error: ConnectionError) -> ConnectionError:
+    """Make the error for a Ray that answers, but accepts no connection: most often for want of a token."""
+    if address is None or os.environ.get("RAY_AUTH_MODE") == "token":
+        return error
+    return ConnectionError(
+        f"a Ray answers at {address}, but does not accept the connection ({error}); if it checks a token, set "
+        "RAY_AUTH_MODE=token here, too, before this program starts"
+    )
+
+
 @contextlib.contextmanager
 def signals_kept(shutdown: Callable[[], None]) -> Iterator[None]:
     """Keep the caller's handler of SIGTERM, which ``ray.init`` replaces.

@@ -1,7 +1,7 @@
 """The runs of a sweep: the points of its grid, and the traces and batches of its seeds."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
+from gemjax.batches.base import Batches, Wrapper, select
 from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.per_seed import PerSeed
-from gemjax.batches.rows import as_batches
+from gemjax.batches.rows import are_plain, as_batches
+from gemjax.engines.simulator import loops
 from gemjax.protocol.checks import check_range, shown
 from gemjax.protocol.trace import Trace, check_trace
 
@@ -88,7 +90,33 @@ def batches_of(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
                 "from the same arrays, created once outside of it (as in gemjax.Epochs(data, 32, seed)); otherwise call sweep "
                 "once per seed"
             )
+    if len(found) > 1 and _makes_batches(found[0]):
+        given = _given_of(found[0])
+        programs = {jax.jit(_function_of(one)).lower(*given).as_text() for one in found}
+        if len(programs) > 1 or loops.UNTOLD.search(programs.pop()):
+            raise ValueError(
+                f"{type(found[0]).__name__}.batch is another function of data and selection for each seed, or calls back to "
+                "Python; with PerSeed only what select returns may depend on the seed; otherwise call sweep once per seed"
+            )
     return found
+
+
+def _makes_batches(batches: Any) -> bool:
+    """Return True if a class makes batches by a program of its own."""
+    while isinstance(batches, Wrapper):
+        batches = getattr(batches, "batches", None)
+    return not (are_plain(batches) or isinstance(batches, Computed))
+
+
+def _given_of(batches: Batches) -> PyTree:
+    """Return the kinds of data and selection of which a batch is made."""
+    selection = select(batches, *np.zeros((3, 1), np.int32))
+    first = jax.tree.map(lambda column: column[0], selection)
+    return jax.eval_shape(lambda *given: given, batches.data, first)
+
+
+def _function_of(batches: Batches) -> Callable:
+    return lambda data, selection: batches.batch(data, selection)
 
 
 def starts_of(params: PyTree | PerSeed, seeds: Sequence[int]) -> list[PyTree]:

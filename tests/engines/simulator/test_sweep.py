@@ -260,6 +260,34 @@ def test_batches_of_other_data_are_refused(make):
         gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
 
 
+class Drawn(gemjax.batches.Batches):
+    """Batches that a class draws itself, around a number."""
+
+    def __init__(self, seed, around=0.0):
+        self.seed, self.around = seed, around
+
+    def select(self, worker, step):
+        return np.stack([worker, step + 1000 * self.seed], 1).astype(np.int32)
+
+    def batch(self, data, selection):
+        return self.around + jax.random.normal(jax.random.fold_in(jax.random.key(selection[0]), selection[1]), (4,))
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_their_selection(batched):
+    loss_fn, params = quadratic()[:2]
+    result = gemjax.sweep(
+        gem, loss_fn, params, gemjax.PerSeed(Drawn), LATE, {"rate": RATES[:1]}, seeds=(0, 5), batched=batched
+    )
+    for run, seed in enumerate((0, 5)):
+        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, Drawn(seed), LATE, seed=seed)
+        assert_close(jax.tree.map(lambda leaf, run=run: leaf[run], result.params), alone.params, rtol=1e-5)
+    # The program of the first seed would make the batches of all.
+    with pytest.raises(ValueError, match=r"Drawn\.batch is another function of data and selection for each seed"):
+        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(lambda seed: Drawn(seed, 1.0 * seed)), LATE, {"rate": RATES},
+                     seeds=(0, 5), batched=batched)  # fmt: skip
+
+
 @pytest.mark.slow
 def test_batches_are_made_once_a_seed():
     rows, made = np.ones((12, 3)), []

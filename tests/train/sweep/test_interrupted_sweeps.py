@@ -18,6 +18,7 @@ from train import cli
 from train.sweep import sweep
 from train.sweep.folder import SweepFolder
 from train.sweep.grid import Grid
+from train.task.data import load
 
 data_dir, small = small_sweeps.data_dir, small_sweeps.small
 undrawn, pretended = small_sweeps.undrawn, small_sweeps.pretended
@@ -154,6 +155,21 @@ def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(small, capsys,
     for argv in (["--resume", small.out], arguments(small)):
         assert cli.main(["sweep", *argv]) == 2
         assert f"{folder.path / name} is a pipe or a device, expected a file; move it away" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_a_sweep_goes_on_with_its_own_data_only(small, capsys, monkeypatch):
+    """Its table would compare methods on two data sets."""
+    assert cli.main(["sweep", *arguments(small)]) == 0
+    folder = SweepFolder(small.out)
+    folder.file(small.cells[1]).unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(load, "checksum", lambda dataset: "other")
+        assert cli.main(["sweep", "--resume", small.out]) == 2
+    error = capsys.readouterr().err
+    assert "asgd-2.json is damaged (it was computed on other data than those of now; put those back to keep it" in error
+    assert not folder.file(small.cells[1]).exists()
+    assert cli.main(["sweep", "--resume", small.out]) == 0
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 16}, {"gradients": 90}, {"weight_decay": 0.1}, {"x64": True}])

@@ -29,6 +29,7 @@ class Placement:
         worker's running gradient, a hidden barrier.
 
     Raises:
+      TypeError: if a place is neither a device nor a tuple of devices.
       ValueError: if there are no workers, a tuple is empty, a device occurs in it twice, or two tuples overlap in part.
     """
 
@@ -36,12 +37,18 @@ class Placement:
     central: Place
 
     def __post_init__(self):
+        if not isinstance(self.workers, (tuple, list)):
+            raise TypeError(f"workers must be a tuple with the device of each worker, got {shown(self.workers)}")
         if not self.workers:
             raise ValueError("a run on devices needs at least one worker, got none")
         for name, place in (
             *((f"worker {w}", place) for w, place in enumerate(self.workers)),
             ("central", self.central),
         ):
+            if not all(
+                hasattr(device, "platform") and not isinstance(device, jax.Array) for device in devices_of(place)
+            ):
+                raise TypeError(f"{name} must have a JAX device, or a tuple of them, got {shown(place)}")
             if not devices_of(place) or len(set(devices_of(place))) != len(devices_of(place)):
                 raise ValueError(f"{name} must have different devices, at least one, got {place}")
         self._check_overlap()
