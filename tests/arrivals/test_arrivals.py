@@ -1,6 +1,7 @@
 """Arrival models: the order and virtual times of commits."""
 
 import numpy as np
+import optax
 import pytest
 
 import gemjax
@@ -283,7 +284,7 @@ def test_with_a_period_of_one_it_is_a_barrier():
 def test_the_periods_fit_the_trace():
     """A simulation takes both."""
     trace, periods = arrivals.SemiSynchronous(arrivals.Gamma(3), 4).trace(6, seed=2)
-    first, count = gemjax.LocalSteps(None, periods).span(trace.worker, trace.step)
+    first, count = gemjax.LocalSteps(optax.sgd(0.1), periods).span(trace.worker, trace.step)
     assert count.sum() == 6 * 3 * 4
     for worker in range(3):
         mine = trace.worker == worker
