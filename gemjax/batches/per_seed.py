@@ -11,7 +11,8 @@ class PerSeed:
 
     A sweep accepts it for ``params``, ``batches`` and ``trace``. The traces of all seeds must have the same length and number
     of workers, and late pulls at the same commits. Traces of an arrival model whose durations decide which pulls are late
-    (:class:`gemjax.arrivals.Barrier`) cannot be combined.
+    (:class:`gemjax.arrivals.Barrier`) cannot be combined. Batches must select from the same arrays; those of a class that makes
+    them itself (``batch``) may depend on the seed by what ``select`` returns alone.
 
     Args:
       make: ``make(seed)`` returns the value for one seed of the sweep; called on the host, once per seed.
