@@ -68,7 +68,7 @@ def completed(
             written.rename(checkpoint)
             settle_replaced(checkpoint.parent)
             renamed = [
-                rename(checkpoint.parent, number) for number in later_than(checkpoint.parent, int(checkpoint.name))
+                _rename(checkpoint.parent, number) for number in later_than(checkpoint.parent, int(checkpoint.name))
             ]
             for number in own_numbers(checkpoint.parent)[:-keep] if keep else []:
                 _remove(checkpoint.with_name(str(number)))
@@ -209,7 +209,7 @@ def in_words(commits: list[int]) -> str:
     return " and ".join(filter(None, [", ".join(map(str, commits[:-1])), str(commits[-1])]))
 
 
-def rename(folder: Path, commits: int) -> Path:
+def _rename(folder: Path, commits: int) -> Path:
     """Rename a checkpoint of another continuation of the run, or what has the name of one; return its new path."""
     names = (f"{SUPERSEDED}{commits}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     renamed = next(folder / name for name in names if not (folder / name).exists())
@@ -237,7 +237,7 @@ def set_aside(folder: Path, commits: int) -> None:
     """Rename the checkpoint of so many commits, so that it survives if its replacement fails; what is doubtful survives."""
     settle_replaced(folder)
     if is_doubtful(folder / str(commits)):
-        rename(folder, commits)
+        _rename(folder, commits)
     with contextlib.suppress(FileNotFoundError):
         (folder / str(commits)).rename(folder / f"{REPLACED}{commits}")
 

@@ -53,8 +53,8 @@ def commits(config: Any, steps_per_epoch: int) -> int:
     """Return the number of commits of all workers in a run.
 
     >>> from types import SimpleNamespace
-    >>> commits(SimpleNamespace(workers=10, epochs=1.1, period=1, dynamic_periods=False), 5)  # 55.00000000000001 in floats.
-    55
+    >>> commits(SimpleNamespace(workers=3, epochs=1.6, period=1, dynamic_periods=False), 5)  # 24.000000000000004 in floats.
+    24
     """
     return max(1, math.ceil(round(config.workers * config.epochs * steps_per_epoch / mean_period(config), 6)))
 
