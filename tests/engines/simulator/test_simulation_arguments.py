@@ -104,6 +104,7 @@ def test_a_loss_of_several_numbers_is_refused():
         gemjax.simulate(gemjax.asgd(0.1, 4), lambda p, b: p["x"] ** 2, *QUADRATIC[1:3], LATE)
 
 
+@pytest.mark.slow
 def test_data_on_another_device_than_the_parameters_are_brought_there():
     here, there = jax.devices()[:2]
     put = lambda array, place: array if place is None else jax.device_put(array, place)

@@ -430,6 +430,7 @@ def test_a_changed_summary_is_refused(folder, capsys, command):
     assert error == f"train: run/summary.json is not the summary of a run {wrong}; delete it to go on\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "killed"])
 def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_again(folder, monkeypatch, ended):
     """The report would miss them in the log."""

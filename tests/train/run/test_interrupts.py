@@ -113,6 +113,7 @@ def test_one_request_that_comes_as_two_signals_is_one(second, ends):
     signal.raise_signal(second)
 
 
+@pytest.mark.slow
 def test_a_signal_while_garbage_is_collected_is_raised_afterwards():
     """JAX has a callback there, of which Python ignores what is raised."""
     interrupts.end_at_once()

@@ -85,6 +85,7 @@ BARRIERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", BARRIERS, ids=lambda fields: fields["cluster"])
 def test_a_simulation_that_ended_inside_of_a_round_continues(tiny, small, fields):
     """Workers pull late at a barrier, which the trace of the shorter run does not show."""

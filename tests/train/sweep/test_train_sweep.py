@@ -117,6 +117,7 @@ def test_a_row_is_the_run_that_its_seed_makes_alone(small, method):
     assert (row["speed_up"], row["speed_up_over_synchronous"]) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["barrier", "heterogeneous_barrier", "tiered_barrier", "round_robin"])
 def test_clusters_as_slow_as_their_slowest_worker_can_be_swept(small, kind):
     _, rows, _ = run(dataclasses.replace(small, methods=("asgd",), workers=(4,), learning_rates=(0.1,), cluster=kind))

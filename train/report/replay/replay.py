@@ -37,14 +37,19 @@ class Replay:
 
     run: tyro.conf.Positional[str] = "latest"
     """Folder of the run; the newest under `runs/` if not given."""
+    data_dir: str | None = None
+    """Folder of prepared data sets; default: that of the run."""
+    manual_dir: str | None = None
+    """Folder with the original files of the data set, if it is not prepared; default: that of the run."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Replay the run that the command line names."""
     options = parse_flags(Replay, argv, "python -m train replay")
+    folders = {name: path for name in ("data_dir", "manual_dir") if (path := getattr(options, name)) is not None}
     try:
         folder = RunFolder.find(options.run)
-        found = replay(Config.load(folder.config), folder, RunConsole())
+        found = replay(dataclasses.replace(Config.load(folder.config), **folders), folder, RunConsole())
     except ValueError as error:  # A damaged or foreign record or checkpoint.
         print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -79,7 +84,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         task = make_task(config)
         numbers, saved = list(filter(None, checkpoints.commits)), checkpoints.metadata or {}
         logged = eventlog.trace_of(folder.events, config.workers)  # Read after them: a run that goes on adds to both.
-        remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}"
+        remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}, or give their folder as --data-dir"
         folder.kept.check_data(config, saved, task.data_checksum(), remedy)
         replayer = Replayer(config, task, logged, settings_of(saved))
         alterations = _refusal(folder.verify, config.workers, read_only=True)

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+from pathlib import Path
 
 import jax
 import pytest
@@ -142,6 +143,22 @@ def test_neither_a_replay_nor_a_resumed_run_takes_other_data(made, capsys, monke
         assert cli.main(command) == 2
         assert "the data of digits are not those that run was begun with" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_the_data_may_lie_elsewhere(made, capsys, tmp_path):
+    """As on another machine."""
+    folder = made()
+    data = Path(json.loads(folder.config.read_text())["data_dir"])
+    there = data.rename(tmp_path / "elsewhere")
+    data.touch()  # Otherwise they would be prepared again.
+    try:
+        assert cli.main(["replay", "run"]) == 2
+        assert str(data) in capsys.readouterr().err
+        assert cli.main(["replay", "run", "--data-dir", str(there)]) == 0
+    finally:
+        data.unlink()
+        there.rename(data)
 
 
 @pytest.mark.slow
@@ -347,7 +364,7 @@ def test_a_simulation_that_lost_all_gradients_for_a_while_replays(made, capsys):
     folder = made("--method", "dana_zero", "--learning-rate", "0.02")
     assert cli.main(["--resume", "run", "--learning-rate", "1e37", "--epochs", "20"]) == 2
     assert "commits were all rejected" in capsys.readouterr().err
-    assert cli.main(["--resume", "run", "--learning-rate", "0.01"]) == 0
+    assert cli.main(["--resume", "run", "--learning-rate", "0.01", "--epochs", "2"]) == 0
     found = replayed(folder)
     assert found["verdict"] == SAME
     assert (COMMITS, COMMITS, SAME) in pieces(found)
@@ -355,6 +372,7 @@ def test_a_simulation_that_lost_all_gradients_for_a_while_replays(made, capsys):
     assert pieces(found)[-1][1] > COMMITS
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_a_run_adds_while_its_log_is_read_is_left_to_the_next_replay(made, monkeypatch):
     folder = made()
     events, newest = folder.events.read_bytes(), folder.saved.path / "33"
@@ -377,6 +395,7 @@ def test_a_checkpoint_that_a_run_adds_while_its_log_is_read_is_left_to_the_next_
     assert newest.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [[22, 33], [33], []], ids=len)
 def test_checkpoints_that_a_run_replaces_meanwhile_are_passed_over(made, monkeypatch, capsys, left):
     folder = made()
