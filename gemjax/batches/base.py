@@ -74,18 +74,22 @@ class Batches:
         """Return the host data that a selection needs, and the selection within them; ``None`` if no data stay on the host."""
         return None, selection
 
+    def _gathers(self) -> bool:
+        """Return True if the source gathers its data on the host, and may change them there."""
+        return type(self).gather is not Batches.gather
+
     def _check_data(self) -> None:
-        """Raise an error if devices do not take the data; a source that gathers them itself may change them."""
-        if type(self).gather is not Batches.gather:
+        """Raise an error if devices do not take the data."""
+        if self._gathers():
             return
         for path, leaf in jax.tree.leaves_with_path(self.data):
             check_numbers(f"data{jax.tree_util.keystr(path)}", leaf)
 
-    def _check_range(self) -> None:
-        """Raise ``TypeError`` for integers that JAX would take for others; those in files are not read for that."""
-        if type(self).gather is Batches.gather:
+    def _check_range(self, in_files: bool = False) -> None:
+        """Raise ``TypeError`` for integers that JAX would take for others: those in memory, or those in files."""
+        if not self._gathers():
             for path, leaf in jax.tree.leaves_with_path(self.data):
-                if not _is_mapped(leaf):
+                if _is_mapped(leaf) == in_files:
                     check_range(f"data{jax.tree_util.keystr(path)}", leaf)
 
     def _check_selection(self, selection: PyTree, worker: np.ndarray, step: np.ndarray, draw: Any) -> None:
@@ -134,7 +138,13 @@ class Adapter(Wrapper):
         self._adopt("data", "shared", "threads", "num_workers")
 
     def gather(self, selection):
-        return getattr(self.batches, "part", super().gather)(selection)
+        return (self._own_gather() or super().gather)(selection)
+
+    def _gathers(self):
+        return self._own_gather() is not None
+
+    def _own_gather(self) -> Any:
+        return getattr(self.batches, "gather", None) or getattr(self.batches, "part", None)
 
 
 def _is_mapped(array: Any) -> bool:

@@ -123,6 +123,13 @@ def bytes_of(state: RunState) -> dict[str, int]:
     }
 
 
+# Those of batches that are rows would stay in host memory by themselves.
+DIVIDED = (
+    "; or let the batches be rows of their data (gemjax.batches.Rows without a `batch` of its own), and change them in the "
+    "loss function: then the data stay in host memory"
+)
+
+
 def check_fits(
     needed: dict[str, int],
     device: jax.Device,
@@ -134,7 +141,7 @@ def check_fits(
         parts = ", ".join(f"{name} {readable(size)}" for name, size in needed.items() if size)
         raise MemoryError(
             f"the run keeps {readable(total)} ({parts}), but {device} has {readable(available)}; take {advice}"
-            + ("; leave data in host memory with gemjax.OnHost" if total - needed.get("data", 0) <= available else "")
+            + (DIVIDED if total - needed.get("data", 0) <= available else "")
         )
 
 
@@ -143,12 +150,14 @@ def offload_if_needed(batches: Any, needed: dict[str, int], device: jax.Device, 
 
     Raises:
       MemoryError: if the state alone is too large, or the batches are not rows of their data.
+      TypeError: for integers in a file that JAX would take for others on the device.
     """
     kept, data = sum(needed.values()), copies * _bytes(batches.data)
     available = _capacity(device)
     if available is not None and kept <= available < kept + data and are_plain(batches):
         return OnHost(batches)
     check_fits(needed | {"data": data}, device, **advice)
+    batches._check_range(in_files=True)  # The device gets them all.
     return batches
 
 

@@ -273,8 +273,9 @@ class Transition(WorkerStep):
         def average(c, w):
             if not jnp.issubdtype(c.dtype, jnp.inexact):
                 return w  # A mean of counters or keys would be no state of any worker.
-            # An infinity that both have is no difference.
-            return jnp.where(w == c, c, c + (w - c) / self.num_workers).astype(c.dtype)
+            # The mean with an infinity is that infinity, and not the difference of two.
+            stays = (w == c) | (jnp.isinf(c) & jnp.isfinite(w))
+            return jnp.where(stays, c, c + (w - c) / self.num_workers).astype(c.dtype)
 
         return jax.tree.map(average, central, committed)
 

@@ -128,7 +128,7 @@ class WorkerStep:
         loss, _, _, metrics = jax.eval_shape(
             self._value_and_grad, view.params, view.model_state, batch.at(0), worker, batch.first
         )
-        kind = lambda m: jax.ShapeDtypeStruct(m.shape, jnp.result_type(m.dtype, loss.dtype))
+        kind = lambda m: jax.ShapeDtypeStruct(m.shape, _type_of_mean(m.dtype, loss.dtype))
         return loss, jax.tree.map(kind, metrics)
 
 
@@ -212,7 +212,7 @@ def _sum_of_squares(array: jax.Array) -> jax.Array:
 
 
 def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:
-    """Return True if no number became NaN or infinite; an infinity with which some optimizers or masks begin may stay."""
+    """Return True if no number became NaN or infinite; what was so before, such as infinities of a mask, may stay."""
     if not (pairs := list(zip(_floats(before), _floats(after), strict=True))):
         return jnp.array(True)
 
@@ -236,6 +236,20 @@ def _widened(array: jax.Array) -> jax.Array:
 
 def _at_least_single(dtype: Any) -> Any:
     return jnp.float32 if _is_narrow(dtype) else jnp.promote_types(dtype, jnp.float32)
+
+
+def _type_of_mean(metric: Any, loss: Any) -> Any:
+    """Return the dtype of the mean of a metric over local steps; single precision if JAX promotes one of the dtypes to none."""
+    return (
+        metric
+        if metric == loss
+        else jnp.result_type(*(jnp.float32 if _is_small(one) else one for one in (metric, loss)))
+    )
+
+
+def _is_small(dtype: Any) -> bool:
+    """Return True for numbers that JAX promotes to no other type."""
+    return _is_narrow(dtype) or (jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8)
 
 
 def _is_narrow(dtype: Any) -> bool:

@@ -206,9 +206,10 @@ WIDE = np.arange(2**40, 2**40 + 8)
         lambda path: gemjax.Epochs({"id": WIDE}, 2),
         lambda path: gemjax.OnHost(gemjax.Epochs({"id": WIDE}, 2)),
         lambda path: gemjax.OnHost(gemjax.Epochs({"id": on_disk(path, WIDE)}, 2)),
+        lambda path: gemjax.Epochs({"id": on_disk(path, WIDE)}, 2),
         lambda path: gemjax.FromSource([{"id": int(number)} for number in WIDE], batch_size=2),
     ],
-    ids=["memory", "host", "file", "source"],
+    ids=["memory", "host", "file on the host", "file", "source"],
 )
 def test_integers_that_jax_would_take_for_others_are_refused(make, tmp_path):
     """Numbers of rows in a table of embeddings, for example."""
@@ -220,6 +221,49 @@ def test_integers_that_jax_would_take_for_others_are_refused(make, tmp_path):
         gemjax.run_on_devices(tx, loss_fn, 0.0, make(tmp_path), 4)
     with enable_x64(True):
         assert gemjax.simulate(tx, loss_fn, 0.0, make(tmp_path), gemjax.arrivals.Gamma(2).trace(1)).params != 0
+
+
+class Unrelated:
+    """A source of a class of its own."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def select(self, worker, step):
+        return (step % 4).astype(np.int32)
+
+    def batch(self, data, selection):
+        return data[selection].astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (WIDE, "data has the integer 10995116277.., which does not fit into JAX's int32"),
+        (np.ma.masked_array(np.ones(8), mask=True), "data is a masked array, and a batch has no mask"),
+        (np.array(["a", "b", "c", "d"]), "devices take numbers only, but data is an array of <U1"),
+        (np.ones(4, np.longdouble), "data is of float128, and JAX has floats of 64 bits at most"),
+    ],
+    ids=["wide", "masked", "text", "long"],
+)
+def test_data_of_any_class_are_checked(data, message):
+    loss_fn, trace = lambda params, batch: (params - batch) ** 2, gemjax.arrivals.Gamma(2).trace(4)
+    with pytest.raises(TypeError, match=message):
+        gemjax.simulate(gemjax.asgd(0.1, 2), loss_fn, 0.0, Unrelated(data), trace)
+
+
+class Gathering(Unrelated):
+    """A source of a class of its own that gathers its data on the host."""
+
+    def gather(self, selection):
+        return np.float32(self.data[selection] - 2**40), np.arange(len(selection), dtype=np.int32)
+
+
+def test_a_class_of_any_base_may_gather_its_data_itself():
+    problem = gemjax.asgd(0.1, 2), lambda params, batch: (params - batch) ** 2, 0.0
+    trace = gemjax.arrivals.Gamma(2).trace(8)
+    expected = gemjax.simulate(*problem, lambda worker, step: (step % 4).astype(jnp.float32), trace)
+    assert gemjax.simulate(*problem, Gathering(WIDE), trace).params == expected.params
 
 
 def on_disk(path, array):

@@ -242,7 +242,7 @@ class Own:
 
 def test_data_that_cannot_stay_on_the_host_are_refused(monkeypatch):
     monkeypatch.setattr(memory, "_capacity", lambda device: 12_000)
-    message = r"the run keeps .*data 11\.72 KiB.*leave data in host memory with gemjax\.OnHost"
+    message = r"the run keeps .*data 11\.72 KiB.*; or let the batches be rows of their data .* in the loss function"
     with pytest.raises(MemoryError, match=message):
         simulated(Own())
 

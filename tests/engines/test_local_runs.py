@@ -401,3 +401,19 @@ def test_an_optimizer_with_injected_hyper_parameters_keeps_the_dtypes_of_its_sta
     assert kinds(locals_of(result)) == kinds(locals_of(again)) == kinds(tx.init(params))
     assert_close(jax.device_get(result.params), again.params, rtol=1e-2)
     assert again.history["loss"][-1] < 0.5 * again.history["loss"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.float8_e4m3fn, jnp.int32, jnp.bfloat16])
+@pytest.mark.parametrize("loss", [jnp.float32, jnp.bfloat16])
+def test_the_mean_of_a_metric_over_local_steps_has_a_type_whatever_that_of_the_metric(dtype, loss):
+    """JAX promotes the small ones to no other."""
+    loss_fn = lambda params, model_state, batch, key: (
+        jnp.sum((params - batch) ** 2), (model_state + 1, {"count": (model_state % 2).astype(dtype)})
+    )  # fmt: skip
+    tx, batches = gemjax.downpour(num_workers=2), lambda worker, step: jnp.ones(3, loss)
+    options = {"model_state": jnp.int32(0), "local": LocalSteps(optax.sgd(0.1), 2)}
+    result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(3, loss), batches, 8, num_workers=2, **options)
+    again = gemjax.simulate(tx, loss_fn, jnp.zeros(3, loss), batches, result.trace, **options)
+    for run in (result, again):
+        assert np.all(np.float64(run.history["count"]) == 0.5)

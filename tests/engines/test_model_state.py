@@ -218,3 +218,20 @@ def test_infinities_that_a_commit_leaves_as_they_were_do_not_count(local, averag
         assert run.history["loss"][-1] < 0.01
         np.testing.assert_array_equal(run.model_state["mask"], [0.0, 0.0, -np.inf])
     np.testing.assert_allclose(replayed.params, result.params, rtol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["devices", "simulator"])
+def test_an_average_with_an_infinity_is_that_infinity(engine):
+    """As of a running minimum that begins there; the difference of both would be NaN, and each commit rejected."""
+
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum((params - batch) ** 2), ({"least": jnp.minimum(model_state["least"], 1.0)}, {})
+
+    problem = gemjax.asgd(0.1, num_workers=2), loss_fn, jnp.zeros(3), lambda worker, step: jnp.ones(3)
+    options = {"model_state": {"least": jnp.full(2, jnp.inf)}, "average_model_state": True}
+    if engine == "devices":
+        result = gemjax.run_on_devices(*problem, 20, num_workers=2, **options)
+    else:
+        result = gemjax.simulate(*problem, gemjax.arrivals.RoundRobin(2).trace(20), **options)
+    assert int(result.state.rejected) == 0
+    assert np.all(np.isposinf(result.model_state["least"]))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from train.common.errors import RecordError
 from train.common.files import check_out, check_regular, write_whole
 from train.run.folder import RUNS
 from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
@@ -104,7 +105,10 @@ class SweepFolder(Store[Cell, list[Row]]):
         # Earlier versions wrote the runs alone, or those and the sweep.
         if isinstance(found, dict) and found.keys() | {"data"} == {"sweep", "data", "runs"}:
             if None not in (self.data, found.get("data")) and found["data"] != self.data:
-                raise ValueError("it was computed on other data than those of now; put those back to keep it")
+                raise RecordError(
+                    "was computed on other data than this sweep goes on with; give the folder of the former data as "
+                    "--data-dir, or delete each such file to compute it again"
+                )
             if self._grid is not None:
                 definition = self._grid.definition()
                 # Another version may have other fields.

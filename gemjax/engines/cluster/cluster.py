@@ -20,11 +20,11 @@ from gemjax.engines.cluster.actor import Actor
 from gemjax.engines.cluster.connection import (
     authenticated,
     check_reachable,
+    explained,
     hide_token,
     imported_ray,
     on_loopback,
     signals_kept,
-    unconnected,
 )
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.roster import INFINITY
@@ -213,10 +213,8 @@ class Cluster:
         with signals_kept(ray.shutdown), on_loopback(self.address is None), warnings.catch_warnings():
             # Ray forks only to start other programs, which is harmless.
             warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
-            try:
+            with explained(self.address):
                 ray.init(self.address or "local", **options)
-            except ConnectionError as error:
-                raise unconnected(self.address, error) from error
         if self.address is None:
             hide_token()
         if self.address is None and not all(node["NodeManagerAddress"] in LOOPBACK for node in ray.nodes()):

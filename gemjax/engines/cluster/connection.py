@@ -71,14 +71,18 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
-def unconnected(address: str | None, error: ConnectionError) -> ConnectionError:
-    """Make the error for a Ray that answers, but accepts no connection: most often for want of a token."""
-    if address is None or os.environ.get("RAY_AUTH_MODE") == "token":
-        return error
-    return ConnectionError(
-        f"a Ray answers at {address}, but does not accept the connection ({error}); if it checks a token, set "
-        "RAY_AUTH_MODE=token here, too, before this program starts"
-    )
+@contextlib.contextmanager
+def explained(address: str | None) -> Iterator[None]:
+    """Say of a Ray that answers, but accepts no connection, what it lacks most often: a token."""
+    try:
+        yield
+    except ConnectionError as error:
+        if address is None or os.environ.get("RAY_AUTH_MODE") == "token":
+            raise
+        raise ConnectionError(
+            f"a Ray answers at {address}, but does not accept the connection ({error.__cause__ or error}); if it checks a token, "
+            "set RAY_AUTH_MODE=token here, too, before this program starts"
+        ) from error
 
 
 @contextlib.contextmanager

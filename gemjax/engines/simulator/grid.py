@@ -15,7 +15,7 @@ from gemjax.batches.functions import Computed
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import are_plain, as_batches
 from gemjax.engines.simulator import loops
-from gemjax.protocol.checks import check_range, shown
+from gemjax.protocol.checks import check_range, check_width, shown
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
@@ -44,6 +44,7 @@ def grid(over: Any, seeds: Iterable[int]) -> dict[str, np.ndarray]:
         )
     for name, values in over.items():
         check_range(f"over={{'{name}': …}}", np.asarray(values), ValueError)
+        check_width(f"over={{'{name}': …}}", np.asarray(values))
     if empty := [name for name, values in columns.items() if not values]:
         raise ValueError(f"nothing to try of {', '.join(empty)}: give at least one value each")
     repeated = columns.pop("seed")
@@ -90,29 +91,37 @@ def batches_of(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
                 "from the same arrays, created once outside of it (as in gemjax.Epochs(data, 32, seed)); otherwise call sweep "
                 "once per seed"
             )
-    if len(found) > 1 and _makes_batches(found[0]):
+    own = [one for one in found if _makes_batches(one)]
+    if len(found) > 1 and own:
         given = _given_of(found[0])
         programs = {jax.jit(_function_of(one)).lower(*given).as_text() for one in found}
         if len(programs) > 1 or loops.UNTOLD.search(programs.pop()):
+            kind = type(_innermost(own[0])).__name__
             raise ValueError(
-                f"{type(found[0]).__name__}.batch is another function of data and selection for each seed, or calls back to "
-                "Python; with PerSeed only what select returns may depend on the seed; otherwise call sweep once per seed"
+                f"{kind}.batch is another function of data and selection for each seed, or calls back to Python; with PerSeed "
+                "only what select returns may depend on the seed; otherwise call sweep once per seed"
             )
     return found
 
 
 def _makes_batches(batches: Any) -> bool:
     """Return True if a class makes batches by a program of its own."""
+    inner = _innermost(batches)
+    return not (are_plain(inner) or isinstance(inner, Computed))
+
+
+def _innermost(batches: Any) -> Any:
     while isinstance(batches, Wrapper):
         batches = getattr(batches, "batches", None)
-    return not (are_plain(batches) or isinstance(batches, Computed))
+    return batches
 
 
 def _given_of(batches: Batches) -> PyTree:
     """Return the kinds of data and selection of which a batch is made."""
     selection = select(batches, *np.zeros((3, 1), np.int32))
+    data, selection = batches.gather(selection)
     first = jax.tree.map(lambda column: column[0], selection)
-    return jax.eval_shape(lambda *given: given, batches.data, first)
+    return jax.eval_shape(lambda *given: given, batches.data if data is None else data, first)
 
 
 def _function_of(batches: Batches) -> Callable:
@@ -126,6 +135,8 @@ def starts_of(params: PyTree | PerSeed, seeds: Sequence[int]) -> list[PyTree]:
       ValueError: if those of the seeds differ in structure, shapes or dtypes.
     """
     found = of_each(params, seeds)
+    for path, leaf in jax.tree.leaves_with_path(found[0]):
+        check_width(f"params{keystr(path)}", leaf)
     kind = lambda leaf: f"shape {np.shape(leaf)} and dtype {jnp.result_type(leaf)}"
     kinds = [{keystr(path): kind(leaf) for path, leaf in jax.tree.leaves_with_path(one)} for one in found]
     structures = [jax.tree.structure(one) for one in found]

@@ -22,7 +22,7 @@ from gemjax.protocol.trace import Events, previous_commits
 PyTree = Any
 CHUNK, CHUNK_BYTES = 1024, 2**28
 # What the text of a program does not tell: functions of Python, and constants that JAX passes as arguments.
-UNTOLD = re.compile(r"callback|\b(send|recv)\b|\bjax\.const\b")
+UNTOLD = re.compile(r"custom_call @\w*callback|stablehlo\.(send|recv)\b|\bjax\.const\b")
 
 
 def check_positive(**numbers: int | None) -> None:

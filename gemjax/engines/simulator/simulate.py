@@ -27,7 +27,7 @@ from gemjax.engines.result import (
     rejections_to_fail,
     warn_if_diverged,
 )
-from gemjax.engines.simulator import draws
+from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
 from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
@@ -95,8 +95,8 @@ def simulate(
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up
-        to 32 elsewhere. With numbers drawn by rbg or unsafe_rbg it is
-        always 1, because JAX draws others in a batch.
+        to 32 elsewhere. It is always 1 with numbers drawn by rbg or unsafe_rbg, because JAX draws others in a batch, and with
+        calls back to Python that ``jax.vmap`` refuses.
 
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
@@ -161,6 +161,7 @@ def simulate(
     state = begin(transition, params, model_state, state)
     warn_of_two_rates(tx, params, local)
     batches = as_batches(batches, trace.num_workers)
+    batches._check_range(in_files=True)  # In the block above errors of types are left to checks such as this one.
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
@@ -182,7 +183,7 @@ def simulate(
         try:
             with held.open():
                 same = lambda _: transition
-                if window > 1 and cuts and not draws.are_alike(same, None, batches, events, state, commits=False):
+                if window > 1 and cuts and not vmap.is_faithful(same, None, batches, events, state, commits=False):
                     window = 1
             run_chunk = compiled(transition, batches, width_of(chunk_size), window, not events.commits.all())
 

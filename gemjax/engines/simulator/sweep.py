@@ -22,7 +22,7 @@ from gemjax.engines.checks import (
 )
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import History
-from gemjax.engines.simulator import draws
+from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
@@ -72,7 +72,7 @@ class SweepResult:
             losses = self.history["loss"][run][self.history["applied"][run]][-last:] if self.history else np.zeros(0)
             rows.append(
                 {name: values[run].item() for name, values in self.points.items()}
-                | {"loss": float(losses.mean()) if len(losses) else float("nan")}
+                | {"loss": float(losses.mean(dtype=np.float64)) if len(losses) else float("nan")}
                 | {"rejected": int(self.state.rejected[run]), "dropped": int(self.state.dropped[run])}
             )
         return rows
@@ -132,8 +132,9 @@ def sweep(
       batched: compute all runs as one batch (true) or one by one (false). Default: as one batch, except on a CPU if a run has
         more than 3,000 parameters. Measured with 4 to 48 runs of GEM on two cores, the batch has 1.6 times the speed of one by
         one at 1,000 parameters, 0.6 to 1.1 at 4,000 and 0.5 to 0.7 from 10,000 to 300,000 (dense layers); a small convolutional
-        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With numbers drawn by rbg or unsafe_rbg they are always
-        one by one, also with ``batched=True``, because JAX draws others in a batch.
+        network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With numbers drawn by rbg or unsafe_rbg, of which JAX
+        draws others in a batch, and with calls back to Python that ``jax.vmap`` refuses, they are always one by one, also with
+        ``batched=True``.
 
     Returns:
       A :class:`gemjax.SweepResult`, with runs in the order of ``itertools.product(*over.values(), seeds)``.
@@ -217,7 +218,7 @@ def sweep(
     if batched and cuts:
         make_one = lambda lane: transition(lane, starts[0])
         state_of_one = jax.eval_shape(begin, lanes[0], starts[0])
-        batched = draws.are_alike(make_one, lanes[0], data[0], events[0], state_of_one, commits=True)
+        batched = vmap.is_faithful(make_one, lanes[0], data[0], events[0], state_of_one, commits=True)
     compiled: Callable = in_one_batch if batched else one_by_one
     state, run_chunk = compiled(begin, step, lanes, starts)
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)

@@ -23,6 +23,7 @@ from engines.problems import (
 )
 
 import gemjax
+from gemjax.engines.cluster import cluster
 from gemjax.engines.cluster.actor import Actor, Task
 from gemjax.engines.cluster.programs import LARGE, ClusterPrograms
 from gemjax.engines.devices.hardware.packing import Packed
@@ -426,3 +427,25 @@ def test_a_cluster_is_started_once(fake):
         cluster.__enter__()
     with pytest.raises(RuntimeError, match="started before; make another one"):
         cluster.__enter__()
+
+
+class Deaf(FakeRay):
+    """A Ray that accepts no connection."""
+
+    def init(self, address, **options):
+        raise ConnectionError(f"Failed to connect to {address}") from RuntimeError("UNAUTHENTICATED")
+
+
+@pytest.mark.parametrize(("address", "mode"), [(None, None), ("10.0.0.1:6379", "token"), ("10.0.0.1:6379", None)])
+def test_a_ray_that_accepts_no_connection_is_named_and_tokens_are_unless_given(monkeypatch, address, mode):
+    monkeypatch.setitem(sys.modules, "ray", Deaf())
+    monkeypatch.setattr(cluster, "check_reachable", lambda address: None)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(ConnectionError) as raised, gemjax.Cluster(N, address=address):
+        pass
+    error = raised.value
+    assert error.__cause__ is not error
+    is_explained = address is not None and mode is None
+    assert ("(UNAUTHENTICATED); if it checks a token, set RAY_AUTH_MODE=token" in str(error)) == is_explained

@@ -241,60 +241,19 @@ def test_params_that_do_not_go_together_are_refused(make, message):
         gemjax.sweep(gem, loss_fn, gemjax.PerSeed(make), batches, LATE, {"rate": RATES}, seeds=(0, 1))
 
 
+def test_the_mean_loss_of_a_table_is_not_that_of_half_precision():
+    """A sum of many ones ends at 256 in bfloat16."""
+    loss_fn = lambda params, batch: 0 * jnp.sum(params) + jnp.ones([], jnp.bfloat16)
+    trace = gemjax.arrivals.Gamma(4).trace(600)
+    result = gemjax.sweep(gem, loss_fn, jnp.zeros(3, jnp.bfloat16), lambda worker, step: 0.0, trace, {"rate": RATES})
+    assert [row["loss"] for row in result.table(last=600)] == [1.0, 1.0]
+
+
 def test_an_empty_trace_has_a_table():
     trace = gemjax.Trace(worker=[], num_workers=4)
     rows = sweep(quadratic(), gem, {"rate": RATES}, trace).table()
     assert [row["rate"] for row in rows] == list(RATES)
     assert all(np.isnan(row["loss"]) for row in rows)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda seed: lambda worker, step: jnp.full(3, 1.0 * seed), lambda seed: gemjax.Epochs(np.full((4, 3), seed), 2)],
-    ids=["functions", "data"],
-)
-def test_batches_of_other_data_are_refused(make):
-    """All runs would get those of the first seed."""
-    loss_fn, params = quadratic()[:2]
-    with pytest.raises(ValueError, match="batches of seeds 0 and 5 have different data or functions"):
-        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
-
-
-class Drawn(gemjax.batches.Batches):
-    """Batches that a class draws itself, around a number."""
-
-    def __init__(self, seed, around=0.0):
-        self.seed, self.around = seed, around
-
-    def select(self, worker, step):
-        return np.stack([worker, step + 1000 * self.seed], 1).astype(np.int32)
-
-    def batch(self, data, selection):
-        return self.around + jax.random.normal(jax.random.fold_in(jax.random.key(selection[0]), selection[1]), (4,))
-
-
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
-def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_their_selection(batched):
-    loss_fn, params = quadratic()[:2]
-    result = gemjax.sweep(
-        gem, loss_fn, params, gemjax.PerSeed(Drawn), LATE, {"rate": RATES[:1]}, seeds=(0, 5), batched=batched
-    )
-    for run, seed in enumerate((0, 5)):
-        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, Drawn(seed), LATE, seed=seed)
-        assert_close(jax.tree.map(lambda leaf, run=run: leaf[run], result.params), alone.params, rtol=1e-5)
-    # The program of the first seed would make the batches of all.
-    with pytest.raises(ValueError, match=r"Drawn\.batch is another function of data and selection for each seed"):
-        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(lambda seed: Drawn(seed, 1.0 * seed)), LATE, {"rate": RATES},
-                     seeds=(0, 5), batched=batched)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_batches_are_made_once_a_seed():
-    rows, made = np.ones((12, 3)), []
-    batches = gemjax.PerSeed(lambda seed: made.append(seed) or gemjax.Epochs(rows, 4, seed))
-    loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
-    gemjax.sweep(gem, loss_fn, jnp.zeros(3), batches, LATE, {"rate": RATES}, seeds=SEEDS)
-    assert made == [*SEEDS]
 
 
 @pytest.mark.parametrize("chunk_size", [0, -1])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines.problems import assert_close, assert_same_bits, distinct, every_method, late, mlp, poisoned, quadratic
+from jax.experimental import io_callback
 
 import gemjax
 from gemjax.engines.simulator import simulate as module
@@ -72,6 +73,26 @@ def test_it_is_that_of_one_by_one_if_keys_are_not_faithful_to_batches(rbg):
         lambda rate: gemjax.gem(rate, num_workers=2), *problem, trace, {"rate": [0.05, 0.1]}, seeds=[3, 0]
     )
     assert_close(swept.params[1], expected.params, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pure", "ordered", "unordered"])
+def test_it_is_that_of_one_by_one_if_python_is_called_as_vmap_refuses(kind):
+    def call(value):
+        if kind == "pure":
+            return jax.pure_callback(lambda _: np.float32(2.0), jax.ShapeDtypeStruct((), jnp.float32), value)
+        io_callback(lambda _: None, None, value, ordered=kind == "ordered")
+        return 2.0
+
+    loss_fn = lambda params, batch: call(jax.lax.stop_gradient(params[0])) * jnp.sum((params - batch) ** 2)
+    problem, trace = (loss_fn, jnp.zeros(3), lambda worker, step: 1.0), gemjax.arrivals.RoundRobin(2).trace(8)
+    expected, found = (gemjax.simulate(gem(2), *problem, trace, window=window) for window in (1, 2))
+    assert_close(found.params, expected.params, rtol=1e-6)
+    for batched in (None, True, False):
+        swept = gemjax.sweep(
+            lambda rate: gemjax.gem(rate, num_workers=2), *problem, trace, {"rate": [0.05, 0.1]}, batched=batched
+        )
+        assert_close(swept.params[0], expected.params, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -167,7 +167,10 @@ def test_a_sweep_goes_on_with_its_own_data_only(small, capsys, monkeypatch):
         patched.setattr(load, "checksum", lambda dataset: "other")
         assert cli.main(["sweep", "--resume", small.out]) == 2
     error = capsys.readouterr().err
-    assert "asgd-2.json is damaged (it was computed on other data than those of now; put those back to keep it" in error
+    assert (
+        "asgd-2.json was computed on other data than this sweep goes on with; give the folder of the former data"
+        in error
+    )
     assert not folder.file(small.cells[1]).exists()
     assert cli.main(["sweep", "--resume", small.out]) == 0
 

@@ -50,6 +50,7 @@ class Store(abc.ABC, Generic[Job, Result]):
         """Return the result in JSON values `found`.
 
         Raises:
+          RecordError: with what was found, if the file is not damaged but cannot be used.
           ValueError: with the reason why they are not a result of `job`.
         """
         return found
@@ -71,6 +72,8 @@ class Store(abc.ABC, Generic[Job, Result]):
         for path in filter(Path.exists, paths):
             try:
                 return self.decode(job, unsealed(json.loads(path.read_text())))
+            except RecordError as error:
+                raise RecordError(f"{path} {error}") from error
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise RecordError(f"{path} is damaged ({error}); delete it to compute it again") from error
         return None

@@ -1,0 +1,142 @@
+"""Batches of a sweep that differ between seeds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.problems import assert_close, late, quadratic
+
+import gemjax
+
+LATE = late()
+RATES, SEEDS = (0.02, 0.05), (3, 4)
+
+
+def gem(rate, kappa=1.0):
+    return gemjax.gem(rate, 0.9, 4, kappa=kappa)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda seed: lambda worker, step: jnp.full(3, 1.0 * seed), lambda seed: gemjax.Epochs(np.full((4, 3), seed), 2)],
+    ids=["functions", "data"],
+)
+def test_batches_of_other_data_are_refused(make):
+    """All runs would get those of the first seed."""
+    loss_fn, params = quadratic()[:2]
+    with pytest.raises(ValueError, match="batches of seeds 0 and 5 have different data or functions"):
+        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
+
+
+class Drawn(gemjax.batches.Batches):
+    """Batches that a class draws itself, around a number."""
+
+    def __init__(self, seed, around=0.0):
+        self.seed, self.around = seed, around
+
+    def select(self, worker, step):
+        return np.stack([worker, step + 1000 * self.seed], 1).astype(np.int32)
+
+    def batch(self, data, selection):
+        return self.around + jax.random.normal(jax.random.fold_in(jax.random.key(selection[0]), selection[1]), (4,))
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_their_selection(batched):
+    loss_fn, params = quadratic()[:2]
+    result = gemjax.sweep(
+        gem, loss_fn, params, gemjax.PerSeed(Drawn), LATE, {"rate": RATES[:1]}, seeds=(0, 5), batched=batched
+    )
+    for run, seed in enumerate((0, 5)):
+        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, Drawn(seed), LATE, seed=seed)
+        assert_close(jax.tree.map(lambda leaf, run=run: leaf[run], result.params), alone.params, rtol=1e-5)
+    # The program of the first seed would make the batches of all.
+    with pytest.raises(ValueError, match=r"Drawn\.batch is another function of data and selection for each seed"):
+        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(lambda seed: Drawn(seed, 1.0 * seed)), LATE, {"rate": RATES},
+                     seeds=(0, 5), batched=batched)  # fmt: skip
+
+
+class Host(gemjax.batches.Batches):
+    """Batches of rows that a class reads on the host, which are other ones for each seed."""
+
+    data = ()
+
+    def __init__(self, seed, factor=1.0):
+        self.seed, self.factor = seed, factor
+
+    def select(self, worker, step):
+        return (3 * worker + 7 * step)[:, None].astype(np.int32)
+
+    def gather(self, selection):
+        rows = np.float32(selection.reshape(-1, 1) % 5 + self.seed) * np.ones(4, np.float32)
+        return rows, np.arange(selection.size, dtype=np.int32).reshape(selection.shape)
+
+    def batch(self, data, selection):
+        return self.factor * data[selection].mean(0)
+
+
+class Scaled(gemjax.Epochs):
+    """Rows that a class scales."""
+
+    def batch(self, data, selection):
+        return 0.01 * super().batch(data, selection)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
+def test_rows_that_a_class_reads_itself_may_depend_on_the_seed(batched):
+    loss_fn, params = quadratic()[:2]
+    result = gemjax.sweep(
+        gem, loss_fn, params, gemjax.PerSeed(Host), LATE, {"rate": RATES[:1]}, seeds=(0, 5), batched=batched
+    )
+    for run, seed in enumerate((0, 5)):
+        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, Host(seed), LATE, seed=seed)
+        assert_close(jax.tree.map(lambda leaf, run=run: leaf[run], result.params), alone.params, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"Host\.batch is another function of data and selection for each seed"):
+        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(lambda seed: Host(seed, 1.0 + seed)), LATE, {"rate": RATES},
+                     seeds=(0, 5), batched=batched)  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_one_class_for_one_seed_and_another_for_the_next_are_refused(first):
+    rows = np.ones((12, 4), np.float32)
+    batches = gemjax.PerSeed(lambda seed: (gemjax.Epochs if seed == first else Scaled)(rows, 1, seed))
+    with pytest.raises(ValueError, match=r"Scaled\.batch is another function of data and selection for each seed"):
+        gemjax.sweep(gem, lambda params, batch: jnp.mean((params[None] - batch) ** 2), jnp.zeros(4), batches, LATE,
+                     {"rate": RATES}, seeds=(0, 5))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_class_may_give_the_seeds_batches_of_other_sizes():
+    rows = np.arange(48, dtype=np.float32).reshape(12, 4)
+    loss_fn, params = (lambda params, batch: jnp.mean((params[None] - batch) ** 2)), jnp.zeros(4)
+    make = lambda seed: Scaled(rows, 2 + seed, seed)
+    result = gemjax.sweep(
+        gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES[:1]}, seeds=(0, 1), batched=False
+    )
+    for run, seed in enumerate((0, 1)):
+        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, make(seed), LATE, seed=seed)
+        assert_close(result.params[run], alone.params, rtol=1e-5)
+
+
+class Named(Drawn):
+    """Batches with the name of an operation that a program would have if it called back to Python."""
+
+    def batch(self, data, selection):
+        return {"send": super().batch(data, selection), "callback": 1.0}
+
+
+@pytest.mark.slow
+def test_an_array_of_a_batch_may_have_any_name():
+    loss_fn, params = quadratic()[:2]
+    own = lambda params, batch: loss_fn(params, batch["send"])
+    gemjax.sweep(gem, own, params, gemjax.PerSeed(Named), LATE, {"rate": RATES[:1]}, seeds=(0, 5))
+
+
+@pytest.mark.slow
+def test_batches_are_made_once_a_seed():
+    rows, made = np.ones((12, 3)), []
+    batches = gemjax.PerSeed(lambda seed: made.append(seed) or gemjax.Epochs(rows, 4, seed))
+    loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
+    gemjax.sweep(gem, loss_fn, jnp.zeros(3), batches, LATE, {"rate": RATES}, seeds=SEEDS)
+    assert made == [*SEEDS]
