@@ -43,6 +43,14 @@ def in_its_precision(function: Function) -> Function:
     return wrapped  # pyrefly: ignore
 
 
+def generator() -> dict[str, Any]:
+    """Return the settings of JAX that decide which numbers a seed draws, as environment variables set them."""
+    import jax
+
+    names = ("jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset")
+    return {name.upper(): getattr(jax.config, name) for name in names}
+
+
 def describe() -> dict[str, Any]:
     """Return the device of this process, its cores and the versions of the libraries."""
     import jax

@@ -80,8 +80,8 @@ def explained(address: str | None) -> Iterator[None]:
         if address is None or os.environ.get("RAY_AUTH_MODE") == "token":
             raise
         raise ConnectionError(
-            f"a Ray answers at {address}, but does not accept the connection ({error.__cause__ or error}); if it checks a token, "
-            "set RAY_AUTH_MODE=token here, too, before this program starts"
+            f"a Ray answers at {address}, but does not accept the connection ({error.__cause__ or error}); if it checks a "
+            "token, set RAY_AUTH_MODE=token here, too, before this program starts"
         ) from error
 
 

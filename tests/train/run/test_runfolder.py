@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -157,6 +158,25 @@ def test_other_data_of_the_same_size_are_refused(folder):
         folder.kept.note(config, 5, saved, data="00001234")
     del saved["data"]  # Checkpoints of earlier versions have none.
     folder.kept.note(config, 5, saved, data="00001234")
+
+
+def test_another_generator_of_random_numbers_is_refused(folder):
+    """As an environment variable chooses it: dropout and augmentation would change in the midst of a run."""
+    config = Config()
+    folder.kept.note(config, 0)
+    saved = json.loads(json.dumps(folder.kept.metadata()))
+    folder.kept.note(config, 5, saved)
+    said = "were drawn with JAX_DEFAULT_PRNG_IMPL=threefry2x32, and now it is rbg; set it as it was"
+    with jax.default_prng_impl("rbg"), pytest.raises(RecordError, match=said):
+        folder.kept.note(config, 5, saved)
+    with (
+        jax.threefry_partitionable(False),
+        pytest.raises(RecordError, match="JAX_THREEFRY_PARTITIONABLE=True, and now it"),
+    ):
+        folder.kept.check_generator(saved)
+    del saved["generator"]  # Checkpoints of earlier versions have none.
+    with jax.default_prng_impl("rbg"):
+        folder.kept.note(config, 5, saved)
 
 
 @pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from train.common.errors import RecordError
+from train.common.machine import generator
 from train.config.config import Config
 
+QUOTE = "'"
 SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
 
 
@@ -51,6 +53,7 @@ class Kept:
                 )
         remedy = "give the folder of those data as --data-dir, or start a new run in another folder"
         self.check_data(config, saved, data, remedy)
+        self.check_generator(saved)
         now = {name: getattr(config, name) for name in SETTINGS}
         self.settings = settings_of(saved or {})
         if not self.settings or self.settings[-1][1] != now:
@@ -69,9 +72,23 @@ class Kept:
                 f"was {ascii(before)[1:-1][:60]}); {remedy}"
             )
 
+    def check_generator(self, saved: dict[str, Any] | None) -> None:
+        """Check that seeds draw the numbers that they drew when a checkpoint was written.
+
+        Raises:
+          RecordError: if not; checkpoints of earlier versions do not say.
+        """
+        before, now = (saved or {}).get("generator"), generator()
+        for name, value in now.items():
+            if isinstance(before, dict) and before.get(name, value) != value:
+                drawn = f"{name}={ascii(before[name])[:60].strip(QUOTE)}"
+                raise RecordError(
+                    f"the random numbers of {self.folder} were drawn with {drawn}, and now it is {value}; set it as it was"
+                )
+
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it."""
-        return {"settings": self.settings, "kept": self._config, "data": self._data}
+        return {"settings": self.settings, "kept": self._config, "data": self._data, "generator": generator()}
 
 
 def settings_of(found: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
