@@ -117,8 +117,8 @@ def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tm
         "settings": [],
         "kept": {},
         "data": None,
-        "data": None,
         "generator": generator(),
+    }
     assert dict(synced)[folder.events.stat().st_ino] == saved["events"]
 
 
