@@ -12,6 +12,7 @@ import pytest
 import gemjax
 from train import cli
 from train.common.errors import RecordError
+from train.common.machine import generator
 from train.config.config import Config
 from train.run import train as training
 from train.run.folder import RunFolder
