@@ -45,7 +45,8 @@ class Checkpoints:
       TypeError: if ``folder`` is no path.
       ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
       NotADirectoryError: if there is a file of this name.
-      CheckpointError: if the name is not UTF-8, or the folder holds checkpoints of another program and is not ``read_only``.
+      CheckpointError: if the name is not UTF-8 or has text in brackets [ ] or a backslash in it, or the folder holds
+        checkpoints of another program and is not ``read_only``.
     """
 
     replaces_later = False  # True where the owner has said that a save replaces checkpoints of more commits.
@@ -65,6 +66,11 @@ class Checkpoints:
                 f"{str(self.folder)!a} is not UTF-8, and Orbax writes to no such folder; give another name, or set "
                 "PYTHONUTF8=1 if Python misreads this one"
             ) from None
+        if misread := files.MISREAD.search(self.folder.as_posix()):
+            raise CheckpointError(
+                f"{self.folder} has {misread[0]} in its name, which the libraries that read and write checkpoints take for a "
+                "pattern or another path; rename that folder, or choose another one"
+            )
         if not read_only:  # Unfinished writes remain until the next one: they may be those of another process.
             if foreign := files.foreign_numbers(self.folder):
                 raise CheckpointError(

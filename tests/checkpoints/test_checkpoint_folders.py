@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -92,6 +93,31 @@ def test_a_name_that_is_not_utf_8_is_refused(tmp_path, read_only):
     with pytest.raises(gemjax.CheckpointError, match=r"run-\\udcff.* is not UTF-8"):
         gemjax.Checkpoints(folder, read_only=read_only)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a backslash separates names elsewhere")
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("name", "misread"), [("lr[0.1]", r"\[0\.1\]"), ("back\\slash", r"\\")], ids=["brackets", "backslash"]
+)
+def test_a_name_that_orbax_takes_for_a_pattern_is_refused(tmp_path, name, misread, read_only):
+    """A checkpoint was written without its numbers, and then said to be damaged."""
+    with pytest.raises(gemjax.CheckpointError, match=f"has {misread} in its name, .* rename that folder"):
+        gemjax.Checkpoints(tmp_path / name / "checkpoints", read_only=read_only)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a[b", "a]b[c", "*", "?", "a%2Fb", "a b", "a:b|c", "ü"])
+def test_other_names_are_those_of_folders_as_well(tmp_path, name):
+    tx, trace = gemjax.gem(0.1, num_workers=2), gemjax.arrivals.Gamma(2).trace(3)
+    loss_fn = lambda params, batch: jnp.sum((params - batch) ** 2)
+    result = gemjax.simulate(tx, loss_fn, jnp.zeros(3), lambda worker, step: 1.0 * step, trace)
+    with gemjax.Checkpoints(tmp_path / name) as checkpoints:
+        checkpoints.save(result.state, result.trace)
+    with gemjax.Checkpoints(tmp_path / name) as checkpoints:
+        state, _, _ = checkpoints.load(gemjax.initial_state(tx, jnp.zeros(3)))
+    np.testing.assert_array_equal(state.params, result.params)
 
 
 def test_only_the_newest_are_kept(tmp_path):

@@ -53,7 +53,7 @@ class RunConsole(Console):
 
 def say(console: Console, text: str) -> None:
     """Print `text` as it is, in one line of any length."""
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -72,13 +72,14 @@ def prepare(batches: Any, events: Events, chunk_size: int, window: int, cut: tup
 
 
 def _beside(state: RunState, data: PyTree) -> PyTree:
-    """Return the data on a device: on that of the state, if both are bound to devices."""
+    """Return the data on a device: on that of the state, or on all of them, if both are bound to devices."""
     places = {leaf.sharding for leaf in jax.tree.leaves(state) if getattr(leaf, "committed", False)}
-    place = places.pop() if len(places) == 1 else None
-    is_bound = isinstance(place, jax.sharding.SingleDeviceSharding)
-    return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, place if is_bound and getattr(leaf, "committed", False) else None), data
-    )
+    place = places.pop() if len({frozenset(one.device_set) for one in places}) == 1 else None
+    if isinstance(place, jax.sharding.NamedSharding):
+        place = jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec())
+    elif not isinstance(place, jax.sharding.SingleDeviceSharding):
+        place = None
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, place if getattr(leaf, "committed", False) else None), data)
 
 
 def _attempt(fn: Callable, *args: Any) -> Future:

@@ -118,3 +118,16 @@ def test_data_on_another_device_than_the_parameters_are_brought_there():
         np.testing.assert_array_equal(result.params, expected.params)
         swept = gemjax.sweep(lambda rate: gemjax.asgd(rate, num_workers=2), *run, {"rate": [0.1]})
         np.testing.assert_allclose(swept.params[0], expected.params, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_data_on_one_device_are_brought_to_all_of_a_divided_central_variable():
+    devices = jax.devices()[:4]
+    data = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    batches = gemjax.Epochs(jax.device_put(data, devices[0]), 2)
+    problem = gemjax.gem(0.05, num_workers=2), lambda params, rows: jnp.mean((params[None] - rows) ** 2), jnp.zeros(8)
+    placement = gemjax.place(2, devices=devices, central_devices=2)
+    first = gemjax.run_on_devices(*problem, batches, 10, placement=placement)
+    result = gemjax.run_on_devices(*problem, batches, 20, placement=placement, state=first)
+    replayed = gemjax.simulate(*problem, batches, result.trace, state=first)
+    np.testing.assert_allclose(replayed.params, result.params, rtol=1e-5)

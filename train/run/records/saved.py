@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from gemjax import CheckpointError, Checkpoints
+from train.common.errors import RecordError
 
 CHECKPOINT = re.compile(r"(\.replaced-)?\d+")  # Folder of a checkpoint, also of one whose replacement is not complete.
 
@@ -23,6 +24,13 @@ class Saved:
     def open(self, keep: int = 2, *, read_only: bool = False) -> Checkpoints:
         """Open the checkpoints, of which the newest are kept, or all if `keep` is 0."""
         return Checkpoints(self.path, keep or None, read_only=read_only)
+
+    def check_name(self) -> None:
+        """Raise `RecordError` if no checkpoint can be written to a folder of this name."""
+        try:
+            self.open(read_only=True)
+        except CheckpointError as error:
+            raise RecordError(str(error)) from error
 
     def newest(self, opened: Checkpoints | None = None) -> str:
         """Say of how many commits the newest checkpoint is; `opened` are the checkpoints if they are open already."""
