@@ -256,13 +256,13 @@ class Gathering(Unrelated):
     """A source of a class of its own that gathers its data on the host."""
 
     def gather(self, selection):
-        return np.float32(self.data[selection] - 2**40), np.arange(len(selection), dtype=np.int32)
+        return np.float32(self.data[selection] - 2**40 + 10), np.arange(len(selection), dtype=np.int32)
 
 
 def test_a_class_of_any_base_may_gather_its_data_itself():
     problem = gemjax.asgd(0.1, 2), lambda params, batch: (params - batch) ** 2, 0.0
     trace = gemjax.arrivals.Gamma(2).trace(8)
-    expected = gemjax.simulate(*problem, lambda worker, step: (step % 4).astype(jnp.float32), trace)
+    expected = gemjax.simulate(*problem, lambda worker, step: 10.0 + step % 4, trace)
     assert gemjax.simulate(*problem, Gathering(WIDE), trace).params == expected.params
 
 
