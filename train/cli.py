@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_words(argv)
         argv = [HOME.sub(lambda found: found[1] + os.path.expanduser(found[2]), word) for word in argv]
         argv, cache = compilation.take_flag(argv)
+        _check_promotion(argv)
     except (UsageError, ValueError) as error:
         print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -118,6 +119,11 @@ def _check_words(argv: Sequence[str]) -> None:
     for before, word in zip(("train", *argv), argv, strict=False):
         if empty := EMPTY.fullmatch(word):
             raise UsageError(f"an empty word follows {(empty[1] or before)[:40]}; is a variable of the shell not set?")
+
+
+def _check_promotion(argv: Sequence[str]) -> None:
+    if os.environ.get("JAX_NUMPY_DTYPE_PROMOTION") == "strict" and argv[:1] not in (["report"], ["results"]):
+        raise UsageError("JAX_NUMPY_DTYPE_PROMOTION=strict forbids promotions that training makes; unset it")
 
 
 def _check_working_directory() -> None:

@@ -26,10 +26,15 @@ KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
 def check_state(name: str, state: Any) -> None:
-    """Raise ``TypeError`` unless ``state`` is the state of a run."""
+    """Raise ``TypeError`` or ``ValueError`` unless ``state`` is the state of one run."""
     if not isinstance(state, RunState):
         advice = "result.state" if hasattr(state, "state") else "that of a result, or gemjax.initial_state(tx, params)"
         raise TypeError(f"{name} is of type {type(state).__name__}, but must be a gemjax.RunState; give {advice}")
+    if runs := jnp.shape(state.commits):
+        raise ValueError(
+            f"{name} is that of all {runs[0]} runs of a sweep, but must be that of one; give "
+            "jax.tree.map(lambda leaf: leaf[run], result.state)"
+        )
 
 
 def check_trace_of(state: RunState, trace: Any) -> None:

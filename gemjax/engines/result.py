@@ -26,6 +26,21 @@ LAST = 100  # A printed result has the mean loss over so many applied commits.
 EXPLODED = 1e6  # A run whose loss grows by this factor has diverged.
 
 
+def type_of_column(dtype: Any) -> np.dtype:
+    """Return the dtype of a column of numbers of ``dtype``: one in which NumPy adds up thousands of them."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return np.dtype(np.float32)
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
+    return np.dtype(dtype)
+
+
+def as_column(numbers: Any) -> np.ndarray:
+    """Return numbers, on a device or not, as a column of a history."""
+    numbers = np.asarray(numbers)
+    return numbers.astype(type_of_column(numbers.dtype), copy=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """The outcome of a run.
@@ -38,6 +53,7 @@ class Result:
         method), and the requested metrics and diagnostics. ``pandas.DataFrame(result.history)`` works. A run continued from a
         :class:`Result` has the rows of both parts, with NaN in columns that only the other part reports; one continued from a
         bare :class:`gemjax.RunState` has the rows since then.
+        Floats are of 32 bits at least, because NumPy adds up narrower ones in their own precision.
       trace: of :func:`gemjax.run_on_devices`, the applied commits of this run and those before it, ready for
         :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here,
         including those of rejected and dropped commits.

@@ -10,7 +10,7 @@ from jax import lax
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_between, check_bool, check_choice, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
-from gemjax.protocol.nodes import StalenessState, nodes
+from gemjax.protocol.nodes import StalenessState, check_of_one_run, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
 
@@ -321,7 +321,7 @@ def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
       A tree like the parameters.
 
     Raises:
-      ValueError: if the state is not one of LSGD, or ``exchange`` is unknown.
+      ValueError: if the state is not one of LSGD, or that of all runs of a sweep, or ``exchange`` is unknown.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx, params = gemjax.lsgd(num_workers=2, strength=0.5), jnp.zeros(1)
@@ -333,6 +333,7 @@ def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
     [2.] [1.5]
     """
     check_choice("exchange", exchange, ("before", "after"))
+    check_of_one_run(opt_state, "average_position")
     rows = [node.rows for node in nodes(opt_state, SharedRows)]
     if len(rows) != 1:
         raise ValueError("average_position needs the optimizer state of gemjax.lsgd, and this is of another method")

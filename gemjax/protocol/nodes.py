@@ -27,6 +27,16 @@ class StalenessState(NamedTuple):
     inner_state: optax.OptState  # State of the members; their Slots hold one worker's, the rest is shared.
 
 
+def check_of_one_run(state: PyTree, function: str) -> None:
+    """Raise ``ValueError`` if ``state`` is that of all runs of a sweep, whose first axis would be taken for that of workers."""
+    for node in nodes(state, StalenessState):
+        if runs := jnp.shape(node.clock):
+            raise ValueError(
+                f"{function} was given the optimizer state of all {runs[0]} runs of a sweep; give that of one run, "
+                f"jax.tree.map(lambda leaf: leaf[run], state), or map the runs with jax.vmap"
+            )
+
+
 def is_wrapper(node: PyTree) -> bool:
     """Return True if ``node`` is the state of :func:`gemjax.asynchronous`."""
     return isinstance(node, StalenessState)

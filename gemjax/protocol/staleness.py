@@ -21,6 +21,7 @@ from gemjax.protocol.nodes import (
     StalenessState,
     add_own_counts,
     ask,
+    check_of_one_run,
     check_protocol,
     counts_itself,
     is_wrapper,
@@ -133,7 +134,8 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
       shifts it (DANA's look-ahead, EASGD's own positions).
 
     Raises:
-      ValueError: if ``worker`` is missing with several workers, or out of range (a traced number is not checked).
+      ValueError: if ``worker`` is missing with several workers, or out of range (a traced number is not checked), or ``state``
+        is that of all runs of a sweep.
 
     >>> import gemjax, jax.numpy as jnp
     >>> params = jnp.array([1.0])
@@ -142,6 +144,7 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
     >>> view is params
     True
     """
+    check_of_one_run(state, "pull")
     view, state, _ = pull_with_anchors(state, params, worker)
     return view, state
 

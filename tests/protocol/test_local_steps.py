@@ -104,8 +104,7 @@ def test_half_precision_loses_no_step():
     result = run(LocalSteps(SGD, (301, 300)), problem, gemjax.Trace([0, 1]), tx=receiving(2), diagnostics=RECEIVED)
     np.testing.assert_array_equal(result.history["received_local_steps"], [301, 300])
     for name in ("loss", "one"):
-        assert result.history[name].dtype == jnp.bfloat16
-        np.testing.assert_array_equal(result.history[name].astype(float), [1, 1])
+        np.testing.assert_array_equal(result.history[name], [1, 1])
 
 
 @pytest.mark.slow

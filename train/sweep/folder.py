@@ -72,6 +72,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         folder = cls(name)
         if not folder.grid.exists():
             raise FileNotFoundError(f"{name} is not the folder of a sweep: it has no sweep.json")
+        check_out(folder.path, "--resume")
         check_regular(folder.grid, folder.table, folder.picture)
         return folder
 

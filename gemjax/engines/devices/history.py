@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemjax.engines.devices.hardware.waiters import Arrival
-from gemjax.engines.result import History, check_rejections, concatenate, rejections_to_fail
+from gemjax.engines.result import History, check_rejections, concatenate, rejections_to_fail, type_of_column
 from gemjax.protocol.trace import COLUMNS, Trace
 from gemjax.telemetry.eventlog import EventLog
 
@@ -158,7 +158,8 @@ class RunHistory:
 
     def _column(self, name: str, first: int = 0) -> np.ndarray:
         numbers = np.array(self._columns[(*self._known, *self._reported).index(name)][first:])
-        return numbers.astype(self._reported.get(name, np.int64 if name in COUNTS else np.float64))
+        kind = self._reported.get(name, np.int64 if name in COUNTS else np.float64)
+        return numbers.astype(kind).astype(type_of_column(kind), copy=False)
 
     def trace(self) -> Trace:
         """Return the applied commits, including those before this run."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.memory import default_device
+from gemjax.engines.result import as_column
 from gemjax.engines.transition import RunState
 
 PyTree = Any
@@ -81,5 +82,7 @@ def joined(states: Any) -> RunState:
 def first_rows(reports: Any, count: int) -> Any:
     """Return the first ``count`` rows of each column, with a leading axis of runs."""
     if isinstance(reports, list):
-        return jax.tree.map(lambda *each: np.stack([np.asarray(column)[:count] for column in each]), *reports)
-    return jax.tree.map(lambda column: np.asarray(column)[:, :count], reports)
+        return jax.tree.map(
+            lambda *each: np.stack([as_column(np.asarray(column)[:count]) for column in each]), *reports
+        )
+    return jax.tree.map(lambda column: as_column(np.asarray(column)[:, :count]), reports)

@@ -20,6 +20,7 @@ from gemjax.engines.result import (
     History,
     Progress,
     Result,
+    as_column,
     begin_from,
     check_rejections,
     concatenate,
@@ -245,7 +246,7 @@ def _default_window() -> int:
 
 def _history(chunk: Events, reports: Any, trace: Trace) -> History:
     """Return the chunk's commits as columns, without arrivals that only pulled."""
-    reports = jax.tree.map(lambda column: np.asarray(column)[: len(chunk.worker)], reports)
+    reports = jax.tree.map(lambda column: as_column(column)[: len(chunk.worker)], reports)
     columns = {
         "worker": chunk.worker,
         "step": chunk.step,

@@ -247,6 +247,32 @@ def test_the_mean_loss_of_a_table_is_not_that_of_half_precision():
     trace = gemjax.arrivals.Gamma(4).trace(600)
     result = gemjax.sweep(gem, loss_fn, jnp.zeros(3, jnp.bfloat16), lambda worker, step: 0.0, trace, {"rate": RATES})
     assert [row["loss"] for row in result.table(last=600)] == [1.0, 1.0]
+    assert result.history["loss"].mean() == 1.0
+
+
+def test_the_state_of_all_runs_is_not_taken_for_that_of_one(tmp_path):
+    """Its first axis is that of runs; with as many workers the wrong results would look right."""
+    problem, trace = (
+        (lambda params, batch: jnp.sum((params - batch) ** 2), jnp.zeros(2)),
+        gemjax.arrivals.Gamma(2).trace(8),
+    )
+    result = gemjax.sweep(
+        lambda strength: gemjax.lsgd(num_workers=2, strength=strength), *problem, lambda worker, step: 1.0 + worker, trace,
+        {"strength": [0.1, 0.9]}, local=gemjax.LocalSteps(optax.sgd(0.1), 1),
+    )  # fmt: skip
+    opt_state = result.state.opt_state
+    for call, name in (
+        (lambda: gemjax.average_position(opt_state), "average_position was"),
+        (lambda: gemjax.pull(opt_state, result.params, 0), "pull was"),
+        (lambda: gemjax.Checkpoints(tmp_path).save(result.state, trace), "state is that"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{name} .*of all 2 runs of a sweep.*jax\.tree\.map\(lambda leaf: leaf\[run\]"
+        ):
+            call()
+    averages = jax.vmap(gemjax.average_position)(opt_state)
+    one = gemjax.average_position(jax.tree.map(lambda leaf: leaf[1], opt_state))
+    np.testing.assert_allclose(averages[1], one, rtol=1e-6)
 
 
 def test_an_empty_trace_has_a_table():

@@ -15,6 +15,11 @@ import pytest
         ("JAX_PLATFORMS", "rocm", "train: JAX cannot use JAX_PLATFORMS=rocm: "),
         ("JAX_ENABLE_X64", "maybe", "train: JAX refuses JAX_ENABLE_X64=maybe: invalid truth value"),
         ("JAX_TRANSFER_GUARD", "disallow", "train: JAX_TRANSFER_GUARD=disallow forbids transfers that training makes"),
+        (
+            "JAX_NUMPY_DTYPE_PROMOTION",
+            "strict",
+            "train: JAX_NUMPY_DTYPE_PROMOTION=strict forbids promotions that training",
+        ),
         ("MPLBACKEND", "nonsense", "train: Matplotlib has no MPLBACKEND=nonsense; unset it, or set it to agg"),
     ],
 )

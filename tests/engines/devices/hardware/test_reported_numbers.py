@@ -28,8 +28,9 @@ def test_wide_metrics_are_exact(request, kind):
     replay = gemjax.simulate(tx, loss_fn, params, batches, result.trace)
     for name, value in metrics.items():
         for found in (result, replay):
-            assert found.history[name].dtype == value.dtype
-            assert (found.history[name] == value).all(), name
+            # NumPy would add up narrower ones in their own precision.
+            assert found.history[name].dtype == (np.float32 if name in ("loud", "tiny") else value.dtype)
+            assert (found.history[name] == np.asarray(value).astype(found.history[name].dtype)).all(), name
 
 
 def test_complex_metrics_are_refused():
