@@ -240,11 +240,9 @@ def _at_least_single(dtype: Any) -> Any:
 
 def _type_of_mean(metric: Any, loss: Any) -> Any:
     """Return the dtype of the mean of a metric over local steps; single precision if JAX promotes one of the dtypes to none."""
-    return (
-        metric
-        if metric == loss
-        else jnp.result_type(*(jnp.float32 if _is_small(one) else one for one in (metric, loss)))
-    )
+    if metric == loss:
+        return metric
+    return jnp.result_type(*(jnp.float32 if _is_small(one) else one for one in (metric, loss)))
 
 
 def _is_small(dtype: Any) -> bool:
