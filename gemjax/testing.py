@@ -136,7 +136,8 @@ def run_in_python(
     gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(
         view, batches.batch(batches.data if data is None else data, chosen), worker, step
     ))  # fmt: skip
-    update = jax.jit(transition.tx.update)  # Outside of jit each call would compile its conditionals again.
+    # A function of its own, which is traced anew. Outside of jit each call would compile its conditionals again.
+    update = jax.jit(lambda grads, state, params, **extra: transition.tx.update(grads, state, params, **extra))
     views = [slots.take(initial.view, worker).value._replace(params=params) for worker in range(trace.num_workers)]
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)

@@ -63,9 +63,9 @@ def cluster(config: Any) -> "arrivals.Arrivals":
     """Return the arrival model of a simulated run."""
     from gemjax import arrivals  # As above.
 
-    if config.cluster == "round_robin":
-        return arrivals.RoundRobin(config.workers)
     # A commit of tau local steps takes tau times as long and varies less, by 1/sqrt(tau).
+    if config.cluster == "round_robin":
+        return arrivals.ConstantSpeeds([1 / config.period] * config.workers)
     model: arrivals.Arrivals = arrivals.Gamma(
         config.workers, batch_variation=config.variation / config.period**0.5, mean=float(config.period),
         machine_variation=0.6 if config.cluster.startswith("heterogeneous") else 0.0,

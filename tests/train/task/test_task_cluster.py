@@ -36,6 +36,13 @@ def test_dynamic_periods_reach_local_steps_and_keep_the_number_of_gradients():
     assert num_commits(Config(**BASE, cluster="tiered"), 1437) == 44
 
 
+def test_workers_in_turn_take_the_time_of_their_local_steps():
+    """A commit of 20 steps took one second."""
+    _, trace = shares(Config(**BASE, cluster="round_robin"), 40)
+    assert (trace.worker == np.arange(40) % 4).all()
+    assert trace.time[-1] == pytest.approx(10 * 20)
+
+
 @pytest.mark.parametrize(("cluster", "slowest"), [("barrier", 1.0), ("tiered_barrier", 0.25)])
 def test_a_barrier_waits_for_the_slowest(cluster, slowest):
     _, trace = shares(Config(**BASE, cluster=cluster), 40)

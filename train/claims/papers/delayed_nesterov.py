@@ -20,8 +20,9 @@ at the largest. It ends at a test loss of 1.789 at 0.07, but at 2.12 and 2.76 at
 1.740 and 1.715. Delayed Nesterov takes most of that back at equal rates (1.778 and 1.840). With each series at its best rate
 its lead over Nesterov at every commit is within the scatter over four seeds (0.016 ± 0.018), and a commit without outer
 momentum, at 0.7, is as good (1.765). After the same number of gradients no asynchronous run comes nearer to the synchronous one
-than 2.9 % (the paper: 0.999 of its loss). Asynchronous runs take 0.40 to 0.42 of its time; at that time the synchronous run is
-at 1.80, in the middle of its cosine. Whether the distance closes with a larger network or more data is open.
+than 2.9 % (the paper: 0.999 of its loss; deviation 6 is a possible reason). Asynchronous runs take 0.40 to 0.42 of its time; at
+that time the synchronous run is at 1.80, in the middle of its cosine. Whether the distance closes with a larger network or more
+data is open.
 
 Deviations:
   1. All workers draw from the whole text; the paper's have shards of their own.
@@ -31,6 +32,9 @@ Deviations:
   4. Pre-training has no cosine. The moments of AdamW begin anew after it.
   5. Each series' rate is the one with the lowest test loss of the first two seeds, which are reported too. Four of the five
      best rates are at an end of the grid.
+  6. Each worker's cosine counts its own steps, for an equal share of the run. In the asynchronous series the workers are of
+     unequal speed, so the fastest makes 38 to 40 % of its steps at a rate of 0, and the slowest ends at 0.66 to 0.75 of the
+     rate; in the synchronous run all end at 0. The comparison with the synchronous run has this difference in it, too.
 """
 
 import dataclasses
