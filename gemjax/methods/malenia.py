@@ -67,8 +67,10 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
 
     def init_fn(params) -> Any:
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
-        nothing = jnp.zeros([], jnp.int32)
-        return GatherPerWorkerState(nothing, jnp.zeros(num_workers, jnp.int32), Slots(zeros), zeros, Refusals(nothing))
+        nothing = lambda: jnp.zeros([], jnp.int32)  # Two arrays, so that jit can donate the state.
+        return GatherPerWorkerState(
+            nothing(), jnp.zeros(num_workers, jnp.int32), Slots(zeros), zeros, Refusals(nothing())
+        )
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
         del params, extra_args

@@ -43,9 +43,10 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
     check_num_workers(num_workers)
 
     def init_fn(params) -> Any:
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
+        # Arrays of their own, so that jit can donate the state.
+        zeros = lambda: jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         return TakeTurnsState(
-            jnp.zeros(num_workers, jnp.int32), jnp.zeros(num_workers, bool), Slots(zeros), zeros, zeros
+            jnp.zeros(num_workers, jnp.int32), jnp.zeros(num_workers, bool), Slots(zeros()), zeros(), zeros()
         )
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:

@@ -164,8 +164,10 @@ def _paused_before(run: Timeline, times: np.ndarray) -> np.ndarray:
 
 
 def _retired(run: Timeline) -> int:
-    last = {one["worker"]: one["event"] for one in run.incidents if one["event"] in ("retire", "hang", "join")}
-    return sum(event != "join" for event in last.values())
+    last = {one["worker"]: one for one in run.incidents if one["event"] in ("retire", "hang", "join")}
+    arrived = lambda worker: run.cycles["time"][run.cycles["worker"] == worker].max(initial=-np.inf)
+    # In a run that goes on each worker takes part again.
+    return sum(one["event"] != "join" and not arrived(worker) > one["time"] for worker, one in last.items())
 
 
 def _at_once(cycles: Columns) -> float:

@@ -183,6 +183,10 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
         cycle = (event.get("worker", -1), event.get("step", -1))
         if kind == "start":
             commits = event.get("commits", 0)
+            if not (commits or event.get("rejected") or event.get("dropped")):  # The run is begun anew.
+                rows.cut(0)
+                del applied[:], incidents[:]
+                missing.clear()
             before = min(before, commits) if start or len(rows) else commits
             start, kept = event, commits - before
             if cut := kept < len(applied):

@@ -218,6 +218,17 @@ def test_one_compilation_for_all_workers_and_calls(row):
 
 
 @every_method
+def test_a_loop_may_donate_parameters_and_state(row):
+    """No array is in the state twice, or that of the parameters."""
+    params, _ = _toy()
+    params = jax.tree.map(jnp.copy, params)
+    state = row(3).init(params)
+    jax.jit(lambda *given: jax.tree.map(jnp.negative, given), donate_argnums=(0, 1))(
+        params, jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.number) else None, state)
+    )
+
+
+@every_method
 def test_unexpected_extra_args_are_accepted(row):
     tx, commit, _ = _three_workers(row)
     params, grads = _toy()

@@ -167,6 +167,38 @@ def test_a_log_may_begin_later_than_its_run_and_be_begun_anew(tmp_path):
     assert len(last.trace) == 6
 
 
+@pytest.mark.parametrize("commits", [0, 10])
+def test_a_run_that_begins_anew_has_none_of_the_incidents_of_the_first_one(tmp_path, commits):
+    """Those before the first commit stayed, as nothing was cut there."""
+    path, problem = tmp_path / "log.jsonl", testing.quadratic()
+    run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1, num_workers=2), *problem, num_workers=2)
+    with EventLog(path) as log:
+        with testing.Faults() as faults:
+            for worker in (0, 1) if commits == 0 else (0,):
+                faults.fail(worker, 0, times=3)
+            if commits:
+                run(commits, log=log, gate=faults)
+            else:
+                with pytest.raises(gemjax.RunFailedError):
+                    run(10, log=log, gate=faults)
+        run(20, log=log)
+    timeline = gemjax.timeline(eventlog.read(path), 2)
+    summary = gemjax.summarise(timeline)
+    assert (summary.commits, summary.faults, summary.retired, timeline.incidents) == (20, 0, 0, ())
+    assert set(timeline.cycles["event"]) == {"commit"}
+
+
+def test_a_worker_that_was_retired_and_takes_part_in_the_continued_run_is_not_counted(tmp_path):
+    path, problem = tmp_path / "log.jsonl", testing.quadratic()
+    run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1, num_workers=2), *problem, num_workers=2)
+    with EventLog(path) as log:
+        with testing.Faults().fail(1, 2, times=3) as faults:
+            first = run(10, log=log, gate=faults)
+        retired = gemjax.summarise(eventlog.read(path)).retired
+        run(40, log=log, state=first, gate=Abreast(2))
+    assert (retired, gemjax.summarise(eventlog.read(path)).retired) == (1, 0)
+
+
 def test_a_run_leaves_its_events_to_the_next_writer(tmp_path):
     """They are in the file before another object may write, though the first one stays open."""
     path, problem = tmp_path / "log.jsonl", testing.quadratic()

@@ -137,7 +137,7 @@ def spec(name: str, *, data_dir: str | None = None) -> Spec:
     """
     if facts := DATASETS.get(name):
         return Spec(facts.shape, facts.classes)
-    return Spec(*other_sets.shape_and_classes(other_sets.find(name, _root(data_dir))))
+    return Spec(*other_sets.spec(name, _root(data_dir)))
 
 
 def check_name(name: str, data_dir: str | None = None) -> None:

@@ -67,6 +67,8 @@ def load(name: str, root: Path) -> tuple[prepared.Columns, prepared.Columns, int
         raise DataError(f"{name} has the splits {', '.join(builder.info.splits)}; needed are train and test")
     try:
         train, tests = (prepared.read_decoded(builder, split) for split in ("train", test))
+    except DataError:
+        raise
     except NotImplementedError:
         raise DataError(
             f"{builder.data_dir} is prepared as {builder.info.file_format.value}, which has no random access; "
@@ -94,10 +96,28 @@ def shape_and_classes(builder: tfds.core.DatasetBuilder) -> tuple[tuple[int, int
         raise DataError(
             f"{builder.name} has images of {image.np_dtype} and labels of shape {label.shape}; needed are uint8 and ()"
         )
+    if np.dtype(label.np_dtype).kind not in "biu":
+        raise DataError(
+            f"{builder.name} has labels of {np.dtype(label.np_dtype)}; needed are numbers of classes, integers from 0 on"
+        )
     shape = image.shape
     if len(shape) != 3 or None in shape:
         raise DataError(f"{builder.name} has images of the shape {shape}; needed is one size for all")
     return shape, getattr(label, "num_classes", None) or 0
+
+
+def spec(name: str, root: Path) -> tuple[tuple[int, int, int], int]:
+    """Return the shape [H, W, C] of the images of a set and its number of labels; 0 if only preparing it would tell.
+
+    Raises:
+      DataError: if it is no set of labelled images of one size.
+    """
+    builder = find(name, root)
+    shape, num_classes = shape_and_classes(builder)
+    if not num_classes and builder.is_prepared():
+        splits = ["train", *(split for split in TESTS if split in builder.info.splits)][:2]
+        num_classes = 1 + max(int(prepared.read_labels(builder, split).max()) for split in splits)
+    return shape, num_classes
 
 
 def mean_and_std(images: np.ndarray) -> tuple[PerChannel, PerChannel]:

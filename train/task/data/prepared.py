@@ -129,8 +129,25 @@ def read_decoded(builder: tfds.core.DatasetBuilder, split: str) -> Columns:
     source = builder.as_data_source(split, decoders=dict.fromkeys(others, tfds.decode.SkipDecoding()))
     columns = _empty(builder, split)
     for index, example in enumerate(source):
-        columns["image"][index], columns["label"][index] = example["image"], example["label"]
+        columns["image"][index], columns["label"][index] = example["image"], _label(builder, split, index, example)
     return columns
+
+
+def read_labels(builder: tfds.core.DatasetBuilder, split: str) -> np.ndarray:
+    """Return the labels of one split of any set with "label", int32 [n]; nothing else is decoded."""
+    others = set(builder.info.features) - {"label"}
+    source = builder.as_data_source(split, decoders=dict.fromkeys(others, tfds.decode.SkipDecoding()))
+    return np.array([_label(builder, split, index, example) for index, example in enumerate(source)], np.int32)
+
+
+def _label(builder: tfds.core.DatasetBuilder, split: str, index: int, example: Any) -> int:
+    label = int(example["label"])
+    if not 0 <= label < (getattr(builder.info.features["label"], "num_classes", None) or 2**31 - 1):
+        raise DataError(
+            f"{builder.name} has the label {label} in example {index} of its split {split}; needed are numbers of classes, "
+            "from 0 on (TFDS writes -1 where there is none)"
+        )
+    return label
 
 
 def _empty(builder: tfds.core.DatasetBuilder, split: str) -> Columns:

@@ -112,6 +112,48 @@ def test_a_set_without_a_part_to_test_on_is_refused(tmp_path, monkeypatch):
         data.load("beans", data_dir=folder)
 
 
+def labelled(monkeypatch, folder, kind, label):
+    """Prepare a set whose labels are of a kind of TFDS; `label(index)` is one."""
+    features = tfds.features.FeaturesDict({"image": tfds.features.Image(shape=(6, 5, 3)), "label": kind})
+
+    def examples(self, split):
+        for index, image in enumerate(pixels(split)):
+            content = io.BytesIO()
+            Image.fromarray(image).save(content, "png")
+            content.seek(0)
+            yield index, {"image": content, "label": label(index)}
+
+    return prepare(folder, monkeypatch, features=features, _generate_examples=examples)
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "message"),
+    [
+        (tfds.features.Scalar(np.float32), lambda index: index / 3, "labels of float32; needed are numbers of classes"),
+        (tfds.features.Text(), lambda index: "cat", "labels of object; needed are numbers of classes"),
+        (tfds.features.Scalar(np.int64), lambda index: index - 1, "the label -1 in example 0 of its split train"),
+        (tfds.features.Scalar(np.int64), lambda index: index + 2**32, "the label 4294967296 in example 0 of its split"),
+        (
+            tfds.features.ClassLabel(num_classes=3),
+            lambda index: -1,
+            r"the label -1 .*TFDS writes -1 where there is none",
+        ),
+    ],
+    ids=["fractions", "text", "negative", "wide", "none"],
+)
+def test_labels_that_are_no_classes_are_refused(tmp_path, monkeypatch, kind, label, message):
+    """They were rounded, or counted from the end."""
+    folder = labelled(monkeypatch, tmp_path, kind, label)
+    with pytest.raises(DataError, match=f"^beans has {message}"):
+        data.load("beans", data_dir=folder)
+
+
+def test_classes_that_tfds_does_not_count_are_counted(tmp_path, monkeypatch):
+    folder = labelled(monkeypatch, tmp_path, tfds.features.Scalar(np.int64), lambda index: index % 3)
+    assert data.spec("beans", data_dir=folder) == data.Spec((6, 5, 3), 3)
+    assert data.load("beans", data_dir=folder).num_classes == 3
+
+
 def test_a_set_that_is_not_prepared_is_refused_at_once_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(other_sets, "has_tensorflow", lambda: False)
     monkeypatch.setattr(prepared, "prepare", lambda builder: pytest.fail("TFDS was asked to prepare it"))
