@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -109,7 +110,8 @@ class FromSource(Wrapper):
     _: dataclasses.KW_ONLY
     batch_size: dataclasses.InitVar[int | None] = None
     seed: dataclasses.InitVar[int | None] = None
-    _first: dict = dataclasses.field(init=False, default_factory=dict)  # Number and shapes of a row read.
+    # Number and shapes of a row read, and the turns of those that read.
+    _first: dict = dataclasses.field(init=False, default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FromSource):
@@ -151,13 +153,13 @@ class FromSource(Wrapper):
         numbers = np.asarray(selection)
         wanted = numbers.reshape(-1, numbers.shape[-1]).tolist()
         if len(wanted) == 1 or self.threads == 1:
-            read = [read_rows(self.source, rows) for rows in wanted]
+            read = [self._read(rows) for rows in wanted]
         else:
             settings = settings_here()  # A source may compute its rows with JAX.
 
             def read_there(rows: Sequence[int]) -> PyTree:
                 with settings():
-                    return read_rows(self.source, rows)
+                    return self._read(rows)
 
             with concurrent.futures.ThreadPoolExecutor(min(len(wanted), self.threads)) as pool:
                 read = list(pool.map(read_there, wanted))
@@ -166,6 +168,14 @@ class FromSource(Wrapper):
             _check_alike(number, row, *self._first.setdefault("row", (number, row)))
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *read)
         return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
+
+    def _read(self, rows: Sequence[int]) -> PyTree:
+        # Threads that read ahead may gather at the same time, each with a pool.
+        with self._first.setdefault("turns", threading.BoundedSemaphore(self.threads)):
+            return read_rows(self.source, rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_first": {name: kept for name, kept in self._first.items() if name != "turns"}}
 
 
 def _check_source(source: Any) -> None:

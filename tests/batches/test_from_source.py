@@ -476,24 +476,3 @@ def test_rows_of_a_stream_may_depend_on_the_worker_if_a_source_says_so(kind):
     result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), source, 40)
     again = gemjax.simulate(tx, loss_fn, jnp.zeros(()), source, result.trace)
     np.testing.assert_allclose(result.history["loss"], again.history["loss"], rtol=1e-5)
-
-
-class Sines:
-    """Rows that are computed with JAX, in the precision of the thread that reads them."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, number):
-        return {"x": jnp.sin(jnp.asarray(float(number)))}
-
-
-def test_threads_read_with_the_settings_of_the_run(x64):
-    loss_fn, trace = lambda params, batch: jnp.mean((params - batch["x"]) ** 2), gemjax.arrivals.Gamma(N).trace(30)
-    tx, zero = gemjax.asgd(0.1, N), jnp.zeros([])
-    in_memory = gemjax.Epochs({"x": np.array([Sines()[number]["x"] for number in range(8)])}, 2)
-    expected = gemjax.simulate(tx, loss_fn, zero, in_memory, trace).params
-    assert expected == gemjax.simulate(tx, loss_fn, zero, FromSource(Sines(), batch_size=2), trace).params
-    result = gemjax.run_on_devices(tx, loss_fn, zero, FromSource(Sines(), batch_size=2), 30)
-    replayed = gemjax.simulate(tx, loss_fn, zero, in_memory, result.trace).params
-    np.testing.assert_allclose(result.params, replayed, rtol=1e-14)
