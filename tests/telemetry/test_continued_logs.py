@@ -169,7 +169,7 @@ def test_a_log_may_begin_later_than_its_run_and_be_begun_anew(tmp_path):
 
 @pytest.mark.parametrize("commits", [0, 10])
 def test_a_run_that_begins_anew_has_none_of_the_incidents_of_the_first_one(tmp_path, commits):
-    """Those before the first commit stayed, as nothing was cut there."""
+    """Incidents before the first commit stayed, as nothing was cut there."""
     path, problem = tmp_path / "log.jsonl", testing.quadratic()
     run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1, num_workers=2), *problem, num_workers=2)
     with EventLog(path) as log:
