@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from gemjax.protocol.checks import check_positive_int, integer, shown
+from gemjax.protocol.checks import check_count, integer, shown
 
 PyTree = Any
 Groups = int | Sequence[str | Sequence[str]] | Callable[[str, jax.Array], int]
@@ -25,7 +25,7 @@ def checked_groups(name: str, groups: Any) -> Any:
         if all(isinstance(one, str) for group in several for one in group):
             return several
     elif not isinstance(groups, (str, Sequence)):
-        check_positive_int(name, groups)
+        check_count(name, groups)
         return int(groups)
     raise ValueError(f"{name} must be an int, prefixes of paths or a function, got {shown(groups)}")
 
@@ -59,12 +59,10 @@ def number_leaves(groups: Any, params: PyTree, *, all_used: bool = True) -> tupl
         found = [integer(f"the group of {path!r}", one, 0) for path, one in zip(paths, chosen, strict=True)]
     else:
         found = [_first_that_fits(path, groups) for path in paths]
-    last = max(found)
-    if all_used and (missing := {*range(last + 1)} - {*found}):
-        raise ValueError(
-            f"group {min(missing)} of {last + 1} has no leaf; the leaves are {', '.join(map(repr, paths))}"
-        )
-    return jax.tree.unflatten(structure, found), last + 1
+    count = len(groups) if isinstance(groups, tuple) and all_used else max(found) + 1
+    if all_used and (missing := {*range(count)} - {*found}):
+        raise ValueError(f"group {min(missing)} of {count} has no leaf; the leaves are {', '.join(map(repr, paths))}")
+    return jax.tree.unflatten(structure, found), count
 
 
 def _name(key: Any) -> Any:

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_between, check_bool, check_choice, check_learning_rate, check_positive_int
+from gemjax.protocol.checks import check_between, check_bool, check_choice, check_count, check_learning_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import StalenessState, check_of_one_run, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
@@ -347,9 +347,7 @@ def _checked(num_workers, strength, groups, global_strength, global_period, wind
     """Check all arguments and return the strengths of the two pulls."""
     check_num_workers(num_workers)
     for name, value in (("groups", groups), ("window", window), ("global_period", global_period)):
-        check_positive_int(name, value)
-        if isinstance(value, jax.core.Tracer):
-            raise TypeError(f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args")
+        check_count(name, value)
     if num_workers % groups:
         raise ValueError(f"groups must divide the workers: got {groups} groups for {num_workers} workers")
     if groups == 1 and global_strength is not None:

@@ -11,7 +11,7 @@ import optax
 from gemjax.methods.dc_asgd import compensate_delay
 from gemjax.methods.leaf_groups import Groups, checked_groups, number_leaves
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_at_least, check_learning_rate, check_method, check_momentum, check_positive_int
+from gemjax.protocol.checks import check_at_least, check_count, check_learning_rate, check_method, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.staleness import asynchronous
@@ -86,7 +86,7 @@ def delay_stages(
     [-1.0, -2.0, -3.0]
     """
     check_method("inner", inner)
-    check_positive_int("num_stages", num_stages)
+    check_count("num_stages", num_stages)
     check_at_least("horizon", horizon, 0.0)
     stages = num_stages if stages is None else checked_groups("stages", stages)
     inner = optax.with_extra_args_support(inner)
@@ -158,7 +158,7 @@ def stage_momentum(
     """
     check_momentum("momentum", momentum)
     check_momentum("highest", highest)
-    check_positive_int("num_stages", num_stages)
+    check_count("num_stages", num_stages)
     stages = num_stages if stages is None else checked_groups("stages", stages)
 
     def update_fn(updates, state, params=None, **extra_args) -> Any:

@@ -60,6 +60,13 @@ def check_positive_int(name: str, value: Any) -> None:
             raise ValueError(f"{name} must be at most {2**31 - 1}, the largest int32, got {shown(value)}")
 
 
+def check_count(name: str, value: Any) -> None:
+    """Check that ``value``, which decides shapes, is a positive int, and no traced one."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args")
+    check_positive_int(name, value)
+
+
 def check_bool(name: str, value: Any) -> None:
     """Check that ``value`` is ``True`` or ``False``."""
     if not isinstance(value, (bool, np.bool_)):

@@ -276,3 +276,28 @@ def test_nothing_can_be_merged(merge, params):
     tx = gemjax.merge_quorum(optax.trace(0.9), 1, merge=merge)
     merged, _ = tx.update(params, tx.init(params), params)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize("fragments", [["a", "", "B"], ["a", "", "b"]], ids=["typo", "after the rest"])
+def test_a_last_fragment_without_a_leaf_is_refused(fragments):
+    """It was left out, so that the fragments took turns in another schedule."""
+    params = {"a": jnp.zeros(1), "b": jnp.zeros(1), "c": jnp.zeros(1)}
+    with pytest.raises(ValueError, match="group 2 of 3 has no leaf; the leaves are 'a', 'b', 'c'"):
+        gemjax.streaming_diloco(0.7, num_workers=2, fragments=fragments).init(params)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (gemjax.async_pipeline, "num_stages"),
+        (gemjax.streaming_diloco, "fragments"),
+        (gemjax.decoupled_diloco, "fragments"),
+        (gemjax.lsgd, "groups"),
+    ],
+)
+def test_a_number_that_decides_shapes_cannot_be_injected(make, name):
+    tx = optax.inject_hyperparams(make, static_args=("num_workers",))(0.05, num_workers=2)
+    with pytest.raises(
+        TypeError, match=f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args"
+    ):
+        jax.jit(tx.init)(jnp.zeros(3))
