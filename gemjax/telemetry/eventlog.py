@@ -229,19 +229,19 @@ def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None)
       ValueError: as :func:`read` does, or if the commits are no trace of ``num_workers`` workers.
     """
     columns: dict[str, list] = {name: [] for name in COLUMNS}
-    drawn = True
-    for number, event in enumerate(read(path, size)):
+    drawn, before = True, None  # The number of commits before those that the log contains.
+    for event in read(path, size):
         if event["event"] == "start":
-            if number == 0 and event.get("commits", 0):
-                raise ValueError(
-                    f"{os.fspath(path)}: it begins after {event['commits']} commits, which it does not contain"
-                )
+            commits = event.get("commits", 0)
+            before = commits if before is None else min(before, commits)
             for column in columns.values():
-                del column[event.get("commits", 0) :]
+                del column[commits - before :]
         elif event["event"] == "commit":
             drawn = drawn and "draw" in event  # Older logs have none.
             for name, column in columns.items():
                 column.append(event.get(name))
+    if before:
+        raise ValueError(f"{os.fspath(path)}: it begins after {before} commits, which it does not contain")
     if not drawn:
         del columns["draw"]
     try:

@@ -162,9 +162,11 @@ def test_a_log_may_begin_later_than_its_run_and_be_begun_anew(tmp_path):
         run_of_two(10, state=second, log=log)
         last = run_of_two(6, state=first, log=log)
         assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4]
+        with pytest.raises(ValueError, match="it begins after 4 commits, which it does not contain"):
+            eventlog.trace_of(path, 2)
         last = run_of_two(6, log=log)
     assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4, 0]
-    assert len(last.trace) == 6
+    assert eventlog.trace_of(path, 2) == last.trace
 
 
 @pytest.mark.parametrize("commits", [0, 10])

@@ -12,6 +12,7 @@ import gemjax
 from train.common.errors import DataError
 from train.config import networks
 from train.config.config import Config
+from train.config.validation import changed
 from train.task import losses, models
 from train.task.cluster import commits
 from train.task.data import load as data
@@ -47,7 +48,7 @@ def network(config: Config, shape: tuple[int, ...], classes: int) -> Any:
     Raises:
       DataError: if it does not fit them (a ValueError).
     """
-    networks.check(config, shape)
+    networks.check(config, shape, changed(config) & {"dropout", "width"})
     return models.build(config.model, shape, classes, width=config.width, depth=config.depth, dropout=config.dropout)
 
 

@@ -14,6 +14,7 @@ from train.config.config import Config
 from train.run.folder import RunFolder
 from train.sweep.folder import SweepFolder
 from train.sweep.grid import Grid
+from train.task import task
 from train.task.data import load as data
 from train.task.data import other_sets, prepared
 
@@ -152,6 +153,16 @@ def test_classes_that_tfds_does_not_count_are_counted(tmp_path, monkeypatch):
     folder = labelled(monkeypatch, tmp_path, tfds.features.Scalar(np.int64), lambda index: index % 3)
     assert data.spec("beans", data_dir=folder) == data.Spec((6, 5, 3), 3)
     assert data.load("beans", data_dir=folder).num_classes == 3
+
+
+@pytest.mark.parametrize("flag", ["width", "dropout"])
+def test_a_flag_that_the_network_of_a_set_does_not_have_is_refused(tmp_path, monkeypatch, flag):
+    """It was ignored, as the network is known only when the set has been found."""
+    folder = prepare(tmp_path, monkeypatch)
+    config = Config(dataset="beans", data_dir=folder, engine="simulate", **{flag: 0.25})
+    for make in (task.parameter_shapes, task.make_task):
+        with pytest.raises(DataError, match=f"--{flag} acts only with --model .*; the model is digits_cnn"):
+            make(config)
 
 
 def test_a_set_that_is_not_prepared_is_refused_at_once_with_a_remedy(tmp_path, monkeypatch):
