@@ -57,7 +57,7 @@ class Reproduce:
     work: str = str(POOL)
     """Folder of finished runs, from which an interrupted claim resumes."""
     out: str | None = None
-    """Folder of CLAIM.json and CLAIM.png; default: `train/results`, or the work folder at small scale."""
+    """Folder of CLAIM.json and CLAIM.png; default: `train/results`; the work folder at small scale and with `--seeds`."""
     pdf: str | None = None
     """Folder for the pictures as vector graphics without titles, as papers need them; default: none are written."""
     seeds: int | None = None
@@ -83,7 +83,8 @@ class Reproduce:
     @property
     def folder(self) -> Path:
         """The folder of results."""
-        return Path(self.out or (Path(self.work) / "small" if self.scale == "small" else RESULTS))
+        own = "small" if self.scale == "small" else "seeds" if self.seeds is not None else None
+        return Path(self.out or (RESULTS if own is None else Path(self.work) / own))
 
     def files(self, claim: Claim) -> tuple[Path, ...]:
         """Return the paths of the files of `claim`: its numbers, its picture and, with `--pdf`, its vector graphics."""

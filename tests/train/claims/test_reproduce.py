@@ -226,6 +226,8 @@ def test_an_unfinished_claim_is_judged_on_the_seeds_that_are_complete(claim, inl
     rows = json.loads((tmp_path / "pretended-small.json").read_text())["results"]
     assert [row["seeds"] for row in rows] == [[0], [0], [3]]
     assert cli.main(command(tmp_path, "--seeds", "0")) == 2
+    asked = reproduce.Reproduce(claims=("pretended",), scale="full", work=str(tmp_path / "work"), seeds=1)
+    assert asked.folder == tmp_path / "work" / "seeds"  # Published results of more seeds stay.
 
 
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):

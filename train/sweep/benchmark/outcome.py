@@ -286,8 +286,10 @@ def advice(content: Mapping[str, Any]) -> list[str]:
                 "method."
             )
         else:
+            left = [one for one in found.comparable(narrow=True) if found.fastest([one]) and one not in every]
+            which = "settings with all methods" if left else "settings"
             sentences.append(
-                f"Over the {len(every)} settings in which an asynchronous method holds the target, {_listed(names)} {verb} "
+                f"Over the {len(every)} {which} in which an asynchronous method holds the target, {_listed(names)} {verb} "
                 f"most often within 1.25 times of the fastest of them: in {round(most * len(every))}."
             )
         if best := found.fastest(many := found.at(64, EQUAL)):
