@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gemjax.methods.leaf_groups import Groups, checked_groups, number_leaves
+from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
 from gemjax.protocol.checks import check_between, check_method, check_positive_int, integer
 from gemjax.protocol.hooks import Refusals, answer_pull, has_on_pull, where_present
 from gemjax.protocol.nodes import StalenessState, map_nodes, nodes
@@ -187,7 +187,8 @@ def by_fragment(
         return FragmentsState(
             keep=jnp.asarray(keep, jnp.result_type(float)), clocks=zeros, count=Slots(zero), pulled_at=Slots(zeros),
             steps=Slots(zeros), pending=Slots(jnp.int32(num_fragments)), own=Slots(params), anchor=Slots(params),
-            inner=optax.tree.map_params(inner.init, lambda leaf: leaf, state, transform_non_params=rows), fragments=fragments,
+            inner=optax.tree.map_params(inner.init, lambda leaf: leaf, state, transform_non_params=rows),
+            fragments=chosen(fragments, params),
         )  # fmt: skip
 
     def update_fn(
@@ -215,7 +216,7 @@ def by_fragment(
             keep=jnp.asarray(keep, state.keep.dtype), clocks=state.clocks.at[0, index].add(committed >= 0),
             count=Slots(count + 1), pulled_at=state.pulled_at, steps=Slots(steps), pending=Slots(pending),
             own=Slots(own), anchor=state.anchor, inner=_after(inner, state, numbers, committed, before, after),
-            fragments=fragments,
+            fragments=state.fragments,
         )  # fmt: skip
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

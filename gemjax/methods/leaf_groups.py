@@ -1,5 +1,6 @@
 """Groups of the leaves of a tree: by number, by prefixes of their paths, or by a function."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,31 @@ def checked_groups(name: str, groups: Any) -> Any:
     raise ValueError(f"{name} must be an int, prefixes of paths or a function, got {shown(groups)}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Numbered:
+    """Groups that a function has chosen for the leaves of a tree, as values: two of the same choice are equal."""
+
+    numbers: tuple[tuple[str, int], ...]  # Path and number of each leaf.
+
+    def __call__(self, path: str, leaf: Any) -> int:
+        """Return the number of the leaf at ``path``."""
+        del leaf
+        return dict(self.numbers)[path]
+
+
+def chosen(groups: Any, params: PyTree) -> Any:
+    """Return ``groups`` for a state of ``params``: what a function chooses there, because states made anew must be equal."""
+    if not callable(groups):
+        return groups
+    numbers, _ = number_leaves(groups, params, all_used=False)
+    return Numbered(tuple(zip(_paths(params), jax.tree.leaves(numbers), strict=True)))
+
+
+def _paths(params: PyTree) -> list[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return ["/".join(str(_name(key)) for key in path) for path, _ in leaves]
+
+
 def number_leaves(groups: Any, params: PyTree, *, all_used: bool = True) -> tuple[PyTree, int]:
     """Return a tree like ``params`` with the number of each leaf's group, and the number of groups.
 
@@ -48,15 +74,15 @@ def number_leaves(groups: Any, params: PyTree, *, all_used: bool = True) -> tupl
     >>> number_leaves(2, params), number_leaves((("c",), ("",)), params)
     (({'a': 0, 'b': 1, 'c': 1}, 2), ({'a': 1, 'b': 1, 'c': 0}, 2))
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    leaves, structure = jax.tree.flatten(params)
     if not leaves:
         return params, 1
-    paths = ["/".join(str(_name(key)) for key in path) for path, _ in leaves]
+    paths = _paths(params)
     if isinstance(groups, int):
-        found = _even_groups(tuple(max(1, leaf.size) for _, leaf in leaves), groups)
+        found = _even_groups(tuple(max(1, leaf.size) for leaf in leaves), groups)
     elif callable(groups):
-        chosen = [groups(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)]
-        found = [integer(f"the group of {path!r}", one, 0) for path, one in zip(paths, chosen, strict=True)]
+        ones = [groups(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+        found = [integer(f"the group of {path!r}", one, 0) for path, one in zip(paths, ones, strict=True)]
     else:
         found = [_first_that_fits(path, groups) for path in paths]
     count = len(groups) if isinstance(groups, tuple) and all_used else max(found) + 1

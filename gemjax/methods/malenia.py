@@ -10,7 +10,7 @@ from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
 
 PyTree = Any
 
@@ -64,6 +64,7 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
     least = num_workers if batch_size is None else batch_size
     check_positive_int("batch_size", least)
     check_at_least("batch_size", least, num_workers)
+    num_workers = static_num_workers(num_workers)
 
     def init_fn(params) -> Any:
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)

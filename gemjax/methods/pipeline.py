@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.dc_asgd import compensate_delay
-from gemjax.methods.leaf_groups import Groups, checked_groups, number_leaves
+from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_at_least, check_count, check_learning_rate, check_method, check_momentum
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
@@ -95,7 +95,7 @@ def delay_stages(
         delays_of(num_stages, stages, params)
         state, zeros = inner.init(params), optax.tree.zeros_like(params)
         ahead = (
-            Prediction(zeros, jnp.asarray(horizon, jnp.result_type(float)), num_stages, stages)
+            Prediction(zeros, jnp.asarray(horizon, jnp.result_type(float)), num_stages, chosen(stages, params))
             if _may_act(horizon)
             else None
         )
@@ -120,7 +120,7 @@ def delay_stages(
         ahead = (
             None
             if state.ahead is None
-            else Prediction(updates, jnp.asarray(horizon, jnp.result_type(float)), num_stages, stages)
+            else Prediction(updates, jnp.asarray(horizon, jnp.result_type(float)), num_stages, state.ahead.stages)
         )
         return updates, DelayStagesState(grads, kept, ahead, after)
 

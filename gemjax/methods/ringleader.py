@@ -10,7 +10,7 @@ from gemjax.methods.malenia import take_in
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
 
 PyTree = Any
 
@@ -41,6 +41,7 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
       ValueError: if ``num_workers`` is not positive.
     """
     check_num_workers(num_workers)
+    num_workers = static_num_workers(num_workers)
 
     def init_fn(params) -> Any:
         # Arrays of their own, so that jit can donate the state.

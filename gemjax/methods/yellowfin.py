@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_at_least, check_bool, check_learning_rate, check_momentum, check_positive_int
 from gemjax.protocol.slots import SharedRows
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
 
 PyTree = Any
 EPS = 1e-6  # As in the authors' code; keeps curvatures, variances and distances above 0.
@@ -196,6 +196,7 @@ def yellowfin(
     """
     check_learning_rate(learning_rate)
     check_num_workers(num_workers)
+    num_workers = static_num_workers(num_workers)  # It also decides the length of the window.
     tuned = tune_momentum(2 * num_workers + 2, closed_loop=closed_loop, decay=decay, gain=gain)
     return asynchronous(optax.chain(tuned, scale_by_learning_rate(learning_rate)), num_workers)
 

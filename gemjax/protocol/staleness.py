@@ -89,7 +89,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
             stale_params=Slots(params) if nodes(inner_state, ReadsStaleParams) else None,
             inner_state=inner_state,
         )
-        return slots.stack(state, _static_num_workers(num_workers))
+        return slots.stack(state, static_num_workers(num_workers))
 
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
         if params is not None:
@@ -225,7 +225,8 @@ def require_protocol(rule: str, **needed: Any) -> None:
             )
 
 
-def _static_num_workers(num_workers: Any) -> int:
+def static_num_workers(num_workers: Any) -> int:
+    """Return ``num_workers`` as an int; raise ``TypeError`` for a traced number, which can be no shape."""
     if isinstance(num_workers, jax.core.Tracer):
         raise TypeError(
             "num_workers decides the shape of the state, so it cannot be traced; under optax.inject_hyperparams pass "

@@ -301,3 +301,32 @@ def test_a_number_that_decides_shapes_cannot_be_injected(make, name):
         TypeError, match=f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args"
     ):
         jax.jit(tx.init)(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("make", [gemjax.malenia, gemjax.ringleader, gemjax.yellowfin, gemjax.gem])
+def test_a_number_of_workers_cannot_be_injected(make):
+    message = r"num_workers decides the shape of the state, .* pass static_args=\('num_workers',\)"
+    with pytest.raises(TypeError, match=message):
+        jax.jit(optax.inject_hyperparams(make)(0.05, num_workers=2).init)(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("horizon", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["streaming_diloco", "async_pipeline"])
+def test_groups_that_a_function_chooses_are_the_same_in_methods_made_anew(name, horizon):
+    """Its states could neither be swept nor continued, because the function was a part of them."""
+    choose = {"streaming_diloco": "fragments", "async_pipeline": "stages"}[name]
+    more = {"num_stages": 2, "horizon": horizon} if name == "async_pipeline" else {}
+    make = lambda rate: getattr(gemjax, name)(
+        rate, num_workers=2, **more, **{choose: lambda path, leaf: 0 if "norm" in path else 1}
+    )
+    loss_fn = lambda params, batch: sum(jnp.sum((leaf - batch) ** 2) for leaf in jax.tree.leaves(params))
+    params, batches = {"norm": jnp.zeros(2), "w": jnp.zeros(2)}, lambda worker, step: 1.0 + worker
+    options = {"local": gemjax.LocalSteps(optax.sgd(0.1), 1)} if name == "streaming_diloco" else {}
+    trace = gemjax.arrivals.Gamma(2).trace(20)
+    whole = gemjax.simulate(make(0.1), loss_fn, params, batches, trace, **options)
+    first = gemjax.simulate(make(0.1), loss_fn, params, batches, trace.first(10), **options)
+    again = gemjax.simulate(make(0.1), loss_fn, params, batches, trace, state=first, **options)
+    assert_same_bits(again.params, whole.params)
+    for batched in (True, False):
+        swept = gemjax.sweep(make, loss_fn, params, batches, trace, {"rate": [0.1, 0.2]}, batched=batched, **options)
+        np.testing.assert_allclose(swept.params["w"][0], whole.params["w"], rtol=1e-5)

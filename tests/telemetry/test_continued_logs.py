@@ -195,9 +195,9 @@ def test_a_worker_that_was_retired_and_takes_part_in_the_continued_run_is_not_co
     run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1, num_workers=2), *problem, num_workers=2)
     with EventLog(path) as log:
         with testing.Faults().fail(1, 2, times=3) as faults:
-            first = run(10, log=log, gate=faults)
+            first = run(400, log=log, gate=faults)  # It is retired long before their end.
         retired = gemjax.summarise(eventlog.read(path)).retired
-        run(40, log=log, state=first, gate=Abreast(2))
+        run(430, log=log, state=first, gate=Abreast(2))
     assert (retired, gemjax.summarise(eventlog.read(path)).retired) == (1, 0)
 
 

@@ -110,9 +110,12 @@ def check(config: Any, shape: tuple[int, ...] | None, changed: Collection[str] =
     if shape is not None and name not in fitting(shape):
         wanted = f"images of at least {network.side}x{network.side} pixels" if network.side else "text"
         has = "text" if len(shape) == 1 else "images of " + "x".join(map(str, shape[:2]))
-        raise DataError(
-            f"--model {name} takes {wanted}; {config.dataset} has {has}, which {either(fitting(shape))} takes"
+        others = (
+            f"which {either(fitting(shape))} takes"
+            if fitting(shape)
+            else "which no network takes; give a smaller --pool"
         )
+        raise DataError(f"--model {name} takes {wanted}; {config.dataset} has {has}, {others}")
     if config.augment and not network.side:
         raise DataError(f"--augment is for images; --dataset {config.dataset} is text")
     for one in [*changed, *(["depth"] if depth is not None else [])]:
