@@ -31,24 +31,37 @@ def checked_groups(name: str, groups: Any) -> Any:
     raise ValueError(f"{name} must be an int, prefixes of paths or a function, got {shown(groups)}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Numbered:
-    """Groups that a function has chosen for the leaves of a tree, as values: two of the same choice are equal."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chosen:
+    """Groups that a function has chosen for the leaves of a tree: equal to those of another function with the same choice.
 
+    States of methods made anew are equal by it. Without a leaf, as ``optax.tree.map_params`` asks for a state, the functions
+    are compared.
+    """
+
+    function: Callable[[str, Any], int]
     numbers: tuple[tuple[str, int], ...]  # Path and number of each leaf.
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Chosen):
+            return NotImplemented
+        return self.numbers == other.numbers if self.numbers and other.numbers else self.function is other.function
+
+    def __hash__(self) -> int:
+        return hash(Chosen)
 
     def __call__(self, path: str, leaf: Any) -> int:
         """Return the number of the leaf at ``path``."""
-        del leaf
-        return dict(self.numbers)[path]
+        found = dict(self.numbers).get(path)
+        return self.function(path, leaf) if found is None else found
 
 
 def chosen(groups: Any, params: PyTree) -> Any:
-    """Return ``groups`` for a state of ``params``: what a function chooses there, because states made anew must be equal."""
+    """Return ``groups`` as a state of ``params`` has them."""
     if not callable(groups):
         return groups
     numbers, _ = number_leaves(groups, params, all_used=False)
-    return Numbered(tuple(zip(_paths(params), jax.tree.leaves(numbers), strict=True)))
+    return Chosen(groups, tuple(zip(_paths(params), jax.tree.leaves(numbers), strict=True)))
 
 
 def _paths(params: PyTree) -> list[str]:
