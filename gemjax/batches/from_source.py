@@ -111,7 +111,7 @@ class FromSource(Wrapper):
     batch_size: dataclasses.InitVar[int | None] = None
     seed: dataclasses.InitVar[int | None] = None
     # Number and shapes of a row read, and the turns of those that read.
-    _first: dict = dataclasses.field(init=False, default_factory=dict)
+    _known: dict = dataclasses.field(init=False, default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FromSource):
@@ -165,17 +165,17 @@ class FromSource(Wrapper):
                 read = list(pool.map(read_there, wanted))
         for (number, *_), batch in zip(wanted, read, strict=True):
             row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-            _check_alike(number, row, *self._first.setdefault("row", (number, row)))
+            _check_alike(number, row, *self._known.setdefault("row", (number, row)))
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *read)
         return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
 
     def _read(self, rows: Sequence[int]) -> PyTree:
         # Threads that read ahead may gather at the same time, each with a pool.
-        with self._first.setdefault("turns", threading.BoundedSemaphore(self.threads)):
+        with self._known.setdefault("turns", threading.BoundedSemaphore(self.threads)):
             return read_rows(self.source, rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_first": {name: kept for name, kept in self._first.items() if name != "turns"}}
+        return self.__dict__ | {"_known": {name: kept for name, kept in self._known.items() if name != "turns"}}
 
 
 def _check_source(source: Any) -> None:

@@ -41,21 +41,6 @@ class Drawn(gemjax.batches.Batches):
         return self.around + jax.random.normal(jax.random.fold_in(jax.random.key(selection[0]), selection[1]), (4,))
 
 
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
-def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_their_selection(batched):
-    loss_fn, params = quadratic()[:2]
-    result = gemjax.sweep(
-        gem, loss_fn, params, gemjax.PerSeed(Drawn), LATE, {"rate": RATES[:1]}, seeds=(0, 5), batched=batched
-    )
-    for run, seed in enumerate((0, 5)):
-        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, Drawn(seed), LATE, seed=seed)
-        assert_close(jax.tree.map(lambda leaf, run=run: leaf[run], result.params), alone.params, rtol=1e-5)
-    # The program of the first seed would make the batches of all.
-    with pytest.raises(ValueError, match=r"Drawn\.batch is another function of data and selection for each seed"):
-        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(lambda seed: Drawn(seed, 1.0 * seed)), LATE, {"rate": RATES},
-                     seeds=(0, 5), batched=batched)  # fmt: skip
-
-
 class Host(gemjax.batches.Batches):
     """Batches of rows that a class reads on the host, which are other ones for each seed."""
 
@@ -82,19 +67,21 @@ class Scaled(gemjax.Epochs):
         return 0.01 * super().batch(data, selection)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Drawn, pytest.param(Host, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
-def test_rows_that_a_class_reads_itself_may_depend_on_the_seed(batched):
+def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_what_it_selects_or_reads(kind, batched):
     loss_fn, params = quadratic()[:2]
-    result = gemjax.sweep(
-        gem, loss_fn, params, gemjax.PerSeed(Host), LATE, {"rate": RATES[:1]}, seeds=(0, 5), batched=batched
+    sweep = lambda make, rates: gemjax.sweep(
+        gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": rates}, seeds=(0, 5), batched=batched
     )
+    result = sweep(kind, RATES[:1])
     for run, seed in enumerate((0, 5)):
-        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, Host(seed), LATE, seed=seed)
+        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, kind(seed), LATE, seed=seed)
         assert_close(jax.tree.map(lambda leaf, run=run: leaf[run], result.params), alone.params, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"Host\.batch is another function of data and selection for each seed"):
-        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(lambda seed: Host(seed, 1.0 + seed)), LATE, {"rate": RATES},
-                     seeds=(0, 5), batched=batched)  # fmt: skip
+    # The program of the first seed would make the batches of all.
+    message = rf"{kind.__name__}\.batch is another function of data and selection for each seed"
+    with pytest.raises(ValueError, match=message):
+        sweep(lambda seed: kind(seed, 1.0 + seed), RATES)
 
 
 @pytest.mark.parametrize("first", [0, 5])

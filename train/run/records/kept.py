@@ -9,7 +9,6 @@ from train.common.errors import RecordError
 from train.common.machine import generator
 from train.config.config import Config
 
-QUOTE = "'"
 SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
 
 
@@ -81,7 +80,7 @@ class Kept:
         before, now = (saved or {}).get("generator"), generator()
         for name, value in now.items():
             if isinstance(before, dict) and before.get(name, value) != value:
-                drawn = f"{name}={ascii(before[name])[:60].strip(QUOTE)}"
+                drawn = f"{name}={str(before[name])[:60]}"
                 raise RecordError(
                     f"the random numbers of {self.folder} were drawn with {drawn}, and now it is {value}; set it as it was"
                 )
