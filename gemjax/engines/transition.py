@@ -245,7 +245,7 @@ class Transition(WorkerStep):
         draw = Slots(jnp.where(commits, drawn, state.draw.value))
         state = slots.select(applied, committed, left)
         params, opt_state, anchors = pull_with_anchors(state.opt_state, state.params, worker)
-        view = View(params, state.model_state, state.view.value.local, anchors)
+        view = View(params, state.model_state, state.view.value.local, anchors, self._progress(state.commits))
         state = state._replace(
             opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
             draw=draw, arrivals=state.arrivals + 1,
@@ -261,6 +261,16 @@ class Transition(WorkerStep):
             (after.params, after.model_state, opt_state, *points),
             after.params,
         )
+
+    def view_of(self, state: RunState) -> View:
+        """Return the view of the worker whose slot is checked out."""
+        recorded = staleness.recorded_view(state.opt_state, state.params)
+        view = state.view.value._replace(commits=self._progress(state.pulled_at.value))
+        return view if recorded is None else view._replace(params=recorded)
+
+    def _progress(self, commits: jax.Array) -> Any:
+        """Return what local steps know of the run's progress; nothing without them, so that nothing is sent."""
+        return () if self.local is None else commits
 
     def own_rows(self, state: RunState, worker: jax.Array) -> list:
         """Return the rows that a commit of ``worker`` may write; a loop reads them after the write of the commit before."""
@@ -297,14 +307,8 @@ def _strongly_typed(leaf: Any) -> jax.Array:
 def _slot(view: View, opt_state: optax.OptState) -> Slots:
     """Return ``view`` as a slot, without the parameters if the optimizer state records them."""
     recorded = staleness.recorded_view(opt_state, view.params)
+    view = view._replace(commits=())  # The slot has them as pulled_at.
     return Slots(view if recorded is None else view._replace(params=None))
-
-
-def view_of(state: RunState) -> View:
-    """Return the view of the worker whose slot is checked out."""
-    recorded = staleness.recorded_view(state.opt_state, state.params)
-    view = state.view.value
-    return view if recorded is None else view._replace(params=recorded)
 
 
 def no_loss(params: PyTree, batch: PyTree) -> float:

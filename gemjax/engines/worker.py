@@ -25,6 +25,8 @@ class View(NamedTuple):
     model_state: PyTree
     local: PyTree = ()  # State of its local optimizer.
     anchors: tuple[PyTree, ...] = ()  # Points that attract local steps.
+    # int32 []; the commits applied to the central variable until the pull. Of local steps, for their schedules.
+    commits: Any = ()
 
 
 class Gradient(NamedTuple):
@@ -105,7 +107,8 @@ class WorkerStep:
             params, model_state, batch.at(j), worker, batch.first + j
         )
         local_tx = with_extra_args(self.local.tx)
-        updates, moved = local_tx.update(grads, state, params, value=loss, anchors=view.anchors)
+        progress = {"commits": view.commits, "local_step": jnp.asarray(j, jnp.int32)}
+        updates, moved = local_tx.update(grads, state, params, value=loss, anchors=view.anchors, **progress)
         state = kept("the state of the local optimizer after update", moved, state)
         sums = jax.tree.map(lambda total, m: total + m.astype(total.dtype), sums, metrics)
         return optax.apply_updates(params, updates), model_state, state, losses.at[j].set(loss), sums

@@ -93,7 +93,18 @@ def check_method(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an optax transformation, such as optax.sgd(0.1), got {shown(value)}")
 
 
-PASSED = {"worker", "staleness", "stale_params", "value", "observe", "anchors", "local_losses", "local_steps"}
+PASSED = {
+    "worker",
+    "staleness",
+    "stale_params",
+    "value",
+    "observe",
+    "anchors",
+    "local_losses",
+    "local_steps",
+    "commits",
+    "local_step",
+}
 
 
 def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:

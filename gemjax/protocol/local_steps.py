@@ -33,8 +33,11 @@ class LocalSteps:
     multiply, and engines warn unless that of the method is 1.
 
     Args:
-      tx: the worker's optimizer, any optax transformation. Its updates receive the extra arguments ``value``, that step's
-        loss, and ``anchors``, the points that the method sends, if any (see :func:`gemjax.pull_to_anchors`).
+      tx: the worker's optimizer, any optax transformation. A schedule in it counts the worker's own steps. Its updates
+        receive the extra arguments ``value``, that step's loss; ``anchors``, the points that the method sends, if any (see
+        :func:`gemjax.pull_to_anchors`); ``commits``, an int32 scalar, the commits that were applied to the central variable
+        until the worker's pull; and ``local_step``, an int32 scalar, the number of this step since the pull, from 0. The last
+        two let a rate follow the progress of the run, which workers of unequal speed share.
       period: :math:`\tau \ge 1`, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
         updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
         :class:`gemjax.arrivals.SemiSynchronous` makes them.

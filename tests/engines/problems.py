@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from methods.rows import METHODS
 
@@ -224,6 +225,17 @@ def late(num_workers: int = 4, num_commits: int = 24) -> gemjax.Trace:
     """Return a trace with late pulls, lost steps and a worker that begins late."""
     longer = gemjax.arrivals.Gamma(num_workers, machine_variation=0.4).trace(num_commits + 5, seed=3)
     return without(longer, [2, 7, 8, 13, num_commits])
+
+
+def fading(rate: float) -> optax.GradientTransformation:
+    """Return a local optimizer with momentum whose rate falls with the progress of the run."""
+
+    def update_fn(updates, state, params=None, *, commits, local_step, **extra_args):
+        scale = lambda update: update / (1 + 0.1 * commits.astype(update.dtype) + 0.01 * local_step)
+        return jax.tree.map(scale, updates), state
+
+    fade = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.chain(optax.sgd(rate, momentum=0.5), fade)
 
 
 def assert_same_bits(actual, desired):

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gemjax.engines.transition import Gradient, RunState, Transition, view_of
+from gemjax.engines.transition import Gradient, RunState, Transition
 from gemjax.protocol import slots
 from train.config.config import Config
 from train.task.methods import local_steps, make_method
@@ -62,7 +62,7 @@ def measure(name: Any) -> Measured:
 
     def commit(shared: list, mine: list, gradient: Gradient, worker: jax.Array) -> tuple[list, list]:
         now = join(mine, shared)
-        now, _, _ = transition.commit_and_pull(now, view_of(now).params, gradient, worker, now.step.value)
+        now, _, _ = transition.commit_and_pull(now, transition.view_of(now).params, gradient, worker, now.step.value)
         mine, _, shared = slots.split(now)
         return shared, mine
 

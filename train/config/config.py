@@ -70,7 +70,7 @@ class Common:
     pool: int = 1
     """Average squares of this many pixels a side: 2 makes images of 16x16 out of 32x32."""
     schedule: Schedule = "constant"
-    """`cosine`: after the warm-up the rate falls to 0, over the applied commits, or each worker's equal share of the steps."""
+    """`cosine`: after the warm-up the rate falls to 0, over the applied commits, also that of local steps."""
     warmup_epochs: float = 0.0
     """Passes of all workers together in which the learning rate rises to its value, from 1 / workers of it."""
     decay_epochs: tuple[float, ...] = ()

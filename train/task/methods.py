@@ -10,7 +10,7 @@ import gemjax
 from train.config.config import Config
 from train.config.methods import METHODS
 from train.task import schedules
-from train.task.cluster import periods
+from train.task.cluster import mean_period, periods
 
 
 def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> optax.GradientTransformation:
@@ -44,7 +44,7 @@ def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> o
 def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> gemjax.LocalSteps | None:
     """Return the local steps between two commits: `period` steps of SGD or AdamW; None for a method without them.
 
-    A worker's schedule counts its own steps: an epoch of all workers together is its share of one. The arguments are those of
+    A schedule follows the progress of the whole run, see :func:`train.task.schedules.by_progress`. The arguments are those of
     :func:`make_method`.
     """
     if not METHODS[config.method].local:
@@ -52,10 +52,13 @@ def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> g
     config = _at(config, point)
     momentum = config.local_momentum or None
     rate = schedules.rate(config, steps_per_epoch / config.workers)
+    whole = 1.0 if callable(rate) else rate
     if config.local_optimizer == "adamw":
-        tx: optax.GradientTransformation = optax.adamw(rate, weight_decay=config.weight_decay)
+        tx: optax.GradientTransformation = optax.adamw(whole, weight_decay=config.weight_decay)
     else:
-        tx = _decayed(config, optax.sgd(rate, momentum, nesterov=bool(momentum)))
+        tx = _decayed(config, optax.sgd(whole, momentum, nesterov=bool(momentum)))
+    if callable(rate):
+        tx = optax.chain(tx, schedules.by_progress(rate, mean_period(config), config.workers))
     return gemjax.LocalSteps(tx, periods(config))
 
 

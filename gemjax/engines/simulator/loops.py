@@ -15,7 +15,7 @@ from jax import lax
 from gemjax.batches.base import select
 from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
-from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.trace import Events, previous_commits
 
@@ -179,7 +179,7 @@ def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, 
 
 def _one_by_one(transition: Transition, batches: Any, chunk_size: int, *, with_pulls: bool) -> Callable:
     def arrive(state: RunState, own_rows: list, data: PyTree, worker, step, commits, selection):
-        view = view_of(state)
+        view = transition.view_of(state)
         gradient = transition.gradient(view, batches.batch(data, selection), worker, step)
         state, _, report = transition.commit_and_pull(
             state, view.params, gradient, worker, step, commits if with_pulls else True, own_rows
@@ -217,12 +217,20 @@ def _in_windows(transition: Transition, batches: Any, chunk_size: int, *, window
         columns = (worker, step, commits, selection)
 
         def compute(mine, shared, worker, step, selection):
-            return transition.gradient(view_of(join(mine, shared)), batches.batch(data, selection), worker, step)
+            return transition.gradient(
+                transition.view_of(join(mine, shared)), batches.batch(data, selection), worker, step
+            )
 
         def arrive(mine, shared, own_rows, gradient, worker, step, commits):
             state = join(mine, shared)
             state, _, report = transition.commit_and_pull(
-                state, view_of(state).params, gradient, worker, step, commits if with_pulls else True, own_rows
+                state,
+                transition.view_of(state).params,
+                gradient,
+                worker,
+                step,
+                commits if with_pulls else True,
+                own_rows,
             )
             return state, report
 

@@ -7,7 +7,7 @@ import jax
 import jax.extend.core as jex
 
 from gemjax.batches.base import select
-from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.trace import Events
 
@@ -31,8 +31,8 @@ def is_faithful(
         transition = make(given)
         store, join, shared = slots.split(state)
         mine = join(slots.take(store, worker), shared)
-        params = view_of(mine).params
-        gradient = transition.gradient(view_of(mine), batches.batch(data, selection), worker, step)
+        params = transition.view_of(mine).params
+        gradient = transition.gradient(transition.view_of(mine), batches.batch(data, selection), worker, step)
         if not commits:
             return gradient
         return transition.commit_and_pull(

@@ -12,7 +12,7 @@ import pytest
 from engines.cluster.fake_ray import FakeRay
 from engines.cluster.faults import WorkerFaults
 from engines.devices.test_interrupted_runs import LIMIT, OTHERS, SLOW, assert_interrupted
-from engines.problems import Behind, assert_close, mlp, problem_of, quadratic
+from engines.problems import Behind, assert_close, fading, mlp, problem_of, quadratic
 from engines.test_law import SEED, WORKERS, assert_the_law
 from methods.rows import METHODS
 
@@ -63,12 +63,12 @@ def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
     monkeypatch.setattr(Stepwise, "__call__", held)
     monkeypatch.setattr(Actor, "gradient", noted)
     monkeypatch.setattr(Actor, "interrupt", lambda *arguments: (interrupt(*arguments), called_back.set()))
-    tx, problem, local = gemjax.downpour(num_workers=2), mlp(), gemjax.LocalSteps(optax.sgd(0.02, 0.5), 5)
+    tx, problem, local = gemjax.downpour(num_workers=2), mlp(), gemjax.LocalSteps(fading(0.02), 5)
     compression, hosts = (options.get(name) for name in ("compression", "central_hosts"))
     with gemjax.Cluster(2, central_hosts=hosts) as cluster:
         result = gemjax.run_on_cluster(
             tx, *problem[:3], 12, cluster=cluster, model_state=problem.model_state, compression=compression,
-            policy=gemjax.Policy(interrupt=2), local=local,            gate=lambda worker, step: entered.wait(60) and None,
+            policy=gemjax.Policy(interrupt=2), local=local, gate=lambda worker, step: entered.wait(60) and None,
         )  # fmt: skip
     assert made[1, 2] == 1
     assert [gradient for task, gradient in replies if (task.worker, task.attempt) == (1, 2)] == [None]

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from engines.cluster import processes
-from engines.problems import Abreast, NotedLog, assert_close, mlp, quadratic, quadratic_with_dropout
+from engines.problems import Abreast, NotedLog, assert_close, fading, mlp, quadratic, quadratic_with_dropout
 
 import gemjax
 from gemjax.testing import Faults
@@ -158,7 +158,7 @@ def test_a_cluster_that_is_busy_refuses_another_run(cluster):
 @slow
 def test_a_sharded_central_variable(x64, cluster):
     problem, devices = mlp(jnp.float64), tuple(jax.devices()[:2])
-    options = {"model_state": problem.model_state, "local": gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), 2)}
+    options = {"model_state": problem.model_state, "local": gemjax.LocalSteps(fading(0.02), 2)}
     tx = gemjax.downpour(num_workers=N)
     before, cluster._central = cluster._central, devices
     try:

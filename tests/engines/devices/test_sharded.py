@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast, assert_close
+from engines.problems import Abreast, assert_close, fading
 
 import gemjax
 from gemjax.engines.devices.hardware.placement import Placement
@@ -129,7 +129,7 @@ def test_workers_of_several_devices_share_their_batches(central):
 def test_unequal_workers_in_one_run():
     devices = jax.devices()
     placement = Placement((devices[0], tuple(devices[1:5]), devices[5]), devices[8])
-    tx, local = gemjax.downpour(num_workers=3), gemjax.LocalSteps(optax.sgd(0.01, momentum=0.5), 2)
+    tx, local = gemjax.downpour(num_workers=3), gemjax.LocalSteps(fading(0.02), 2)
     result = run(tx, placement, local=local)
     replay = gemjax.simulate(tx, loss_fn, PARAMS, batches, result.trace, local=local)
     assert set(result.trace.worker) == {0, 1, 2}

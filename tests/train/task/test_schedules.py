@@ -12,6 +12,7 @@ import gemjax
 from gemjax import arrivals
 from train.config.config import Config
 from train.config.methods import METHODS
+from train.task import cluster as pace
 from train.task import schedules
 from train.task.methods import local_steps, make_method, maker
 
@@ -55,7 +56,7 @@ def some(method):
 @pytest.mark.parametrize("method", list(map(some, METHODS)))
 def test_a_schedule_acts_from_its_epoch_on(method):
     plain, decayed = train(configured(method)), train(configured(method, decay_epochs=(1.0,), decay_factor=0.01))
-    # A worker with local steps counts its own, three of six commits; its first step after that comes a turn later.
+    # Local steps follow the commits until their pull, a turn before.
     np.testing.assert_allclose(decayed[:6], plain[:6], rtol=1e-5)
     assert np.abs(decayed - plain)[-4:].max() > 1e-5
 
@@ -73,14 +74,52 @@ def test_a_cosine_begins_where_the_warm_up_ends():
     np.testing.assert_allclose(rates[6:], 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
 
 
-def test_a_cosine_of_local_steps_counts_those_of_the_worker():
-    config = configured("easgd", schedule="cosine", epochs=1.0, period=3)
-    tx = local_steps(config, steps_per_epoch=6.0).tx
-    state, moved = tx.init(jnp.ones(1)), []
-    for _ in range(7):
-        updates, state = tx.update(jnp.ones(1), state, jnp.ones(1))
-        moved.append(-float(updates[0]))
-    np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(7) / 6)) / 2, atol=1e-8)
+def rates(config, at, steps_per_epoch=6.0):
+    """Return the rates of local steps; ``at`` has the commits until the pull, and the number of the step."""
+    tx = local_steps(config, steps_per_epoch).tx
+    progress = [{"commits": jnp.int32(commits), "local_step": jnp.int32(step)} for commits, step in at]
+    return [-float(tx.update(jnp.ones(1), tx.init(jnp.ones(1)), jnp.ones(1), **now)[0][0]) for now in progress]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_local_steps_in_rounds_have_the_rates_of_their_own_count(optimizer):
+    """Three workers pull after each round; an epoch of all is 12 steps of each."""
+    config = configured("diloco", epochs=1.0, period=4, schedule="cosine", local_optimizer=optimizer)
+    config = dataclasses.replace(config, workers=3)
+    moved = rates(config, [(3 * pull, step) for pull in range(3) for step in range(4)], steps_per_epoch=12.0)
+    np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(12) / 12)) / 2, atol=1e-7)
+
+
+def test_rates_of_workers_of_unequal_speed_fall_together():
+    """Within one pull of each other, all workers are at the rate of the run's progress, and at its end at nearly 0."""
+    config = configured("downpour", schedule="cosine", epochs=40.0, period=2, cluster="tiered", learning_rate=1.0)
+    config = dataclasses.replace(config, workers=4)
+    seen, total = [], pace.commits(config, 12)
+
+    trace, _ = pace.traces(config, total)
+    result = gemjax.simulate(
+        gemjax.downpour(num_workers=4),
+        lambda x, batch: jnp.sum(x) * batch,
+        jnp.zeros(1),
+        lambda worker, step: jnp.float32(1.0),
+        trace,
+        local=local_steps(config, steps_per_epoch=12.0),
+        chunk_size=1,
+        callback=lambda progress: seen.append(-float(progress.params[0])) and False,
+    )
+    moved = np.diff(seen, prepend=0.0) / config.period
+    expected = (1 + np.cos(np.pi * np.asarray(result.trace.pulled_at) / total)) / 2
+    np.testing.assert_allclose(moved, expected, atol=0.01)
+    last = {worker: moved[trace.worker == worker][-1] for worker in range(4)}
+    assert max(last.values()) < 0.01
+
+
+def test_dynamic_periods_share_one_progress():
+    """Commits of 4, 3, 2 and 1 steps are 2.5 steps of each of four workers."""
+    config = configured("delayed_nesterov", schedule="cosine", period=4, cluster="tiered", dynamic_periods=True)
+    config = dataclasses.replace(config, workers=4, epochs=1.0)
+    moved = rates(config, [(4 * pull, 0) for pull in range(5)], steps_per_epoch=10.0)
+    np.testing.assert_allclose(moved, 0.01 * (1 + np.cos(np.pi * np.arange(5) / 4)) / 2, atol=1e-7)
 
 
 @pytest.mark.slow
@@ -117,14 +156,9 @@ def test_without_flags_the_method_is_not_wrapped():
     assert schedules.rate(config, 5.0) == 0.01
 
 
-def test_local_steps_count_a_workers_share_of_an_epoch():
-    config = configured("downpour", decay_epochs=(1.0,), warmup_epochs=0.0)
-    tx = local_steps(dataclasses.replace(config, workers=3), steps_per_epoch=6.0).tx
-    state, moved = tx.init(jnp.ones(1)), []
-    for _ in range(4):
-        updates, state = tx.update(jnp.ones(1), state, jnp.ones(1))
-        moved.append(float(updates[0]))
-    np.testing.assert_allclose(moved, [-0.01, -0.01, -0.001, -0.001], rtol=1e-5)
+def test_local_steps_decay_with_the_epochs_of_all_workers():
+    config = dataclasses.replace(configured("downpour", decay_epochs=(1.0,)), workers=3)
+    np.testing.assert_allclose(rates(config, [(0, 0), (5, 0), (6, 0), (9, 0)]), [0.01, 0.01, 0.001, 0.001], rtol=1e-5)
 
 
 def test_decays_within_one_step_are_all_made():

@@ -11,7 +11,7 @@ from gemjax.engines.cluster.central.program import Program
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import OF_ENGINES, Packed
 from gemjax.engines.devices.hardware.programs.gradients import Packers, with_outcome
-from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 
 PyTree = Any
@@ -112,7 +112,7 @@ class Commit:
         state = self.join(*reversed(keys.as_keys((shared, slot), self._kept)))
         committed = recipe.packers.gradients.unpack(Packed({}, gradient))
         state, view, report = recipe.transition.commit_and_pull(
-            state, view_of(state).params, committed, worker, step, commits > 0
+            state, recipe.transition.view_of(state).params, committed, worker, step, commits > 0
         )
         slot, _, shared = slots.split(state)
         named = {name: getattr(report, name) for name in OF_ENGINES} | report.metrics
@@ -125,7 +125,8 @@ class Commit:
 
         def first_view(shared, slot):
             state = self.join(*reversed(keys.as_keys((shared, slot), self._kept)))
-            outcome = with_outcome(view_of(state), jax.numpy.array(False), self.recipe.keeps_local)
+            view = self.recipe.transition.view_of(state)
+            outcome = with_outcome(view, jax.numpy.array(False), self.recipe.keeps_local)
             return self.recipe.packers.views.pack(outcome).apart
 
         program = Program(first_view, *keys.as_data(self._kept))

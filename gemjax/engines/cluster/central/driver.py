@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from gemjax.engines.cluster.actor import Scattered
 from gemjax.engines.cluster.central import division
@@ -23,6 +24,7 @@ from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, no_loss
+from gemjax.protocol.local_steps import LocalSteps
 
 PyTree = Any
 
@@ -49,7 +51,9 @@ class DividedCentral:
     ):
         self.place, self.num_workers = place, transition.num_workers
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-        tx_alone = dataclasses.replace(transition, loss_fn=no_loss, local=None)  # A commit computes no gradient.
+        # A commit computes no gradient.
+        local = transition.local and LocalSteps(optax.identity())
+        tx_alone = dataclasses.replace(transition, loss_fn=no_loss, local=local)
         self.recipe = Recipe(tx_alone, shapes, packers, keeps_local, parts, division.SMALL)
         self.commit_program = Commit(self.recipe)
         self.reported = {name: np.dtype(dtype) for name, dtype in self.commit_program.reported.items()}

@@ -10,7 +10,7 @@ import numpy as np
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import OF_ENGINES, Packed, Packer, packed_report
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
-from gemjax.engines.transition import RunState, Transition, view_of
+from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots
 
@@ -65,7 +65,7 @@ class Central:
 
         def first_view(shared, slot):
             shared, slot = self._unpack(shared, slot)
-            return view.pack(outcome(view_of(self._join(slot, shared)), jnp.array(False)))
+            return view.pack(outcome(self._transition.view_of(self._join(slot, shared)), jnp.array(False)))
 
         compiled = lambda packer, like: jax.jit(
             packer.pack, out_shardings=self._shardings(jax.eval_shape(packer.pack, like))
@@ -93,7 +93,7 @@ class Central:
         """Commit and pull, traced, on unpacked trees."""
         state, (worker, step, commits) = self._join(slot, shared), event
         state, view, report = self._transition.commit_and_pull(
-            state, view_of(state).params, gradient, worker, step, commits > 0
+            state, self._transition.view_of(state).params, gradient, worker, step, commits > 0
         )
         slot, _, shared = slots.split(state)
         named = {name: getattr(report, name) for name in OF_ENGINES} | report.metrics

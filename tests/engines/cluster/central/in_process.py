@@ -12,7 +12,7 @@ from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.programs.gradients import event_of, gradient_at, packers
-from gemjax.engines.transition import Transition, view_of
+from gemjax.engines.transition import Transition
 from gemjax.protocol import slots
 
 SEED = 5
@@ -31,7 +31,7 @@ class Divided:
         self.selections = Selections(self.batches, num_workers)
         place, self.steps = jax.devices()[0], [0] * num_workers
         taken = [slots.take(state, worker) for worker in range(num_workers)]
-        self.views = [view_of(one) for one in taken]
+        self.views = [transition.view_of(one) for one in taken]
         self.locals = [view.local for view in self.views]
         sent = jax.eval_shape(lambda: (self.views[0]._replace(local=()), ()))
         self.packers = packers(transition, self.batches, place, sent, self.locals[0], self.selections.example(), -1)

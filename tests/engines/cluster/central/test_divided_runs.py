@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from engines.cluster.central.divided import GEM, LOST, MATRICES, N, assert_replays, run, size
-from engines.problems import Abreast, Problem, assert_close, mlp, quadratic_with_dropout
+from engines.problems import Abreast, Problem, assert_close, fading, mlp, quadratic_with_dropout
 
 import gemjax
 from gemjax.engines.cluster.central import division
@@ -94,12 +94,14 @@ def test_the_method_s_state_stays_in_the_actors(fake, x64):
 
 @pytest.mark.slow
 def test_states_of_local_optimizers_travel(fake, x64):
+    """So does the progress of the run, on which their rate depends; a continued run begins with that of its workers."""
     problem = mlp(jnp.float64)
-    local, tx = gemjax.LocalSteps(optax.sgd(0.02, momentum=0.5), 2), gemjax.downpour(num_workers=N)
+    local, tx = gemjax.LocalSteps(fading(0.02), 2), gemjax.downpour(num_workers=N)
     with Faults().fail(1, 2) as faults:
         result = run(tx, problem, local=local, gate=faults)
     assert len(faults.injected) == 1
     assert_replays(result, tx, problem, local=local)
+    assert_replays(run(tx, problem, 30, state=result, local=local, gate=Abreast(N)), tx, problem, local=local)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError
-from gemjax.engines.transition import RunState, Transition, View, view_of
+from gemjax.engines.transition import RunState, Transition, View
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots
 
@@ -67,7 +67,7 @@ class CentralPrograms(abc.ABC):
         self._keeps_local = bool(jax.tree.leaves(locals_))
         self._undelivered: dict[int, Packed] = {}  # Pulled views on the devices of the central variable.
         state = state._replace(view=Slots(state.view.value._replace(local=()), self.num_workers))
-        outcome = lambda state: self._with_outcome(view_of(slots.take(state, 0)), jnp.array(False))
+        outcome = lambda state: self._with_outcome(transition.view_of(slots.take(state, 0)), jnp.array(False))
         view = jax.eval_shape(outcome, state)
         self.packers = self._pack(
             packers(transition, batches, placement.central, view, self._local[0], example, self.largest_packed)
