@@ -100,7 +100,7 @@ from gemjax.methods.streaming_diloco import streaming_diloco
 from gemjax.methods.yellowfin import tune_momentum, yellowfin
 from gemjax.protocol import diagnostics
 from gemjax.protocol.hooks import ReadsStaleParams
-from gemjax.protocol.local_steps import LocalSteps, displacements, pull_to_anchors
+from gemjax.protocol.local_steps import LocalSteps, displacements, pull_to_anchors, scale_by_progress
 from gemjax.protocol.nodes import StalenessState
 from gemjax.protocol.per_worker import per_worker
 from gemjax.protocol.slots import Slots
@@ -227,6 +227,7 @@ __all__ = [
     "run_on_devices",
     "scale_by_gap",
     "scale_by_local_steps",
+    "scale_by_progress",
     "scale_by_staleness",
     "simulate",
     "stage_momentum",

@@ -138,7 +138,8 @@ def run_in_python(
     ))  # fmt: skip
     # A function of its own, which is traced anew. Outside of jit each call would compile its conditionals again.
     update = jax.jit(lambda grads, state, params, **extra: transition.tx.update(grads, state, params, **extra))
-    views = [slots.take(initial.view, worker).value._replace(params=params) for worker in range(trace.num_workers)]
+    views = [transition.view_of(slots.take(initial, worker)) for worker in range(trace.num_workers)]
+    applied = 0
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
         view = views[worker]
@@ -155,9 +156,10 @@ def run_in_python(
                 opt_state = counting_refusals(before, opt_state)
             else:
                 params, model_state = optax.apply_updates(params, updates), sent.model_state
-                view = view._replace(local=sent.local)
+                view, applied = view._replace(local=sent.local), applied + 1
         pulled, opt_state, anchors = pull_with_anchors(opt_state, params, worker)
-        views[worker] = view._replace(params=pulled, model_state=model_state, anchors=anchors)
+        clock = () if local is None else jnp.int32(applied)
+        views[worker] = view._replace(params=pulled, model_state=model_state, anchors=anchors, commits=clock)
     return params
 
 

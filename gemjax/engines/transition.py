@@ -12,7 +12,7 @@ import optax
 
 from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx, is_traced
 from gemjax.engines.loss import check_unreserved
-from gemjax.engines.worker import Gradient, View, WorkerStep, stays_sound
+from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_bool, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
@@ -165,7 +165,7 @@ class Transition(WorkerStep):
             params=params,
             opt_state=opt_state,
             model_state=model_state,
-            view=_slot(View(params, model_state, local, anchors), opt_state),
+            view=_slot(KeptView(params, model_state, local, anchors), opt_state),
             step=Slots(jnp.zeros([], jnp.int32)),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
             draw=Slots(jnp.arange(self.num_workers, dtype=jnp.int32), self.num_workers),
@@ -245,12 +245,12 @@ class Transition(WorkerStep):
         draw = Slots(jnp.where(commits, drawn, state.draw.value))
         state = slots.select(applied, committed, left)
         params, opt_state, anchors = pull_with_anchors(state.opt_state, state.params, worker)
-        view = View(params, state.model_state, state.view.value.local, anchors, self._progress(state.commits))
+        view = KeptView(params, state.model_state, state.view.value.local, anchors)
         state = state._replace(
             opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
             draw=draw, arrivals=state.arrivals + 1,
         )  # fmt: skip
-        return state, view, report
+        return state, View(*view, self._progress(state.commits)), report
 
     def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states nor the next view."""
@@ -265,7 +265,7 @@ class Transition(WorkerStep):
     def view_of(self, state: RunState) -> View:
         """Return the view of the worker whose slot is checked out."""
         recorded = staleness.recorded_view(state.opt_state, state.params)
-        view = state.view.value._replace(commits=self._progress(state.pulled_at.value))
+        view = View(*state.view.value, self._progress(state.pulled_at.value))
         return view if recorded is None else view._replace(params=recorded)
 
     def _progress(self, commits: jax.Array) -> Any:
@@ -304,10 +304,9 @@ def _strongly_typed(leaf: Any) -> jax.Array:
     return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
-def _slot(view: View, opt_state: optax.OptState) -> Slots:
+def _slot(view: KeptView, opt_state: optax.OptState) -> Slots:
     """Return ``view`` as a slot, without the parameters if the optimizer state records them."""
     recorded = staleness.recorded_view(opt_state, view.params)
-    view = view._replace(commits=())  # The slot has them as pulled_at.
     return Slots(view if recorded is None else view._replace(params=None))
 
 

@@ -18,15 +18,23 @@ from gemjax.protocol.local_steps import LocalSteps
 PyTree = Any
 
 
-class View(NamedTuple):
-    """The point at which a worker computes its gradient, as pulled, and the worker's own state."""
+class KeptView(NamedTuple):
+    """The parts of a view that the state of a run keeps; other parts of that state tell the rest."""
 
     params: PyTree
     model_state: PyTree
     local: PyTree = ()  # State of its local optimizer.
     anchors: tuple[PyTree, ...] = ()  # Points that attract local steps.
-    # int32 []; the commits applied to the central variable until the pull. Of local steps, for their schedules.
-    commits: Any = ()
+
+
+class View(NamedTuple):
+    """The point at which a worker computes its gradient, as pulled, and the worker's own state."""
+
+    params: PyTree
+    model_state: PyTree
+    local: PyTree
+    anchors: tuple[PyTree, ...]
+    commits: Any  # int32 []; those applied until the pull; () without local steps, which alone need them.
 
 
 class Gradient(NamedTuple):

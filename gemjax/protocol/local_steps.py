@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.protocol.checks import check_between, check_method
+from gemjax.protocol.checks import check_at_least, check_between, check_method, check_positive_int
 from gemjax.protocol.hooks import NeedsLocalSteps
 
 PyTree = Any
@@ -36,8 +36,8 @@ class LocalSteps:
       tx: the worker's optimizer, any optax transformation. A schedule in it counts the worker's own steps. Its updates
         receive the extra arguments ``value``, that step's loss; ``anchors``, the points that the method sends, if any (see
         :func:`gemjax.pull_to_anchors`); ``commits``, an int32 scalar, the commits that were applied to the central variable
-        until the worker's pull; and ``local_step``, an int32 scalar, the number of this step since the pull, from 0. The last
-        two let a rate follow the progress of the run, which workers of unequal speed share.
+        until the worker's pull; and ``local_step``, an int32 scalar, the number of this step since the pull, from 0. With
+        :func:`gemjax.scale_by_progress` the rates of workers of unequal speed follow the progress of the run together.
       period: :math:`\tau \ge 1`, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
         updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
         :class:`gemjax.arrivals.SemiSynchronous` makes them.
@@ -157,6 +157,61 @@ def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:
             return x - p
 
         return jax.tree.map(pulled, updates, params, *anchors), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def scale_by_progress(
+    schedule: optax.Schedule, period: float, num_workers: int
+) -> optax.GradientTransformationExtraArgs:
+    r"""Scale local steps by a schedule that follows the progress of the run, instead of the steps of one worker.
+
+    A schedule in a local optimizer counts that worker's steps: a fast worker ends it before a slow one. This transformation
+    goes by the commits of all. After :math:`c` of them each of :math:`N` workers has made :math:`c \tau / N` local steps on
+    average, with :math:`\tau` steps per commit. At the :math:`j`-th step after a pull (from 0) the factor is
+    ``schedule``:math:`(c \tau / N + j)`, where :math:`c` counts the applied commits until the pull. Workers that wait for each
+    other have the factors that a count of their own steps would give.
+
+    Use it in a *local* optimizer whose learning rate is 1, behind all else but :func:`gemjax.pull_to_anchors`.
+
+    Args:
+      schedule: the learning rate after a number of local steps per worker, a float scalar; see ``optax.cosine_decay_schedule``.
+      period: :math:`\tau \ge 1`, the local steps per commit; their mean over the workers if these differ.
+      num_workers: :math:`N \ge 1`.
+
+    Returns:
+      A stateless transformation that needs the extra arguments ``commits`` and ``local_step``, which engines supply.
+
+    Raises:
+      TypeError: if ``schedule`` is no function.
+      ValueError: if ``period`` or ``num_workers`` is less than 1; when used outside of an engine's local steps.
+
+    >>> import gemjax, jax.numpy as jnp, optax
+    >>> rate = optax.cosine_decay_schedule(0.2, decay_steps=1000)  # A run of 800 commits of four workers, with 5 steps each.
+    >>> local = gemjax.LocalSteps(optax.chain(optax.adam(1.0), scale_by_progress(rate, 5, 4)), period=5)
+    >>> tx = scale_by_progress(lambda step: 1 / (1 + step), period=10, num_workers=4)
+    >>> tx.update(jnp.float32(1.0), tx.init(()), commits=jnp.int32(20), local_step=jnp.int32(13))[0]  # 1 / (1 + 50 + 13).
+    Array(0.015625, dtype=float32)
+    """
+    if not callable(schedule):
+        raise TypeError(
+            f"the schedule of scale_by_progress must be a function of the number of steps, got {schedule!r}; scale by a number "
+            "with optax.scale"
+        )
+    check_at_least("period", period, 1.0)
+    check_positive_int("num_workers", num_workers)
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del params
+        if not {"commits", "local_step"} <= extra_args.keys():
+            raise ValueError(
+                "scale_by_progress needs commits= and local_step=, which engines give to the optimizer of LocalSteps alone; "
+                "use it there"
+            )
+        # Divided last: c * period is exact, and so is the quotient after a whole round.
+        done = extra_args["commits"] * jnp.asarray(period, jnp.result_type(float)) / num_workers
+        rate = schedule(done + extra_args["local_step"])
+        return jax.tree.map(lambda update: jnp.asarray(rate, update.dtype) * update, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 

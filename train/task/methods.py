@@ -44,7 +44,7 @@ def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> o
 def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> gemjax.LocalSteps | None:
     """Return the local steps between two commits: `period` steps of SGD or AdamW; None for a method without them.
 
-    A schedule follows the progress of the whole run, see :func:`train.task.schedules.by_progress`. The arguments are those of
+    A schedule follows the progress of the whole run, see :func:`gemjax.scale_by_progress`. The arguments are those of
     :func:`make_method`.
     """
     if not METHODS[config.method].local:
@@ -58,7 +58,7 @@ def local_steps(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> g
     else:
         tx = _decayed(config, optax.sgd(whole, momentum, nesterov=bool(momentum)))
     if callable(rate):
-        tx = optax.chain(tx, schedules.by_progress(rate, mean_period(config), config.workers))
+        tx = optax.chain(tx, gemjax.scale_by_progress(rate, mean_period(config), config.workers))
     return gemjax.LocalSteps(tx, periods(config))
 
 

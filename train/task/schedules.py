@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 
@@ -47,30 +45,3 @@ def rate(config: Any, steps_per_epoch: float) -> optax.ScalarOrSchedule:
     drops = {step: config.decay_factor ** at.count(step) for step in at}
     decay = optax.piecewise_constant_schedule(1.0, drops)
     return lambda count: config.learning_rate * warm(count) * decay(count)
-
-
-def by_progress(schedule: optax.Schedule, period: float, num_workers: int) -> optax.GradientTransformationExtraArgs:
-    """Scale local steps by a schedule that follows the progress of the run, and not the steps of one worker.
-
-    After c commits of all workers, each has made c * `period` / `num_workers` local steps on average. A worker that pulls then
-    goes on from there, whether it has made more steps or fewer. So the rates of workers of unequal speed fall together, and
-    workers that wait for each other have the rates that a count of their own steps would give.
-
-    Args:
-      schedule: the rate after a number of local steps per worker.
-      period: the mean local steps per commit.
-      num_workers: the number of workers.
-
-    >>> tx = by_progress(lambda step: 1 / (1 + step), period=10, num_workers=4)
-    >>> tx.update(jnp.float32(1.0), tx.init(()), commits=jnp.int32(20), local_step=jnp.int32(13))[0]
-    Array(0.015625, dtype=float32)
-    """
-
-    def update_fn(updates, state, params=None, **extra_args):
-        del params
-        commits, local_step = extra_args["commits"], extra_args["local_step"]
-        # Divided last, because c * period is exact, and so is the quotient after a whole round.
-        rate = schedule(commits * jnp.asarray(period, jnp.result_type(float)) / num_workers + local_step)
-        return jax.tree.map(lambda update: jnp.asarray(rate, update.dtype) * update, updates), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
