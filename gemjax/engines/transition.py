@@ -250,7 +250,7 @@ class Transition(WorkerStep):
             opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
             draw=draw, arrivals=state.arrivals + 1,
         )  # fmt: skip
-        return state, View(*view, self._progress(state.commits)), report
+        return state, self._sent(view, state.commits), report
 
     def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states nor the next view."""
@@ -265,12 +265,12 @@ class Transition(WorkerStep):
     def view_of(self, state: RunState) -> View:
         """Return the view of the worker whose slot is checked out."""
         recorded = staleness.recorded_view(state.opt_state, state.params)
-        view = View(*state.view.value, self._progress(state.pulled_at.value))
+        view = self._sent(state.view.value, state.pulled_at.value)
         return view if recorded is None else view._replace(params=recorded)
 
-    def _progress(self, commits: jax.Array) -> Any:
-        """Return what local steps know of the run's progress; nothing without them, so that nothing is sent."""
-        return () if self.local is None else commits
+    def _sent(self, view: KeptView, commits: jax.Array) -> View:
+        """Return a view as the worker receives it; without local steps the number of commits is not sent."""
+        return View(view.params, view.model_state, view.local, view.anchors, () if self.local is None else commits)
 
     def own_rows(self, state: RunState, worker: jax.Array) -> list:
         """Return the rows that a commit of ``worker`` may write; a loop reads them after the write of the commit before."""

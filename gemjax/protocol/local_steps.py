@@ -169,8 +169,9 @@ def scale_by_progress(
     A schedule in a local optimizer counts that worker's steps: a fast worker ends it before a slow one. This transformation
     goes by the commits of all. After :math:`c` of them each of :math:`N` workers has made :math:`c \tau / N` local steps on
     average, with :math:`\tau` steps per commit. At the :math:`j`-th step after a pull (from 0) the factor is
-    ``schedule``:math:`(c \tau / N + j)`, where :math:`c` counts the applied commits until the pull. Workers that wait for each
-    other have the factors that a count of their own steps would give.
+    ``schedule``:math:`(c \tau / N + \min(j, \tau))`, where :math:`c` counts the applied commits until the pull. So the rates of
+    all workers are equal to within one period of each, and workers that wait for each other have those that a count of their
+    own steps would give.
 
     Use it in a *local* optimizer whose learning rate is 1, behind all else but :func:`gemjax.pull_to_anchors`.
 
@@ -189,8 +190,8 @@ def scale_by_progress(
     >>> import gemjax, jax.numpy as jnp, optax
     >>> rate = optax.cosine_decay_schedule(0.2, decay_steps=1000)  # A run of 800 commits of four workers, with 5 steps each.
     >>> local = gemjax.LocalSteps(optax.chain(optax.adam(1.0), scale_by_progress(rate, 5, 4)), period=5)
-    >>> tx = scale_by_progress(lambda step: 1 / (1 + step), period=10, num_workers=4)
-    >>> tx.update(jnp.float32(1.0), tx.init(()), commits=jnp.int32(20), local_step=jnp.int32(13))[0]  # 1 / (1 + 50 + 13).
+    >>> tx = scale_by_progress(lambda step: 1 / (1 + step), period=16, num_workers=4)
+    >>> tx.update(jnp.float32(1.0), tx.init(()), commits=jnp.int32(12), local_step=jnp.int32(15))[0]  # 1 / (1 + 48 + 15).
     Array(0.015625, dtype=float32)
     """
     if not callable(schedule):
@@ -208,9 +209,10 @@ def scale_by_progress(
                 "scale_by_progress needs commits= and local_step=, which engines give to the optimizer of LocalSteps alone; "
                 "use it there"
             )
-        # Divided last: c * period is exact, and so is the quotient after a whole round.
-        done = extra_args["commits"] * jnp.asarray(period, jnp.result_type(float)) / num_workers
-        rate = schedule(done + extra_args["local_step"])
+        # Whole rounds by themselves, because a division by N is a product with 1 / N, rounded.
+        rounds, rest = jnp.divmod(extra_args["commits"], num_workers)
+        done = rounds * jnp.asarray(period, jnp.result_type(float)) + rest * (period / num_workers)
+        rate = schedule(done + jnp.minimum(extra_args["local_step"], period))
         return jax.tree.map(lambda update: jnp.asarray(rate, update.dtype) * update, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
