@@ -164,8 +164,8 @@ def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any
     if found != expected:
         different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise CheckpointError(
-            f"{checkpoint} is of another method, schedule, model or number of workers; arrays that differ: {len(different)}, "
-            f"the first is {different[0]!r}: saved {found.get(different[0])}, expected {expected.get(different[0])}"
+            f"{checkpoint} is of another method, schedule, model or number of workers, or of another version of gemjax; arrays "
+            f"that differ: {len(different)}, the first is {different[0]!r}: saved {found.get(different[0])}, expected {expected.get(different[0])}"
         )
 
 

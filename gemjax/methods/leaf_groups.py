@@ -91,7 +91,9 @@ def number_leaves(groups: Any, params: PyTree, *, all_used: bool = True) -> tupl
     if not leaves:
         return params, 1
     paths = _paths(params)
-    if isinstance(groups, int):
+    if isinstance(groups, Chosen) and paths == [path for path, _ in groups.numbers]:
+        found = [number for _, number in groups.numbers]  # In order: a key with a slash may give two leaves one path.
+    elif isinstance(groups, int):
         found = _even_groups(tuple(max(1, leaf.size) for leaf in leaves), groups)
     elif callable(groups):
         ones = [groups(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]

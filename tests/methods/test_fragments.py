@@ -11,7 +11,7 @@ from engines.problems import assert_same_bits
 from methods import runs
 
 import gemjax
-from gemjax.methods.leaf_groups import number_leaves
+from gemjax.methods.leaf_groups import chosen, number_leaves
 from gemjax.protocol.diagnostics import Observer
 
 N = runs.NUM_WORKERS
@@ -204,6 +204,14 @@ def test_groups_of_leaves():
         numbers((("layers",),))
     with pytest.raises(ValueError, match="group 0 of 2 has no leaf"):
         numbers(lambda path, leaf: 1)
+
+
+def test_leaves_of_one_path_may_be_in_two_groups():
+    """A key with a slash in it gives the path of a leaf that is nested."""
+    params = {"a": {"b": jnp.zeros(3)}, "a/b": jnp.zeros(2)}
+    by_size = lambda path, leaf: int(leaf.size > 2)
+    assert jax.tree.leaves(number_leaves(by_size, params)[0]) == [1, 0]
+    assert jax.tree.leaves(number_leaves(chosen(by_size, params), params)[0]) == [1, 0]
 
 
 @pytest.mark.slow
