@@ -165,7 +165,8 @@ def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any
         different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise CheckpointError(
             f"{checkpoint} is of another method, schedule, model or number of workers, or of another version of gemjax; arrays "
-            f"that differ: {len(different)}, the first is {different[0]!r}: saved {found.get(different[0])}, expected {expected.get(different[0])}"
+            f"that differ: {len(different)}, the first is {different[0]!r}: saved {found.get(different[0])}, "
+            f"expected {expected.get(different[0])}"
         )
 
 
