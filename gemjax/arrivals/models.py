@@ -67,7 +67,7 @@ class Gamma(Arrivals):
 
     Args:
       num_workers: number of workers N, positive.
-      batch_variation: :math:`V_b > 0`, default 0.1.
+      batch_variation: :math:`V_b > 0`, default 0.1; a number, or one per worker.
       machine_variation: :math:`V_m \ge 0`; 0 (default) is homogeneous, DANA's heterogeneous cluster has 0.6.
       mean: mean duration, positive, in any unit of time; default 1.
 
@@ -81,23 +81,29 @@ class Gamma(Arrivals):
       Heterogeneous Computing Systems, 2000
     """
 
-    batch_variation: float = 0.1
+    batch_variation: float | Sequence[float] = 0.1
     machine_variation: float = 0.0
     mean: float = 1.0
 
     def __post_init__(self):
         super().__post_init__()
-        _check_positive(self, batch_variation=self.batch_variation, mean=self.mean)
+        variations = per_worker("batch_variation", self.batch_variation, self.num_workers, lowest=0.0)
+        for variation in set(variations):
+            _check_positive(self, batch_variation=variation)
+            _check_square(self, batch_variation=variation)
+        if not np.isscalar(self.batch_variation):
+            object.__setattr__(self, "batch_variation", variations)
+        _check_positive(self, mean=self.mean)
         if not number("machine_variation", self.machine_variation) >= 0:
             raise ValueError(f"machine_variation must not be negative, got {self.machine_variation} in {self}")
-        _check_square(self, batch_variation=self.batch_variation, machine_variation=self.machine_variation or 1)
+        _check_square(self, machine_variation=self.machine_variation or 1)
 
     def durations(self, worker, rng, count):
-        del worker
         mean = self.mean
         if self.machine_variation:
             mean = rng.gamma(self.machine_variation**-2, mean * self.machine_variation**2)
-        return rng.gamma(self.batch_variation**-2, mean * self.batch_variation**2, count)
+        variation = per_worker("batch_variation", self.batch_variation, self.num_workers, lowest=0.0)[worker]
+        return rng.gamma(variation**-2, mean * variation**2, count)
 
 
 @dataclasses.dataclass(frozen=True)

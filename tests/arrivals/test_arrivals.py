@@ -130,6 +130,15 @@ def test_workers_have_streams_of_their_own():
     assert not np.isin(mine, other).any()
 
 
+def test_a_variation_per_worker():
+    model = arrivals.Gamma(2, batch_variation=np.array([0.05, 0.5]), mean=2.0)
+    assert hash(model) == hash(arrivals.Gamma(2, batch_variation=(0.05, 0.5), mean=2.0))
+    found = [model.durations(worker, np.random.default_rng(7), 20_000) for worker in range(2)]
+    np.testing.assert_allclose([np.std(one) / np.mean(one) for one in found], [0.05, 0.5], rtol=0.03)
+    equal = arrivals.Gamma(2, batch_variation=[0.3, 0.3]).trace(50)
+    np.testing.assert_array_equal(equal.time, arrivals.Gamma(2, batch_variation=0.3).trace(50).time)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -137,6 +146,11 @@ def test_workers_have_streams_of_their_own():
         (lambda: arrivals.RoundRobin(2.0), r"num_workers must be a positive int, got 2\.0"),
         (lambda: arrivals.Gamma(-1), "num_workers must be a positive int, got -1"),
         (lambda: arrivals.Gamma(2, batch_variation=0.0), "batch_variation must be positive and finite, got 0.0"),
+        (lambda: arrivals.Gamma(2, batch_variation=[0.1, 0.0]), "batch_variation must be positive and finite, got 0.0"),
+        (
+            lambda: arrivals.Gamma(2, batch_variation=[0.1]),
+            "batch_variation must be a number or one for each of the 2 workers",
+        ),
         (lambda: arrivals.Gamma(2, machine_variation=-0.1), "machine_variation must not be negative, got -0.1"),
         (lambda: arrivals.Gamma(2, mean=float("nan")), "mean must be positive and finite, got nan"),
         (lambda: arrivals.Gamma(2, mean=float("inf")), "mean must be positive and finite, got inf"),

@@ -63,16 +63,16 @@ def cluster(config: Any) -> "arrivals.Arrivals":
     """Return the arrival model of a simulated run."""
     from gemjax import arrivals  # As above.
 
-    # A commit of tau local steps takes tau times as long and varies less, by 1/sqrt(tau).
     if config.cluster == "round_robin":
         return arrivals.ConstantSpeeds([1 / config.period] * config.workers)
+    # A commit of tau local steps takes tau times as long and varies less, by 1/sqrt(tau).
+    steps = periods(config)
+    counts = [steps] * config.workers if isinstance(steps, int) else steps
     model: arrivals.Arrivals = arrivals.Gamma(
-        config.workers, batch_variation=config.variation / config.period**0.5, mean=float(config.period),
+        config.workers, batch_variation=[config.variation / count**0.5 for count in counts], mean=float(config.period),
         machine_variation=0.6 if config.cluster.startswith("heterogeneous") else 0.0,
     )  # fmt: skip
     if config.cluster in ("tiered", "tiered_barrier"):
-        steps = periods(config)
-        counts = [steps] * config.workers if isinstance(steps, int) else steps
         scales = [speed * config.period / count for speed, count in zip(speeds(config), counts, strict=True)]
         model = arrivals.Scaled(model, scales)
     return arrivals.Barrier(model) if config.cluster.endswith("barrier") else model

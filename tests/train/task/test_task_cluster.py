@@ -29,6 +29,14 @@ def test_tiered_workers_commit_by_their_speed_and_with_dynamic_periods_alike():
     assert 400 * mean / other.time[-1] == pytest.approx(400 * 20 / trace.time[-1], rel=0.05)
 
 
+def test_commits_of_fewer_local_steps_vary_more():
+    """The coefficient of variation is that of a step over the root of the number of steps; at scale 1 a step has 0.1."""
+    config = Config(**BASE | {"workers": 3}, cluster="tiered", dynamic_periods=True)
+    model = cluster(config)
+    found = [model.durations(worker, np.random.default_rng(worker), 20_000) for worker in range(3)]
+    np.testing.assert_allclose([np.std(one) / np.mean(one) for one in found], 0.1 / np.sqrt([20, 15, 10]), rtol=0.03)
+
+
 def test_dynamic_periods_reach_local_steps_and_keep_the_number_of_gradients():
     config = Config(**BASE, cluster="tiered", dynamic_periods=True)
     assert local_steps(config).period == (20, 15, 10, 5)
