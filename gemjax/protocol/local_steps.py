@@ -43,7 +43,7 @@ class LocalSteps:
         :class:`gemjax.arrivals.SemiSynchronous` makes them.
 
     Raises:
-      TypeError: if ``tx`` is no optax transformation.
+      TypeError: if ``tx`` is no optax transformation, or ``period`` is traced.
       ValueError: if a period is not a positive integer of 32 bits.
 
     >>> import gemjax, jax.numpy as jnp, optax
@@ -220,6 +220,10 @@ def scale_by_progress(
 
 def _checked(period: Any, depth: int = 2) -> Any:
     """Return ``period`` as an int, a tuple of ints, or a tuple of tuples of ints."""
+    if isinstance(period, jax.core.Tracer):
+        raise TypeError(
+            "the period of LocalSteps cannot be traced, so it cannot be swept; make a sweep for each period"
+        )
     if isinstance(period, np.ndarray):
         period = period.tolist()
     if depth and isinstance(period, Sequence) and not isinstance(period, (str, bytes)) and len(period):

@@ -114,7 +114,7 @@ class Config(Common):
     kappa: float = 1.0
     """Energy of GEM's proxy (method `gem` only)."""
     strength: float | None = None
-    """λ of `dc_*` and `dana_dc`, pull of `easgd`, `eamsgd`, `lsgd`, feedback of `one_step_delay`; default: as published."""
+    """λ of `dc_*`, `dana_dc`, `async_pipeline`; pull of `easgd`, `eamsgd`, `lsgd`; feedback of `one_step_delay`."""
     seed: int = 0
     """Seed of initial parameters, shuffles, dropout masks and simulated arrivals."""
     central: Literal["auto", "dedicated", "host", "colocated"] = "auto"

@@ -47,7 +47,7 @@ def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = N
         interval -= trace.time <= (interval - 1) * seconds
         found = np.flatnonzero(interval[1:] > interval[:-1]) + 1
     else:
-        every = config.eval_every or max(1, num_commits // EVALUATIONS)
+        every = config.eval_every or max(1, round(num_commits / EVALUATIONS))
         found = np.arange(every, num_commits, every)
     return np.append(found, num_commits)
 

@@ -54,6 +54,9 @@ def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = 
       shape: shape of one input: [H, W, C] for images, [L] for tokens.
       dtype: type of its inputs; an integer type for tokens.
 
+    Raises:
+      UsageError: if it has other variables than `params` and `batch_stats`.
+
     >>> params, model_state = init(CifarResNet(depth=8), jax.random.key(0), (8, 8, 3))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params)), list(model_state)
     (75290, ['batch_stats'])
@@ -61,6 +64,11 @@ def init(model: nn.Module, key: jax.Array, shape: tuple[int, ...], dtype: Any = 
     example = jax.ShapeDtypeStruct((1, *shape), dtype)
     variables = dict(model.lazy_init(key, example))  # The forward pass is traced, not computed.
     params = variables.pop("params")
+    if others := sorted(variables.keys() - {"batch_stats"}):
+        raise UsageError(
+            f"the network {type(model).__name__} has variables in {', '.join(others)}; the model state of `train` holds "
+            "batch_stats alone, so keep them there, or train with the library, whose losses return any model state"
+        )
     return params, variables or ()
 
 

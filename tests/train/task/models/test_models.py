@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 from gemjax.protocol.compat import enable_x64
+from train.common.errors import UsageError
 from train.task.losses import image_rows, make_loss
 from train.task.models import DigitsCNN, GemCNN, init_params
 from train.task.models.ops.convolution import IMPLEMENTATIONS, convolve, default_implementation
@@ -195,3 +197,16 @@ def test_dropout_takes_whole_channels_by_key():
     assert ((masked != 0).any((1, 2)) == (masked != 0).all((1, 2))).all()
     np.testing.assert_array_equal(masked, dropped(jax.random.key(2)))
     assert (masked != dropped(jax.random.key(3))).any()
+
+
+def test_a_network_with_other_variables_is_refused():
+    class Cached(linen.Module):
+        @linen.compact
+        def __call__(self, x, train=False):
+            self.variable("cache", "seen", jnp.zeros, ())
+            return linen.Dense(10)(x.reshape(len(x), -1))
+
+    with pytest.raises(
+        UsageError, match="the network Cached has variables in cache; the model state of `train` holds batch_st"
+    ):
+        init_params(Cached(), jax.random.key(0), (8, 8, 1))
