@@ -132,7 +132,9 @@ class Commit:
         program = Program(first_view, *keys.as_data(self._kept))
         known = dict(zip(program.inputs, (*self.layout.shared, *self.layout.slot), strict=True))
         for equation in program.equations:
-            if equation.primitive.name in ("random_wrap", "random_unwrap"):  # Typed keys as integers, and back.
+            # Typed keys as integers, and back; a number of commits as a float.
+            converts = equation.primitive.name in ("random_wrap", "random_unwrap", "convert_element_type")
+            if converts and equation.ins[0] in known:
                 known[equation.outs[0]] = known[equation.ins[0]]
         return [known.get(out) for out in program.outputs]
 

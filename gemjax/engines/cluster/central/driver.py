@@ -158,9 +158,13 @@ class DividedCentral:
             yield from [Scattered([], [])] * self.num_workers
             return
         sources, places = self.commit_program.first_views(), self.commit_program.view_places
+        dtypes = [leaf.dtype for leaf in jax.eval_shape(self.recipe.packers.views.zeros).apart]
         for worker in range(self.num_workers):
             kept: dict[int | None, Any] = {**self._driver.shared, **self._driver.slots[worker]}
-            small = [kept.get(n, 0.0) for n, at in zip(sources, places, strict=True) if at == DRIVER]
+            small = [
+                np.asarray(kept.get(n, 0.0)).astype(dtype)
+                for n, at, dtype in zip(sources, places, dtypes, strict=True) if at == DRIVER
+            ]  # fmt: skip
             numbers = [[n for n, at in zip(sources, places, strict=True) if at == k] for k in range(len(self._actors))]
             calls = [actor.read.remote(0, mine, worker) for actor, mine in zip(self._actors, numbers, strict=True)]
             yield Scattered(small, calls)

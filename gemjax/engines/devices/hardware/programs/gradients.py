@@ -51,7 +51,8 @@ def packed_gradient(gradient: Callable, batches: Any, packed_as: Packers) -> Cal
 def gradient_at(gradient, batches, place, view, local, data, selection, event):
     """Compute a gradient from the selection of its batch."""
     batch = split_batch(place, batches.batch(data, selection))
-    return gradient(view._replace(local=local), batch, event[0], event[1])
+    commits = jax.tree.map(lambda count: count.astype(jnp.int32), view.commits)
+    return gradient(view._replace(local=local, commits=commits), batch, event[0], event[1])
 
 
 def stepwise(step: WorkerStep, batches: Any, packed_as: Packers, place: Place | None, finish: Callable) -> Stepwise:
@@ -67,8 +68,12 @@ def stepwise(step: WorkerStep, batches: Any, packed_as: Packers, place: Place | 
 
 
 def with_outcome(view: View, applied: jax.Array, keeps_local: bool) -> tuple[View, Any]:
-    """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0."""
-    return view, applied.astype(jnp.result_type(float)) if keeps_local else ()
+    """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0.
+
+    The numbers are floats, so that they are packed with the rest; that of commits is exact up to 16 million in float32.
+    """
+    commits = jax.tree.map(lambda count: count.astype(jnp.result_type(float)), view.commits)
+    return view._replace(commits=commits), applied.astype(jnp.result_type(float)) if keeps_local else ()
 
 
 def event_of(worker: int, step: int, *, commits: bool = True) -> np.ndarray:
