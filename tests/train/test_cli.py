@@ -409,3 +409,12 @@ def test_a_run_that_cannot_fit_is_refused_before_a_trace_or_a_folder_is_made(how
     assert re.fullmatch(r"train: the run keeps \S+ GiB \(.*, but .* has \S+ GiB; take fewer workers.*\n", printed.err)
     assert ("it keeps" in printed.out) == bool(how)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_called_latest_is_refused(tmp_path, monkeypatch, capsys):
+    """`--resume latest` and `report latest` would take another run, the newest under `runs/`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("latest", "./latest"):
+        assert cli.main(["--out", name, "--dry-run"]) == 2
+        assert "--out latest would name the newest folder under runs/ in other commands" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

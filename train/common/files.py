@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from train.common.errors import FolderMovedError, RecordError
+from train.common.errors import FolderMovedError, RecordError, UsageError
 
 if TYPE_CHECKING:  # Most commands that write files draw nothing.
     from matplotlib.figure import Figure
@@ -90,6 +90,12 @@ def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
         raise PermissionError(
             f"{flag} {path} cannot be written: no permission to write in {existing}; choose another one"
         )
+
+
+def check_name(path: Path) -> None:
+    """Raise `UsageError` for a folder of the name `latest`, by which commands find the newest one."""
+    if path == Path("latest"):
+        raise UsageError("--out latest would name the newest folder under runs/ in other commands; choose another name")
 
 
 @contextlib.contextmanager

@@ -51,6 +51,16 @@ def generator() -> dict[str, Any]:
     return {name.upper(): getattr(jax.config, name) for name in names}
 
 
+def other_generator(before: Any) -> str:
+    """Return the first setting of an earlier `generator()` that differs now, in words; empty if none does or it is unknown."""
+    if not isinstance(before, dict):
+        return ""
+    for name, value in generator().items():
+        if before.get(name, value) != value:
+            return f"{name}={str(before[name])[:60]}, and now it is {value}"
+    return ""
+
+
 def describe() -> dict[str, Any]:
     """Return the device of this process, its cores and the versions of the libraries."""
     import jax

@@ -18,7 +18,7 @@ from gemjax import CheckpointError, Checkpoints, RunState, Trace
 from gemjax.telemetry import eventlog
 from train.common import files
 from train.common.errors import RecordError
-from train.common.files import append_whole, check_out
+from train.common.files import append_whole, check_name, check_out
 from train.config.config import Config
 from train.config.parsing import command_of
 from train.run.records.conclusions import read_replay, read_summary
@@ -61,11 +61,13 @@ class RunFolder:
 
         Raises:
           FileExistsError: if `--out` names the folder of a run, or one with other files.
+          UsageError: if its name means another folder.
           OSError: if the folder cannot be created or written to.
           RecordError: if checkpoints cannot be written to a folder of that name.
         """
         default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
+        check_name(folder.path)
         check_out(folder.path)
         folder.saved.check_name()
         if config.out is None:

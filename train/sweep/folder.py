@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from train.common.errors import RecordError
-from train.common.files import check_out, check_regular, write_whole
+from train.common.files import check_name, check_out, check_regular, write_whole
+from train.common.machine import generator, other_generator
 from train.run.folder import RUNS
 from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
 from train.sweep.grid import Cell, Grid
@@ -46,12 +47,14 @@ class SweepFolder(Store[Cell, list[Row]]):
 
         Raises:
           FileExistsError: if it holds a single run.
+          UsageError: if its name means another folder.
           OSError: if it cannot be created or written to.
           RecordError: if it has something else in place of a file of a sweep.
         """
         folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
         if (folder.path / "config.json").exists():
             raise FileExistsError(f"{folder.path} holds a run; choose another --out for the sweep")
+        check_name(folder.path)
         check_out(folder.path)
         check_regular(folder.grid, folder.table, folder.picture)
         return folder
@@ -100,11 +103,15 @@ class SweepFolder(Store[Cell, list[Row]]):
     def encode(self, job: Cell, result: list[Row]) -> Any:
         if self._grid is None:
             return result
-        return {"sweep": self._grid.definition(), "data": self.data, "runs": result}
+        return {"sweep": self._grid.definition(), "data": self.data, "generator": generator(), "runs": result}
 
     def decode(self, job: Cell, found: Any) -> list[Row]:
         # Earlier versions wrote the runs alone, or those and the sweep.
-        if isinstance(found, dict) and found.keys() | {"data"} == {"sweep", "data", "runs"}:
+        if isinstance(found, dict) and found.keys() | {"data", "generator"} == {"sweep", "data", "generator", "runs"}:
+            if other := other_generator(found.get("generator")):
+                raise RecordError(
+                    f"was computed with {other}; set it as it was, or delete each such file to compute it again"
+                )
             if None not in (self.data, found.get("data")) and found["data"] != self.data:
                 raise RecordError(
                     "was computed on other data than this sweep goes on with; give the folder of the former data as "

@@ -6,6 +6,7 @@ import json
 import math
 import os
 
+import jax
 import pytest
 from matplotlib import image
 
@@ -283,6 +284,19 @@ def test_whatever_decides_a_runs_numbers_makes_another_run_of_it(tmp_path):
     pool.save(run, made_up(run))
     assert pool.load(same[0]) is not None
     assert all(pool.load(other) is None for other in others)
+
+
+def test_a_record_with_other_random_numbers_is_refused(tmp_path):
+    run, pool = Run("plain", 2, BASE), Pool(tmp_path, tmp_path / "published")
+    pool.save(run, made_up(run))
+    pool.publish(run, made_up(run))
+    assert pool.load(run) == Pool(tmp_path / "published").load(run) == {"run": pool.load(run)["run"]} | made_up(run)
+    with jax.threefry_partitionable(False):
+        for one in pool, Pool(tmp_path / "other", tmp_path / "published"):
+            with pytest.raises(
+                RecordError, match=r"was computed with JAX_THREEFRY_PARTITIONABLE=True, and now it is False"
+            ):
+                one.load(run)
 
 
 def test_a_damaged_record_is_refused_by_name(claim, inline, tmp_path, capsys):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 
+import jax
 import pytest
 import small_sweeps
 from small_sweeps import arguments, pretend, run
@@ -173,6 +174,25 @@ def test_a_sweep_goes_on_with_its_own_data_only(small, capsys, monkeypatch):
     )
     assert not folder.file(small.cells[1]).exists()
     assert cli.main(["sweep", "--resume", small.out]) == 0
+
+
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_a_sweep_goes_on_with_its_own_random_numbers_only(small, capsys):
+    """Its table would compare methods from other initial parameters."""
+    assert cli.main(["sweep", *arguments(small)]) == 0
+    folder = SweepFolder(small.out)
+    folder.file(small.cells[1]).unlink()
+    with jax.default_prng_impl("rbg"):
+        assert cli.main(["sweep", "--resume", small.out]) == 2
+    said = "asgd-2.json was computed with JAX_DEFAULT_PRNG_IMPL=threefry2x32, and now it is rbg; set it as it was, or"
+    assert said in capsys.readouterr().err
+    assert cli.main(["sweep", "--resume", small.out]) == 0
+
+
+def test_a_sweep_called_latest_is_refused(small, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", *arguments(dataclasses.replace(small, out="latest"))]) == 2
+    assert "--out latest would name the newest folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", [{"batch_size": 16}, {"gradients": 90}, {"weight_decay": 0.1}, {"x64": True}])

@@ -8,6 +8,8 @@ from typing import Any
 
 import gemjax
 from train.claims.runs import Record, Run
+from train.common.errors import RecordError
+from train.common.machine import generator, other_generator
 from train.run.folder import RUNS
 from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
 
@@ -53,11 +55,15 @@ class Pool(Store[Run, Record]):
         return job.key(VERSION)
 
     def encode(self, job: Run, result: Record) -> dict[str, Any]:
-        return {"run": job.described()} | result
+        return {"run": job.described(), "generator": generator()} | result
 
     def decode(self, job: Run, found: Any) -> Record:
         if found["run"] != json.loads(json.dumps(job.described())):
             raise ValueError("it is of another run")
+        if other := other_generator(found.pop("generator", None)):
+            raise RecordError(
+                f"was computed with {other}; set it as it was, or delete such files to compute them again"
+            )
         check_fields(found, self.fields)
         if job.diagnostics:
             check_fields(found, {"diagnostics": dict.fromkeys(job.diagnostics, DIAGNOSED)})

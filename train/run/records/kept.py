@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from train.common.errors import RecordError
-from train.common.machine import generator
+from train.common.machine import generator, other_generator
 from train.config.config import Config
 
 SETTINGS = ("epochs", "learning_rate")  # Fields that change commits and may change when a run is resumed.
@@ -77,13 +77,8 @@ class Kept:
         Raises:
           RecordError: if not; checkpoints of earlier versions do not say.
         """
-        before, now = (saved or {}).get("generator"), generator()
-        for name, value in now.items():
-            if isinstance(before, dict) and before.get(name, value) != value:
-                drawn = f"{name}={str(before[name])[:60]}"
-                raise RecordError(
-                    f"the random numbers of {self.folder} were drawn with {drawn}, and now it is {value}; set it as it was"
-                )
+        if other := other_generator((saved or {}).get("generator")):
+            raise RecordError(f"the random numbers of {self.folder} were drawn with {other}; set it as it was")
 
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it."""
