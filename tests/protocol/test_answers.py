@@ -213,3 +213,21 @@ def test_a_state_may_have_typed_keys():
     tx = gemjax.asynchronous(optax.add_noise(0.01, 0.5, key=3), 2)
     _, state = tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.zeros(2), worker=0)
     assert int(state.inner_state.count) == 1
+
+
+def test_one_asynchronous_around_two_methods_refuses_for_both():
+    """In a loop without an engine, too; the parts of ``optax.partition`` alone refuse each for itself, as README says."""
+    parts = {"x": gemjax.ringmaster(0.1, 2, threshold=1), "y": gemjax.asgd(0.1, 2)}
+    apart = optax.partition(parts, {"a": "x", "b": "y"})
+
+    def in_a_loop(tx):
+        params = {"a": jnp.float32(1.0), "b": jnp.float32(1.0)}
+        state, views = tx.init(params), {}
+        for worker in (0, 1, 0, 1):
+            updates, state = tx.update(views.get(worker, params), state, params, worker=worker)
+            params = optax.apply_updates(params, updates)
+            views[worker], state = gemjax.pull(state, params, worker=worker)
+        return params
+
+    together, alone = in_a_loop(gemjax.asynchronous(apart, 2)), in_a_loop(apart)
+    assert together["a"] == together["b"] == alone["a"] != alone["b"]

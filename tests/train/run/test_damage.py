@@ -14,6 +14,7 @@ from shrunk import Dense, flags
 import gemjax
 from gemjax.checkpoints.files import DIGESTS, HAS_DIGESTS, METADATA
 from train import cli
+from train.common.seals import signed
 from train.config.config import Config
 from train.report import report
 from train.run import train as training
@@ -370,8 +371,10 @@ def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(folder, capsys
 
 
 def test_a_report_is_refused_before_it_draws_if_the_last_replay_is_damaged(folder, capsys):
-    folder.replay.write_text("no replay")
-    assert "replay.json is not the result of a replay" in refusal(capsys, folder, ["report", "run"])
+    whole = json.dumps(signed({"verdict": "differs", "pieces": [{"end": 20}]}))
+    for damaged in ("no replay", "[]", whole.replace("differs", "same to rounding"), whole.replace("20", "90")):
+        folder.replay.write_text(damaged)
+        assert "replay.json is not the result of a replay" in refusal(capsys, folder, ["report", "run"])
     assert not (folder.path / "figures").exists()
 
 

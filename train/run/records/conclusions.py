@@ -31,12 +31,22 @@ def read_replay(path: Path) -> tuple[str, int] | None:
     """Return the verdict of the last replay and the commits that it replayed; `None` if there was no replay.
 
     Raises:
-      RecordError: if the file is not the result of a replay.
+      RecordError: if the file is not the result of a replay, or was changed.
     """
     try:
         found = json.loads(path.read_bytes())
+        check_signature(found)  # An earlier version wrote none.
         return str(found["verdict"])[:40], int(found["pieces"][-1]["end"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise RecordError(f"{path} is not the result of a replay ({error!r}); delete it") from error
