@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gemjax import check
 from gemjax.check.machine import cores
+from gemjax.protocol.trace import write_or_leave
 
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 MOST_ON_A_HOST = 1024  # Workers or devices.
@@ -71,8 +72,7 @@ def _say(text: str) -> None:
 
 def _save(report: check.Report, path: str) -> bool:
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(report.figures(), file, indent=1, allow_nan=False)
+        write_or_leave(path, json.dumps(report.figures(), indent=1, allow_nan=False).encode())
     except OSError as error:
         print(f"the figures could not be saved in {path} ({error.strerror}); they are printed above", file=sys.stderr)
         return False

@@ -156,17 +156,9 @@ class Trace:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the trace to ``path`` (.npz, no pickle). If that fails, a file that was there is as before."""
-        columns, content, before = {name: getattr(self, name) for name in COLUMNS}, io.BytesIO(), None
+        columns, content = {name: getattr(self, name) for name in COLUMNS}, io.BytesIO()
         np.savez_compressed(content, format=np.array(FORMAT), num_workers=np.array(self.num_workers), **columns)
-        if os.path.isfile(path):
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                before = file.read()
-        try:
-            _write(path, content.getvalue(), over=before is not None)
-        except BaseException:
-            if before is not None:
-                _write(path, before, over=True)
-            raise
+        write_or_leave(path, content.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Trace":
@@ -192,6 +184,20 @@ class Trace:
             return cls(**columns)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+def write_or_leave(path: str | os.PathLike, content: bytes) -> None:
+    """Write a file. If that fails, one that was there is as before; a pipe or a device takes the content, too."""
+    before = None
+    if os.path.isfile(path):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            before = file.read()
+    try:
+        _write(path, content, over=before is not None)
+    except BaseException:
+        if before is not None:
+            _write(path, before, over=True)
+        raise
 
 
 def _write(path: str | os.PathLike, content: bytes, *, over: bool) -> None:

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from shrunk import no_file_beyond
 
 import gemjax
 from gemjax import check
@@ -140,6 +141,15 @@ def test_a_check_that_is_interrupted_leaves_the_file_as_it_was(monkeypatch, tmp_
     with pytest.raises(KeyboardInterrupt):
         command.main(["--json", str(path)])
     assert (path.read_text() if path.exists() else None) == content
+
+
+def test_a_full_disk_leaves_the_figures_of_before(quick_parts, capsys, tmp_path):
+    path = tmp_path / "figures.json"
+    path.write_text('{"earlier": 1}')
+    with no_file_beyond(60):
+        assert command.main(["--workers", "4", "--json", str(path)]) == 1
+    assert f"the figures could not be saved in {path} (File too large)" in capsys.readouterr().err
+    assert path.read_text() == '{"earlier": 1}'
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def make_task(config: Config) -> Task:
     def batches_of(seed: int) -> gemjax.Epochs:
         batch_size = min(config.batch_size, len(jax.tree.leaves(dataset.train)[0]))
         if config.engine == "cluster":
-            return on_each_host.epochs(dataset, batch_size, seed, config.data_dir, config.manual_dir)
+            return on_each_host.epochs(dataset, batch_size, seed, config.data_dir, config.manual_dir, config.pool)
         return gemjax.Epochs(dataset.train, batch_size, seed)
 
     test = jax.device_put(dataset.test)

@@ -34,8 +34,8 @@ class Policy:
       max_staleness: K, a non-negative int; ``None`` (default) sets no bound. It cannot be combined with a quorum.
       quorum: Q, a positive int, default 1: each gradient commits when it is finished.
       grace: seconds, not negative, default 0.
-      deadline: longest time in seconds from the dispatch of a gradient to its arrival, positive; ``None`` (default) sets no
-        limit. It must be longer than the slowest worker needs for a gradient.
+      deadline: longest time in seconds from the dispatch of a gradient to its arrival, and for the batch of a worker that waits
+        for it to be read, positive; ``None`` (default) sets no limit. It must be longer than the slowest worker needs for either.
       retries: a non-negative int, default 2.
       interrupt: R, a positive int; ``None`` (default) interrupts no worker. It cannot be combined with ``max_staleness``, which
         discards nothing, or with a quorum.

@@ -96,6 +96,8 @@ class Roster:
         self.retired: dict[int, None] = {}
         self._active = (self.in_flight, self.ready, self.pulling, self.waiting, self.returning)
         self._prepared: set[int] = set()  # Workers whose batch is available.
+        self._reading: dict[int, float] = {}  # Workers whose batch is being read, with the deadline;
+        self.overdue_reads: set[int] = set()  # and silent ones, whose batch was not read until then.
         self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
         self._called_back: dict[int, int] = {}  # The number of the last dispatch that was interrupted.
         self._computing: dict[int, int] = {}  # Numbers of dispatches that have not arrived, also of workers outside.
@@ -158,7 +160,7 @@ class Roster:
         """Advance the watchdog, once per round; return workers beyond their deadline, which may just have finished."""
         if not self.watchdog.look(now) or self._first_deadline() > self.watchdog.now:
             return []
-        awaited = self.in_flight | self.returning
+        awaited = self.in_flight | self.returning | self._reading
         return [worker for worker, expires in awaited.items() if expires <= self.watchdog.now]
 
     def describe_stall(self, now: float) -> str | None:
@@ -231,6 +233,15 @@ class Roster:
     def prepared(self, worker: int) -> None:
         """Note that the next batch of a worker is available."""
         self._prepared.add(worker)
+        self._reading.pop(worker, None)
+
+    def reading(self, worker: int) -> None:
+        """Note that the next batch of a worker is still being read."""
+        self._reading.setdefault(worker, self.watchdog.deadline())
+
+    def is_reading(self, worker: int) -> bool:
+        """Return True if a worker waits for its batch."""
+        return worker in self._reading
 
     def fault(self, worker: int, error: BaseException) -> None:
         """Let a worker that raised pull and repeat its step, or retire it after its retries."""
@@ -264,6 +275,7 @@ class Roster:
 
     def returned(self, worker: int) -> None:
         """Let a worker that was lost take part again, unless it has left; one that was silent counts a fault."""
+        self.overdue_reads.discard(worker)
         if worker in self.silent:
             self._faults[worker] += 1
             if self._faults[worker] > self.policy.retries:
@@ -282,10 +294,13 @@ class Roster:
         self._record("end", worker)
 
     def fell_silent(self, worker: int) -> None:
-        """Give up a worker that still computes after its deadline."""
-        if worker in self.in_flight:
+        """Give up a worker that still computes, or waits for its batch, after its deadline."""
+        if worker in self.in_flight or worker in self._reading:
             self._record("hang", worker)
         silence = f"silent for more than {self.policy.deadline} s at its step {self.steps[worker]}"
+        if worker in self._reading:
+            silence += ", the batch of which is still being read"
+            self.overdue_reads.add(worker)
         self._give_up(worker, self.silent, f"worker {worker}, {silence}")
 
     def join(self, worker: int) -> None:
@@ -354,7 +369,8 @@ class Roster:
         return (self.pulled_at[other] for place in (self.in_flight, self.ready) for other in place if other != worker)
 
     def _first_deadline(self) -> float:
-        return min(next(iter(self.in_flight.values()), INFINITY), *self.returning.values(), INFINITY)
+        others = (*self.returning.values(), *self._reading.values())
+        return min(next(iter(self.in_flight.values()), INFINITY), *others, INFINITY)
 
     def _enter(self, worker: int) -> None:
         self._faults[worker], self.pulled_at[worker] = 0, -1
@@ -370,6 +386,8 @@ class Roster:
             self._load[self.devices[worker]] -= 1
         for other in (*self._active, self.absent, self.lost, self.silent, self.retired):
             other.pop(worker, None)
+        if place is not self.waiting and place is not self.pulling:
+            self._reading.pop(worker, None)
         place[worker] = value
         if place is self.in_flight:
             self._load[self.devices[worker]] += 1

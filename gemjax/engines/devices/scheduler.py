@@ -94,6 +94,9 @@ class Scheduler:
         self.roster.closed = self.members.closed
         for worker in self.programs.returned():
             self.roster.returned(worker)
+        for worker in list(self.roster.overdue_reads):
+            if self.programs.is_ready(worker):  # Its batch has been read after all.
+                self.roster.returned(worker)
         self.execute()
         if not self.roster.is_short:
             return
@@ -114,7 +117,8 @@ class Scheduler:
         elif (message := self.roster.describe_stall(now)) is not None:
             self.warn(message)
         for worker in self.roster.overdue(now):
-            if self.waiters.watches(worker):
+            reads = self.roster.is_reading(worker) and not self.programs.is_ready(worker)
+            if reads or self.waiters.watches(worker):
                 self.roster.fell_silent(worker)
                 self.programs.abandon(worker)
         self.execute()
@@ -124,8 +128,7 @@ class Scheduler:
         while True:
             self.held.check()
             for worker in self.roster.unprepared:
-                if self.programs.is_ready(worker):
-                    self.roster.prepared(worker)
+                (self.roster.prepared if self.programs.is_ready(worker) else self.roster.reading)(worker)
             match self.roster.instruct(time.perf_counter()):
                 case Dispatch() as dispatch:
                     self.dispatch(dispatch)

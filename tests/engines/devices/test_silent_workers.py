@@ -3,6 +3,7 @@
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines.devices.replayed_runs import ASGD, GEM, LIMIT, QUADRATIC, run
@@ -157,3 +158,57 @@ def test_a_worker_that_joins_while_it_hangs_is_dispatched_afterwards(tmp_path, m
     assert sent[:3] == [0, 1, 1]
     assert sent.count(1) == 2
     assert (result.trace.step[result.trace.worker == 2][:2] == [0, 1]).all()
+
+
+class Rows:
+    """Rows of two workers; the first one of worker 0 from its third batch on is read when ``answers`` is set."""
+
+    def __init__(self):
+        self.answers, self.asked = threading.Event(), 0
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, row):
+        if row == 0:
+            self.asked += 1
+            if self.asked > 2:
+                self.answers.wait(60)
+        return {"x": np.float32(row)}
+
+
+def read_run(rows, num_commits, workers=2, **options):
+    own = [np.arange(8), np.arange(8, 16)][:workers]
+    batches = gemjax.FromSource(rows, gemjax.Shards(np.arange(16), 8, num_workers=workers, rows=own))
+    loss_fn = lambda params, batch: jnp.mean((params - batch["x"]) ** 2)
+    return gemjax.run_on_devices(
+        gemjax.asgd(0.01, workers), loss_fn, jnp.float32(0.0), batches, num_commits, num_workers=workers,
+        policy=gemjax.Policy(deadline=0.5), **options,
+    )  # fmt: skip
+
+
+def test_a_batch_that_is_not_read_is_silence(tmp_path, monkeypatch):
+    """The worker takes part again once it is read, and its step is repeated."""
+    rows = Rows()
+    only_silent(monkeypatch, lambda worker, step: worker == 0)
+
+    def callback(progress):
+        if ("hang", 0) in log.noted:
+            rows.answers.set()
+        return (progress.history["worker"] == 0).sum() > 2
+
+    with NotedLog(tmp_path / "log") as log:
+        result = read_run(rows, 1_000_000, log=log, callback=callback, callback_every=10)
+    kinds = [event["event"] for event in gemjax.eventlog.read(tmp_path / "log") if event.get("worker") == 0]
+    assert [kinds.count(kind) for kind in ("hang", "join", "fault")] == [1, 1, 0]
+    steps = result.trace.step[result.trace.worker == 0]
+    np.testing.assert_array_equal(steps, np.arange(len(steps)))
+
+
+def test_a_run_ends_if_no_batch_is_read(monkeypatch):
+    rows = Rows()
+    only_silent(monkeypatch, lambda worker, step: worker == 0)
+    said = r"2 of 20 commits are made.*silent for more than 0.5 s at its step 2, the batch of which is still being read"
+    with pytest.raises(gemjax.RunFailedError, match=said):
+        read_run(rows, 20, workers=1)
+    rows.answers.set()

@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -15,7 +16,12 @@ Folders = tuple[str | None, str | None]  # `data_dir` and `manual_dir`.
 
 
 def epochs(
-    dataset: data.Dataset, batch_size: int, seed: int, data_dir: str | None = None, manual_dir: str | None = None
+    dataset: data.Dataset,
+    batch_size: int,
+    seed: int,
+    data_dir: str | None = None,
+    manual_dir: str | None = None,
+    pool: int = 1,
 ) -> gemjax.Epochs:
     """Return all training rows in epochs, for workers in other processes and on other hosts.
 
@@ -25,11 +31,12 @@ def epochs(
       seed: decides the orders.
       data_dir: folder of the prepared data, as for `load`; the same one on every host.
       manual_dir: folder of the original files, as for `load`, from which a host without prepared data prepares them.
+      pool: pixels a side that were averaged in `dataset`, and that each host averages.
     """
     if sum(leaf.nbytes for leaf in jax.tree.leaves(dataset.train)) <= LARGEST_SENT:
         return gemjax.Epochs(dataset.train, batch_size, seed)
     made = _Read(dataset.train, batch_size, seed)
-    made.name, made.folders = dataset.name, (_absolute(data_dir), _absolute(manual_dir))
+    made.name, made.folders, made.pool = dataset.name, (_absolute(data_dir), _absolute(manual_dir)), pool
     return made
 
 
@@ -38,12 +45,18 @@ class _Read(gemjax.Epochs):
 
     name: str
     folders: Folders
+    pool: int
 
     def __reduce__(self):
-        return _read, (self.name, self.num_rows, self.batch_size, self.seed, self.folders)
+        return _read, (self.name, _kinds(self.data), self.batch_size, self.seed, self.folders, self.pool)
 
 
-def _read(name: str, num_rows: int, batch_size: int, seed: int, folders: Folders) -> gemjax.Epochs:
+def _kinds(rows: Any) -> dict[str, str]:
+    """Return type and shape of each array of the rows, as `uint8[60000, 28, 28, 1]`."""
+    return {name: f"{column.dtype}{list(column.shape)}" for name, column in rows.items()}
+
+
+def _read(name: str, kinds: dict[str, str], batch_size: int, seed: int, folders: Folders, pool: int) -> gemjax.Epochs:
     """Return the epochs of the data that this host has.
 
     Raises:
@@ -55,11 +68,11 @@ def _read(name: str, num_rows: int, batch_size: int, seed: int, folders: Folders
         "share that folder"
     )
     try:
-        rows = data.load(name, data_dir=data_dir, manual_dir=manual_dir).train
+        rows = data.load(name, data_dir=data_dir, manual_dir=manual_dir).pooled(pool).train
     except (OSError, ValueError) as error:
         raise DataError(f"{socket.gethostname()} cannot read {name}: {str(error).rstrip('.')}; {remedy}") from error
-    if (found := len(jax.tree.leaves(rows)[0])) != num_rows:
-        raise DataError(f"{socket.gethostname()} has {found} rows of {name}, but the driver has {num_rows}; {remedy}")
+    if (found := _kinds(rows)) != kinds:
+        raise DataError(f"{socket.gethostname()} has {name} as {found}, but the driver has {kinds}; {remedy}")
     return gemjax.Epochs(rows, batch_size, seed)
 
 

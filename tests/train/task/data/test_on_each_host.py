@@ -37,6 +37,17 @@ def test_large_data_are_not_sent_but_read_from_the_same_folder(digits, monkeypat
     np.testing.assert_array_equal(there.select(WORKERS, STEPS), here.select(WORKERS, STEPS))
 
 
+def test_images_that_were_pooled_are_pooled_on_each_host(digits, monkeypatch):
+    """A network that averages over all pixels would take either."""
+    dataset, folder = digits
+    monkeypatch.setattr(on_each_host, "LARGEST_SENT", 0)
+    pooled = dataset.pooled(2)
+    there = pickle.loads(pickle.dumps(on_each_host.epochs(pooled, 32, 7, folder, pool=2)))
+    np.testing.assert_array_equal(there.data["image"], pooled.train["image"])
+    with pytest.raises(DataError, match=r"1437, 8, 8, 1\].*, but the driver has .*1437, 4, 4, 1\]"):
+        pickle.loads(pickle.dumps(on_each_host.epochs(pooled, 32, 7, folder)))
+
+
 def test_a_relative_folder_is_sent_as_an_absolute_path(digits, monkeypatch, tmp_path):
     dataset, folder = digits
     monkeypatch.setattr(on_each_host, "LARGEST_SENT", 0)
@@ -66,5 +77,8 @@ def test_other_data_under_the_same_name_are_refused(digits, monkeypatch):
     monkeypatch.setattr(on_each_host, "LARGEST_SENT", 0)
     fewer = types.SimpleNamespace(name="digits", train={name: column[:100] for name, column in dataset.train.items()})
     sent = pickle.dumps(on_each_host.epochs(fewer, 32, 0, folder))
-    with pytest.raises(DataError, match="has 1437 rows of digits, but the driver has 100; prepare digits in the same"):
+    with pytest.raises(
+        DataError,
+        match=r"has digits as .*uint8\[1437, .*, but the driver has .*uint8\[100, .*; prepare digits in the same",
+    ):
         pickle.loads(sent)
