@@ -35,7 +35,7 @@ class Policy:
       quorum: Q, a positive int, default 1: each gradient commits when it is finished.
       grace: seconds, not negative, default 0.
       deadline: longest time in seconds from the dispatch of a gradient to its arrival, and for the batch of a worker that waits
-        for it to be read, positive; ``None`` (default) sets no limit. It must be longer than the slowest worker needs for either.
+        for it to be read, positive; ``None`` (default) sets no limit. It must be longer than the slowest worker needs.
       retries: a non-negative int, default 2.
       interrupt: R, a positive int; ``None`` (default) interrupts no worker. It cannot be combined with ``max_staleness``, which
         discards nothing, or with a quorum.

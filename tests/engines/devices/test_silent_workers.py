@@ -161,7 +161,7 @@ def test_a_worker_that_joins_while_it_hangs_is_dispatched_afterwards(tmp_path, m
 
 
 class Rows:
-    """Rows of two workers; the first one of worker 0 from its third batch on is read when ``answers`` is set."""
+    """Rows of two workers; from the third time on the first one is read only when ``answers`` is set."""
 
     def __init__(self):
         self.answers, self.asked = threading.Event(), 0
@@ -208,7 +208,7 @@ def test_a_batch_that_is_not_read_is_silence(tmp_path, monkeypatch):
 def test_a_run_ends_if_no_batch_is_read(monkeypatch):
     rows = Rows()
     only_silent(monkeypatch, lambda worker, step: worker == 0)
-    said = r"2 of 20 commits are made.*silent for more than 0.5 s at its step 2, the batch of which is still being read"
+    said = r"1 of 20 commits are made.*silent for more than 0\.5 s at its step 1, the batch of which is still being read"
     with pytest.raises(gemjax.RunFailedError, match=said):
         read_run(rows, 20, workers=1)
     rows.answers.set()
