@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import slots
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
 
 PyTree = Any
 
@@ -39,14 +40,16 @@ def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
       ValueError: if ``num_workers`` is not positive.
     """
     check_num_workers(num_workers)
+    num_workers = static_num_workers(num_workers)
 
     def init_fn(params) -> Any:
-        return AggregateLastState(
+        state = AggregateLastState(
             missing=jnp.asarray(num_workers, jnp.int32),
             committed=Slots(jnp.zeros([], bool)),
             entry=Slots(optax.tree.zeros_like(params)),
             mean=jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params),
         )
+        return slots.stack(state, num_workers)  # So that another number in `asynchronous` is refused.
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
         del params, extra_args

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import slots
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.slots import Slots
@@ -69,9 +70,10 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
     def init_fn(params) -> Any:
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         nothing = lambda: jnp.zeros([], jnp.int32)  # Two arrays, so that jit can donate the state.
-        return GatherPerWorkerState(
+        state = GatherPerWorkerState(
             nothing(), jnp.zeros(num_workers, jnp.int32), Slots(zeros), zeros, Refusals(nothing())
         )
+        return slots.stack(state, num_workers)  # So that another number in `asynchronous` is refused.
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
         del params, extra_args

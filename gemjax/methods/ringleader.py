@@ -8,6 +8,7 @@ import optax
 
 from gemjax.methods.malenia import take_in
 from gemjax.methods.rates import scale_by_learning_rate
+from gemjax.protocol import slots
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
@@ -46,9 +47,10 @@ def take_turns(num_workers: int) -> optax.GradientTransformationExtraArgs:
     def init_fn(params) -> Any:
         # Arrays of their own, so that jit can donate the state.
         zeros = lambda: jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
-        return TakeTurnsState(
+        state = TakeTurnsState(
             jnp.zeros(num_workers, jnp.int32), jnp.zeros(num_workers, bool), Slots(zeros()), zeros(), zeros()
         )
+        return slots.stack(state, num_workers)  # So that another number in `asynchronous` is refused.
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
         del params, extra_args

@@ -172,6 +172,12 @@ def pull_with_anchors(
         inner_state = map_nodes(record, is_wrapper, mine.inner_state)
         return _record_pull(mine, view)._replace(inner_state=inner_state)
 
+    for node in jax.tree.leaves(state, is_leaf=is_wrapper_or(has_on_pull)):
+        if has_on_pull(node):
+            raise TypeError(
+                f"{type(node).__name__} takes part in pulls, but is outside of gemjax.asynchronous, which would call it; "
+                "put the whole chain inside of one, gemjax.asynchronous(optax.chain(…), num_workers=N)"
+            )
     # No wrapper records the view before all nodes were called.
     arrived = map_nodes(lambda node: arrive(_checked_out(node, worker)[0]), is_wrapper, state)
     put = lambda node, mine: slots.put(node, record(mine), 0 if worker is None else worker)

@@ -231,3 +231,37 @@ def test_one_asynchronous_around_two_methods_refuses_for_both():
 
     together, alone = in_a_loop(gemjax.asynchronous(apart, 2)), in_a_loop(apart)
     assert together["a"] == together["b"] == alone["a"] != alone["b"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        gemjax.by_fragment(optax.trace(0.5), 2),
+        gemjax.average_elastically(0.1),
+        gemjax.look_ahead_momentum(0.9),
+        gemjax.align_with_momentum(0.9),
+    ],
+    ids=["by_fragment", "average_elastically", "look_ahead_momentum", "align_with_momentum"],
+)
+def test_a_part_that_takes_part_in_pulls_is_refused_outside(part):
+    """Beside a whole method it would not be called."""
+    tx = optax.chain(part, gemjax.asgd(0.5, num_workers=2))
+    params = {"x": jnp.ones(2), "y": jnp.ones(2)}
+    with pytest.raises(
+        TypeError, match=r"takes part in pulls, but is outside of gemjax\.asynchronous, .*put the whole chain"
+    ):
+        gemjax.simulate(
+            tx, lambda p, b: jnp.sum(p["x"] * b), params, lambda w, s: 1.0 * s, gemjax.arrivals.RoundRobin(2).trace(3)
+        )
+    with pytest.raises(TypeError, match="takes part in pulls, but is outside"):
+        gemjax.pull(tx.init(params), params, worker=0)
+
+
+@pytest.mark.parametrize("part", [gemjax.aggregate_last, gemjax.gather_per_worker, gemjax.take_turns])
+def test_a_part_for_another_number_of_workers_is_refused(part):
+    """It would wait for workers that there are not, or step without some."""
+    for number in (2, 8):
+        tx = gemjax.asynchronous(optax.chain(part(number), optax.scale(-0.1)), 4)
+        with pytest.raises(ValueError, match=f"a state for {number} workers is inside one for 4; give both the same"):
+            tx.init(PARAMS)
+    gemjax.asynchronous(part(4), 4).init(PARAMS)

@@ -208,7 +208,9 @@ def test_a_batch_that_is_not_read_is_silence(tmp_path, monkeypatch):
 def test_a_run_ends_if_no_batch_is_read(monkeypatch):
     rows = Rows()
     only_silent(monkeypatch, lambda worker, step: worker == 0)
-    said = r"1 of 20 commits are made.*silent for more than 0\.5 s at its step 1, the batch of which is still being read"
+    said = (
+        r"1 of 20 commits are made.*silent for more than 0\.5 s at its step 1, the batch of which is still being read"
+    )
     with pytest.raises(gemjax.RunFailedError, match=said):
         read_run(rows, 20, workers=1)
     rows.answers.set()
