@@ -204,8 +204,8 @@ FEW_SEEDS = {  # Series and points that are shown, or that a rate is chosen by, 
         *[("synchronous (DiLoCo)", rate) for rate in (0.07, 0.2)],
         *[("no outer momentum", rate) for rate in (0.07, 0.2)],
         *[("Nesterov at every commit", rate) for rate in (0.2, 0.7)],
-        *[("delayed Nesterov", rate) for rate in (0.07, 0.7)],
-        *[("delayed Nesterov, dynamic steps", rate) for rate in (0.2, 0.7)],
+        *[("delayed Nesterov", rate) for rate in (0.07, 0.2)],
+        *[("delayed Nesterov, dynamic steps", rate) for rate in (0.07, 0.2)],
     },
 }
 
