@@ -122,7 +122,7 @@ def run_in_python(
     """Run a trace as a plain loop over ``update`` and ``pull``: the naive reference of every engine.
 
     Commits are made one by one. Only the gradient and the update are compiled, each by itself. The model state of the last
-    commit is the central one.
+    commit is the central one. No commit is rejected: a gradient that is not finite is applied.
 
     Returns:
       The final central variable.

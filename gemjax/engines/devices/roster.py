@@ -181,7 +181,7 @@ class Roster:
         words = [f"{what}: {numbers(workers)}" for what, workers in places.items() if workers]
         if not any(self._active):
             words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
-        elif (self.in_flight or self.returning) and self.policy.deadline is None:
+        elif (self.in_flight or self.returning or self._reading) and self.policy.deadline is None:
             words.append("a deadline in the policy would retire a silent worker")
         return f"no worker has finished for {self.PATIENCE:g} s; workers {'; '.join(words)}"
 

@@ -49,6 +49,15 @@ def test_the_warning_names_silent_and_retired_workers():
     )
 
 
+def test_the_warning_of_a_read_that_does_not_end_names_the_deadline():
+    roster = Roster(gemjax.Policy(), 9, behind=[0] * 2, steps=[0] * 2, devices="ab")
+    for worker in roster.unprepared:
+        roster.reading(worker)
+    assert not roster.overdue(1e9)
+    said = roster.describe_stall(Roster.PATIENCE)
+    assert "waiting for a device or for their data: 0, 1; a deadline in the policy would retire a silent worker" in said
+
+
 def test_a_run_that_waits_for_a_silent_worker_warns(monkeypatch):
     """Pacing holds all other gradients for the worker that hangs, and there is no deadline."""
     monkeypatch.setattr(Roster, "PATIENCE", 0.2)
