@@ -1,10 +1,12 @@
 """Selections of batches for the workers' steps, prefetched in threads if they have to be read."""
 
 import concurrent.futures
+import contextlib
 import functools
 import queue
 import threading
-from collections.abc import Callable, Hashable, Iterable
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -12,11 +14,13 @@ import numpy as np
 
 from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
+from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import shutdown
 from gemjax.protocol.compat import settings_here
 from gemjax.protocol.local_steps import PeriodsEndError
 
 PyTree = Any
+PATIENCE = 60.0  # Seconds without the first rows after which a run warns.
 SECONDS_AT_EXIT = 5.0  # The interpreter's end waits no longer for a read, which may never return.
 
 
@@ -66,14 +70,15 @@ class Selections:
             return self._retried(functools.partial(self.read, worker, 0, 0))
 
     def _retried(self, read: Callable[[], PyTree]) -> PyTree:
-        for _ in range(self._retries):
-            try:
-                return read()
-            except PeriodsEndError:
-                raise
-            except Exception:
-                continue
-        return read()
+        with _late_warning() if self.prefetcher is not None else contextlib.nullcontext():
+            for _ in range(self._retries):
+                try:
+                    return read()
+                except PeriodsEndError:
+                    raise
+                except Exception:
+                    continue
+            return read()
 
     def read(self, worker: int, step: int, draw: int) -> PyTree:
         """Return a selection now, without prefetching."""
@@ -90,6 +95,19 @@ class Selections:
         """Prefetch nothing more."""
         if self.prefetcher is not None:
             self.prefetcher.close()
+
+
+@contextlib.contextmanager
+def _late_warning() -> Iterator[None]:
+    """Warn if the first rows, which are read before a run looks at its clock, take long."""
+    late = f"the first rows have not been read for {PATIENCE:g} s; the run waits for its source of data"
+    timer = threading.Timer(PATIENCE, lambda: warnings.warn(late, RunWarning, stacklevel=2))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Prefetcher:

@@ -1,9 +1,14 @@
 """Prefetched batches: reads that fail, and reads that never end."""
 
 import threading
+import warnings
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import gemjax
+from gemjax.engines.devices.hardware import prefetch
 from gemjax.engines.devices.hardware.prefetch import Prefetcher
 
 
@@ -54,3 +59,30 @@ def test_without_reads_there_are_no_threads():
     before = set(threading.enumerate())  # Threads of earlier tests may end meanwhile.
     Prefetcher(lambda key: key, threads=4)
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("gemjax-reader")]
+
+
+def test_first_rows_that_take_long_are_warned_of(monkeypatch):
+    """They are read before the run begins, where no deadline counts."""
+    warned = threading.Event()
+
+    class Slow:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, row):
+            assert warned.wait(60)
+            return np.float32(row)
+
+    def show(message, category, *where):
+        assert issubclass(category, gemjax.RunWarning)
+        assert "the first rows have not been read for 0.05 s; the run waits for its source of data" in str(message)
+        warned.set()
+
+    monkeypatch.setattr(prefetch, "PATIENCE", 0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        batches = gemjax.FromSource(Slow(), gemjax.Epochs(np.arange(8), batch_size=4))
+        loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+        result = gemjax.run_on_devices(gemjax.asgd(0.1, 2), loss_fn, jnp.float32(0.0), batches, 4, num_workers=2)
+    assert len(result.trace) == 4
