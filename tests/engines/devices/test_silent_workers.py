@@ -211,6 +211,8 @@ def test_a_run_ends_if_no_batch_is_read(monkeypatch):
     said = (
         r"1 of 20 commits are made.*silent for more than 0\.5 s at its step 1, the batch of which is still being read"
     )
-    with pytest.raises(gemjax.RunFailedError, match=said):
-        read_run(rows, 20, workers=1)
-    rows.answers.set()
+    try:
+        with pytest.raises(gemjax.RunFailedError, match=said):
+            read_run(rows, 20, workers=1)
+    finally:
+        rows.answers.set()

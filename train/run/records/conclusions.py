@@ -39,14 +39,5 @@ def read_replay(path: Path) -> tuple[str, int] | None:
         return str(found["verdict"])[:40], int(found["pieces"][-1]["end"])
     except FileNotFoundError:
         return None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RecordError(f"{path} is not the result of a replay ({error!r}); delete it") from error
