@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol import slots
 from gemjax.protocol.checks import check_at_least, check_learning_rate, check_positive_int
-from gemjax.protocol.hooks import Refusals
+from gemjax.protocol.hooks import ForWorkers, Refusals
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
 
@@ -39,6 +38,7 @@ class GatherPerWorkerState(NamedTuple):
     own: Slots  # h_w, like params but at least float32; the mean of the worker's gradients in its last round.
     mean: PyTree  # h, like them; the sum of the means of this round over N.
     refusals: Refusals
+    made_for: ForWorkers
 
     def refuses(self, staleness: jax.Array) -> jax.Array:
         """Return True for a gradient at older parameters: these have not changed for ``gathered`` commits."""
@@ -70,10 +70,14 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
     def init_fn(params) -> Any:
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         nothing = lambda: jnp.zeros([], jnp.int32)  # Two arrays, so that jit can donate the state.
-        state = GatherPerWorkerState(
-            nothing(), jnp.zeros(num_workers, jnp.int32), Slots(zeros), zeros, Refusals(nothing())
+        return GatherPerWorkerState(
+            nothing(),
+            jnp.zeros(num_workers, jnp.int32),
+            Slots(zeros),
+            zeros,
+            Refusals(nothing()),
+            ForWorkers(num_workers),
         )
-        return slots.stack(state, num_workers)  # So that another number in `asynchronous` is refused.
 
     def update_fn(updates, state, params=None, *, worker: Any = None, **extra_args) -> Any:
         del params, extra_args
@@ -90,6 +94,7 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
             own=Slots(own),
             mean=jax.tree.map(lambda m: jnp.where(full, jnp.zeros_like(m), m), mean),
             refusals=state.refusals,
+            made_for=state.made_for,
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -239,15 +239,19 @@ def stack(tree: PyTree, num_workers: int) -> PyTree:
 
     def stack_one(node):
         if node.num_workers is not None:
-            if node.num_workers != num_workers:
-                raise ValueError(
-                    f"a state for {node.num_workers} workers is inside one for {num_workers}; "
-                    "give both the same num_workers"
-                )
+            check_number(node.num_workers, num_workers)
             return node
         return Slots(jax.tree.map(repeat, node.value), num_workers)
 
     return _map_slots(stack_one, tree)
+
+
+def check_number(inside: int, num_workers: int) -> None:
+    """Raise ``ValueError`` if a part for ``inside`` workers is in a state for another number of them."""
+    if inside != num_workers:
+        raise ValueError(
+            f"a state for {inside} workers is inside one for {num_workers}; give both the same num_workers"
+        )
 
 
 def take(tree: PyTree, worker: jax.typing.ArrayLike) -> PyTree:

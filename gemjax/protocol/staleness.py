@@ -16,7 +16,7 @@ import optax
 from gemjax.protocol import slots
 from gemjax.protocol.checks import check_alike, check_kept, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
-from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
+from gemjax.protocol.hooks import ForWorkers, NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
     StalenessState,
     add_own_counts,
@@ -83,13 +83,16 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     def init_fn(params):
         inner_state = inner.init(params)
         check_protocol(inner_state)
+        number = static_num_workers(num_workers)
+        for mark in nodes(inner_state, ForWorkers):
+            slots.check_number(mark.num_workers, number)
         state = StalenessState(
             clock=jnp.zeros([], jnp.int32),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
             stale_params=Slots(params) if nodes(inner_state, ReadsStaleParams) else None,
             inner_state=inner_state,
         )
-        return slots.stack(state, static_num_workers(num_workers))
+        return slots.stack(state, number)
 
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
         if params is not None:

@@ -123,6 +123,8 @@ class EventLog:
     def write(self, /, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
         record = {"event": event, "time": round(time, 6)} | {name: _plain(value) for name, value in fields.items()}
+        if "began" in fields:
+            record["began"] = round(fields["began"], 6)  # A time, too.
         try:
             self._file.write(self._encode(record) + "\n")
         except OSError as error:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemjax.protocol.trace import Trace
-from gemjax.telemetry.schema import MOST_WORKERS, OUTCOMES
+from gemjax.telemetry.schema import EARLIER_DIGITS, MOST_WORKERS, OUTCOMES, SLACK
 
 FAILURES = (
     "fault",
@@ -14,7 +14,6 @@ FAILURES = (
     "hang",
     "leave",
 )  # The current gradient is lost; the worker may be dispatched with the same step again.
-SLACK = 2e-6  # Times are rounded to microseconds.
 LINES = "lines are missing, repeated or out of order"
 
 
@@ -135,7 +134,8 @@ class Succession:
         ready, began = record["time"], record.get("began", cycle.dispatched)
         if cycle.ready is not None:
             raise ValueError(f"step {record['step']} of worker {worker} was ready before: {LINES}")
-        if not cycle.dispatched - SLACK <= began <= ready + SLACK:
+        slack = SLACK + EARLIER_DIGITS * began
+        if not cycle.dispatched - slack <= began <= ready + slack:
             raise ValueError(f"dispatched at {cycle.dispatched}, began at {began}, ready at {ready}: times decrease")
         self._cycles[worker, record["step"]] = cycle._replace(ready=ready)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from gemjax.telemetry.schema import LATEST, OUTCOMES
+from gemjax.telemetry.schema import EARLIER_DIGITS, LATEST, OUTCOMES, SLACK
 
 ARRIVALS = (*OUTCOMES, "fault", "interrupt")  # The events that end a cycle.
 TIMES = ("dispatch", "began", "ready")  # Of a cycle, logged before the event that ends it.
@@ -100,7 +100,8 @@ def timeline(
     measured = bool(np.isfinite(cycles["ready"]).any())
     _fill(cycles, num_workers)
     for earlier, later in (("dispatch", "began"), ("began", "ready"), ("ready", "time")):
-        early = np.flatnonzero(cycles[later] < cycles[earlier] - 2e-6)  # Times are rounded to microseconds.
+        slack = SLACK + ("began" in (earlier, later)) * EARLIER_DIGITS * cycles["began"]
+        early = np.flatnonzero(cycles[later] < cycles[earlier] - slack)
         if len(early):
             worker, step = (int(cycles[name][early[0]]) for name in ("worker", "step"))
             raise ValueError(f"worker {worker}, step {step}: {later} is earlier than {earlier}")

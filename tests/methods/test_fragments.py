@@ -277,6 +277,29 @@ def test_a_quorum_of_no_work_moves_nothing(merge):
         np.testing.assert_allclose(merged, expected, rtol=1e-6)
 
 
+def test_tokens_for_another_number_of_workers_are_refused():
+    """Workers beyond the last had its weight, and said nothing."""
+    tx = gemjax.asynchronous(gemjax.merge_quorum(optax.identity(), 2, tokens=[8.0, 16.0]), 4)
+    with pytest.raises(ValueError, match="a state for 2 workers is inside one for 4; give both the same num_workers"):
+        tx.init(jnp.zeros(1))
+
+
+def test_the_last_gradients_of_all_workers_are_averaged_by_fragment():
+    """With one fragment it is the atom on displacements."""
+    params = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    ends = []
+    for atom in (gemjax.aggregate_last(2), gemjax.by_fragment(gemjax.aggregate_last(2), [["a", "b"]], keep=0.0)):
+        tx = gemjax.asynchronous(optax.chain(gemjax.displacements(), atom), 2)
+        now, state = params, tx.init(params)
+        for step in range(5):
+            moved = optax.tree.scale(-0.1 * (step + 1), params)
+            updates, state = tx.update(moved, state, now, worker=step % 2)
+            now = optax.apply_updates(now, updates)
+            _, state = gemjax.pull(state, now, worker=step % 2)
+        ends.append(now)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), *ends)
+
+
 @pytest.mark.parametrize("merge", ["radial", "mean"])
 @pytest.mark.parametrize("params", [{}, {"w": jnp.zeros((0, 3))}], ids=["no-leaf", "no-number"])
 def test_nothing_can_be_merged(merge, params):

@@ -230,6 +230,39 @@ def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
     assert all(0 <= event["began"] <= event["time"] for event in ready)
 
 
+@pytest.mark.parametrize("after", [1e3, 1e5, 1e9])
+def test_the_log_of_a_long_run_can_be_read(tmp_path, after):
+    """Nine digits of ``began`` were less than microseconds after 1,000 seconds, and the log counted as damaged."""
+    tx, loss = gemjax.asgd(0.1, num_workers=2), lambda params, batch: jnp.sum((params - batch) ** 2)
+    trace = gemjax.Trace(worker=[0, 1], time=[after / 2, after], num_workers=2)
+    run = lambda engine, **more: engine(tx, loss, jnp.zeros(2), lambda worker, step: jnp.ones(2), **more)
+    before = run(gemjax.simulate, trace=trace)
+    with EventLog(tmp_path / "log.jsonl") as log:
+        result = run(gemjax.run_on_devices, num_commits=100, state=before, log=log)
+    ready = [event for event in eventlog.read(tmp_path / "log.jsonl") if event["event"] == "ready"]
+    assert result.trace.time[-1] > after
+    np.testing.assert_allclose([event["began"] for event in ready], result.history["began"][2:], rtol=0, atol=1e-6)
+    gemjax.timeline(eventlog.read(tmp_path / "log.jsonl"))
+    with EventLog(tmp_path / "log.jsonl") as log:
+        run(gemjax.run_on_devices, num_commits=101, state=result, log=log)
+
+
+def test_the_log_of_a_long_run_of_an_earlier_version_can_be_read(tmp_path):
+    cycle = [
+        {"event": "start", "time": 0.0, "num_workers": 1, "devices": ["cpu"]},
+        {"event": "dispatch", "time": 1059.364063, "worker": 0, "step": 0},
+        {"event": "ready", "time": 1059.368094, "worker": 0, "step": 0, "began": 1059.36406},
+        {"event": "commit", "time": 1059.4, "worker": 0, "step": 0, "pulled_at": 0, "staleness": 0},
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(event) + "\n" for event in cycle))
+    assert gemjax.timeline(eventlog.read(log)).cycles["began"][0] == 1059.364063
+    cycle[2]["began"] = 1059.35
+    log.write_text("".join(json.dumps(event) + "\n" for event in cycle))
+    with pytest.raises(ValueError, match="times decrease"):
+        list(eventlog.read(log))
+
+
 def test_a_closed_log_is_refused_before_the_run(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         pass

@@ -133,7 +133,7 @@ class RunHistory:
         if not applied:
             self.on_refusal(self.commits)
         if self.log is not None:
-            self.log.write("ready", ready, worker=arrival.worker, step=arrival.step, began=round(began, 6))
+            self.log.write("ready", ready, worker=arrival.worker, step=arrival.step, began=began)
             fields = dict(zip(("worker", "step", "draw"), known[:3], strict=True))
             fields |= {
                 name: int(value) if dtype.kind in "iu" else value

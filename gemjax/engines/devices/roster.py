@@ -106,6 +106,7 @@ class Roster:
         self._faults = [0] * len(self.steps)  # In a row,
         self._losses = [0] * len(self.steps)  # and losses.
         self._records: collections.deque[Record] = collections.deque()
+        self._last_given_up = ""
         self._last_loss: tuple[str, BaseException | None] = ("", None)  # Of the worker that was given up last.
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
@@ -179,6 +180,8 @@ class Roster:
             "were retired": self.retired,
         }
         words = [f"{what}: {numbers(workers)}" for what, workers in places.items() if workers]
+        if self._last_given_up and (self.silent or self.retired):
+            words.append(f"the last that was given up is {self._last_given_up}")
         if not any(self._active):
             words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
         elif (self.in_flight or self.returning or self._reading) and self.policy.deadline is None:
@@ -379,6 +382,7 @@ class Roster:
 
     def _give_up(self, worker: int, place: dict[int, None], last: str, error: BaseException | None = None) -> None:
         self._put(worker, place)
+        self._last_given_up = last
         self._last_loss = f"all {len(self.steps)} workers were given up; the last was {last}", error
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:

@@ -40,13 +40,14 @@ def test_the_warning_names_silent_and_retired_workers():
         dispatched = roster.instruct(0.0)
         assert dispatched.worker == worker
     roster.fell_silent(0)
-    roster.fault(1, ValueError())
+    roster.fault(1, ValueError("bad batch"))
     roster.leave(2)
     roster.leave(3)
     said = roster.describe_stall(Roster.PATIENCE)
     assert (
-        "workers have left: 2, 3; are silent beyond their deadline: 0; were retired: 1; the run continues when" in said
-    )
+        "workers have left: 2, 3; are silent beyond their deadline: 0; were retired: 1; the last that was given up is "
+        "worker 1 at its step 0: ValueError('bad batch'); the run continues when"
+    ) in said
 
 
 def test_the_warning_of_a_read_that_does_not_end_names_the_deadline():
