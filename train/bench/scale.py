@@ -161,6 +161,8 @@ def driver_of(figures: str | None) -> Driver:
         found = json.loads(Path(figures).read_text(encoding="utf-8"))["cluster"]
         sizes = [int(name.replace(",", "")) for name, of in found.items() if isinstance(of, dict)]
         times = [1e-3 * sum(found[f"{size:,}"]["times"][part]["median"] for part in PARTS) for size in sizes]
+        if len(set(sizes)) < 2 or not np.isfinite(times).all():
+            raise ValueError("no line goes through them")
         per_byte, fixed = np.polyfit(BYTES * np.array(sizes), times, 1)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(

@@ -97,6 +97,8 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
                 callback.save_first(_initial(config, task), recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
+            if len(recorded) == task.num_commits:  # Only the summary is missing.
+                longer = trace
             with callback.line, callback.scalars, warnings_on(console):
                 began = time.perf_counter()
                 try:

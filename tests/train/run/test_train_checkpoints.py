@@ -99,6 +99,26 @@ def test_a_simulation_that_ended_inside_of_a_round_continues(tiny, small, fields
     assert folder.events.read_bytes() == whole.events.read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", BARRIERS, ids=lambda fields: fields["cluster"])
+def test_a_whole_simulation_without_its_summary_gets_no_more_commits(tiny, small, fields):
+    """As if it had been killed in its last evaluation; the simulator went on with the rest of the round."""
+    config = dataclasses.replace(small, engine="simulate", epochs=0.5, **fields)
+    folder, first, _ = run(config)
+    events = folder.events.read_bytes()
+    folder.summary.unlink()
+    _, summary, _ = run(config, folder)
+    assert [summary[name] for name in ("finished", "commits", "test_loss")] == [
+        True,
+        first["commits"],
+        first["test_loss"],
+    ]
+    assert folder.events.read_bytes() == events
+    _, summary, _ = run(dataclasses.replace(config, epochs=1.0), folder)
+    _, expected, _ = run(dataclasses.replace(config, epochs=1.0, out=f"{folder.path}-whole"))
+    assert summary["test_loss"] == expected["test_loss"]
+
+
 def test_a_simulation_of_an_earlier_version_that_ended_inside_of_a_round_is_refused(tiny, small, monkeypatch):
     config = dataclasses.replace(small, engine="simulate", epochs=0.5, **BARRIERS[0])
     with monkeypatch.context() as earlier:
