@@ -258,6 +258,15 @@ def is_key(leaf: Any) -> bool:
         return False
 
 
+def has_hash(value: Any) -> bool:
+    """Return True if ``value`` can be looked up in a cache; an object of a class that has == but no hash cannot."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def is_numeric(leaf: Any) -> bool:
     """Return True for a number, an array of numbers, truth values or typed keys, and the shape of such an array."""
     if isinstance(leaf, numbers.Number):

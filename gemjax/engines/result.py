@@ -171,11 +171,10 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
     """Raise :class:`RunFailedError` if ``least`` or more commits in a row were rejected, after ``commits`` applied ones."""
     if in_a_row < least:
         return
-    columns = history()
-    last = [
-        f"worker {w} step {s}: loss {loss}"
-        for w, s, loss in list(zip(columns["worker"], columns["step"], columns["loss"], strict=True))[-3:]
-    ]
+    rows = zip(
+        *(history().get(name, ()) for name in ("worker", "step", "loss")), strict=True
+    )  # None in an earlier call.
+    last = "; ".join(f"worker {w} step {s}: loss {loss}" for w, s, loss in list(rows)[-3:])
     advice = "the central variable does not change any more. Lower the learning rate, clip gradients, or check the data"
     if not commits:
         advice = (
@@ -184,7 +183,7 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
         )
     raise RunFailedError(
         f"the last {in_a_row} commits were all rejected because their loss, their gradient or the state after them was not "
-        f"finite ({'; '.join(last)}); {advice}"
+        f"finite{last and f' ({last})'}; {advice}"
     )
 
 

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.engines.checks import check_given, check_no_line_search, check_option, check_params, check_tx, is_traced
+from gemjax.engines.checks import (
+    check_given,
+    check_no_line_search,
+    check_option,
+    check_params,
+    check_tx,
+    has_hash,
+    is_traced,
+)
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
@@ -341,7 +349,7 @@ def _kept(wrap: Callable) -> Callable:
     A transformation that is made inside of a compiled function, as in a sweep, may hold traced numbers: it is not kept.
     """
     cached = functools.lru_cache(maxsize=64)(wrap)
-    return lambda *args: wrap(*args) if is_traced() else cached(*args)
+    return lambda *args: cached(*args) if has_hash(args) and not is_traced() else wrap(*args)
 
 
 _with_extra_args, _asynchronous = _kept(with_extra_args), _kept(asynchronous)

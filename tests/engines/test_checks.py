@@ -1,5 +1,6 @@
 """Checks of methods, callbacks and options, made before anything is computed."""
 
+import dataclasses
 import types
 
 import jax
@@ -185,3 +186,29 @@ def test_a_local_optimizer_with_a_line_search_is_refused():
             gemjax.downpour(num_workers=2), lambda params, batch: jnp.sum(params**2), jnp.ones(2), lambda worker, step: 0.0,
             gemjax.arrivals.RoundRobin(2).trace(4), local=local,
         )  # fmt: skip
+
+
+@dataclasses.dataclass
+class Descent:
+    """An optimizer of a class that has ==, but no hash."""
+
+    rate: float
+
+    def init(self, params):
+        return optax.EmptyState()
+
+    def update(self, updates, state, params=None):
+        return optax.tree.scale(-self.rate, updates), state
+
+
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(Descent(0.1), 2)], ids=["gradients", "local steps"])
+def test_an_optimizer_without_a_hash_runs(local):
+    trace = gemjax.arrivals.RoundRobin(2).trace(6)
+    loss, batches = lambda params, batch: jnp.sum((params - batch) ** 2), lambda worker, step: jnp.ones(2)
+    run = lambda tx, state=None: (
+        gemjax.simulate(tx, loss, jnp.zeros(2), batches, trace, local=local, state=state).params
+    )
+    np.testing.assert_array_equal(run(Descent(0.1)), run(optax.sgd(0.1)))
+    result = gemjax.run_on_devices(Descent(0.1), loss, jnp.zeros(2), batches, 6, local=local, num_workers=2)
+    assert len(result.trace) == 6
+    assert int(gemjax.initial_state(Descent(0.1), jnp.zeros(2)).commits) == 0

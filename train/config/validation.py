@@ -35,7 +35,7 @@ RANGES = (
         "must not be negative",
     ),
     (("learning_rate", "kappa", "epochs", "checkpoint_seconds", "grace"), math.isfinite, "must be finite"),
-    (("epochs",), lambda value: value > 0, "must be positive"),
+    (("epochs",), lambda value: 0 < value <= 1e12, "must be positive and at most 1e12"),
     (("workers",), lambda value: value <= MOST_WORKERS, f"must be at most {MOST_WORKERS}"),
     (
         ("central_devices", "central_hosts", "worker_devices"),

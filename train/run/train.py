@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
+from gemjax.engines.result import check_rejections, rejections_to_fail
 from gemjax.telemetry import eventlog
 from train.common import interrupts
 from train.common.console import say, warnings_on
@@ -149,6 +150,8 @@ def _run_engine(
                 f"{callback.folder.path} cannot be continued: an earlier version saved its newest checkpoint inside of a round "
                 f"of its workers, without their next pulls; {callback.folder.begin_again(config)}"
             ) from error
+        if len(result.trace) == task.num_commits and not int(result.state.commits):
+            _check_unapplied(config, result)
         return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)
     if workers is not None:
         compression = None if config.compression == "none" else config.compression
@@ -175,6 +178,16 @@ def _run_engine(
         diagnostics=("gap",), recorded=None if initial[0] is None else recorded, state=initial.pop(), log=log,
         callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
     )  # fmt: skip
+
+
+def _check_unapplied(config: Config, result: gemjax.Result) -> None:
+    """Raise `RunFailedError` if a simulation ends unapplied, because its trace may go on and the simulator not know the end."""
+    try:
+        least = rejections_to_fail(config.workers, ends_unapplied=True)
+        check_rejections(int(result.state.rejected_in_a_row), least, 0, lambda: result.history)
+    except gemjax.RunFailedError as error:
+        vars(error)["result"] = result  # To be saved.
+        raise
 
 
 def optimizers(config: Config, task: Task) -> tuple[Any, Any]:

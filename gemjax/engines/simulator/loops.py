@@ -15,6 +15,7 @@ from jax import lax
 from gemjax.batches.base import select
 from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
+from gemjax.engines.checks import has_hash
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.trace import Events, previous_commits
@@ -138,7 +139,7 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
 
     The functions are traced in any case. If a value that they read from outside makes another program of them than it was
     then, this program is compiled, too. A program that calls back to Python or has constants which its text does not show, and
-    one of a loss or batches of a class that has == but no hash, is compiled at each call.
+    one of a loss, batches or optimizer of a class that has == but no hash, is compiled at each call.
     """
     own = transition, batches, chunk_size, window, with_pulls
     made, known = jitted(*own), None
@@ -149,7 +150,7 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
             lowered = made.lower(*arguments)
             text = lowered.as_text()
             program = *own, hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree
-            is_known = _has_hash(program) and not UNTOLD.search(text)
+            is_known = has_hash(program) and not UNTOLD.search(text)
             known = _kept(*program).setdefault("jitted", made) if is_known else made
         return known(*arguments)
 
@@ -161,14 +162,6 @@ def _kept(*program: Any) -> dict[str, Callable]:
     """Return the place of the function that was jitted for a program; it is empty at first."""
     del program
     return {}
-
-
-def _has_hash(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool) -> Callable:

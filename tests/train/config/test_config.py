@@ -56,6 +56,7 @@ def test_a_damaged_or_foreign_configuration_is_refused_with_its_name(tmp_path, t
         ("deadline", 0.0, "--deadline must be a positive number of seconds; got 0.0"),
         ("batch_size", 0, "--batch-size must be at least 1"),
         ("epochs", 0.0, "--epochs must be positive"),
+        ("epochs", 1e308, "--epochs must be positive and at most 1e12"),
         ("epochs", float("nan"), "--epochs must be finite"),
         ("learning_rate", float("inf"), "--learning-rate must be finite"),
         ("learning_rate", 1e40, "--learning-rate must be at most 3.4e.38, the largest number of float32; got 1e.40"),

@@ -119,6 +119,23 @@ def test_a_whole_simulation_without_its_summary_gets_no_more_commits(tiny, small
     assert summary["test_loss"] == expected["test_loss"]
 
 
+@pytest.mark.parametrize("cluster", ["barrier", "homogeneous"])
+def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, cluster):
+    """With a barrier it counted as finished, because its trace goes on; and so did each that was resumed at its end."""
+    config = dataclasses.replace(
+        small, engine="simulate", method="asgd", learning_rate=3e38, workers=4, epochs=0.25, cluster=cluster
+    )
+    folder = RunFolder.fresh(config)
+    with pytest.raises(gemjax.RunFailedError, match="no commit was ever applied") as failure:
+        run(config, folder)
+    made = len(failure.value.result.trace)
+    assert made < 3 * 4 + 7, "it would have failed in any case"
+    with folder.saved.open(read_only=True) as checkpoints:
+        assert checkpoints.commits[-1] == made
+    with pytest.raises(gemjax.RunFailedError, match="no commit was ever applied"):
+        run(config, folder)
+
+
 def test_a_simulation_of_an_earlier_version_that_ended_inside_of_a_round_is_refused(tiny, small, monkeypatch):
     config = dataclasses.replace(small, engine="simulate", epochs=0.5, **BARRIERS[0])
     with monkeypatch.context() as earlier:
