@@ -122,7 +122,8 @@ def incremental(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1) -> 
     Deviations from that code:
       1. The commit that fills the table makes the first step. There the next one does.
       2. :math:`h` is kept in float32 where the parameters are narrower, and is updated by differences as there, so rounding
-         errors add up slowly.
+         errors add up: slowly those of ordinary gradients, at once those of a very large one, which no later commit removes.
+         Clip gradients to prevent them.
       3. A worker that leaves keeps its entry.
     """
     check_learning_rate(learning_rate)
