@@ -105,6 +105,7 @@ class Roster:
         self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients in flight per device.
         self._faults = [0] * len(self.steps)  # In a row,
         self._losses = [0] * len(self.steps)  # and losses.
+        self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
         self._records: collections.deque[Record] = collections.deque()
         self._last_given_up = ""
         self._last_loss: tuple[str, BaseException | None] = ("", None)  # Of the worker that was given up last.
@@ -190,16 +191,24 @@ class Roster:
 
     def failure(self) -> tuple[str, BaseException | None] | None:
         """Return a message and its cause if no worker can commit, now or after joining again."""
-        if any(self._active) or self.lost or (self.absent and not self.closed):
+        if self.lost or (self.absent and not self.closed):
             return None
         words, error = self._last_loss
+        if any(self._active):
+            others = set(range(len(self.steps))) - self.absent.keys() - self.retired.keys()
+            if any(self._silences[worker] <= self.policy.retries for worker in others):
+                return None
+            words = (
+                f"since then each worker has missed the deadline of {self.policy.deadline} s {self.policy.retries + 1} times; "
+                "give the policy a longer one"
+            )
+            return f"{self.clock} of {self.num_commits} commits are made, but {words}", None
         if self.absent:
             words = f"workers {numbers(self.absent)} have left and none can join any more{words and '; '}{words}"
         return f"{self.clock} of {self.num_commits} commits are made, but {words}", error
 
     def arrived(self, worker: int, number: int, at: float, gradient: Any, error: BaseException | None = None) -> None:
         """Accept a gradient or its error, once per dispatch and only if its worker still takes part."""
-        self._arrived_at, self._warned = max(self._arrived_at, at), False
         repeated = self._computing.get(worker) != number
         if not repeated:
             del self._computing[worker]
@@ -207,12 +216,15 @@ class Roster:
             self._record("late", worker)
             if not repeated and (worker in self.silent or worker in self.returning):
                 self._enter(worker)
-        elif error is not None:
+            return
+        self._arrived_at, self._warned = max(self._arrived_at, at), False
+        if error is not None:
             self.fault(worker, error)
         elif self._called_back.get(worker) == number:
             self._drop(worker)
         else:
             self._put(worker, self.ready, gradient)
+            self._silences = [0] * len(self.steps)
 
     def committed(self, worker: int) -> None:
         """Count a commit, and the pull that follows it."""
@@ -298,6 +310,7 @@ class Roster:
 
     def fell_silent(self, worker: int) -> None:
         """Give up a worker that still computes, or waits for its batch, after its deadline."""
+        self._silences[worker] += 1
         if worker in self.in_flight or worker in self._reading:
             self._record("hang", worker)
         silence = f"silent for more than {self.policy.deadline} s at its step {self.steps[worker]}"

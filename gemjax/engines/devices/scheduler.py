@@ -114,7 +114,7 @@ class Scheduler:
             raise arrival.error
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, arrival.ready, arrival, arrival.error)
-        elif (message := self.roster.describe_stall(now)) is not None:
+        if (message := self.roster.describe_stall(now)) is not None:
             self.warn(message)
         for worker in self.roster.overdue(now):
             reads = self.roster.is_reading(worker) and not self.programs.is_ready(worker)

@@ -119,3 +119,42 @@ def test_a_dispatch_counts_once():
     run.arrive(0)
     assert run.arrive(0)[0] == ("commit", 0)
     assert len(run.committed) == 2
+
+
+def test_a_run_whose_workers_are_always_late_fails():
+    """Each returned in time for the next one to fall silent, so the run went on without a commit or a warning."""
+    run = Run(2, deadline=1.0, retries=1)
+    run.go()
+    run.arrive(1)
+    for _ in range(2):
+        assert run.roster.failure() is None
+        for worker in (0, 1):
+            run.roster.fell_silent(worker)
+            run.arrive(worker)
+    message, cause = run.roster.failure()
+    assert message.endswith(
+        "1 of 1000000 commits are made, but since then each worker has missed the deadline of 1.0 s 2 times; "
+        "give the policy a longer one"
+    )
+    assert cause is None
+
+
+def test_late_workers_take_part_as_long_as_one_is_in_time():
+    run = Run(3, deadline=1.0, retries=0)
+    run.go()
+    for _ in range(9):
+        for worker in (0, 1):
+            run.roster.fell_silent(worker)
+            run.arrive(worker)
+        assert run.roster.failure() is None
+        assert ("dispatch", 2) in run.arrive(2)
+
+
+def test_late_gradients_do_not_hide_a_stall():
+    run = Run(2, deadline=1.0, retries=9)
+    run.go()
+    run.arrive(1)
+    run.now = Roster.PATIENCE
+    run.roster.fell_silent(0)
+    run.arrive(0)
+    assert "no worker has finished for 60 s" in run.roster.describe_stall(run.now)
