@@ -36,7 +36,9 @@ def draw_gain(results: Path) -> Path:
         )
         axes = figure.subplots()
         for name, (label, method) in SERIES.items():
-            points = {row["point"]: _errors(row) for row in result["results"] if row["series"] == name}
+            points = {row["point"]: _errors(row) for row in result["results"] if row["series"] == name and _errors(row)}
+            if not points:
+                continue
             means = {workers: sum(errors) / len(errors) for workers, errors in points.items()}
             text = f"{label}: {means[max(means)]:.2g} %"
             axes.plot([*means], [*means.values()], label=text, **look(method, ls="-", lw=2))
@@ -51,7 +53,7 @@ def draw_gain(results: Path) -> Path:
         axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
-        ticks_at(axes, means)
+        ticks_at(axes, sorted({row["point"] for row in result["results"]}))
         axes.set(ylim=(0.6, 100), xlabel="asynchronous workers", ylabel="test error (%)")
         label_ends(axes)
         write_picture(path, figure)
@@ -59,5 +61,5 @@ def draw_gain(results: Path) -> Path:
 
 
 def _errors(row: dict[str, Any]) -> list[float]:
-    """Return the test errors of a point's seeds in per cent."""
-    return [100 * (1 - accuracy) for accuracy in row["test_accuracy"]["values"]]
+    """Return the test errors of a point's seeds in per cent, without those of runs that failed."""
+    return [100 * (1 - accuracy) for accuracy in row["test_accuracy"]["values"] if accuracy is not None]

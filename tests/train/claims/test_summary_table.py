@@ -169,6 +169,25 @@ def test_the_command_draws_the_gain_too(tmp_path, capsys):
     assert (tmp_path / "gain.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("failed", ["seed", "point", "series"])
+def test_the_gain_is_drawn_without_runs_that_failed(tmp_path, failed):
+    result = json.loads((results_table.RESULTS / f"{gain.CLAIM}.json").read_text())
+    rows = [row for row in result["results"] if row["series"] == "GEM"]
+    for row in rows if failed == "series" else rows[:1]:
+        values = row["test_accuracy"]["values"]
+        values[:] = [None, *values[1:]] if failed == "seed" else [None] * len(values)
+    (tmp_path / f"{gain.CLAIM}.json").write_text(json.dumps(result))
+    assert gain.draw_gain(tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_gain_is_not_drawn_of_a_smaller_scale(tmp_path, capsys):
+    result = json.loads((results_table.RESULTS / f"{gain.CLAIM}.json").read_text())
+    small = signed({name: value for name, value in result.items() if name != "sha256"} | {"scale": "small"})
+    (tmp_path / f"{gain.CLAIM}-small.json").write_text(json.dumps(small))
+    assert cli.main(["results", "--results", str(tmp_path)]) == 0
+    assert "gain.png" not in capsys.readouterr().out
+
+
 def test_readme_tells_the_errors_that_its_picture_shows():
     result = json.loads((results_table.RESULTS / f"{gain.CLAIM}.json").read_text())
     at_30 = {row["series"]: 100 * (1 - row["test_accuracy"]["mean"]) for row in result["results"] if row["point"] == 30}
