@@ -150,8 +150,8 @@ def _run_engine(
                 f"{callback.folder.path} cannot be continued: an earlier version saved its newest checkpoint inside of a round "
                 f"of its workers, without their next pulls; {callback.folder.begin_again(config)}"
             ) from error
-        if len(result.trace) == task.num_commits and not int(result.state.commits):
-            _check_unapplied(config, result)
+        if len(result.trace) == task.num_commits:
+            _check_applied(config, result)
         return dataclasses.replace(result, stopped=len(result.trace) < task.num_commits)
     if workers is not None:
         compression = None if config.compression == "none" else config.compression
@@ -180,11 +180,15 @@ def _run_engine(
     )  # fmt: skip
 
 
-def _check_unapplied(config: Config, result: gemjax.Result) -> None:
-    """Raise `RunFailedError` if a simulation ends unapplied, because its trace may go on and the simulator not know the end."""
+def _check_applied(config: Config, result: gemjax.Result) -> None:
+    """Raise `RunFailedError` if a simulation ends in rejections.
+
+    The simulator does not say so where its trace goes on after the end, or where all commits were made in an earlier call.
+    """
+    commits = int(result.state.commits)
     try:
-        least = rejections_to_fail(config.workers, ends_unapplied=True)
-        check_rejections(int(result.state.rejected_in_a_row), least, 0, lambda: result.history)
+        least = rejections_to_fail(config.workers, ends_unapplied=not commits)
+        check_rejections(int(result.state.rejected_in_a_row), least, commits, lambda: result.history)
     except gemjax.RunFailedError as error:
         vars(error)["result"] = result  # To be saved.
         raise
