@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PyTree = Any
 History = dict[str, np.ndarray]
 LAST = 100  # A printed result has the mean loss over so many applied commits.
+REFUSED = 100  # Refusals in a row per worker of which a run warns.
 EXPLODED = 1e6  # A run whose loss grows by this factor has diverged.
 
 
@@ -188,28 +189,45 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
 
 
 def warn_if_diverged(result: Result, stacklevel: int) -> None:
-    """Warn of a run at whose end the loss has exploded, or most commits were rejected.
+    """Warn of a run at whose end the loss has exploded, or most commits were rejected, or the method refuses all.
 
     Commits whose state would overflow are rejected one by one, so a diverged run can end with finite parameters. One commit
     that is applied among them is enough to go on.
     """
-    columns = result.history
-    if not columns or not len(applied := columns["applied"][~columns["dropped"]]):
+    if not (columns := result.history):
         return
-    advice = "lower the learning rate, clip gradients, or check the data"
-    last = applied[-LAST:]
-    if (lost := int((~last).sum())) > max(len(last) // 2, 7):
-        what = f"{lost} of the last {len(last)} commits were rejected, because they or the state after them were not finite"
-    else:
-        losses = columns["loss"][columns["applied"]].astype(np.float64)
-        if not len(losses) or not (loss := np.median(losses[-LAST:])) > EXPLODED * max(1.0, abs(losses[0])):
-            return
-        what = f"the median loss of the last {len(losses[-LAST:])} commits is {loss:.3g}, and the first was {losses[0]:.3g}"
+    refused = REFUSED * result.trace.num_workers
     try:
-        warnings.warn(f"the run has diverged: {what}; {advice}", RunWarning, stacklevel=stacklevel + 1)
+        if len(columns["dropped"]) >= refused and columns["dropped"][-refused:].all():
+            warn_of_refusals(refused, stacklevel + 1)
+        if what := _divergence(columns):
+            advice = "lower the learning rate, clip gradients, or check the data"
+            warnings.warn(f"the run has diverged: {what}; {advice}", RunWarning, stacklevel=stacklevel + 1)
     except RunWarning as error:  # Warnings are errors for the caller, who shall not lose the result.
         leave_result(error, lambda: result)
         raise
+
+
+def _divergence(columns: History) -> str:
+    """Return what shows that a run has diverged, or ``""``."""
+    applied = columns["applied"][~columns["dropped"]]
+    last = applied[-LAST:]
+    if (lost := int((~last).sum())) > max(len(last) // 2, 7):
+        return f"{lost} of the last {len(last)} commits were rejected, because they or the state after them were not finite"
+    losses = columns["loss"][columns["applied"]].astype(np.float64)
+    if not len(losses) or not (loss := np.median(losses[-LAST:])) > EXPLODED * max(1.0, abs(losses[0])):
+        return ""
+    return f"the median loss of the last {len(losses[-LAST:])} commits is {loss:.3g}, and the first was {losses[0]:.3g}"
+
+
+def warn_of_refusals(in_a_row: int, stacklevel: int) -> None:
+    """Warn of so many commits in a row that a rule refused, which gemjax's own rules never do."""
+    warnings.warn(
+        f"the method has refused the last {in_a_row} commits; the central variable does not change any more. Let a rule of "
+        "your own accept some commits of any worker that has just pulled",
+        RunWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def leave_result(error: BaseException, make: Callable[[], Result]) -> None:

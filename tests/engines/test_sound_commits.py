@@ -13,7 +13,7 @@ from methods.rows import METHODS
 import gemjax
 from gemjax.batches.base import Batches
 from gemjax.engines.worker import stays_sound
-from gemjax.protocol.hooks import LookAhead
+from gemjax.protocol.hooks import LookAhead, Refusals
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import SharedRows
 
@@ -333,3 +333,20 @@ def test_a_run_that_converges_does_not_warn(scale):
     """Warnings are errors in tests."""
     _, loss_fn, params, batches, trace = diverging(300)
     gemjax.simulate(gemjax.asgd(0.05 / scale, 4), lambda p, b: scale * loss_fn(p, b), params, batches, trace)
+
+
+def test_a_method_that_refuses_every_commit_warns():
+    """The run on devices went on without a sign, and a simulation ended without one."""
+
+    def update(updates, state, params=None, *, value=None, **extra_args):
+        return updates, Refusals(state.count + (value > 10.0))
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: Refusals(jnp.zeros([], jnp.int32)), update)
+    tx = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)), 2)
+    problem = lambda params, batch: jnp.sum((params - batch) ** 2), jnp.full(2, 50.0), lambda worker, step: jnp.ones([])
+    with pytest.warns(gemjax.RunWarning, match="the method has refused the last 200 commits"):
+        result = gemjax.simulate(tx, *problem, gemjax.arrivals.RoundRobin(2).trace(200))
+    assert result.history["dropped"].all()
+    with pytest.raises(gemjax.RunWarning, match="the method has refused the last 200 commits") as raised:
+        gemjax.run_on_devices(tx, *problem, 1)
+    assert len(raised.value.result.history["dropped"]) >= 200

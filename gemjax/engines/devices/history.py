@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemjax.engines.devices.hardware.waiters import Arrival
-from gemjax.engines.result import History, check_rejections, concatenate, rejections_to_fail, type_of_column
+from gemjax.engines.result import (
+    REFUSED,
+    History,
+    check_rejections,
+    concatenate,
+    rejections_to_fail,
+    type_of_column,
+    warn_of_refusals,
+)
 from gemjax.protocol.trace import COLUMNS, Trace
 from gemjax.telemetry.eventlog import EventLog
 
@@ -51,7 +59,7 @@ class RunHistory:
         # Called with the number of commits before a refused one.
         self.on_refusal: Callable[[int], None] = lambda commits: None
         self._read = read
-        self._rejected_in_a_row = 0
+        self._rejected_in_a_row = self._dropped_in_a_row = 0
         self._earlier = earlier or {}
         self._columns: list[array.array] = []  # 8 bytes per number; `history` converts them.
         self._reported: Mapping[str, np.dtype] = {}
@@ -130,6 +138,7 @@ class RunHistory:
         rejected = not applied and not dropped
         self.rejected += rejected
         self._rejected_in_a_row = 0 if applied else self._rejected_in_a_row + rejected
+        self._dropped_in_a_row = self._dropped_in_a_row + 1 if dropped else 0
         if not applied:
             self.on_refusal(self.commits)
         if self.log is not None:
@@ -143,6 +152,8 @@ class RunHistory:
             kind = "commit" if applied else "drop" if dropped else "reject"
             measured = {name: round(value, 6) for name, value in measured.items()}
             self.log.write(kind, now, **fields, **measured, pulled_at=pulled_at)
+        if self._dropped_in_a_row == REFUSED * self.num_workers:  # Once, and not again at each multiple.
+            warn_of_refusals(self._dropped_in_a_row, 2)
         if rejected:
             least = rejections_to_fail(self.num_workers)
             check_rejections(self._rejected_in_a_row, least, self.commits, self.history)
