@@ -120,7 +120,8 @@ def _merge(model: Arrivals, num_commits: int, seed: int) -> Trace:
     while True:
         merged = np.concatenate([finished for finished, _ in drawn])
         horizon = np.partition(merged, num_commits - 1)[num_commits - 1] if 0 < num_commits <= len(merged) else np.inf
-        short = [w for w in range(num_workers) if drawn[w][0][-1] < horizon and counts[w] < enough]
+        # A worker whose last finish is at the horizon may have more at that time, if durations underflow to 0.
+        short = [w for w in range(num_workers) if drawn[w][0][-1] <= horizon and counts[w] < enough]
         if not short:
             break
         for worker in short:

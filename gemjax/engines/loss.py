@@ -52,7 +52,7 @@ def checked_loss(loss_fn: Callable) -> Callable:
             )
         _check_model_state(model_state, args[1])
         _check_metrics(metrics)
-        return loss, (model_state, metrics)
+        return loss, (model_state, dict(metrics))  # JAX knows no classes derived from dict.
 
     return checked
 

@@ -98,6 +98,13 @@ def test_the_seed_decides_everything(model):
         assert model.trace(300, seed=5) != model.trace(300, seed=6)
 
 
+@pytest.mark.parametrize("num_commits", [1, 16, 79])
+def test_a_longer_trace_begins_with_the_shorter_though_durations_are_0(num_commits):
+    """Gamma variables of such a variation are mostly smaller than the smallest float."""
+    model = arrivals.Gamma(4, batch_variation=100.0)
+    assert model.trace(num_commits) == model.trace(80).first(num_commits)
+
+
 @model
 @pytest.mark.parametrize("num_commits", [0, 1, 3, 97, 998])
 def test_a_longer_trace_begins_with_the_shorter(model, num_commits):

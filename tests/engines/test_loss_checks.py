@@ -79,6 +79,19 @@ def test_metrics_that_are_no_dict(engine):
 
 
 @every_engine
+def test_metrics_may_be_of_a_class_derived_from_dict(engine):
+    """JAX takes such an object for one leaf."""
+
+    class Metrics(dict):
+        pass
+
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum(params**2), (model_state, Metrics(size=jnp.max(params)))
+
+    assert np.isfinite(run(engine, loss_fn, PARAMS).history["size"]).all()
+
+
+@every_engine
 def test_a_leaf_of_the_model_state_that_is_no_array(engine):
     with pytest.raises(
         TypeError, match=r"model_state at \['mode'\] is the str 'train', but model_state may have arrays"
