@@ -165,8 +165,8 @@ class Transition(WorkerStep):
     def init(self, params: PyTree, model_state: PyTree = ()) -> RunState:
         """Return the state before the first commit; call :meth:`bind` first."""
         params, model_state = jax.tree.map(_strongly_typed, (params, model_state))
-        opt_state = self.tx.init(params)
-        local = () if self.local is None else self.local.tx.init(params)
+        opt_state = jax.tree.map(_no_number_of_python, self.tx.init(params))
+        local = () if self.local is None else jax.tree.map(_no_number_of_python, self.local.tx.init(params))
         _, _, anchors = pull_with_anchors(slots.take(opt_state, 0), params)
         counters = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
         state = RunState(
@@ -310,6 +310,11 @@ def _strongly_typed(leaf: Any) -> jax.Array:
         )
     leaf = jnp.asarray(leaf)
     return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+
+def _no_number_of_python(leaf: Any) -> Any:
+    """Return an array in place of a number of Python, with which an optimizer may begin to count."""
+    return _strongly_typed(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
 
 
 def _slot(view: KeptView, opt_state: optax.OptState) -> Slots:

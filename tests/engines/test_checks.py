@@ -212,3 +212,16 @@ def test_an_optimizer_without_a_hash_runs(local):
     result = gemjax.run_on_devices(Descent(0.1), loss, jnp.zeros(2), batches, 6, local=local, num_workers=2)
     assert len(result.trace) == 6
     assert int(gemjax.initial_state(Descent(0.1), jnp.zeros(2)).commits) == 0
+
+
+@pytest.mark.parametrize("wrap", [lambda tx: tx, lambda tx: gemjax.asynchronous(gemjax.per_worker(tx), 2)])
+def test_an_optimizer_may_count_from_a_number_of_python(wrap):
+    def update(updates, count, params=None):
+        return optax.tree.scale(-0.1 / (1 + count), updates), count + 1
+
+    tx = wrap(optax.GradientTransformation(lambda params: 0, update))
+    loss, batches = lambda params, batch: jnp.sum((params - batch) ** 2), lambda worker, step: jnp.ones(2)
+    for local in (None, gemjax.LocalSteps(optax.GradientTransformation(lambda params: 0, update), 2)):
+        result = gemjax.run_on_devices(tx, loss, jnp.zeros(2), batches, 6, num_workers=2, local=local)
+        replay = gemjax.simulate(tx, loss, jnp.zeros(2), batches, result.trace, local=local)
+        np.testing.assert_allclose(result.params, replay.params, rtol=1e-6)

@@ -65,7 +65,7 @@ RANGES = (
     ),
     (("decay_factor",), lambda value: 0 < value <= 1, "must be in (0, 1]"),
     (("width", "eval_seconds"), lambda value: 0 < value < math.inf, "must be positive and finite"),
-    (("variation",), lambda value: 1e-6 <= value <= 1e6, "must be between 1e-6 and 1e6"),
+    (("variation",), lambda value: 1e-6 <= value <= 10, "must be between 1e-6 and 10"),
     (("deadline",), lambda value: 0 < value < math.inf, "must be a positive number of seconds"),
     (
         ("outer_learning_rate", "strength", "weight_decay", "warmup_epochs"),

@@ -65,3 +65,11 @@ def test_an_exception_arrives_with_its_worker():
         arrival = waiters.next()
     assert arrival.worker == 1
     assert "lost" in str(arrival.error)
+
+
+def test_a_wait_may_be_as_long_as_one_likes():
+    """A queue waits for less than 300 years."""
+    with Waiters(1) as waiters:
+        for timeout in (1e10, 1e300, float("inf")):
+            waiters.wake()
+            assert waiters.next(timeout) is None
