@@ -52,7 +52,8 @@ def checked_loss(loss_fn: Callable) -> Callable:
             )
         _check_model_state(model_state, args[1])
         _check_metrics(metrics)
-        return loss, (model_state, dict(metrics))  # JAX knows no classes derived from dict.
+        # A dict of arrays: JAX knows no classes derived from dict, and local steps no numbers of Python.
+        return loss, (model_state, {name: jnp.asarray(value) for name, value in metrics.items()})
 
     return checked
 

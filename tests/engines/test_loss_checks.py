@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from engines.entrances import PARAMS, TRACE, asgd, every_engine, run, squares, with_metrics
 
@@ -89,6 +90,17 @@ def test_metrics_may_be_of_a_class_derived_from_dict(engine):
         return jnp.sum(params**2), (model_state, Metrics(size=jnp.max(params)))
 
     assert np.isfinite(run(engine, loss_fn, PARAMS).history["size"]).all()
+
+
+@every_engine
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
+def test_metrics_may_be_numbers_of_python(engine, local):
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum(params**2), (model_state, {"tokens": 8, "share": 0.5, "is_whole": True})
+
+    history = run(engine, loss_fn, PARAMS, tx=asgd(1.0), local=local).history
+    last = [np.ravel(history[name])[-1] for name in ("tokens", "share", "is_whole")]
+    np.testing.assert_array_equal(last, [8, 0.5, 1])
 
 
 @every_engine
