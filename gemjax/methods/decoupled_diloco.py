@@ -20,9 +20,8 @@ from gemjax.protocol.checks import (
     check_positive_int,
     numbers,
 )
-from gemjax.protocol.hooks import ForWorkers
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, check_num_workers, check_number_around, require_protocol
 
 PyTree = Any
 MERGES = ("radial", "mean")
@@ -36,7 +35,6 @@ class MergeQuorumState(NamedTuple):
     radius: jax.Array  # float [L] for L leaves; the weighted sum of their norms. [0] with merge="mean".
     mean: PyTree  # Like params but at least float32; their weighted sum, or that of their directions.
     inner: optax.OptState
-    made_for: ForWorkers | None  # With ``tokens``.
 
 
 def merge_quorum(
@@ -80,12 +78,13 @@ def merge_quorum(
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params) -> Any:
+        if per_step is not None:
+            check_number_around(len(per_step))
         mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)
         kind, leaves = jnp.result_type(float), len(jax.tree.leaves(mean)) if merge == "radial" else 0
         return MergeQuorumState(
-            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, inner.init(params),
-            None if per_step is None else ForWorkers(len(per_step)),
-        )  # fmt: skip
+            jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, inner.init(params)
+        )
 
     def update_fn(updates, state, params=None, *, local_steps: Any = 1, worker: Any = None, **extra_args) -> Any:
         share = jnp.asarray(local_steps, state.weight.dtype)
@@ -115,7 +114,7 @@ def merge_quorum(
         start_anew = lambda tree: jax.tree.map(lambda x: jnp.where(full, jnp.zeros_like(x), x), tree)
         return jax.tree.map(lambda s: jnp.where(full, s, jnp.zeros_like(s)), step), MergeQuorumState(
             start_anew(state.gathered + 1), start_anew(weight), start_anew(radius), start_anew(mean),
-            slots.select(full, after, state.inner), state.made_for,
+            slots.select(full, after, state.inner),
         )  # fmt: skip
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -8,9 +8,14 @@ import optax
 
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
-from gemjax.protocol.hooks import ForWorkers
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
+from gemjax.protocol.staleness import (
+    asynchronous,
+    check_num_workers,
+    check_number_around,
+    require_protocol,
+    static_num_workers,
+)
 
 PyTree = Any
 
@@ -22,7 +27,6 @@ class AggregateLastState(NamedTuple):
     committed: Slots  # bool []; True once the worker has an entry.
     entry: Slots  # h_w, like params; the worker's last gradient.
     mean: PyTree  # h, like params but at least float32; the mean of all entries.
-    made_for: ForWorkers
 
 
 def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
@@ -44,12 +48,12 @@ def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
     num_workers = static_num_workers(num_workers)
 
     def init_fn(params) -> Any:
+        check_number_around(num_workers)
         return AggregateLastState(
             missing=jnp.asarray(num_workers, jnp.int32),
             committed=Slots(jnp.zeros([], bool)),
             entry=Slots(optax.tree.zeros_like(params)),
             mean=jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params),
-            made_for=ForWorkers(num_workers),
         )
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, **extra_args) -> Any:
@@ -63,7 +67,7 @@ def aggregate_last(num_workers: int) -> optax.GradientTransformationExtraArgs:
         )
         missing = state.missing - jnp.where(state.committed.value, 0, 1)
         step = jax.tree.map(lambda g, m: jnp.where(missing == 0, m, jnp.zeros_like(m)).astype(g.dtype), updates, mean)
-        return step, AggregateLastState(missing, Slots(jnp.ones([], bool)), Slots(updates), mean, state.made_for)
+        return step, AggregateLastState(missing, Slots(jnp.ones([], bool)), Slots(updates), mean)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -11,7 +11,6 @@ The state contains                                   Effect
 a node with ``next_row()``                           Index of the row inside it that the next commit writes.
 ``ReadsStaleParams()``                               ``update`` receives ``stale_params``, the view that the worker pulled.
 ``NeedsLocalSteps()``                                Engines require ``local=``.
-``ForWorkers(N)``                                    ``asynchronous`` refuses another number of workers.
 a node with ``refuses(staleness)``                   It is asked before each commit; see ``Refusals``.
 a node with ``on_pull(params, view, moved)``         It is called at each pull; see ``PullHook``.
 ===================================================  ===================================================================
@@ -58,17 +57,6 @@ class NeedsLocalSteps(NamedTuple):
 
     Engines do not run such a rule without ``local=``, because it would receive gradients.
     """
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class ForWorkers:
-    """Mark of a rule that was made for ``num_workers`` workers; it holds no arrays.
-
-    :func:`gemjax.asynchronous` refuses it among another number of workers.
-    """
-
-    num_workers: int
 
 
 @jax.tree_util.register_dataclass

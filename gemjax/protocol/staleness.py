@@ -6,7 +6,10 @@ and passes it to every member as the extra arguments ``worker``, ``staleness`` a
 a pull. Both are pure functions of arrays. Threads, devices and clocks belong to the engines.
 """
 
+import contextlib
+import contextvars
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +19,7 @@ import optax
 from gemjax.protocol import slots
 from gemjax.protocol.checks import check_alike, check_kept, check_method, check_positive_int, kept, with_extra_args
 from gemjax.protocol.diagnostics import offer_injected_rate
-from gemjax.protocol.hooks import ForWorkers, NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
+from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
     StalenessState,
     add_own_counts,
@@ -32,6 +35,8 @@ from gemjax.protocol.nodes import (
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
+# The number of workers of the wrapper whose members make their states now.
+_AROUND: contextvars.ContextVar[int | None] = contextvars.ContextVar("num_workers", default=None)
 
 
 def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
@@ -81,11 +86,10 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     inner = with_extra_args(inner)
 
     def init_fn(params):
-        inner_state = inner.init(params)
-        check_protocol(inner_state)
         number = static_num_workers(num_workers)
-        for mark in nodes(inner_state, ForWorkers):
-            slots.check_number(mark.num_workers, number)
+        with _members_of(number):
+            inner_state = inner.init(params)
+        check_protocol(inner_state)
         state = StalenessState(
             clock=jnp.zeros([], jnp.int32),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
@@ -232,6 +236,22 @@ def require_protocol(rule: str, **needed: Any) -> None:
                 f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N) and be given params; if it is "
                 "inside of an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
             )
+
+
+@contextlib.contextmanager
+def _members_of(num_workers: int) -> Iterator[None]:
+    """Let :func:`check_number_around` know the number of workers while members make their states."""
+    before = _AROUND.set(num_workers)
+    try:
+        yield
+    finally:
+        _AROUND.reset(before)
+
+
+def check_number_around(num_workers: int) -> None:
+    """Raise ``ValueError`` in the ``init`` of a part for ``num_workers`` workers inside of one for another number of them."""
+    if (around := _AROUND.get()) is not None:
+        slots.check_number(num_workers, around)
 
 
 def static_num_workers(num_workers: Any) -> int:

@@ -122,9 +122,9 @@ class EventLog:
 
     def write(self, /, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``."""
-        record = {"event": event, "time": round(time, 6)} | {name: _plain(value) for name, value in fields.items()}
-        if "began" in fields:
-            record["began"] = round(fields["began"], 6)  # A time, too.
+        record = {"event": event, "time": round(time, 6)} | {
+            name: _plain(name, value) for name, value in fields.items()
+        }
         try:
             self._file.write(self._encode(record) + "\n")
         except OSError as error:
@@ -297,6 +297,8 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.9g}") if math.isfinite(value) else None
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
-    return rounded(value) if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return round(value, 6) if name == "began" and math.isfinite(value) else rounded(value)  # Times have microseconds.

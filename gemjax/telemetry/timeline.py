@@ -99,9 +99,11 @@ def timeline(
         raise ValueError(f"it names {len(devices)} devices, but the run has {num_workers} workers")
     measured = bool(np.isfinite(cycles["ready"]).any())
     _fill(cycles, num_workers)
+    within = np.clip(cycles["began"], cycles["dispatch"], cycles["ready"])
+    rounded = np.abs(within - cycles["began"]) <= SLACK + EARLIER_DIGITS * cycles["began"]
+    cycles["began"] = np.where(rounded, within, cycles["began"])
     for earlier, later in (("dispatch", "began"), ("began", "ready"), ("ready", "time")):
-        slack = SLACK + ("began" in (earlier, later)) * EARLIER_DIGITS * cycles["began"]
-        early = np.flatnonzero(cycles[later] < cycles[earlier] - slack)
+        early = np.flatnonzero(cycles[later] < cycles[earlier] - SLACK)
         if len(early):
             worker, step = (int(cycles[name][early[0]]) for name in ("worker", "step"))
             raise ValueError(f"worker {worker}, step {step}: {later} is earlier than {earlier}")

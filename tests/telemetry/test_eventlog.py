@@ -70,6 +70,13 @@ def test_values_that_are_not_finite_are_null(tmp_path, value):
     assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
 
 
+@pytest.mark.parametrize(("began", "written"), [(np.float32(0.5), 0.5), (float("nan"), None), (None, None)])
+def test_the_time_of_a_view_is_written_as_other_numbers_are(tmp_path, began, written):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("ready", 1.0, worker=0, step=0, began=began)
+    assert json.loads((tmp_path / "log.jsonl").read_text())["began"] == written
+
+
 @pytest.mark.parametrize("path", [None, 1, b"log.jsonl"])
 def test_what_is_no_path_is_refused(path):
     """An int would be an open file, such as the output of the process."""
@@ -257,6 +264,10 @@ def test_the_log_of_a_long_run_of_an_earlier_version_can_be_read(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(event) + "\n" for event in cycle))
     assert gemjax.timeline(eventlog.read(log)).cycles["began"][0] == 1059.364063
+    cycle[2] |= {"time": 1059.364066, "began": 1059.36407}
+    cycle[3]["time"] = 1059.364067
+    log.write_text("".join(json.dumps(event) + "\n" for event in cycle))
+    assert gemjax.timeline(eventlog.read(log)).cycles["began"][0] == 1059.364066
     cycle[2]["began"] = 1059.35
     log.write_text("".join(json.dumps(event) + "\n" for event in cycle))
     with pytest.raises(ValueError, match="times decrease"):

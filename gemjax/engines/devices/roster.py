@@ -107,7 +107,7 @@ class Roster:
         self._losses = [0] * len(self.steps)  # and losses.
         self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
         self._records: collections.deque[Record] = collections.deque()
-        self._last_given_up = ""
+        self._last_given_up: tuple[int, str] = (-1, "")
         self._last_loss: tuple[str, BaseException | None] = ("", None)  # Of the worker that was given up last.
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
@@ -181,28 +181,36 @@ class Roster:
             "were retired": self.retired,
         }
         words = [f"{what}: {numbers(workers)}" for what, workers in places.items() if workers]
-        if self._last_given_up and (self.silent or self.retired):
-            words.append(f"the last that was given up is {self._last_given_up}")
+        worker, last = self._last_given_up
+        if worker in self.silent or worker in self.retired:
+            words.append(f"the last that was given up is {last}")
         if not any(self._active):
             words.append("the run continues when a worker joins (Members.join) and fails if none can (Members.close)")
         elif (self.in_flight or self.returning or self._reading) and self.policy.deadline is None:
             words.append("a deadline in the policy would retire a silent worker")
-        return f"no worker has finished for {self.PATIENCE:g} s; workers {'; '.join(words)}"
+        finished = "finished" if self.policy.deadline is None else "finished in time"
+        return f"no worker has {finished} for {self.PATIENCE:g} s; workers {'; '.join(words)}"
 
-    def failure(self) -> tuple[str, BaseException | None] | None:
-        """Return a message and its cause if no worker can commit, now or after joining again."""
+    def failure(self, now: float) -> tuple[str, BaseException | None] | None:
+        """Return a message and its cause if no worker can commit, now or after joining again.
+
+        Nor can they if all that may still finish miss the deadline again and again, each more often than its retries, for
+        ``PATIENCE`` seconds without any gradient in time.
+        """
         if self.lost or (self.absent and not self.closed):
             return None
         words, error = self._last_loss
         if any(self._active):
-            others = set(range(len(self.steps))) - self.absent.keys() - self.retired.keys()
-            if any(self._silences[worker] <= self.policy.retries for worker in others):
+            late = [worker for place in self._active if place is not self.ready for worker in place]
+            if now < self._arrived_at + self.PATIENCE or not late:
+                return None
+            if any(self._silences[worker] <= self.policy.retries for worker in late):
                 return None
             words = (
-                f"since then each worker has missed the deadline of {self.policy.deadline} s {self.policy.retries + 1} times; "
-                "give the policy a longer one"
+                f"no worker has finished in time for {self.PATIENCE:g} s, in which workers {numbers(sorted(late))} have missed "
+                f"the deadline of {self.policy.deadline} s again and again; give the policy a longer one; the last that was "
+                f"given up is {self._last_given_up[1]}"
             )
-            return f"{self.clock} of {self.num_commits} commits are made, but {words}", None
         if self.absent:
             words = f"workers {numbers(self.absent)} have left and none can join any more{words and '; '}{words}"
         return f"{self.clock} of {self.num_commits} commits are made, but {words}", error
@@ -395,7 +403,7 @@ class Roster:
 
     def _give_up(self, worker: int, place: dict[int, None], last: str, error: BaseException | None = None) -> None:
         self._put(worker, place)
-        self._last_given_up = last
+        self._last_given_up = worker, last
         self._last_loss = f"all {len(self.steps)} workers were given up; the last was {last}", error
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:

@@ -100,20 +100,20 @@ class Scheduler:
         self.execute()
         if not self.roster.is_short:
             return
-        if (failure := self.roster.failure()) is not None:
-            raise RunFailedError(failure[0]) from failure[1]
         now = time.perf_counter()
+        if (failure := self.roster.failure(now)) is not None:
+            raise RunFailedError(failure[0]) from failure[1]
         wait = min(self.roster.timeout(now), max(0.0, self.call_at - now))
         with self.held.open():
             arrival = self.waiters.next(None if wait == INFINITY else wait)
         now = time.perf_counter()
         if arrival is not None and isinstance(arrival.error, WorkerLostError):
-            self.roster.disappeared(arrival.worker, arrival.number, arrival.ready, arrival.error)
+            self.roster.disappeared(arrival.worker, arrival.number, now, arrival.error)
             self.programs.recover(arrival.worker)
         elif arrival is not None and isinstance(arrival.error, RowsError):
             raise arrival.error
         elif arrival is not None:
-            self.roster.arrived(arrival.worker, arrival.number, arrival.ready, arrival, arrival.error)
+            self.roster.arrived(arrival.worker, arrival.number, now, arrival, arrival.error)
         if (message := self.roster.describe_stall(now)) is not None:
             self.warn(message)
         for worker in self.roster.overdue(now):

@@ -1,5 +1,6 @@
 """Faults in the roster: errors, silent workers, and arrivals that come too late."""
 
+import pytest
 from engines.devices.roster_runs import ERROR, Run
 
 from gemjax.engines.devices.roster import Commit, Dispatch, Roster
@@ -16,7 +17,7 @@ def test_a_worker_that_raises_pulls_and_repeats_its_step():
     run.join(0)
     assert run.arrive(0, ERROR)[-1] == ("dispatch", 0)  # So has its return.
     assert run.arrive(0, ERROR) == [("fault", 0), ("retire", 0)]
-    assert run.roster.failure() is None
+    assert run.roster.failure(run.now) is None
     assert run.arrive(1) == [("commit", 1), ("dispatch", 1)]
 
 
@@ -121,33 +122,59 @@ def test_a_dispatch_counts_once():
     assert len(run.committed) == 2
 
 
-def test_a_run_whose_workers_are_always_late_fails():
-    """Each returned in time for the next one to fall silent, so the run went on without a commit or a warning."""
+def _late(run, workers, rounds):
+    """Let workers miss their deadline again and again, for longer than a run waits without a word."""
+    for _ in range(rounds):
+        run.now += 1.1 * Roster.PATIENCE / rounds
+        for worker in workers:
+            run.roster.fell_silent(worker)
+            run.arrive(worker)
+
+
+@pytest.mark.parametrize("others", ["all", "one is dead", "one is retired", "one waits for the quorum"])
+def test_a_run_whose_workers_are_always_late_fails(others):
+    """Each returned before the next one fell silent, so the run went on without a commit or a warning."""
+    run = Run(3, deadline=1.0, retries=1, quorum=2 if "quorum" in others else 1)
+    run.go()
+    late = [0, 1, 2] if others == "all" else [1, 2]
+    if others == "one is dead":
+        run.roster.fell_silent(0)
+    elif others == "one is retired":
+        run.arrive(0, ERROR)
+        run.arrive(0, ERROR)
+    elif others == "one waits for the quorum":
+        run.arrive(0)
+    _late(run, late, 2)
+    message, cause = run.roster.failure(run.now)
+    which = ", ".join(map(str, late))
+    assert (
+        f"0 of 1000000 commits are made, but no worker has finished in time for 60 s, in which workers {which} have missed "
+        "the deadline of 1.0 s again and again; give the policy a longer one; the last that was given up is worker 2, silent"
+    ) in message
+    assert cause is None
+
+
+def test_a_slow_phase_is_waited_for():
+    """It ends before a minute has passed, or before each worker has used up its retries."""
     run = Run(2, deadline=1.0, retries=1)
     run.go()
-    run.arrive(1)
-    for _ in range(2):
-        assert run.roster.failure() is None
+    for _ in range(9):
         for worker in (0, 1):
             run.roster.fell_silent(worker)
             run.arrive(worker)
-    message, cause = run.roster.failure()
-    assert message.endswith(
-        "1 of 1000000 commits are made, but since then each worker has missed the deadline of 1.0 s 2 times; "
-        "give the policy a longer one"
-    )
-    assert cause is None
+    assert run.roster.failure(0.9 * Roster.PATIENCE) is None
+    run.arrive(0)
+    _late(run, [0, 1], 1)
+    assert run.roster.failure(run.now) is None
 
 
 def test_late_workers_take_part_as_long_as_one_is_in_time():
     run = Run(3, deadline=1.0, retries=0)
     run.go()
     for _ in range(9):
-        for worker in (0, 1):
-            run.roster.fell_silent(worker)
-            run.arrive(worker)
-        assert run.roster.failure() is None
+        _late(run, [0, 1], 1)
         assert ("dispatch", 2) in run.arrive(2)
+        assert run.roster.failure(run.now) is None
 
 
 def test_late_gradients_do_not_hide_a_stall():
@@ -157,4 +184,13 @@ def test_late_gradients_do_not_hide_a_stall():
     run.now = Roster.PATIENCE
     run.roster.fell_silent(0)
     run.arrive(0)
-    assert "no worker has finished for 60 s" in run.roster.describe_stall(run.now)
+    assert "no worker has finished in time for 60 s" in run.roster.describe_stall(run.now)
+
+
+def test_gradients_that_wait_in_a_queue_are_no_stall():
+    """The central variable is busy: each arrives long after it was ready."""
+    run = Run(2)
+    run.go()
+    run.now = 2 * Roster.PATIENCE
+    run.arrive(0)
+    assert run.roster.describe_stall(run.now) is None
