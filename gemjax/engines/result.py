@@ -172,9 +172,8 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
     """Raise :class:`RunFailedError` if ``least`` or more commits in a row were rejected, after ``commits`` applied ones."""
     if in_a_row < least:
         return
-    rows = zip(
-        *(history().get(name, ()) for name in ("worker", "step", "loss")), strict=True
-    )  # None in an earlier call.
+    columns = history()  # Empty if all commits were made in an earlier call.
+    rows = zip(*(columns.get(name, ()) for name in ("worker", "step", "loss")), strict=True)
     last = "; ".join(f"worker {w} step {s}: loss {loss}" for w, s, loss in list(rows)[-3:])
     advice = "the central variable does not change any more. Lower the learning rate, clip gradients, or check the data"
     if not commits:
@@ -188,17 +187,17 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
     )
 
 
-def warn_if_diverged(result: Result, stacklevel: int) -> None:
-    """Warn of a run at whose end the loss has exploded, or most commits were rejected, or the method refuses all.
+def warn_if_diverged(result: Result, stacklevel: int, *, refused: int | None = None) -> None:
+    """Warn of a run at whose end the loss has exploded, or most commits were rejected.
 
     Commits whose state would overflow are rejected one by one, so a diverged run can end with finite parameters. One commit
-    that is applied among them is enough to go on.
+    that is applied among them is enough to go on. Given ``refused``, warn as well if the method has refused the last so many
+    commits.
     """
     if not (columns := result.history):
         return
-    refused = REFUSED * result.trace.num_workers
     try:
-        if len(columns["dropped"]) >= refused and columns["dropped"][-refused:].all():
+        if refused is not None and len(columns["dropped"]) >= refused and columns["dropped"][-refused:].all():
             warn_of_refusals(refused, stacklevel + 1)
         if what := _divergence(columns):
             advice = "lower the learning rate, clip gradients, or check the data"

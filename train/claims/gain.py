@@ -30,13 +30,15 @@ def draw_gain(results: Path) -> Path:
     path = results / "gain.png"
     with style():
         figure = picture(columns=2, height=3.2)
-        seeds = f"mean and range of {len(result['seeds'])} seeds"
+        values = [value for row in result["results"] for value in row["test_accuracy"]["values"]]
+        seeds = f"mean and range of {len(result['seeds'])} seeds" + (", failed runs left out" if None in values else "")
         heading(
             figure, "GEM gains from more workers at the same learning rate", f"MNIST, one epoch per worker, {seeds}"
         )
         axes = figure.subplots()
         for name, (label, method) in SERIES.items():
-            points = {row["point"]: _errors(row) for row in result["results"] if row["series"] == name and _errors(row)}
+            points = {row["point"]: _errors(row) for row in result["results"] if row["series"] == name}
+            points = {point: errors for point, errors in points.items() if errors}
             if not points:
                 continue
             means = {workers: sum(errors) / len(errors) for workers, errors in points.items()}

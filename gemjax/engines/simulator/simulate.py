@@ -16,6 +16,7 @@ from gemjax.engines.checks import check_callback, check_placed, check_untraced, 
 from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
 from gemjax.engines.result import (
+    REFUSED,
     Callback,
     History,
     Progress,
@@ -226,7 +227,7 @@ def simulate(
             held.let_through()
             leave_result(error, lambda: _result(jax.block_until_ready(reached()), parts, trace, True))
             raise
-    warn_if_diverged(result, stacklevel=2)
+    warn_if_diverged(result, stacklevel=2, refused=REFUSED * trace.num_workers)
     return result
 
 
