@@ -58,7 +58,7 @@ class EarlyStopping:
     def __init__(self, evaluate: Evaluate, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
         _check_evaluate(evaluate)
         check_positive_int("patience", patience)
-        if not real("min_delta", min_delta) >= 0:
+        if not (min_delta := real("min_delta", min_delta)) >= 0:
             raise ValueError(f"min_delta must not be negative, got {min_delta}")
         self.evaluate, self.patience, self.min_delta, self.mode = evaluate, patience, min_delta, mode
         self.best, self.waited, self._commits = _worst(mode), 0, -1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gemjax.arrivals.base import Around, Arrivals, check_inner, check_num_commits, stream
-from gemjax.protocol.checks import integer, shown
+from gemjax.protocol.checks import check_not_narrow, integer, shown, with_plain_numbers
 from gemjax.protocol.trace import Trace
 
 
@@ -70,6 +70,7 @@ class SemiSynchronous:
 
     def __post_init__(self):
         check_inner(self, self.model)
+        with_plain_numbers(self)
         if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
             raise ValueError(f"period must be a positive int, got {shown(self.period)}")
 
@@ -85,6 +86,7 @@ class SemiSynchronous:
           :class:`gemjax.LocalSteps`: the number of local steps of each commit of each worker.
         """
         integer("num_meetings", num_meetings, 1)
+        check_not_narrow("num_meetings", num_meetings)
         num_workers = self.model.num_workers
         taken = np.zeros((num_workers, num_meetings), int)
         order, joined, now = [], [], 0.0

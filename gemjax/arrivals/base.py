@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gemjax.protocol.checks import integer, number, numbers
+from gemjax.protocol.checks import check_not_narrow, integer, number, numbers, with_plain_numbers
 from gemjax.protocol.staleness import check_num_workers
 from gemjax.protocol.trace import Trace
 
@@ -20,6 +20,7 @@ class Arrivals:
     composes: ClassVar[bool] = True
 
     def __post_init__(self):
+        with_plain_numbers(self)
         check_num_workers(self.num_workers)
 
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
@@ -85,6 +86,7 @@ def check_inner(outer: object, model: Arrivals) -> None:
 def check_num_commits(num_commits: int) -> None:
     """Raise ``ValueError`` unless this is a number of commits."""
     integer("num_commits", num_commits, 0)
+    check_not_narrow("num_commits", num_commits)
 
 
 def stream(seed: int, worker: int) -> np.random.Generator:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemjax.arrivals.base import Around
-from gemjax.protocol.checks import number, shown
+from gemjax.protocol.checks import number, shown, with_plain_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Incidents(Around):
         for incident in self.incidents:
             if not isinstance(incident, (Slows, Leaves, Joins)):
                 raise TypeError(f"incidents must be Slows, Leaves and Joins, got {shown(incident)}")
+            with_plain_numbers(incident)
             number("the time of an incident", incident.at)
         object.__setattr__(self, "incidents", tuple(sorted(self.incidents, key=lambda incident: incident.at)))
         for incident in self.incidents:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
-from gemjax.protocol.checks import check_between, check_method, check_positive_int, integer
+from gemjax.protocol.checks import check_between, check_method, check_not_narrow, check_positive_int, integer
 from gemjax.protocol.hooks import Refusals, answer_pull, has_on_pull, where_present
 from gemjax.protocol.nodes import StalenessState, map_nodes, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
@@ -170,6 +170,7 @@ def by_fragment(
     check_positive_int("every", every)
     if not isinstance(delay, jax.core.Tracer):
         integer("delay", delay, 0)
+        check_not_narrow("delay", delay)
     fragments = checked_groups("fragments", fragments)
     inner = optax.with_extra_args_support(inner)
 

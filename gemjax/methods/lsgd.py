@@ -12,7 +12,7 @@ from gemjax.protocol.checks import check_between, check_bool, check_choice, chec
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import StalenessState, check_of_one_run, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol
+from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
 
 PyTree = Any
 
@@ -131,6 +131,7 @@ def follow_leader(
         :func:`gemjax.asynchronous`.
     """
     strength, global_strength = _checked(num_workers, strength, groups, global_strength, global_period, window)
+    num_workers = static_num_workers(num_workers)
     check_bool("anchors", anchors)
     keeps = anchors and groups > 1 and global_period > 1
     kind = Following if not anchors else FollowingLeader if groups == 1 else FollowingLeaders

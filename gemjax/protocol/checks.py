@@ -1,5 +1,6 @@
 """Checks of arguments. Traced values pass, because ``optax.inject_hyperparams`` makes hyper-parameters traced."""
 
+import dataclasses
 import inspect
 import math
 import operator
@@ -58,6 +59,26 @@ def check_positive_int(name: str, value: Any) -> None:
             raise ValueError(f"{name} must be a positive int, got {shown(value)}")
         if operator.index(value) >= 2**31:
             raise ValueError(f"{name} must be at most {2**31 - 1}, the largest int32, got {shown(value)}")
+        check_not_narrow(name, value)
+
+
+def check_not_narrow(name: str, value: Any) -> None:
+    """Raise ``ValueError`` for an integer of NumPy or JAX that wraps around in arithmetic with other small numbers."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and (dtype.kind == "u" or dtype.itemsize < 4):
+        raise ValueError(f"{name} is {shown(value)}, whose {dtype} wraps around in sums and products; give int({name})")
+
+
+def with_plain_numbers(instance: Any) -> None:
+    """Replace scalars of NumPy and JAX in a dataclass by numbers of Python, which compute in 64 bits and do not wrap around."""
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name, None)
+        kind = getattr(value, "dtype", None)
+        if kind is None or getattr(value, "ndim", 1) or isinstance(value, jax.core.Tracer):
+            continue
+        plain = int if jnp.issubdtype(kind, jnp.integer) else float if jnp.issubdtype(kind, jnp.floating) else None
+        if plain is not None:
+            object.__setattr__(instance, field.name, plain(value))
 
 
 def check_count(name: str, value: Any) -> None:

@@ -53,7 +53,7 @@ class Observer:
         self.offered.add(name)
         if name in self.wanted:
             self.several |= name == "learning_rate" and name in self.seen
-            self.seen[name] = self._outside(name, compute())
+            self.seen[name] = self._outside(name, jnp.asarray(compute()))
 
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Multiply the quantity ``name`` of another member by ``compute()`` if it is wanted."""

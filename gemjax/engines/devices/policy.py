@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from gemjax.protocol.checks import number, shown
+from gemjax.protocol.checks import number, shown, with_plain_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Policy:
     interrupt: int | None = None
 
     def __post_init__(self):
+        with_plain_numbers(self)
         for name, lowest in (("max_staleness", 0), ("quorum", 1), ("retries", 0), ("interrupt", 1)):
             value = getattr(self, name)
             if value is None and name in ("max_staleness", "interrupt"):

@@ -164,9 +164,9 @@ def prepare(
             f"more; give num_commits={len(recorded) + num_commits} for {num_commits} more",
             RunWarning, stacklevel=3,
         )  # fmt: skip
-    if whole("callback_every", callback_every) < 1:
+    if (callback_every := whole("callback_every", callback_every)) < 1:
         raise ValueError(f"callback_every must be positive, got {callback_every}")
-    if callback_seconds is not None and not real("callback_seconds", callback_seconds) > 0:
+    if callback_seconds is not None and not (callback_seconds := real("callback_seconds", callback_seconds)) > 0:
         raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")
     transition = Transition(
         tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),

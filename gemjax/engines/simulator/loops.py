@@ -18,6 +18,7 @@ from gemjax.batches.local import LocalBatches
 from gemjax.engines.checks import has_hash
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
+from gemjax.protocol.checks import check_not_narrow
 from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
@@ -31,6 +32,9 @@ def check_positive(**numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None and whole(name, value) < 1:
             raise ValueError(f"{name} must be positive, got {value}")
+        if isinstance(value, jax.Array):
+            raise TypeError(f"{name} must be an int of Python or NumPy, got {value!r}; give int({name})")
+        check_not_narrow(name, value)
 
 
 def chunk_size_for(events: Events, batches: Any, copies: int = 1) -> int:

@@ -1,0 +1,81 @@
+"""Numbers of NumPy and JAX in few bits, which wrap around or round: refused, or replaced by numbers of Python."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gemjax
+from gemjax import arrivals
+from gemjax.engines.devices.policy import Policy
+
+NARROW = [np.uint8(10), np.int16(10), np.uint32(10), np.uint64(10), jnp.uint32(10), np.array(10, np.uint16)]
+
+
+@pytest.mark.parametrize("ten", NARROW, ids=lambda ten: f"{type(ten).__name__} {ten.dtype}")
+def test_integers_that_wrap_around_are_refused(tmp_path, ten):
+    """`-np.uint32(2)` is 4,294,967,294: as `keep` it removed all checkpoints."""
+    for name, make in {
+        "keep": lambda: gemjax.Checkpoints(tmp_path, keep=ten),
+        "num_workers": lambda: gemjax.lsgd(num_workers=ten),
+        "every": lambda: gemjax.by_fragment(optax.trace(0.5), 2, every=ten),
+        "delay": lambda: gemjax.by_fragment(optax.trace(0.5), 2, delay=ten),
+        "num_commits": lambda: arrivals.Gamma(4).trace(ten),
+        "chunk_size": lambda: gemjax.simulate(
+            gemjax.asgd(0.1), lambda p, b: p**2, 0.0, lambda w, s: 0.0, arrivals.Gamma(1).trace(3), chunk_size=ten
+        ),
+    }.items():
+        with pytest.raises((ValueError, TypeError), match=rf"{name} .*give int\({name}\)"):
+            make()
+
+
+@pytest.mark.parametrize("ten", [*NARROW, jnp.int32(10)], ids=lambda ten: f"{type(ten).__name__} {ten.dtype}")
+def test_arrival_models_take_any_integer(ten):
+    model = arrivals.Gamma(ten, mean=np.float32(0.5))
+    assert (type(model.num_workers), type(model.mean)) == (int, float)
+    assert arrivals.Barrier(model).trace(500) == arrivals.Barrier(arrivals.Gamma(10, mean=0.5)).trace(500)
+    assert arrivals.SemiSynchronous(model, period=ten).period == 10
+    assert arrivals.Interrupted(model, threshold=ten).threshold == 10
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, jnp.float32, jnp.bfloat16])
+def test_virtual_time_is_added_up_in_64_bits(kind):
+    """In 16 bits it stopped at 256."""
+    queue = arrivals.Queue(arrivals.Gamma(8, mean=0.05), service=kind(0.125))
+    assert queue.trace(5_000) == arrivals.Queue(arrivals.Gamma(8, mean=0.05), service=0.125).trace(5_000)
+    slow = arrivals.Slows(0, at=kind(0.5), factor=kind(2.0))
+    arrivals.Incidents(arrivals.Gamma(2), [slow])
+    assert type(slow.at) is type(slow.factor) is float
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, jnp.float32])
+def test_seconds_may_be_of_any_kind(kind):
+    """A queue takes no seconds of NumPy, and 16 bits do not hold the time of a clock."""
+    policy = Policy(grace=kind(0.125), deadline=kind(60.0), quorum=2, retries=np.int8(1))
+    assert [type(value) for value in dataclasses.astuple(policy)[1:5]] == [int, float, float, int]
+    options = {"policy": policy, "callback": lambda progress: False, "callback_seconds": kind(1.0)}
+    result = gemjax.run_on_devices(
+        gemjax.asgd(0.1, num_workers=2),
+        lambda p, b: p**2,
+        jnp.ones([]),
+        lambda w, s: 0.0,
+        6,
+        callback_every=np.uint8(3),
+        **options,
+    )
+    assert len(result.trace) == 6
+    assert type(gemjax.callbacks.EarlyStopping(lambda progress: 0.0, min_delta=kind(0.0)).min_delta) is float
+
+
+def test_an_observed_number_of_python_is_a_column():
+    def update(updates, state, params=None, *, observe=None, **extra_args):
+        if observe is not None:
+            observe("momentum", lambda: 0.5)
+        return updates, state
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    tx = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)), 2)
+    result = gemjax.run_on_devices(tx, lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0, 4, diagnostics=("momentum",))
+    np.testing.assert_array_equal(result.history["momentum"], 0.5)
