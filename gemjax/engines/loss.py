@@ -52,10 +52,15 @@ def checked_loss(loss_fn: Callable) -> Callable:
             )
         _check_model_state(model_state, args[1])
         _check_metrics(metrics)
-        # A dict of arrays: JAX knows no classes derived from dict, and local steps no numbers of Python.
-        return loss, (model_state, {name: jnp.asarray(value) for name, value in metrics.items()})
+        # Engines ask all numbers for their dtype; and JAX knows no classes derived from dict.
+        return loss, jax.tree.map(_array, (model_state, dict(metrics)))
 
     return checked
+
+
+def _array(leaf: Any) -> Any:
+    """Return an array in place of a number of Python."""
+    return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf, jnp.result_type(leaf))
 
 
 def _long_form(loss_fn: Callable) -> Callable:

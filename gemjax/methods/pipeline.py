@@ -88,6 +88,7 @@ def delay_stages(
     check_method("inner", inner)
     check_count("num_stages", num_stages)
     check_at_least("horizon", horizon, 0.0)
+    num_stages = int(num_stages)
     stages = num_stages if stages is None else checked_groups("stages", stages)
     inner = optax.with_extra_args_support(inner)
 
@@ -159,6 +160,7 @@ def stage_momentum(
     check_momentum("momentum", momentum)
     check_momentum("highest", highest)
     check_count("num_stages", num_stages)
+    num_stages = int(num_stages)
     stages = num_stages if stages is None else checked_groups("stages", stages)
 
     def update_fn(updates, state, params=None, **extra_args) -> Any:

@@ -104,6 +104,18 @@ def test_metrics_may_be_numbers_of_python(engine, local):
 
 
 @every_engine
+def test_a_model_state_may_be_set_to_a_number_of_python(engine):
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum(params**2), ({"initialised": True, "since": 0}, {})
+
+    model_state = {"initialised": jnp.array(False), "since": jnp.int32(4)}
+    found = run(engine, loss_fn, PARAMS, model_state=model_state)
+    state = found.model_state if engine != "sweep" else found.state.model_state
+    np.testing.assert_array_equal(np.ravel(state["initialised"]), True)
+    np.testing.assert_array_equal(np.ravel(state["since"]), 0)
+
+
+@every_engine
 def test_a_leaf_of_the_model_state_that_is_no_array(engine):
     with pytest.raises(
         TypeError, match=r"model_state at \['mode'\] is the str 'train', but model_state may have arrays"

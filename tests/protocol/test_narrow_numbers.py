@@ -79,3 +79,14 @@ def test_an_observed_number_of_python_is_a_column():
     tx = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)), 2)
     result = gemjax.run_on_devices(tx, lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0, 4, diagnostics=("momentum",))
     np.testing.assert_array_equal(result.history["momentum"], 0.5)
+
+
+def test_stages_may_be_counted_by_numpy():
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2), "c": jnp.zeros(2)}
+    for tx in (gemjax.async_pipeline(0.1, num_stages=np.int64(3)), gemjax.delay_stages(optax.sgd(0.1), np.int64(3))):
+        tx.init(params)
+
+
+def test_numbers_of_the_leaves_are_no_groups():
+    with pytest.raises(ValueError, match=r"fragments must be an int, prefixes of paths or a function, got \[0, 1, 1\]"):
+        gemjax.streaming_diloco(fragments=[0, 1, 1])

@@ -50,7 +50,7 @@ def test_a_folder_in_place_of_the_file_is_refused_before_anything_is_measured(tm
         ("--batch-sizes", "60001", "must be at most 60000; got 60001"),
         ("--parameters", "20", "must be at least 100; got 20"),
         ("--parameters", "1000000000000000", "must be at most 2147483648; got 1000000000000000"),
-        ("--gigabits", "nan", "must be a finite number above 0; got nan"),
+        ("--gigabits", "nan", "must be between 1e-9 and 1e9; got nan"),
     ],
 )
 def test_numbers_that_are_not_possible_are_refused_in_one_line(capsys, flag, value, wrong):
