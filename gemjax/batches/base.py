@@ -165,11 +165,22 @@ def select(batches: Any, worker: np.ndarray, step: np.ndarray, draw: Any) -> PyT
     """Return the selections, such as numbers of rows, for vectors of (worker, that worker's step, draw of the trace).
 
     Raises:
-      RowsError: if the data lack a selected row.
+      RowsError: if the data lack a selected row, or there is not one selection per batch.
     """
     batches = adapt(batches)
     selection = batches.select(worker, step, draw) if batches.shared else batches.select(worker, step)
     batches._check_selection(selection, worker, step, draw)
+    for leaf in jax.tree.leaves(selection):
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise RowsError(
+                "select returned random keys, which the host cannot read; return jax.random.key_data(keys), and wrap it in "
+                "batch: jax.random.wrap_key_data(selection)"
+            )
+        if np.shape(leaf)[:1] != np.shape(worker):
+            raise RowsError(
+                f"select returned an array of shape {np.shape(leaf)} for {np.size(worker)} batches; each array must have one "
+                "entry per batch: worker and step are vectors"
+            )
     return selection
 
 

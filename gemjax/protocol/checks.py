@@ -72,7 +72,7 @@ def check_not_narrow(name: str, value: Any) -> None:
 def with_plain_numbers(instance: Any) -> None:
     """Replace scalars of NumPy and JAX in a dataclass by numbers of Python, which compute in 64 bits and do not wrap around."""
     for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name, None)
+        value: Any = getattr(instance, field.name, None)
         kind = getattr(value, "dtype", None)
         if kind is None or getattr(value, "ndim", 1) or isinstance(value, jax.core.Tracer):
             continue

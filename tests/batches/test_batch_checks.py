@@ -269,3 +269,48 @@ def test_a_class_of_any_base_may_gather_its_data_itself():
 def on_disk(path, array):
     np.save(path / "array.npy", array)
     return np.load(path / "array.npy", mmap_mode="r")
+
+
+class Single(gemjax.batches.Batches):
+    """Its select was written for one batch."""
+
+    data = np.arange(100.0)
+
+    def select(self, worker, step):
+        return np.array([7 * int(step[0]) + int(worker[0])])
+
+    def batch(self, data, selection):
+        return data[selection]
+
+
+class Keyed(gemjax.batches.Batches):
+    data = ()
+
+    def select(self, worker, step):
+        return jax.vmap(jax.random.key)(jnp.asarray(step))
+
+    def batch(self, data, selection):
+        return jax.random.normal(selection)
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+@pytest.mark.parametrize(
+    ("batches", "found"),
+    [
+        (
+            Single(),
+            r"select returned an array of shape \(1,\) for \d+ batches; each array must have one entry per batch",
+        ),
+        (Keyed(), r"select returned random keys, which the host cannot read; return jax\.random\.key_data"),
+    ],
+    ids=["one", "keys"],
+)
+def test_selections_of_ones_own_are_checked(engine, batches, found):
+    """The simulator repeated the one entry for all arrivals of a chunk; on devices it was right."""
+    problem = gemjax.asgd(0.1, num_workers=2), lambda params, batch: (params - batch) ** 2, jnp.zeros([]), batches
+    if engine == "devices" and isinstance(batches, Single):
+        assert len(gemjax.run_on_devices(*problem, 4).trace) == 4
+        return
+    start = gemjax.simulate if engine == "simulate" else gemjax.run_on_devices
+    with pytest.raises(ValueError, match=found):
+        start(*problem, gemjax.arrivals.RoundRobin(2).trace(6) if engine == "simulate" else 4)
