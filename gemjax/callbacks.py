@@ -7,6 +7,7 @@ a statistic of ``progress.history``. Chained callbacks with the same ``evaluate`
 
 import math
 import os
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -208,7 +209,9 @@ def _value(evaluate: Evaluate, progress: Progress) -> float:
     """Evaluate the metric once per progress, so that several callbacks share it."""
     known = vars(progress).setdefault("_evaluated", [])
     for fn, value in known:
-        if fn == evaluate:
+        if fn is evaluate or (
+            isinstance(fn, types.MethodType) and fn == evaluate
+        ):  # A class may compare by its arrays.
             return value
     found = evaluate(progress)
     try:

@@ -268,3 +268,26 @@ def test_a_progress_that_was_evaluated_can_be_replaced():
     EarlyStopping(lambda progress: 1.0)(progress)
     assert dataclasses.replace(progress, commits=20).commits == 20
     assert jax.tree.leaves(progress.params)[0].shape == (4,)
+
+
+@dataclasses.dataclass
+class HeldOut:
+    """A metric on held-out rows, which == compares."""
+
+    rows: np.ndarray
+    calls: int = 0
+
+    def __call__(self, progress):
+        self.calls += 1
+        return float(self.rows.mean())
+
+    def again(self, progress):
+        return self(progress)
+
+
+def test_metrics_are_compared_by_identity():
+    first, second = HeldOut(np.zeros(3)), HeldOut(np.ones(3))
+    stops = [EarlyStopping(fn) for fn in (first, second, first, first.again, first.again)]
+    assert callbacks.chain(*stops)(at(10)) is False
+    assert [stop.best for stop in stops] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert (first.calls, second.calls) == (2, 1)

@@ -162,7 +162,7 @@ def sweep(
     check_placed(params, model_state, together=True)
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise TypeError(f"seeds must be a sequence of ints, got {shown(seeds)}; give [{shown(seeds)}]")
-    seeds, stops = list(seeds), checked_stops(stops).tolist()
+    seeds, stops, observed = list(seeds), checked_stops(stops).tolist(), diagnostic_names(diagnostics)
     points = grid(over, seeds)
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(seeds)].tolist()
@@ -180,7 +180,7 @@ def sweep(
         point = dict(zip(names, values, strict=True))
         return Transition(
             tx=make(**point), loss_fn=loss_fn, num_workers=traces[0].num_workers, seed=seed,
-            diagnostics=diagnostic_names(diagnostics), average_model_state=average_model_state,
+            diagnostics=observed, average_model_state=average_model_state,
             local=local(**point) if callable(local) else local,
         ).bind(params, model_state)  # fmt: skip
 

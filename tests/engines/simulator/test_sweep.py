@@ -92,7 +92,7 @@ def test_every_run_is_that_of_the_simulator(x64, batched):
     """A grid of two hyper-parameters and two seeds; late pulls, model state, keys, a rejected gradient, diagnostics."""
     problem = poisoned(mlp(jnp.float64), [(1, 2)])
     over = {"rate": RATES, "kappa": KAPPAS}
-    result = sweep(problem, gem, over, seeds=SEEDS, diagnostics=["gap"], batched=batched)
+    result = sweep(problem, gem, over, seeds=SEEDS, diagnostics=iter(["gap"]), batched=batched)
     assert list(zip(*result.points.values(), strict=True)) == list(itertools.product(RATES, KAPPAS, SEEDS))
     for run, (rate, kappa, seed) in enumerate(itertools.product(RATES, KAPPAS, SEEDS)):
         alone = gemjax.simulate(
