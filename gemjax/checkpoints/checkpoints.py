@@ -21,7 +21,7 @@ from gemjax.engines.devices.hardware import keys
 from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.transition import RunState
-from gemjax.protocol.checks import check_bool, check_path, check_positive_int
+from gemjax.protocol.checks import check_bool, check_path, check_positive_int, integer
 from gemjax.protocol.trace import Trace
 
 STATE = "state"  # Folder of the arrays of a checkpoint.
@@ -265,6 +265,7 @@ class Checkpoints:
 
         Raises:
           TypeError: if ``like`` is not the state of a run.
+          ValueError: if ``commits`` is no number of commits.
           FileNotFoundError: if the folder does not hold this checkpoint.
           CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, schedule, model, number of workers or
             PRNG implementation, or not written by gemjax; the message names its folder. Changed files are found by digests,
@@ -274,6 +275,7 @@ class Checkpoints:
         turns.check_not_forked()
         contents.check_state("like", like)
         check_bool("in_files", in_files)
+        commits = None if commits is None else integer("commits", commits, 0)
         like = jax.tree.map(_as_like, like)
 
         def read(found: int | None) -> tuple[RunState, Trace, dict[str, Any]]:

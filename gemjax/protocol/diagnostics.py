@@ -32,6 +32,20 @@ PyTree = Any
 _trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
 
 
+def _one_number(name: str, value: Any) -> jax.Array:
+    """Return ``value`` as an array; raise ``TypeError`` if it is no single real number."""
+    array = None if value is None or isinstance(value, str) else jnp.asarray(value)
+    if (
+        array is None
+        or array.shape
+        or not jnp.isrealobj(array)
+        or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    ):
+        found = shown(value) if array is None else f"an array of {array.dtype}{list(array.shape)}"
+        raise TypeError(f"a rule offered {found} as {name}; what observe(name, fn) calls must return one real number")
+    return array
+
+
 class Observer:
     """Collector of the quantities in ``wanted`` during one (traced) update.
 
@@ -53,7 +67,7 @@ class Observer:
         self.offered.add(name)
         if name in self.wanted:
             self.several |= name == "learning_rate" and name in self.seen
-            self.seen[name] = self._outside(name, jnp.asarray(compute()))
+            self.seen[name] = self._outside(name, _one_number(name, compute()))
 
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Multiply the quantity ``name`` of another member by ``compute()`` if it is wanted."""

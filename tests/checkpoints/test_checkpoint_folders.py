@@ -139,6 +139,8 @@ def test_all_are_kept_and_an_earlier_one_is_loaded(tmp_path):
         assert (trace, metadata) == (arrivals.Gamma(3).trace(3), {"at": 3})
         with pytest.raises(FileNotFoundError, match="holds no checkpoint 4"):
             checkpoints.load(like(), 4)
+        with pytest.raises(ValueError, match=r"commits must be an int in 0 … 2147483647, got 3\.0"):
+            checkpoints.load(like(), 3.0)
         with pytest.raises(ValueError, match="opened with read_only=True"):
             checkpoints.save(like(), arrivals.Gamma(3).trace(10))
 
