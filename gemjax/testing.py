@@ -66,7 +66,7 @@ class Faults:
 
     def slow(self, worker: int, seconds: float, first: int = 0, last: float = float("inf")) -> "Faults":
         """Make the worker take ``seconds`` longer for each of its steps from ``first`` to ``last``."""
-        self._slow[worker] = seconds, first, last
+        self._slow[worker] = float(seconds), first, last
         return self
 
     def __call__(self, worker: int, step: int) -> Any:

@@ -102,7 +102,7 @@ class Gamma(Arrivals):
         mean = self.mean
         if self.machine_variation:
             mean = rng.gamma(self.machine_variation**-2, mean * self.machine_variation**2)
-        variation = per_worker("batch_variation", self.batch_variation, self.num_workers, lowest=0.0)[worker]
+        variation = self.batch_variation[worker] if isinstance(self.batch_variation, tuple) else self.batch_variation
         return rng.gamma(variation**-2, mean * variation**2, count)
 
 

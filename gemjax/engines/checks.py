@@ -187,8 +187,9 @@ def check_callback(callback: Any, name: str = "callback", form: str = "(progress
 
 
 def check_log(log: Any) -> None:
-    """Raise ``TypeError`` unless ``log`` is ``None``, a :class:`gemjax.EventLog` or an object with a method ``write``."""
-    is_other = isinstance(log, (type, io.IOBase)) or not callable(getattr(log, "write", None))
+    """Raise ``TypeError`` unless ``log`` is ``None`` or has the methods ``write`` and ``flush`` of :class:`gemjax.EventLog`."""
+    methods = [getattr(log, name, None) for name in ("write", "flush")]
+    is_other = isinstance(log, (type, io.IOBase)) or not all(map(callable, methods))
     if log is not None and is_other:
         raise TypeError(f"log is {described(log)}, but must be a gemjax.EventLog; give gemjax.EventLog('run.jsonl')")
 

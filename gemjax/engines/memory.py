@@ -2,6 +2,7 @@
 
 import abc
 import math
+import operator
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -104,6 +105,7 @@ def memory_of(
     check_given(no_loss, params, model_state)
     num_workers = workers_of(tx, params) if num_workers is None else num_workers
     check_num_workers(num_workers)
+    num_workers = operator.index(num_workers)
 
     def begin(params, model_state):
         return initial_state(tx, params, num_workers=num_workers, model_state=model_state, local=local)

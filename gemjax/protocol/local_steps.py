@@ -62,7 +62,7 @@ class LocalSteps:
         check_method("the optimizer of LocalSteps", self.tx)
         object.__setattr__(self, "period", _checked(self.period))
 
-    @property
+    @functools.cached_property
     def longest(self) -> int:
         """Largest number of steps of any commit."""
         return int(max(map(np.max, self.period))) if isinstance(self.period, tuple) else self.period
