@@ -166,7 +166,9 @@ def _drawings(
     if summary.dropped or summary.rejected or summary.faults or summary.interrupted:
         caption = "Dropped and rejected commits, faults, interruptions and retired workers, by worker and time."
         yield "incidents", caption, lambda axes: figures.draw_incidents(axes, run)
-    caption = "Timeline of the workers, computing and waiting; timeline.json has the rest of the run."
+    whole = len(run.cycles["time"]) <= CYCLES_TRACED
+    rest = "the rest of the run" if whole else f"the newest {CYCLES_TRACED:,} gradients"
+    caption = f"Timeline of the workers, computing and waiting; timeline.json has {rest}."
     yield "timeline", caption, lambda axes: figures.draw_timeline(axes, run)
 
 

@@ -211,10 +211,10 @@ def draw_timeline(axes: Axes, run: Timeline) -> None:
             left = np.maximum(shown[begin][rows], low)
             axes.barh(workers[rows], (shown[end][rows] - left).clip(min=0), left=left, height=0.7, color=color,
                       edgecolor="white", lw=0.6 if color == COMPUTING else 0.0, label=label)  # fmt: skip
-    part = f" (workers 0 to {WORKERS_SHOWN - 1} of {count})" if count > WORKERS_SHOWN else ""
-    axes.set(
-        xlabel=_time(run), ylabel="worker", title=f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run{part}"
-    )
+    title = f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run"
+    if count > WORKERS_SHOWN:
+        title = f"Timeline, {ROUNDS_SHOWN} rounds, workers 0 to {WORKERS_SHOWN - 1} of {count}"
+    axes.set(xlabel=_time(run), ylabel="worker", title=title)
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.set_ylim(min(count, WORKERS_SHOWN) - 0.5, -0.5)
     if run.measured or dropped.any():
