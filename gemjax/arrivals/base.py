@@ -123,7 +123,8 @@ def _merge(model: Arrivals, num_commits: int, seed: int) -> Trace:
         merged = np.concatenate([finished for finished, _ in drawn])
         horizon = np.partition(merged, num_commits - 1)[num_commits - 1] if 0 < num_commits <= len(merged) else np.inf
         # A worker whose last finish is at the horizon may have more at that time, if durations underflow to 0.
-        short = [w for w in range(num_workers) if drawn[w][0][-1] <= horizon and counts[w] < enough]
+        lasts = [finished[-1] for finished, _ in drawn]  # Infinite for one that has left.
+        short = [w for w, last in enumerate(lasts) if last <= horizon and last < np.inf and counts[w] < enough]
         if not short:
             break
         for worker in short:

@@ -190,7 +190,7 @@ class Checkpoints:
         if self._writing is not None:
             with self._recovering():
                 try:
-                    self._writing.result(timeout=None if timeout is None else float(timeout))
+                    self._writing.result(timeout=None if timeout is None else min(float(timeout), 1e6))
                 except TimeoutError:
                     if timeout is None or self._writing.done():  # A file server has not answered.
                         raise

@@ -191,7 +191,10 @@ def check_log(log: Any) -> None:
     methods = [getattr(log, name, None) for name in ("write", "flush")]
     is_other = isinstance(log, (type, io.IOBase)) or not all(map(callable, methods))
     if log is not None and is_other:
-        raise TypeError(f"log is {described(log)}, but must be a gemjax.EventLog; give gemjax.EventLog('run.jsonl')")
+        raise TypeError(
+            f"log is {described(log)}, but must be a gemjax.EventLog, or have its write and flush; give "
+            "gemjax.EventLog('run.jsonl')"
+        )
 
 
 def ends_run(answer: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ def checked_groups(name: str, groups: Any) -> Any:
         return groups
     if isinstance(groups, Sequence) and not isinstance(groups, str) and len(groups):
         several = [(one,) if isinstance(one, str) else one for one in groups]
-        if all(isinstance(group, Sequence) and all(isinstance(one, str) for one in group) for group in several):
+        if all(isinstance(group, Iterable) and all(isinstance(one, str) for one in group) for group in several):
             return tuple(map(tuple, several))
     elif not isinstance(groups, (str, Sequence)):
         check_count(name, groups)

@@ -64,7 +64,7 @@ def check_positive_int(name: str, value: Any) -> None:
 
 def check_not_narrow(name: str, value: Any) -> None:
     """Raise ``ValueError`` for an integer of NumPy or JAX that wraps around in arithmetic with other small numbers."""
-    dtype = getattr(value, "dtype", None)
+    dtype = value.dtype if isinstance(value, (np.ndarray, np.generic, jax.Array)) else None
     if dtype is not None and (dtype.kind == "u" or dtype.itemsize < 4):
         raise ValueError(f"{name} is {shown(value)}, whose {dtype} wraps around in sums and products; give int({name})")
 
@@ -73,9 +73,13 @@ def with_plain_numbers(instance: Any) -> None:
     """Replace scalars of NumPy and JAX in a dataclass by numbers of Python, which compute in 64 bits and do not wrap around."""
     for field in dataclasses.fields(instance):
         value: Any = getattr(instance, field.name, None)
-        kind = getattr(value, "dtype", None)
-        if kind is None or getattr(value, "ndim", 1) or isinstance(value, jax.core.Tracer):
+        if (
+            not isinstance(value, (np.ndarray, np.generic, jax.Array))
+            or value.ndim
+            or isinstance(value, jax.core.Tracer)
+        ):
             continue
+        kind = value.dtype
         plain = int if jnp.issubdtype(kind, jnp.integer) else float if jnp.issubdtype(kind, jnp.floating) else None
         if plain is not None:
             object.__setattr__(instance, field.name, plain(value))

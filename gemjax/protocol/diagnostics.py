@@ -34,7 +34,10 @@ _trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.c
 
 def _one_number(name: str, value: Any) -> jax.Array:
     """Return ``value`` as an array; raise ``TypeError`` if it is no single real number."""
-    array = None if value is None or isinstance(value, str) else jnp.asarray(value)
+    try:
+        array = None if value is None else jnp.asarray(value)
+    except (TypeError, ValueError):
+        array = None
     if (
         array is None
         or array.shape
@@ -72,7 +75,7 @@ class Observer:
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Multiply the quantity ``name`` of another member by ``compute()`` if it is wanted."""
         if name in self.wanted:
-            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * compute())
+            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * _one_number(name, compute()))
 
     def _outside(self, name: str, value: Any) -> Any:
         """Return ``value``; raise ``ValueError`` if it does not exist outside of a loop or branch."""

@@ -30,7 +30,8 @@ def draw_gain(results: Path) -> Path:
     path = results / "gain.png"
     with style():
         figure = picture(columns=2, height=3.2)
-        values = [value for row in result["results"] for value in row["test_accuracy"]["values"]]
+        drawn = [row for row in result["results"] if row["series"] in SERIES]
+        values = [value for row in drawn for value in row["test_accuracy"]["values"]]
         seeds = f"mean and range of {len(result['seeds'])} seeds" + (", failed runs left out" if None in values else "")
         heading(
             figure, "GEM gains from more workers at the same learning rate", f"MNIST, one epoch per worker, {seeds}"

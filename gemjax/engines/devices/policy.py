@@ -28,8 +28,8 @@ class Policy:
     **Faults.** A worker that raises pulls and repeats its step, up to ``retries`` times in a row; then it is retired. The same
     holds if a source (:class:`gemjax.FromSource`) cannot read its batch, or if nothing can be sent to its device. A worker that
     is silent for ``deadline`` seconds is retired at once. If it finishes after all, its gradient is discarded, and the worker
-    pulls and continues. If all workers that may still finish miss the deadline more than ``retries`` times, and no gradient
-    arrives in time for a minute, the run fails. Time in which the run was not polling does not count: callbacks, or a suspended
+    pulls and continues. If all workers that still take part miss the deadline more than ``retries`` times each, and no gradient
+    is in time for a minute, the run fails. Time in which the run was not polling does not count: callbacks, or a suspended
     process or machine.
 
     Args:

@@ -111,7 +111,7 @@ class Roster:
         self._last_loss: tuple[str, BaseException | None] = ("", None)  # Of the worker that was given up last.
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
-        self._arrived_at, self._warned = now, False
+        self._arrived_at, self._in_time_at, self._warned = now, now, False
         for worker in sorted(set(range(len(self.steps))) - set(self.absent), key=lambda worker: -behind[worker]):
             self.waiting[worker] = None
 
@@ -191,29 +191,41 @@ class Roster:
         finished = "finished" if self.policy.deadline is None else "finished in time"
         return f"no worker has {finished} for {self.PATIENCE:g} s; workers {'; '.join(words)}"
 
-    def failure(self, now: float) -> tuple[str, BaseException | None] | None:
-        """Return a message and its cause if no worker can commit, now or after joining again.
-
-        Nor can they if all that may still finish miss the deadline again and again, each more often than its retries, for
-        ``PATIENCE`` seconds without any gradient in time.
-        """
-        if self.lost or (self.absent and not self.closed):
+    def failure(self) -> tuple[str, BaseException | None] | None:
+        """Return a message and its cause if no worker can commit, now or after joining again."""
+        if any(self._active) or self._may_return:
             return None
         words, error = self._last_loss
-        if any(self._active):
-            late = [worker for place in self._active if place is not self.ready for worker in place]
-            if now < self._arrived_at + self.PATIENCE or not late:
-                return None
-            if any(self._silences[worker] <= self.policy.retries for worker in late):
-                return None
-            words = (
-                f"no worker has finished in time for {self.PATIENCE:g} s, in which workers {numbers(sorted(late))} have missed "
-                f"the deadline of {self.policy.deadline} s again and again; give the policy a longer one; the last that was "
-                f"given up is {self._last_given_up[1]}"
-            )
+        return self._failed(words), error
+
+    def lateness(self, now: float) -> str | None:
+        """Return a message if all workers that still take part miss the deadline again and again.
+
+        Each has missed it more often than its retries since a gradient of any worker was in time, ``PATIENCE`` seconds ago or
+        more. One that is silent meanwhile does not count: it may be dead.
+        """
+        deadline, retries = self.policy.deadline, self.policy.retries
+        late = sorted(worker for place in self._active if place is not self.ready for worker in place)
+        if deadline is None or not late or self._may_return:
+            return None
+        if any(self._silences[worker] <= retries for worker in late):
+            return None
+        if (seconds := now - self._in_time_at) < max(self.PATIENCE, (retries + 1) * deadline):
+            return None
+        return self._failed(
+            f"no gradient was in time for {seconds:.0f} s, in which workers {numbers(late)} have missed the deadline of "
+            f"{deadline:g} s more than {retries} times each; give the policy a longer one; the last that was given up is "
+            f"{self._last_given_up[1]}"
+        )
+
+    @property
+    def _may_return(self) -> bool:
+        return bool(self.lost or (self.absent and not self.closed))
+
+    def _failed(self, words: str) -> str:
         if self.absent:
             words = f"workers {numbers(self.absent)} have left and none can join any more{words and '; '}{words}"
-        return f"{self.clock} of {self.num_commits} commits are made, but {words}", error
+        return f"{self.clock} of {self.num_commits} commits are made, but {words}"
 
     def arrived(self, worker: int, number: int, at: float, gradient: Any, error: BaseException | None = None) -> None:
         """Accept a gradient or its error, once per dispatch and only if its worker still takes part."""
@@ -232,7 +244,7 @@ class Roster:
             self._drop(worker)
         else:
             self._put(worker, self.ready, gradient)
-            self._silences = [0] * len(self.steps)
+            self._silences, self._in_time_at = [0] * len(self.steps), max(self._in_time_at, at)
 
     def committed(self, worker: int) -> None:
         """Count a commit, and the pull that follows it."""
@@ -345,6 +357,7 @@ class Roster:
     def paused(self, seconds: float, now: float) -> None:
         """Do not count the last ``seconds``, in which the caller was not polling, as silence of workers."""
         self._arrived_at += seconds
+        self._in_time_at += seconds
         self.watchdog.resume(now)
 
     def _next_to_commit(self, now: float) -> int | None:

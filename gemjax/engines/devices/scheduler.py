@@ -100,9 +100,9 @@ class Scheduler:
         self.execute()
         if not self.roster.is_short:
             return
-        now = time.perf_counter()
-        if (failure := self.roster.failure(now)) is not None:
+        if (failure := self.roster.failure()) is not None:
             raise RunFailedError(failure[0]) from failure[1]
+        now = time.perf_counter()
         wait = min(self.roster.timeout(now), max(0.0, self.call_at - now))
         with self.held.open():
             arrival = self.waiters.next(None if wait == INFINITY else wait)
@@ -114,6 +114,8 @@ class Scheduler:
             raise arrival.error
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, now, arrival, arrival.error)
+        elif (message := self.roster.lateness(now)) is not None:  # And nothing is in the queue.
+            raise RunFailedError(message)
         if (message := self.roster.describe_stall(now)) is not None:
             self.warn(message)
         for worker in self.roster.overdue(now):

@@ -77,7 +77,7 @@ def test_a_worker_without_further_periods_ends():
     run.roster.ended(0, ERROR)
     run.roster.leave(1)
     run.roster.closed = True
-    assert "every worker has made its commits: the device is lost" in run.roster.failure(run.now)[0]
+    assert "every worker has made its commits: the device is lost" in run.roster.failure()[0]
 
 
 # --- Members
@@ -132,25 +132,25 @@ def test_a_held_gradient_of_a_worker_that_leaves_is_discarded():
 def test_the_failure_names_the_last_lost_worker():
     run = Run(2, num_commits=9, deadline=1.0, retries=0)
     run.go()
-    assert run.roster.failure(run.now) is None
+    assert run.roster.failure() is None
     run.arrive(0)
     run.arrive(0, ERROR)
-    assert run.roster.failure(run.now) is None
+    assert run.roster.failure() is None
     run.wait(1.5)
     silence = "all 2 workers were given up; the last was worker 1, silent for more than 1.0 s at its step 0"
-    assert run.roster.failure(run.now) == (f"1 of 9 commits are made, but {silence}", None)
+    assert run.roster.failure() == (f"1 of 9 commits are made, but {silence}", None)
     run.leave(1)
-    assert run.roster.failure(run.now) is None  # It may join again.
+    assert run.roster.failure() is None  # It may join again.
     run.roster.closed = True
     left = f"workers 1 have left and none can join any more; {silence}"
-    assert run.roster.failure(run.now)[0] == f"1 of 9 commits are made, but {left}"
+    assert run.roster.failure()[0] == f"1 of 9 commits are made, but {left}"
 
 
 def test_the_last_error_is_the_cause_of_the_failure():
     run = Run(1, num_commits=9, retries=0)
     run.go()
     run.arrive(0, ERROR)
-    message, cause = run.roster.failure(run.now)
+    message, cause = run.roster.failure()
     assert "the last was worker 0 at its step 0: OSError('the device is lost')" in message
     assert cause is ERROR
 
@@ -176,5 +176,5 @@ def test_a_stall_is_described_once():
 
 def test_a_run_that_all_have_left_waits_for_one_to_join():
     run = Run(2, absent=[0, 1])
-    assert run.roster.failure(run.now) is None
+    assert run.roster.failure() is None
     assert "have left: 0, 1; the run continues when a worker joins" in run.roster.describe_stall(60.0)

@@ -7,6 +7,7 @@ from engines.devices.replayed_runs import ASGD, LIMIT, QUADRATIC, all_hang, run
 from engines.problems import Clock
 
 import gemjax
+from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.roster import Roster
 from gemjax.testing import Faults
 
@@ -157,3 +158,21 @@ def test_an_arrival_during_a_callback_does_not_count_as_a_stall(monkeypatch):
         warnings.simplefilter("error")
         run(24, gemjax.asgd(0.05, num_workers=2), 2, callback_every=8, callback=callback)
     assert clock.ahead >= 2 * 3600
+
+
+def test_gradients_that_wait_in_the_queue_are_no_stall(monkeypatch):
+    """The central variable is busy, and a gradient arrives when it is taken from the queue, not when it was ready."""
+    ages, arrived, following = [], Roster.arrived, Waiters.next
+
+    def noted(roster, worker, number, at, arrival, *error):
+        ages.append(at - arrival.ready)
+        return arrived(roster, worker, number, at, arrival, *error)
+
+    def queued(waiters, timeout=None):
+        arrival = following(waiters, timeout)
+        return None if arrival is None else arrival._replace(ready=arrival.ready - 2 * Roster.PATIENCE)
+
+    monkeypatch.setattr(Roster, "arrived", noted)
+    monkeypatch.setattr(Waiters, "next", queued)
+    run()
+    assert min(ages) >= 2 * Roster.PATIENCE
