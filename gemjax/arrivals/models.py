@@ -102,7 +102,9 @@ class Gamma(Arrivals):
         mean = self.mean
         if self.machine_variation:
             mean = rng.gamma(self.machine_variation**-2, mean * self.machine_variation**2)
-        variation = self.batch_variation[worker] if isinstance(self.batch_variation, tuple) else self.batch_variation
+        variation = self.batch_variation
+        if not isinstance(variation, (int, float)):
+            variation = variation[worker]
         return rng.gamma(variation**-2, mean * variation**2, count)
 
 
