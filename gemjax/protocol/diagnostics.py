@@ -32,20 +32,15 @@ PyTree = Any
 _trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
 
 
-def _one_number(name: str, value: Any) -> jax.Array:
-    """Return ``value`` as an array; raise ``TypeError`` if it is no single real number."""
+def _real_numbers(name: str, value: Any) -> jax.Array:
+    """Return ``value`` as an array; raise ``TypeError`` if it is not real."""
     try:
         array = None if value is None else jnp.asarray(value)
     except (TypeError, ValueError):
         array = None
-    if (
-        array is None
-        or array.shape
-        or not jnp.isrealobj(array)
-        or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-    ):
+    if array is None or not jnp.isrealobj(array) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         found = shown(value) if array is None else f"an array of {array.dtype}{list(array.shape)}"
-        raise TypeError(f"a rule offered {found} as {name}; what observe(name, fn) calls must return one real number")
+        raise TypeError(f"a rule offered {found} as {name}; what observe(name, fn) calls must return real numbers")
     return array
 
 
@@ -70,12 +65,12 @@ class Observer:
         self.offered.add(name)
         if name in self.wanted:
             self.several |= name == "learning_rate" and name in self.seen
-            self.seen[name] = self._outside(name, _one_number(name, compute()))
+            self.seen[name] = self._outside(name, _real_numbers(name, compute()))
 
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Multiply the quantity ``name`` of another member by ``compute()`` if it is wanted."""
         if name in self.wanted:
-            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * _one_number(name, compute()))
+            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * _real_numbers(name, compute()))
 
     def _outside(self, name: str, value: Any) -> Any:
         """Return ``value``; raise ``ValueError`` if it does not exist outside of a loop or branch."""

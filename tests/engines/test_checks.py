@@ -102,7 +102,7 @@ class Stop:
         ("placement", 2, r"placement is the int 2, but must be a gemjax\.Placement; give gemjax\.place\("),
         ("policy", gemjax.Policy, r"policy is the class Policy, but must be a gemjax\.Policy; give gemjax\.Policy\("),
         ("members", 2, r"members is the int 2, but must be a gemjax\.Members; give gemjax\.Members\("),
-        ("log", "run.jsonl", r"log is the str 'run\.jsonl', but must be a gemjax\.EventLog; give gemjax\.EventLog\("),
+        ("log", "run.jsonl", r"log is the str 'run\.jsonl', but must be a gemjax\.EventLog, or have its write"),
         ("log", gemjax.EventLog, "log is the class EventLog, but must be"),
         ("num_commits", 4.0, r"num_commits must be an int, got 4\.0"),
     ],

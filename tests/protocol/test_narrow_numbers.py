@@ -92,8 +92,8 @@ def test_numbers_of_the_leaves_are_no_groups():
         gemjax.streaming_diloco(fragments=[0, 1, 1])
 
 
-@pytest.mark.parametrize("offered", [None, jnp.ones(3), 1j, "high"], ids=["None", "vector", "complex", "text"])
-def test_what_a_rule_offers_is_one_number(offered):
+@pytest.mark.parametrize("offered", [None, 1j, "high"], ids=["None", "complex", "text"])
+def test_what_a_rule_offers_is_real(offered):
     def update(updates, state, params=None, *, observe=None, **extra_args):
         if observe is not None:
             observe("pace", lambda: offered)
@@ -102,9 +102,7 @@ def test_what_a_rule_offers_is_one_number(offered):
     rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     tx = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)), 2)
     problem = tx, lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
-    with pytest.raises(
-        TypeError, match=r"a rule offered .* as pace; what observe\(name, fn\) calls must return one real"
-    ):
+    with pytest.raises(TypeError, match=r"a rule offered .* as pace; what observe\(name, fn\) calls must return real"):
         gemjax.run_on_devices(*problem, 4, diagnostics=("pace",))
     with pytest.raises(TypeError, match=r"a rule offered .* as pace"):
         gemjax.simulate(*problem, arrivals.RoundRobin(2).trace(4), diagnostics=("pace",))
