@@ -209,9 +209,8 @@ def _value(evaluate: Evaluate, progress: Progress) -> float:
     """Evaluate the metric once per progress, so that several callbacks share it."""
     known = vars(progress).setdefault("_evaluated", [])
     for fn, value in known:
-        if fn is evaluate or (
-            isinstance(fn, types.MethodType) and fn == evaluate
-        ):  # A class may compare by its arrays.
+        # A class may compare by its arrays.
+        if fn is evaluate or (isinstance(fn, types.MethodType) and fn == evaluate):
             return value
     found = evaluate(progress)
     try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -190,7 +191,9 @@ class Checkpoints:
         if self._writing is not None:
             with self._recovering():
                 try:
-                    self._writing.result(timeout=None if timeout is None else min(float(timeout), 1e6))
+                    self._writing.result(
+                        timeout=None if timeout is None else min(float(timeout), threading.TIMEOUT_MAX)
+                    )
                 except TimeoutError:
                     if timeout is None or self._writing.done():  # A file server has not answered.
                         raise

@@ -187,6 +187,13 @@ def check_rejections(in_a_row: int, least: int, commits: int, history: Callable[
     )
 
 
+def check_end(state: "RunState", num_workers: int, history: Callable[[], History]) -> None:
+    """Raise :class:`RunFailedError` if a run that ends in ``state`` ends in rejections, or no commit was ever applied."""
+    commits = int(state.commits)
+    least = rejections_to_fail(num_workers, ends_unapplied=not commits)
+    check_rejections(int(state.rejected_in_a_row), least, commits, history)
+
+
 def warn_if_diverged(result: Result, stacklevel: int, *, refused: int | None = None) -> None:
     """Warn of a run at whose end the loss has exploded, or most commits were rejected.
 

@@ -22,9 +22,11 @@ def checked_groups(name: str, groups: Any) -> Any:
     if callable(groups):
         return groups
     if isinstance(groups, Sequence) and not isinstance(groups, str) and len(groups):
-        several = [(one,) if isinstance(one, str) else one for one in groups]
-        if all(isinstance(group, Iterable) and all(isinstance(one, str) for one in group) for group in several):
-            return tuple(map(tuple, several))
+        several = tuple(
+            (one,) if isinstance(one, str) or not isinstance(one, Iterable) else tuple(one) for one in groups
+        )
+        if all(isinstance(one, str) for group in several for one in group):
+            return several
     elif not isinstance(groups, (str, Sequence)):
         check_count(name, groups)
         return int(groups)

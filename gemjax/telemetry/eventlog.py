@@ -121,7 +121,7 @@ class EventLog:
             raise ValueError(f"the log {self._file.name} {error}; give this run a log of its own") from None
 
     def write(self, /, event: str, time: float, **fields: Any) -> None:
-        """Append one event; floats that are not finite become ``null``."""
+        """Append one event; floats that are not finite become ``null``, and such a ``began`` is refused."""
         record = {"event": event, "time": round(time, 6)} | {
             name: _plain(name, value) for name, value in fields.items()
         }

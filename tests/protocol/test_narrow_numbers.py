@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -85,6 +86,16 @@ def test_stages_may_be_counted_by_numpy():
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2), "c": jnp.zeros(2)}
     for tx in (gemjax.async_pipeline(0.1, num_stages=np.int64(3)), gemjax.delay_stages(optax.sgd(0.1), np.int64(3))):
         tx.init(params)
+
+
+def test_groups_may_be_read_once():
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2), "c": jnp.zeros(2)}
+    shapes = lambda one: [
+        leaf.shape
+        for leaf in jax.tree.leaves(gemjax.streaming_diloco(num_workers=2, fragments=[one, "c"]).init(params))
+    ]
+    for one in ((name for name in ("a", "b")), {"a", "b"}):
+        assert shapes(one) == shapes(["a", "b"])
 
 
 def test_numbers_of_the_leaves_are_no_groups():

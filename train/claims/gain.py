@@ -56,7 +56,7 @@ def draw_gain(results: Path) -> Path:
         axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
-        ticks_at(axes, sorted({row["point"] for row in result["results"]}))
+        ticks_at(axes, {row["point"] for row in drawn})
         axes.set(ylim=(0.6, 100), xlabel="asynchronous workers", ylabel="test error (%)")
         label_ends(axes)
         write_picture(path, figure)

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
-from gemjax.engines.result import check_rejections, rejections_to_fail
+from gemjax.engines.result import check_end, leave_result
 from gemjax.telemetry import eventlog
 from train.common import interrupts
 from train.common.console import say, warnings_on
@@ -185,12 +185,10 @@ def _check_applied(config: Config, result: gemjax.Result) -> None:
 
     The simulator does not say so where its trace goes on after the end, or where all commits were made in an earlier call.
     """
-    commits = int(result.state.commits)
     try:
-        least = rejections_to_fail(config.workers, ends_unapplied=not commits)
-        check_rejections(int(result.state.rejected_in_a_row), least, commits, lambda: result.history)
+        check_end(result.state, config.workers, lambda: result.history)
     except gemjax.RunFailedError as error:
-        vars(error)["result"] = result  # To be saved.
+        leave_result(error, lambda: result)
         raise
 
 

@@ -107,8 +107,8 @@ class Roster:
         self._losses = [0] * len(self.steps)  # and losses.
         self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
         self._records: collections.deque[Record] = collections.deque()
-        self._last_given_up: tuple[int, str] = (-1, "")
-        self._last_loss: tuple[str, BaseException | None] = ("", None)  # Of the worker that was given up last.
+        # The worker that was given up last, and why; none if one has made all its commits since.
+        self._last_loss: tuple[int | None, str, BaseException | None] = (None, "", None)
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
         self._arrived_at, self._in_time_at, self._warned = now, now, False
@@ -181,7 +181,7 @@ class Roster:
             "were retired": self.retired,
         }
         words = [f"{what}: {numbers(workers)}" for what, workers in places.items() if workers]
-        worker, last = self._last_given_up
+        worker, last, _ = self._last_loss
         if worker in self.silent or worker in self.retired:
             words.append(f"the last that was given up is {last}")
         if not any(self._active):
@@ -195,7 +195,9 @@ class Roster:
         """Return a message and its cause if no worker can commit, now or after joining again."""
         if any(self._active) or self._may_return:
             return None
-        words, error = self._last_loss
+        worker, words, error = self._last_loss
+        if worker is not None:
+            words = f"all {len(self.steps)} workers were given up; the last was {words}"
         return self._failed(words), error
 
     def lateness(self, now: float) -> str | None:
@@ -215,7 +217,7 @@ class Roster:
         return self._failed(
             f"no gradient was in time for {seconds:.0f} s, in which workers {numbers(late)} have missed the deadline of "
             f"{deadline:g} s more than {retries} times each; give the policy a longer one; the last that was given up is "
-            f"{self._last_given_up[1]}"
+            f"{self._last_loss[1]}"
         )
 
     @property
@@ -325,7 +327,7 @@ class Roster:
         """Retire a worker that cannot be dispatched because it has no more periods of local steps."""
         del self._computing[worker]
         self._put(worker, self.retired)
-        self._last_loss = f"every worker has made its commits: {error}", error
+        self._last_loss = None, f"every worker has made its commits: {error}", error
         self._record("end", worker)
 
     def fell_silent(self, worker: int) -> None:
@@ -416,8 +418,7 @@ class Roster:
 
     def _give_up(self, worker: int, place: dict[int, None], last: str, error: BaseException | None = None) -> None:
         self._put(worker, place)
-        self._last_given_up = worker, last
-        self._last_loss = f"all {len(self.steps)} workers were given up; the last was {last}", error
+        self._last_loss = worker, last, error
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
         if worker in self.in_flight:

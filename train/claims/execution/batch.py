@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 import gemjax
-from gemjax.engines.result import check_rejections, rejections_to_fail
+from gemjax.engines.result import check_end
 from train.claims.execution.single import judged, kept, number, record, task_of
 from train.claims.runs import Record, Run, num_commits
 from train.config.config import Config
@@ -85,8 +85,7 @@ def _record(run: Run, task: Any, total: int, finished: Finished, alike: bool) ->
     params = judged(run, state.params, lambda: state)
     looked = [(done, *found) for done, found in finished.evaluated if done < total]
     try:
-        least = rejections_to_fail(run.config.workers, ends_unapplied=not int(state.commits))
-        check_rejections(int(state.rejected_in_a_row), least, int(state.commits), lambda: history)
+        check_end(state, run.config.workers, lambda: history)
         rows = ROWS if alike and run.evaluations == 1 else None
         looked.append((total, *task.evaluate(params, state.model_state, rows)))
         if alike:

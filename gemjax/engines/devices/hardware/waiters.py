@@ -11,8 +11,6 @@ import jax
 from gemjax.engines.devices.hardware import shutdown
 from gemjax.protocol.compat import settings_here
 
-LONGEST = 1e6  # Seconds; a queue refuses much longer ones.
-
 
 class Arrival(NamedTuple):
     """A worker that has finished, or failed."""
@@ -80,10 +78,10 @@ class Waiters:
     def next(self, timeout: float | None = None) -> Arrival | None:
         """Return the worker that finished first; wait if there is none.
 
-        The result is ``None`` after ``timeout`` seconds, at the latest after ``LONGEST``, and after :meth:`wake`.
+        The result is ``None`` after ``timeout`` seconds, and after :meth:`wake`.
         """
         try:
-            return self._ready.get(timeout=None if timeout is None else min(timeout, LONGEST))
+            return self._ready.get(timeout=None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         except queue.Empty:
             return None
 
