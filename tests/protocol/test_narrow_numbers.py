@@ -103,8 +103,9 @@ def test_numbers_of_the_leaves_are_no_groups():
         gemjax.streaming_diloco(fragments=[0, 1, 1])
 
 
-@pytest.mark.parametrize("offered", [None, 1j, "high"], ids=["None", "complex", "text"])
-def test_what_a_rule_offers_is_real(offered):
+def offering(offered):
+    """Return a problem, the rule of which offers ``offered`` as its pace."""
+
     def update(updates, state, params=None, *, observe=None, **extra_args):
         if observe is not None:
             observe("pace", lambda: offered)
@@ -112,8 +113,21 @@ def test_what_a_rule_offers_is_real(offered):
 
     rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     tx = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)), 2)
-    problem = tx, lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
+    return tx, lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
+
+
+@pytest.mark.parametrize("offered", [None, 1j, "high"], ids=["None", "complex", "text"])
+def test_what_a_rule_offers_is_real(offered):
+    problem = offering(offered)
     with pytest.raises(TypeError, match=r"a rule offered .* as pace; what observe\(name, fn\) calls must return real"):
         gemjax.run_on_devices(*problem, 4, diagnostics=("pace",))
     with pytest.raises(TypeError, match=r"a rule offered .* as pace"):
         gemjax.simulate(*problem, arrivals.RoundRobin(2).trace(4), diagnostics=("pace",))
+
+
+def test_a_vector_that_a_rule_offers_is_refused_on_devices():
+    problem = offering(jnp.arange(3.0))
+    with pytest.raises(ValueError, match=r"a rule offers pace as an array of shape \[3\].* offer its mean"):
+        gemjax.run_on_devices(*problem, 4, diagnostics=("pace",))
+    history = gemjax.simulate(*problem, arrivals.RoundRobin(2).trace(4), diagnostics=("pace",)).history
+    assert history["pace"].tolist() == 4 * [[0.0, 1.0, 2.0]]

@@ -9,7 +9,7 @@ import jax
 from gemjax.engines.cluster.central.division import Division
 from gemjax.engines.cluster.central.program import Program
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import OF_ENGINES, Packed
+from gemjax.engines.devices.hardware.packing import Packed, numbers_of
 from gemjax.engines.devices.hardware.programs.gradients import Packers, with_outcome
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
@@ -115,7 +115,7 @@ class Commit:
             state, recipe.transition.view_of(state).params, committed, worker, step, commits > 0
         )
         slot, _, shared = slots.split(state)
-        named = {name: getattr(report, name) for name in OF_ENGINES} | report.metrics
+        named = numbers_of(report)
         self.reported = {name: value.dtype for name, value in named.items()}  # Set by tracing.
         sent = recipe.packers.views.pack(with_outcome(view, report.applied, recipe.keeps_local)).apart
         return (*keys.as_data((shared, slot)), sent, list(named.values()))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import OF_ENGINES, Packed, Packer, packed_report
+from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, packed_report
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
@@ -96,7 +96,7 @@ class Central:
             state, self._transition.view_of(state).params, gradient, worker, step, commits > 0
         )
         slot, _, shared = slots.split(state)
-        named = {name: getattr(report, name) for name in OF_ENGINES} | report.metrics
+        named = numbers_of(report)
         self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.
         return shared, slot, self._outcome(view, report.applied), packed_report(named)
 
