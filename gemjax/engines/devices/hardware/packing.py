@@ -114,8 +114,8 @@ def numbers_of(report: Any) -> dict[str, jax.Array]:
     for name, value in report.metrics.items():
         if value.shape:
             raise ValueError(
-                f"a rule offers {name} as an array of shape {list(value.shape)}, but a run with real workers reports one number "
-                "per name; offer its mean, or each of its numbers under a name of its own"
+                f"a rule offers {name} as an array of shape {list(value.shape)}, but a run with real workers reports one "
+                "number per name; offer its mean, or each of its numbers under a name of its own"
             )
     return {name: getattr(report, name) for name in OF_ENGINES} | report.metrics
 
