@@ -74,6 +74,10 @@ class Batches:
         """Return the host data that a selection needs, and the selection within them; ``None`` if no data stay on the host."""
         return None, selection
 
+    def _traced(self) -> "Batches":
+        """Return a source with the same ``batch``; a program that is kept keeps it, so it lacks data that it does not need."""
+        return self
+
     def _gathers(self) -> bool:
         """Return True if the source gathers its data on the host, and may change them there."""
         return type(self).gather is not Batches.gather
@@ -117,6 +121,10 @@ class Wrapper(Batches):
 
     def batch(self: Any, data: PyTree, selection: PyTree) -> PyTree:
         return self.batches.batch(data, selection)
+
+    def _traced(self: Any):
+        is_same = type(self).batch is Wrapper.batch and isinstance(self.batches, Batches)
+        return self.batches._traced() if is_same else self
 
     def _check_data(self: Any):
         super()._check_data()

@@ -46,6 +46,9 @@ class LocalBatches(Wrapper):
         data, chosen = self.batches.gather(selection[-1])
         return data, (*selection[:-1], chosen)
 
+    def _traced(self):
+        return dataclasses.replace(self, batches=self.batches._traced())
+
     @staticmethod
     def only(selection: PyTree, commits: np.ndarray) -> PyTree:
         """Return ``selection`` with no local steps for arrivals that do not commit."""

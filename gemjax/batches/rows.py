@@ -37,6 +37,9 @@ class Rows(Batches):
     def batch(self, data, selection):
         return jax.tree.map(lambda leaf: jnp.take(leaf, selection, axis=0, mode="clip"), data)
 
+    def _traced(self):
+        return PLAIN if are_plain(self) else self
+
     def _check_data(self):
         super()._check_data()
         if are_plain(self):
@@ -70,6 +73,9 @@ class Rows(Batches):
             f"the rows of {whose} must be in 0 … {num_rows - 1}, got {row}; correct {type(self).__name__}.select; if its "
             f"numbers run past the end, take them % {num_rows}"
         )
+
+
+PLAIN = Rows()  # Takes the selected rows of the data that it is given.
 
 
 def check_plain(wrapper: str, batches: Rows) -> None:

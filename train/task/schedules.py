@@ -32,16 +32,21 @@ def rate(config: Any, steps_per_epoch: float) -> optax.ScalarOrSchedule:
     """
     if not config.warmup_epochs and not config.decay_epochs and config.schedule == "constant":
         return config.learning_rate
-    rises = max(1, round(config.warmup_epochs * steps_per_epoch)) if config.warmup_epochs else 0
+    rises = max(1, _steps(config.warmup_epochs * steps_per_epoch)) if config.warmup_epochs else 0
     begin = 1 / config.workers if rises else 1.0
     if config.schedule == "cosine":
-        total = round(config.workers * config.epochs * steps_per_epoch)
+        total = _steps(config.workers * config.epochs * steps_per_epoch)
         # A run that ends within its warm-up has no decay.
-        shape = optax.warmup_cosine_decay_schedule(begin, 1.0, rises, max(rises + 1, total))
+        shape = optax.warmup_cosine_decay_schedule(begin, 1.0, rises, total if total > rises else max(1, 2 * rises))
         return lambda count: config.learning_rate * shape(count)
     warm = optax.linear_schedule(begin, 1.0, max(1, rises))
-    at = [round(epoch * steps_per_epoch) for epoch in config.decay_epochs]
+    at = [_steps(epoch * steps_per_epoch) for epoch in config.decay_epochs]
     # Several drops within one step are all made.
     drops = {step: config.decay_factor ** at.count(step) for step in at}
     decay = optax.piecewise_constant_schedule(1.0, drops)
     return lambda count: config.learning_rate * warm(count) * decay(count)
+
+
+def _steps(number: float) -> float:
+    """Return the nearest whole number of steps; it is a float where JAX's int32 ends, which no run reaches."""
+    return round(number) if number < 2**31 - 1 else min(number, 1e30)

@@ -145,7 +145,7 @@ def compiled(transition: Transition, batches: Any, chunk_size: int, window: int,
     then, this program is compiled, too. A program that calls back to Python or has constants which its text does not show, and
     one of a loss, batches or optimizer of a class that has == but no hash, is compiled at each call.
     """
-    own = transition, batches, chunk_size, window, with_pulls
+    own = transition, batches._traced(), chunk_size, window, with_pulls
     made, known = jitted(*own), None
 
     def run_chunk(*arguments):

@@ -1,9 +1,12 @@
 """Cost of the simulator's compiled loop: compiled once, and without a copy of a stack."""
 
+import gc
 import re
+import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from engines.problems import distinct, every_method
@@ -25,6 +28,44 @@ def test_a_second_call_compiles_nothing(make):
     assert programs() == before
     run(QUADRATIC._replace(loss_fn=lambda params, batch: QUADRATIC.loss_fn(params, batch)), lambda n: tx, LATE)
     assert programs() == before + 1
+
+
+class InTurn(gemjax.batches.Rows):
+    def __init__(self, data):
+        self.data = data
+
+    def select(self, worker, step):
+        return (step % 8)[:, None].astype(np.int32)
+
+
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), period=2)], ids=["gradients", "local steps"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        InTurn,
+        lambda data: gemjax.Epochs(data, 2),
+        lambda data: gemjax.Shards(data, 2, num_workers=2),
+        lambda data: gemjax.Stream(data, 2),
+        lambda data: gemjax.OnHost(gemjax.Epochs(data, 2)),
+        lambda data: gemjax.FromSource(data, batch_size=2),
+    ],
+    ids=["own", "epochs", "shards", "stream", "on host", "source"],
+)
+def test_a_kept_program_keeps_no_data_and_runs_on_others(make, local):
+    tx, trace = gemjax.downpour(num_workers=2) if local else gemjax.asgd(0.1, num_workers=2), gemjax.Trace([0, 1, 1])
+    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
+    found, alive = [], []
+    for value in (1.0, 2.0):
+        data = np.full([8, 3], value, np.float32)
+        alive.append(weakref.ref(data))
+        found.append(gemjax.simulate(tx, loss_fn, jnp.zeros(3), make(data), trace, local=local).params[0])
+        if value == 1.0:
+            before = programs()
+        del data
+        gc.collect()
+    assert programs() == before
+    assert float(found[1]) == pytest.approx(2 * float(found[0]), rel=1e-6)
+    assert [reference() for reference in alive] == [None, None]
 
 
 def test_another_generator_of_random_numbers_compiles_again():

@@ -81,6 +81,24 @@ def rates(config, at, steps_per_epoch=6.0):
     return [-float(tx.update(jnp.ones(1), tx.init(jnp.ones(1)), jnp.ones(1), **now)[0][0]) for now in progress]
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"warmup_epochs": 1e9}, [0.25, 0.25, 0.25 + 0.75 * 2**31 / 5e9]),
+        ({"warmup_epochs": 1e308}, [0.25] * 3),
+        ({"decay_epochs": (1e9, 1e308)}, [1.0] * 3),
+        ({"schedule": "cosine", "epochs": 1e12}, [1.0] * 3),
+        ({"schedule": "cosine", "epochs": 1e12, "warmup_epochs": 1e308}, [0.25] * 3),
+        ({"schedule": "cosine", "epochs": 1e-6}, [1.0, 0.0, 0.0]),
+    ],
+    ids=lambda value: "" if isinstance(value, list) else str(value),
+)
+def test_a_schedule_may_be_longer_than_any_run(fields, expected):
+    schedule = schedules.rate(Config(workers=4, learning_rate=1.0, **fields), steps_per_epoch=5)
+    found = [float(schedule(jnp.int32(step))) for step in (0, 1000, 2**31 - 1)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_local_steps_in_rounds_have_the_rates_of_their_own_count(optimizer):
     """Three workers pull after each round; an epoch of all is 12 steps of each."""
