@@ -47,6 +47,6 @@ def rate(config: Any, steps_per_epoch: float) -> optax.ScalarOrSchedule:
     return lambda count: config.learning_rate * warm(count) * decay(count)
 
 
-def _steps(number: float) -> float:
+def _steps(number: float) -> Any:
     """Return the nearest whole number of steps; it is a float where JAX's int32 ends, which no run reaches."""
     return round(number) if number < 2**31 - 1 else min(number, 1e30)
