@@ -37,7 +37,8 @@ class Timeline:
         NaN where a value is not known.
       incidents: the other events, as they were logged: faults with their errors, retirements, pauses, ….
       num_workers: number of workers N.
-      measured: True if times of dispatch are known; in a simulated run a worker starts when its last cycle ended.
+      measured: True if times of dispatch are known; in a simulated run a worker starts when its last cycle
+        ended, or when there was the view that it pulled later: after it was away, or behind a barrier.
       devices: name of each worker's device; empty if not known.
       central: name of the central variable's device; empty if not known.
       sizes: bytes of a view and of a gradient, ``view_bytes`` and ``gradient_bytes``, if they travel between hosts.
@@ -250,11 +251,28 @@ def _of_history(history: Mapping[str, np.ndarray]) -> Columns:
 
 
 def _fill(cycles: Columns, num_workers: int) -> None:
-    """Fill in unknown times: a worker begins when its last cycle ended, has its view at once, and never waits."""
+    """Fill in unknown times: a worker begins when its last cycle ended, or when there was the view that it pulled.
+
+    It has its view at once, and its gradient never waits.
+    """
     last = np.zeros(num_workers)
-    for row, worker in enumerate(cycles["worker"]):
+    views = _views(cycles)
+    for row, (worker, time) in enumerate(zip(cycles["worker"], cycles["time"], strict=True)):
         if np.isnan(cycles["dispatch"][row]):
-            cycles["dispatch"][row] = min(last[worker], cycles["time"][row])
-        last[worker] = cycles["time"][row]
+            cycles["dispatch"][row] = min(max(last[worker], views[row]), time)
+        last[worker] = time
     for name, other in (("began", "dispatch"), ("ready", "time")):
         cycles[name] = np.where(np.isnan(cycles[name]), cycles[other], cycles[name])
+
+
+def _views(cycles: Columns) -> np.ndarray:
+    """Return the time of the commit that made the view of each cycle; 0 if it is not among the cycles."""
+    applied = cycles["event"] == "commit"
+    times = cycles["time"][applied]
+    clock = cycles["pulled_at"] + cycles["staleness"]  # Commits applied before each cycle ended.
+    known = np.flatnonzero(np.isfinite(clock))
+    if not (len(known) and len(times)):
+        return np.zeros(len(clock))
+    before = clock[known[0]] - np.count_nonzero(applied[: known[0]])  # Those of a run that this one continues.
+    made = np.where(np.isfinite(clock), cycles["pulled_at"] - before, 0).astype(np.int64)
+    return np.where((made > 0) & (made <= len(times)), times[np.clip(made, 1, len(times)) - 1], 0.0)

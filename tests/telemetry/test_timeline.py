@@ -3,12 +3,13 @@
 import functools
 import tracemalloc
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cycles import cycle, free, start
 
 import gemjax
-from gemjax import testing
+from gemjax import arrivals, testing
 from gemjax.telemetry import eventlog
 from gemjax.telemetry.eventlog import EventLog
 
@@ -43,6 +44,33 @@ def test_without_times_of_dispatch_a_worker_begins_when_its_last_cycle_ended():
         times = run.cycles["time"][mine]
         np.testing.assert_array_equal(run.cycles["dispatch"][mine], np.concatenate([[0.0], times[:-1]]))
         np.testing.assert_array_equal(run.cycles["ready"][mine], times)
+
+
+def test_a_simulated_worker_begins_when_there_was_the_view_that_it_pulled():
+    """Worker 1 leaves at 2.5 and joins at 6.5; its view is that of the commit at 6."""
+    incidents = [arrivals.Leaves(worker=1, at=2.5), arrivals.Joins(worker=1, at=6.5)]
+    trace = arrivals.Incidents(arrivals.RoundRobin(2), incidents).trace(12)
+    problem = gemjax.asgd(0.1, 2), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
+    whole = gemjax.simulate(*problem, trace)
+    begun = gemjax.simulate(*problem, trace, callback=lambda progress: progress.commits == 5, chunk_size=1)
+    continued = gemjax.simulate(*problem, trace, state=begun)
+    bare = gemjax.simulate(*problem, trace, state=begun.state)
+    assert (len(begun.trace), len(bare.history["time"])) == (5, 7)
+    for history in (whole.history, continued.history, bare.history):
+        cycles = gemjax.timeline(history).cycles
+        own = cycles["worker"] == 1
+        back = {name: column[own][-2:].tolist() for name, column in cycles.items()}
+        assert (back["dispatch"], back["began"]) == ([6.0, 7.5], [6.0, 7.5])
+        assert (back["ready"], back["time"]) == ([7.5, 8.5], [7.5, 8.5])
+    np.testing.assert_allclose(gemjax.summarise(whole).utilisation, [8 / 8.5, 4.5 / 8.5])
+
+
+def test_a_simulated_worker_begins_at_the_end_of_its_refused_commit():
+    columns = {"worker": [0, 1, 0, 1], "step": [0, 0, 1, 1], "time": [1.0, 1.5, 2.0, 2.5], "loss": [1.0] * 4}
+    columns |= {"applied": [True, False, True, True], "dropped": [False, True, False, False]}
+    columns |= {"pulled_at": [0, 0, 1, 1], "staleness": [0, 1, 0, 1]}
+    history = {name: np.array(column) for name, column in columns.items()}
+    assert gemjax.timeline(history).cycles["dispatch"].tolist() == [0.0, 0.0, 1.0, 1.5]
 
 
 def test_commits_made_again_after_a_crash_replace_the_first_ones():
