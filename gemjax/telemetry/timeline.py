@@ -38,7 +38,7 @@ class Timeline:
       incidents: the other events, as they were logged: faults with their errors, retirements, pauses, ….
       num_workers: number of workers N.
       measured: True if times of dispatch are known; in a simulated run a worker starts when its last cycle
-        ended, or when there was the view that it pulled later: after it was away, or behind a barrier.
+        ended, or, if it pulled later, when that view was there.
       devices: name of each worker's device; empty if not known.
       central: name of the central variable's device; empty if not known.
       sizes: bytes of a view and of a gradient, ``view_bytes`` and ``gradient_bytes``, if they travel between hosts.
