@@ -169,11 +169,11 @@ def sweep(
     traces = traces_of(trace, each)
     first = {name: points[name][0].item() for name in names}
     steps = local(**first) if callable(local) else local
-    data = batches_of(batches, each, traces[0].num_workers)
+    data, starts = batches_of(batches, each, traces[0].num_workers), starts_of(params, each)
     if batched is not None:
         check_bool("batched", batched)
     else:
-        batched = is_faster_batched(params.make(each[0]) if isinstance(params, PerSeed) else params)
+        batched = is_faster_batched(starts[0])
 
     def transition(lane: Lane, params: PyTree) -> Transition:
         seed, values = lane
@@ -190,7 +190,7 @@ def sweep(
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
     lanes = [(np.int64(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
-    runs, starts = len(lanes), starts_of(params, each)
+    runs = len(lanes)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
     needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
     if steps is not None:

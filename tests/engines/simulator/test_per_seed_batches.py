@@ -120,10 +120,12 @@ def test_an_array_of_a_batch_may_have_any_name():
     gemjax.sweep(gem, own, params, gemjax.PerSeed(Named), LATE, {"rate": RATES[:1]}, seeds=(0, 5))
 
 
-@pytest.mark.slow
-def test_batches_are_made_once_a_seed():
-    rows, made = np.ones((12, 3)), []
-    batches = gemjax.PerSeed(lambda seed: made.append(seed) or gemjax.Epochs(rows, 4, seed))
+def test_what_depends_on_the_seed_is_made_once_per_seed():
+    rows, made = np.ones((12, 3)), {"params": [], "batches": [], "trace": []}
+    values = {"params": lambda seed: jnp.zeros(3), "batches": lambda seed: gemjax.Epochs(rows, 4, seed)}
+    values["trace"] = lambda seed: LATE
+    noted = lambda name: gemjax.PerSeed(lambda seed: made[name].append(seed) or values[name](seed))
+    own = {name: noted(name) for name in made}
     loss_fn = lambda params, batch: jnp.mean((params[None] - batch) ** 2)
-    gemjax.sweep(gem, loss_fn, jnp.zeros(3), batches, LATE, {"rate": RATES}, seeds=SEEDS)
-    assert made == [*SEEDS]
+    gemjax.sweep(gem, loss_fn, *own.values(), {"rate": RATES}, seeds=SEEDS)
+    assert list(made.values()) == [[*SEEDS]] * 3
