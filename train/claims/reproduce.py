@@ -109,6 +109,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.pdf is not None:
         check_out(asked.pdf, "--pdf")
     check_regular(*(path for claim in claims for path in asked.files(claim)))
+    check_data(claims, asked)
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
 
     def work() -> None:
@@ -138,6 +139,18 @@ def parse(argv: Sequence[str]) -> tuple[Reproduce, list[Claim]]:
     if without := [claim.name for claim in claims if asked.scale not in claim.runs]:
         raise UsageError(f"{', '.join(without)} has no scale {asked.scale}; there are small and full")
     return asked, claims
+
+
+def check_data(claims: Sequence[Claim], asked: Reproduce) -> None:
+    """Raise ``UsageError`` if one of several claims lacks its data, before the runs of the others are made."""
+    without: dict[str, list[str]] = {}
+    for claim in claims if len(claims) > 1 else ():
+        runs = first_seeds(claim.runs[asked.scale], asked.seeds)
+        known = asked.pool.known(runs)
+        if lacking := _lacking([run for run in runs if run not in known], asked):
+            without.setdefault(lacking, []).append(claim.name)
+    if without:
+        raise UsageError(" ".join(f"{lacking} Needed for {', '.join(names)}." for lacking, names in without.items()))
 
 
 def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any]:

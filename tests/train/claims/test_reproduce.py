@@ -461,3 +461,12 @@ def test_data_that_are_missing_are_said_before_anything_is_made(inline, tmp_path
     assert cli.main(argv) == 2
     assert "train: MNIST is not prepared yet" in capsys.readouterr().err
     assert inline.made == []
+
+
+def test_data_that_a_later_claim_lacks_are_said_before_anything_is_made(inline, tmp_path, capsys):
+    places = ["--work", str(tmp_path), "--data-dir", str(tmp_path)]
+    assert cli.main(["reproduce", "gem_figure_4", "dana_gap", "--scale", "full", *places]) == 2
+    found = capsys.readouterr()
+    assert "train: CIFAR-10 is not prepared yet" in found.err
+    assert found.err.rstrip().endswith("Needed for dana_gap.")
+    assert (found.out, inline.made) == ("", [])
