@@ -151,11 +151,11 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
     """Write `content`, all at once or part by part.
 
     A reader of `path` finds all of it or the previous content, after a crash too. A link to a file at `path` is replaced, not
-    followed; a device such as `/dev/null` is written to.
+    followed; a device such as `/dev/null` is written to, and so is `/dev/stdout`, which is a link.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():  # Opening a folder is an error.
-        with open(path, "wb") as device:
+    if path.exists() and (not path.is_file() or _is_descriptor(path)):  # Opening a folder is an error.
+        with open(path, "ab") as device:
             _write_parts(device, content)
         return
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")  # Another process may write it, too.
@@ -171,6 +171,15 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
         if isinstance(error, OSError):
             error.filename, error.filename2 = os.fspath(path), None
         raise
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Return True if `path` leads to an open file of a process, as `/dev/stdout` does."""
+    while path.parent.resolve().parts[-1:] != ("fd",) or path.parent.resolve().parts[1] != "proc":
+        if not path.is_symlink():
+            return False
+        path = path.parent / path.readlink()
+    return True
 
 
 def _write_parts(file: IO[bytes], content: str | bytes | Iterable[str]) -> None:

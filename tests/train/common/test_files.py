@@ -86,6 +86,21 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path):
     assert pipe.is_fifo()
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_a_link_to_an_open_file_is_written_to_and_not_replaced(tmp_path, kind):
+    link, target = tmp_path / "stdout", tmp_path / "target"
+    read, write = os.pipe() if kind == "pipe" else (None, os.open(target, os.O_WRONLY | os.O_CREAT))
+    try:
+        link.symlink_to(f"/proc/self/fd/{write}")  # As /dev/stdout is.
+        write_whole(link, "new")
+        assert link.is_symlink()
+        assert (target.read_bytes() if read is None else os.read(read, 10)) == b"new"
+    finally:
+        for number in filter(None, (read, write)):
+            os.close(number)
+
+
 def test_a_picture_does_not_follow_a_link_either(tmp_path):
     victim = tmp_path / "precious"
     victim.write_text("precious")
