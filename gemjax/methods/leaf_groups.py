@@ -109,8 +109,8 @@ def number_leaves(groups: Any, params: PyTree, *, all_used: bool = True) -> tupl
 
 
 def _name(key: Any) -> Any:
-    """Return the name of a step of a path: that of the attribute, the key or the index."""
-    return next(getattr(key, part) for part in ("name", "key", "idx") if hasattr(key, part))
+    """Return the name of a step of a path: that of the attribute, the key or the index, or a name that a class gave itself."""
+    return next((getattr(key, part) for part in ("name", "key", "idx") if hasattr(key, part)), key)
 
 
 def _first_that_fits(path: str, groups: Sequence[Sequence[str]]) -> int:

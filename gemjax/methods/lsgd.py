@@ -162,11 +162,11 @@ def follow_leader(
         require_protocol("follow_leader", worker=worker, params=params)
         if value is None and local_losses is None:
             raise TypeError("follow_leader ranks workers by their losses: call update(…, value=loss), as engines do")
-        losses = jnp.asarray(value)[None] if local_losses is None else local_losses
-        # `losses` is padded behind its first `local_steps` entries.
+        # The losses of an engine are padded behind their first `local_steps` entries.
+        losses, count = (jnp.asarray(value)[None], 1) if local_losses is None else (local_losses, local_steps)
         recent = jnp.concatenate([state.recent.value, losses.astype(state.recent.value.dtype)])
-        recent = lax.dynamic_slice_in_dim(recent, jnp.asarray(local_steps, jnp.int32), window)
-        seen = jnp.minimum(state.seen.value + jnp.asarray(local_steps, jnp.int32), window)
+        recent = lax.dynamic_slice_in_dim(recent, jnp.asarray(count, jnp.int32), window)
+        seen = jnp.minimum(state.seen.value + jnp.asarray(count, jnp.int32), window)
         mean = jnp.sum(jnp.where(jnp.arange(window) >= window - seen, recent, 0.0)) / seen
         position = jax.tree.map(jnp.subtract, match_mask(stale_params, updates), updates)
         before = state.following.following if keeps else state.following

@@ -206,6 +206,26 @@ def test_groups_of_leaves():
         numbers(lambda path, leaf: 1)
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Named:
+    """A class that names its leaves by text, as JAX allows."""
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def tree_flatten_with_keys(self):
+        return (("first", self.first), ("second", self.second)), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+def test_a_class_may_name_its_leaves_by_text():
+    groups = number_leaves((("second",), ("first",)), Named(jnp.zeros(2), jnp.zeros(3)))[0]
+    assert (groups.first, groups.second) == (1, 0)
+
+
 def test_leaves_of_one_path_may_be_in_two_groups():
     """A key with a slash in it gives the path of a leaf that is nested."""
     params = {"a": {"b": jnp.zeros(3)}, "a/b": jnp.zeros(2)}

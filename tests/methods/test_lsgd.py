@@ -241,6 +241,17 @@ def test_hyper_parameters_out_of_range_are_refused(keywords, message):
         lsgd(**keywords)
 
 
+def test_the_loss_of_a_commit_counts_once_if_those_of_its_steps_are_not_given():
+    tx, params = gemjax.lsgd(num_workers=2, strength=0.5), jnp.zeros(1)
+    state = tx.init(params)
+    for worker, moved, mean, steps in ((0, 1.0, 0.3, 1), (1, 3.0, 0.9, 4)):
+        given = {"worker": worker, "value": jnp.array(mean), "local_steps": steps}
+        updates, state = tx.update(jnp.array([-moved]), state, params, **given)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(optax.tree.get(state, "losses"), [0.3, 0.9])
+    assert params.tolist() == [1.0]
+
+
 def test_a_commit_without_a_loss_is_refused():
     tx = lsgd()
     with pytest.raises(TypeError, match=r"ranks workers by their losses: call update\(…, value=loss\)"):
