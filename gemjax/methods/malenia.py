@@ -87,7 +87,7 @@ def gather_per_worker(num_workers: int, batch_size: int | None = None) -> optax.
         counts = state.counts.at[worker].add(1)
         # Harmonic mean >= S / N; the factor keeps equality in spite of rounding.
         spread = jnp.sum(1.0 / jnp.maximum(counts, 1))
-        full = jnp.all(counts > 0) & (num_workers**2 >= least * spread * (1 - 1e-6))
+        full = jnp.all(counts > 0) & (float(num_workers) ** 2 >= least * spread * (1 - 1e-6))
         step = jax.tree.map(lambda g, m: jnp.where(full, m, jnp.zeros_like(m)).astype(g.dtype), updates, mean)
         return step, GatherPerWorkerState(
             gathered=jnp.where(full, 0, state.gathered + 1),

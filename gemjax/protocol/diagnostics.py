@@ -177,7 +177,7 @@ def rms(tree: PyTree) -> jax.Array:
     """Return the root mean square of all numbers in ``tree``, a float scalar (accumulated in at least float32)."""
     leaves = jax.tree.leaves(tree)
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))) for leaf in leaves]
-    return jnp.sqrt(sum(squares) / max(1, sum(leaf.size for leaf in leaves)))
+    return jnp.sqrt(sum(squares) / max(1.0, float(sum(leaf.size for leaf in leaves))))  # An int may exceed int32.
 
 
 def quantile(tree: PyTree, q: float) -> jax.Array:

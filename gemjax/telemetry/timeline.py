@@ -183,6 +183,10 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
     start: Mapping[str, Any] = {}
     missing: dict[str, int] = {}  # Refused commits that the run counts and the log lacks, less those of the reverse.
     for event in events:
+        if not isinstance(event, Mapping):
+            raise TypeError(
+                f"an event is of type {type(event).__name__}, but must be a dict; give the events of gemjax.eventlog.read(path)"
+            )
         kind = event["event"]
         cycle = (event.get("worker", -1), event.get("step", -1))
         if kind == "start":

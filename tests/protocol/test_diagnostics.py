@@ -30,6 +30,11 @@ def test_double_precision_is_kept(x64):
     assert diagnostics.rms(jnp.ones(3, jnp.float64)).dtype == jnp.float64
 
 
+def test_a_tree_may_have_more_numbers_than_fit_into_32_bits():
+    large = {"a": jax.ShapeDtypeStruct((2**16, 2**16), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.float32)}
+    assert jax.eval_shape(diagnostics.rms, large).shape == ()
+
+
 def test_rms_of_nothing_is_zero():
     assert float(diagnostics.rms({})) == 0.0
 

@@ -252,6 +252,14 @@ def test_a_long_run_takes_eight_bytes_per_number():
     assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and a margin.
 
 
+@pytest.mark.parametrize("events", [["{}\n"], b"ab", [0]], ids=["lines", "bytes", "numbers"])
+def test_what_is_no_event_is_refused(events):
+    with pytest.raises(
+        TypeError, match=r"an event is of type (str|int), but must be a dict; give the events of gemjax\.eventl"
+    ):
+        gemjax.summarise(events)
+
+
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [

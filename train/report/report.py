@@ -96,13 +96,15 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
     config = Config.load(folder.config)
     if not folder.events.exists():
         raise RecordError(f"{folder.path} has no {folder.events.name}: no commit was made yet, or the file was removed")
+    # Read before the log, because a run that is in progress may end meanwhile.
+    expected = folder.summarised_commits() if folder.summary.exists() else 0
     try:
         run = gemjax.timeline(eventlog.read(folder.events), config.workers)
         summary = gemjax.summarise(run)
     except ValueError as error:
         named = str(error).startswith(str(folder.events))
         raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
-    folder.check_length(summary, measured=run.measured)
+    folder.check_length(summary, expected, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
     folder.check_whole()
     replayed = read_replay(folder.replay)

@@ -139,6 +139,18 @@ class RunCallback:
         """
         self.folder.save_checkpoint(self.checkpoints, state, trace, self.log, wait=True)
 
+    def make_up(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
+        """Evaluate the state of a checkpoint, if an evaluation before it has failed."""
+        done, evaluated = len(trace), self.folder.read_metrics().get("commits", np.zeros(0)).max(initial=0)
+        if self.config.central_hosts or self._due(done) == self._due(evaluated):
+            return
+        reached = gemjax.Progress(
+            commits=done, total=self.task.num_commits, rejected=int(state.rejected), dropped=int(state.dropped),
+            params=state.params, model_state=state.model_state, state=lambda: state, trace=lambda: trace,
+            history={"time": trace.time[-1:]},
+        )  # fmt: skip
+        self.evaluate(reached)
+
     def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
         """Write the last checkpoint; on a terminal, try several times, so that the user can free disk space.
 

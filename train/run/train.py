@@ -48,11 +48,16 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: Interr
       OSError: if the records, or the last checkpoint, cannot be written, or another process writes this run; earlier
         checkpoints remain valid.
     """
-    with folder.alone() if (exists := folder.config.exists()) else contextlib.nullcontext():
-        return _train(config, folder, console, interrupt or Interrupt(), new=not exists)
+    with contextlib.ExitStack() as lock:
+        if folder.config.exists():
+            lock.enter_context(folder.alone())
+        return _train(config, folder, console, interrupt or Interrupt(), lock)
 
 
-def _train(config: Config, folder: RunFolder, console: Console, interrupt: Interrupt, *, new: bool) -> dict[str, Any]:
+def _train(
+    config: Config, folder: RunFolder, console: Console, interrupt: Interrupt, lock: contextlib.ExitStack
+) -> dict[str, Any]:
+    new = not folder.config.exists()
     if config.engine != "simulate":
         gemjax.cpu_devices(_cpu_devices(config))
     with warnings_on(console):
@@ -82,7 +87,7 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
     say_batch_size(config, task, console)
     with (
         ray_cluster(config, console) as workers,
-        folder.alone(),
+        contextlib.nullcontext(lock.enter_context(folder.alone())),  # Until the summary is written.
         folder.saved.open(config.keep_checkpoints) as checkpoints,
         interrupt,
     ):
@@ -96,6 +101,8 @@ def _train(config: Config, folder: RunFolder, console: Console, interrupt: Inter
             if restored is None and not config.central_hosts:
                 # Now, so that a run that is killed before the next checkpoint can be resumed.
                 callback.save_first(_initial(config, task), recorded)
+            elif restored is not None:
+                callback.make_up(restored, recorded)
             initial = [restored]  # The engine pops it: a reference here would keep it in memory for the whole run.
             del restored
             if len(recorded) == task.num_commits:  # Only the summary is missing.

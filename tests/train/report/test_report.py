@@ -257,6 +257,17 @@ def test_a_truncated_log_is_refused(tmp_path, capsys):
         assert len(error) < 300
 
 
+def test_a_run_may_end_while_it_is_reported(tmp_path, monkeypatch):
+    folder, summarise = make_run(tmp_path / "run", free(rounds=4)), gemjax.summarise
+
+    def then_ends(run):
+        folder.summary.write_bytes(b'{"commits": 17}')
+        return summarise(run)
+
+    monkeypatch.setattr(gemjax, "summarise", then_ends)
+    assert report.write_report(folder)[0].commits == 16
+
+
 def test_a_run_without_its_log_is_refused(tmp_path, capsys):
     folder = make_run(tmp_path, free(rounds=4))
     folder.events.unlink()

@@ -22,7 +22,7 @@ from gemjax.checkpoints import CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train import cli
 from train.common.files import append_whole, in_words, write_whole
-from train.run import callback
+from train.run import callback, folder
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
@@ -150,6 +150,30 @@ def test_a_run_whose_event_log_finds_the_disk_full_can_be_resumed(tiny, monkeypa
     assert len(eventlog.trace_of("run/events.jsonl", 3)) == COMMITS
 
 
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_an_evaluation_whose_row_finds_the_disk_full_is_made_up(tiny, monkeypatch, engine):
+    evaluated = lambda: [(row["commits"], row["train_loss"]) for row in read_lines("run/metrics.jsonl")]
+
+    def full(path, line):
+        if json.loads(line)["commits"] == 22:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_whole(path, line)
+
+    command = [*tiny, "--engine", engine, "--eval-every", "11"]
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "append_whole", full)
+        assert cli.main(command) == 1
+    assert [commits for commits, _ in evaluated()] == [11]
+    assert cli.main(["--resume", "run"]) == 0
+    assert [commits for commits, _ in evaluated()] == [*range(11, COMMITS, 11), COMMITS]
+    losses = [event["loss"] for event in read_lines("run/events.jsonl") if event["event"] == "commit"]
+    assert evaluated()[1][1] == pytest.approx(sum(losses[11:22]) / 11)
+
+
+def read_lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
 def test_the_advice_fits_an_error_other_than_a_full_disk(tiny, monkeypatch, capsys):
     def refused(*_, **__):
         raise CheckpointWriteError(errno.EACCES, "run/checkpoints: Permission denied")
@@ -181,7 +205,7 @@ def test_a_file_that_does_not_fit_leaves_only_the_previous_one(tmp_path):
 LIMITED = """
 import resource, sys
 from train import cli
-from train.run import callback
+from train.run import callback, folder
 
 poll, say = callback.RunCallback.poll, callback.say
 

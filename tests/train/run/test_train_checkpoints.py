@@ -271,6 +271,22 @@ def test_records_beyond_the_checkpoint_are_removed(tiny, small, monkeypatch):
 
 
 @pytest.mark.slow
+def test_no_other_process_writes_a_run_before_its_summary_is_written(tiny, small, monkeypatch):
+    def draw(folder, *_):
+        # A lock belongs to the open file, so the same process can hold another.
+        with pytest.raises(BlockingIOError, match="is in use by another process"):
+            RunFolder(folder.path).alone().__enter__()
+        drawn.append(folder.path)
+
+    drawn = []
+    monkeypatch.setattr(training.figures, "draw_run", draw)
+    folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
+    assert (drawn, summary["finished"]) == ([folder.path], True)
+    with RunFolder(folder.path).alone():
+        pass
+
+
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(tiny, small):
     folder, summary, _ = run(dataclasses.replace(small, engine="simulate"))
     before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
