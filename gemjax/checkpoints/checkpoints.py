@@ -1,5 +1,6 @@
 """The class that saves and loads the checkpoints of one run."""
 
+import concurrent.futures
 import contextlib
 import os
 import threading
@@ -190,14 +191,12 @@ class Checkpoints:
         """
         if self._writing is not None:
             with self._recovering():
-                try:
-                    self._writing.result(
-                        timeout=None if timeout is None else min(float(timeout), threading.TIMEOUT_MAX)
-                    )
-                except TimeoutError:
-                    if timeout is None or self._writing.done():  # A file server has not answered.
-                        raise
+                if (
+                    timeout is not None
+                    and concurrent.futures.wait([self._writing], min(float(timeout), threading.TIMEOUT_MAX)).not_done
+                ):
                     return False
+                self._writing.result()
             self._writing = None
         return True
 
@@ -378,8 +377,15 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
+        try:
+            self.close()
+        except OSError as error:
+            if raised is None:
+                raise
+            raised.add_note(
+                f"the last checkpoint was not written, either: {error}"
+            )  # The error of a run has its result.
 
 
 def _as_like(leaf: Any) -> Any:

@@ -97,7 +97,7 @@ def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[st
             for part, leaves in enumerate(parts)
             for leaf in leaves
         },
-        "user": user or {},
+        "user": json.loads(json.dumps(user or {})),  # A copy: it may be written later.
     }
 
 

@@ -301,6 +301,14 @@ def described(value: Any) -> str:
     return "a function" if callable(value) else f"of type {type(value).__name__}"
 
 
+def shapes_of(init: Callable, *args: PyTree) -> PyTree:
+    """Return the shapes and dtypes of ``init(*args)``; if it cannot be traced, its arrays."""
+    try:
+        return jax.eval_shape(init, *args)
+    except jax.errors.JAXTypeError:
+        return init(*jax.tree.map(jnp.asarray, args))
+
+
 def warn_of_two_rates(tx: optax.GradientTransformation, params: PyTree, local: LocalSteps | None) -> None:
     """Warn if ``tx`` is a method for gradients with a learning rate other than 1, and the run has local steps.
 
@@ -320,7 +328,7 @@ def warn_of_two_rates(tx: optax.GradientTransformation, params: PyTree, local: L
 
 def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | None:
     """Return the rate of the first commit; ``None`` if ``tx`` reports none, several or one in a branch, or is exempt."""
-    state = jax.eval_shape(tx.init, params)
+    state = shapes_of(tx.init, params)
     if not is_asynchronous(state) or needs_local_steps(state) or _has(_EXEMPT, state):
         return None
     shapes = jax.eval_shape(lambda params: params, params)
@@ -336,7 +344,10 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
 
     try:
         found = rate()
-    except ValueError:  # A rate inside of optax.apply_if_finite; other errors are raised by the run.
+    except (
+        ValueError,
+        jax.errors.JAXTypeError,
+    ):  # A rate inside of optax.apply_if_finite; an `init` that cannot be traced.
         return None
     return None if found is None else float(found)
 

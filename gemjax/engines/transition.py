@@ -18,6 +18,7 @@ from gemjax.engines.checks import (
     check_tx,
     has_hash,
     is_traced,
+    shapes_of,
 )
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
@@ -137,7 +138,7 @@ class Transition(WorkerStep):
         check_bool("average_model_state", self.average_model_state)
         check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
         tx = _with_extra_args(self.tx)
-        opt_state = _initial(tx, params)
+        opt_state = shapes_of(tx.init, params)
         check_no_line_search(opt_state)
         if not is_asynchronous(opt_state):
             tx = _asynchronous(tx, self.num_workers)
@@ -148,7 +149,7 @@ class Transition(WorkerStep):
             )
         if self.local is not None:
             self.local.check(self.num_workers)
-            local_state = _initial(self.local.tx, params)
+            local_state = shapes_of(self.local.tx.init, params)
             check_no_line_search(local_state)
             if is_asynchronous(local_state):
                 raise TypeError(
@@ -336,16 +337,8 @@ def workers_of(tx: optax.GradientTransformation, params: PyTree) -> int:
     """
     check_given(no_loss, params, ())
     check_tx(tx)
-    opt_state = jax.eval_shape(tx.init, params)
+    opt_state = shapes_of(tx.init, params)
     return staleness.num_workers_of(opt_state) if is_asynchronous(opt_state) else 1
-
-
-def _initial(tx: optax.GradientTransformation, params: PyTree) -> optax.OptState:
-    """Return the initial state of ``tx``, as shapes unless its ``init`` cannot be traced."""
-    try:
-        return jax.eval_shape(tx.init, params)
-    except jax.errors.JAXTypeError:
-        return tx.init(jax.tree.map(jnp.asarray, params))
 
 
 def _kept(wrap: Callable) -> Callable:

@@ -120,6 +120,38 @@ def test_a_write_in_the_background_can_be_polled(tmp_path, monkeypatch):
         assert checkpoints.wait(timeout=60)  # A thread writes the digests first.
 
 
+def test_a_write_that_ends_just_after_a_poll_has_not_failed(tmp_path, monkeypatch):
+    class Ready(concurrent.futures.Future):
+        """A write that ends when the poll has given up."""
+
+        def result(self, timeout=None):
+            try:
+                return super().result(timeout)
+            except TimeoutError:
+                self.set_result(None)
+                raise
+
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoints, "_writing", Ready())
+    assert not checkpoints.wait(timeout=0)
+    checkpoints._writing.set_result(None)
+    assert checkpoints.wait(timeout=0)
+
+
+def test_metadata_are_those_of_the_call(tmp_path, monkeypatch):
+    """Orbax may write them at any time."""
+    held, done = [], concurrent.futures.Future()
+    done.set_result(True)
+    metadata = {"epoch": 1, "rates": [0.1]}
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        write = lambda path, tree, *, custom_metadata, **_: held.append(custom_metadata) or os.mkdir(path) or done
+        monkeypatch.setattr(ocp, "save_checkpointables_async", write)
+        checkpoints.save(like(), arrivals.Gamma(3).trace(5), metadata, wait=False)
+        metadata["epoch"] = 2
+        metadata["rates"].append(0.2)
+    assert held[0]["user"] == {"epoch": 1, "rates": [0.1]}
+
+
 @pytest.mark.slow
 def test_a_write_in_the_background_is_finished_before_the_process_ends(tmp_path):
     code = f"""

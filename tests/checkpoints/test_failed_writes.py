@@ -39,6 +39,22 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(tmp_path, monkeyp
         checkpoints.close()
 
 
+def test_the_error_of_a_run_is_not_replaced_by_that_of_a_write(tmp_path, monkeypatch):
+    failed = concurrent.futures.Future()
+    failed.set_exception(OSError("no space left"))
+    monkeypatch.setattr(ocp, "save_checkpointables_async", lambda *_, **__: failed)
+
+    def interrupted():
+        with gemjax.Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(like(), arrivals.Gamma(3).trace(5), wait=False)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        interrupted()
+    assert "the last checkpoint was not written, either: " in raised.value.__notes__[0]
+    assert "no space left" in raised.value.__notes__[0]
+
+
 @contextlib.contextmanager
 def files_that_may_not_grow():
     """Limit the size of files, as a full disk does."""

@@ -25,6 +25,7 @@ from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.hardware.waiters import Finished, WorkerLostError
 from gemjax.engines.transition import RunState, Transition
 from gemjax.engines.worker import WorkerStep
+from gemjax.protocol.local_steps import PeriodsEndError
 
 PyTree = Any
 LARGE = 100 * 1024  # Bytes; Ray sends smaller arguments with the call itself.
@@ -109,7 +110,7 @@ class ClusterPrograms(CentralPrograms):
         """Compile all programs: those of the actors, at the same time, and the commit."""
         self._run, names = self.cluster.begin(self._pickled_job, by_value)
         self.placement.devices.extend(names)
-        waiting = dict.fromkeys(range(self.num_workers), self._retries)
+        waiting = dict.fromkeys(filter(self._has_periods, range(self.num_workers)), self._retries)
         while waiting:
             calls = {worker: self.compute(worker, None)() for worker in waiting}
             for worker, (reference, _) in calls.items():
@@ -131,6 +132,13 @@ class ClusterPrograms(CentralPrograms):
         """Raise ``PeriodsEndError`` if the worker has no more periods of local steps; the actor selects its batch."""
         if self._span is not None:
             self._span(np.array([worker]), np.array([self.steps[worker]]))
+
+    def _has_periods(self, worker: int) -> bool:
+        try:
+            self.select(worker)
+        except PeriodsEndError:
+            return False
+        return True
 
     def view(self, worker: int) -> None:
         """Return nothing to wait for: the view travels with the call."""

@@ -21,6 +21,7 @@ from gemjax.engines.checks import (
     check_tx,
     check_untraced,
     checked_stops,
+    shapes_of,
 )
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Waiters
@@ -94,7 +95,7 @@ class Run:
             else:
                 begin = checked_state(
                     self.state,
-                    jax.eval_shape(self.transition.init, params, model_state),
+                    shapes_of(self.transition.init, params, model_state),
                     elsewhere=first_state is not Transition.init,
                 )
                 begin = continued(begin, self.recorded)

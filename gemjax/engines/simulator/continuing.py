@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gemjax.engines.checks import shapes_of
 from gemjax.engines.result import History, checked_state
 from gemjax.engines.transition import RunState, Transition, rows_of_trace
 from gemjax.protocol.trace import Events, Trace
@@ -22,7 +23,7 @@ def begin(transition: Transition, params: PyTree, model_state: PyTree, state: Ru
     if state is None:
         leaves, structure = jax.tree.flatten(transition.init(params, model_state))
     else:
-        state = checked_state(state, jax.eval_shape(transition.init, params, model_state))
+        state = checked_state(state, shapes_of(transition.init, params, model_state))
         leaves, structure = jax.tree.flatten(state)
         # A checkpoint is loaded to the devices of its `like`, whose counters need not be where its parameters are.
         places = [leaf.sharding for leaf in jax.tree.leaves((state.params, state)) if isinstance(leaf, jax.Array)]

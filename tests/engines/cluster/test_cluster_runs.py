@@ -137,6 +137,15 @@ def test_a_run_on_devices_continues_on_the_cluster(cluster):
 
 
 @slow
+def test_a_run_continues_although_a_worker_has_no_more_periods(cluster):
+    problem, tx = quadratic(), gemjax.downpour(num_workers=N)
+    local = gemjax.LocalSteps(optax.sgd(0.02), [[2]] + [[2] * 20] * (N - 1))
+    first = gemjax.run_on_cluster(tx, *problem[:3], 16, cluster=cluster, local=local)
+    result = gemjax.run_on_cluster(tx, *problem[:3], 24, cluster=cluster, local=local, state=first)
+    assert (len(result.trace), (result.trace.worker == 0).sum()) == (24, 1)
+
+
+@slow
 def test_a_cluster_that_is_busy_refuses_another_run(cluster):
     """Both runs waited for each other's workers without end."""
     refused = []
