@@ -94,6 +94,7 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--momentum", "1.5"], "--momentum must be in [0, 1); got 1.5"),
         (["--resume", "nowhere"], "nowhere is not a run folder: it has no config.json"),
         (["mnist", "--data-dir", "DATA"], "no --manual-dir is given"),
+        (["--resume", "my/manual_dir"], "my/manual_dir is not a run folder"),
     ],
 )
 def test_a_wrong_value_is_answered_in_one_line(argv, message, capsys, tmp_path, monkeypatch):

@@ -19,7 +19,8 @@ from train.common.files import write_picture
 def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -> dict[str, Any]:
     """Return the committed result of a claim: verdict, measured and published numbers, cost and origin."""
     records = [record for _, record in measured.records]
-    missing = len(claim.runs[measured.scale]) - len(records)
+    asked = {*claim.runs[measured.scale], *(() if claim.then is None else claim.then(measured))}
+    missing = len(asked - {run for run, _ in measured.records})
     tuned = measured.where(lambda run: run.config.seed in claim.tuning).rows()
     return {
         "claim": claim.name,

@@ -27,7 +27,7 @@ def in_flags(text: str) -> str:
     >>> in_flags("name that folder as manual_dir")
     'name that folder as --manual-dir'
     """
-    return re.sub(r"(?<![\w-])manual_dir", "--manual-dir", text).replace("as data_dir", "as --data-dir")
+    return re.sub(r"\b(as|no) (manual|data)_dir\b(?!/)", r"\1 --\2-dir", text)  # And not in paths.
 
 
 def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Config]:

@@ -61,8 +61,11 @@ def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metric
     window = max(2, len(loss) // 50)
     axes.plot(*_thinned(at, loss), color=COMPUTING, alpha=0.35, lw=0.7, label="each commit")
     if len(loss) >= window:
-        mean = np.convolve(loss, np.ones(window) / window, "valid")
-        axes.plot(*_thinned(at[window - 1 :], mean), color=COMPUTING, label=f"mean of {window} commits")
+        step = max(1, window // 50)  # A long window moves by several commits.
+        window -= window % step
+        sums = loss[: len(loss) // step * step].reshape(-1, step).sum(1)
+        mean = np.convolve(sums, np.ones(window // step), "valid") / window
+        axes.plot(*_thinned(at[window - 1 :: step], mean), color=COMPUTING, label=f"mean of {window} commits")
     if metrics and np.isfinite(metrics["test_loss"]).any():
         axes.plot(
             metrics[by], metrics["test_loss"], "o-", ms=6, mec="white", mew=0.8, lw=1, color=TEST, zorder=3,
@@ -87,10 +90,10 @@ def draw_staleness(axes: Axes, run: Timeline, *, expected: int | None = None) ->
     """Draw the distribution of staleness, and the staleness expected of equally fast workers."""
     staleness = run.only("commit")["staleness"]
     staleness = staleness[np.isfinite(staleness)].astype(int)
-    edges = np.arange(staleness.min(), staleness.max() + 2) - 0.5
+    width = -(-int(np.ptp(staleness) + 1) // 80)  # As many values in each bar.
+    edges = np.arange(staleness.min(), staleness.max() + 1 + width, width) - 0.5
     axes.set_xlim(edges[0] - 0.5, edges[-1] + 0.5)
-    bins = edges.tolist() if len(edges) <= 80 else 80
-    axes.hist(staleness, bins=bins, color="#b35c00", edgecolor="white", lw=0.5)
+    axes.hist(staleness, bins=edges.tolist(), color="#b35c00", edgecolor="white", lw=0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if expected is not None:
         axes.axvline(expected, color="black", ls="--", lw=1, label=f"N − 1 = {expected}")

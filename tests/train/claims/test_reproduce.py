@@ -224,8 +224,9 @@ def test_an_unfinished_claim_is_judged_on_the_seeds_that_are_complete(claim, inl
     monkeypatch.setattr(configs, "claim", lambda name: own)
     assert cli.main(command(tmp_path, "--out", str(tmp_path), "--seeds", "1")) == 0
     assert inline.made == ["plain at 4, seed 0", "plain at 2, seed 0", "more at 2, seed 3"]
-    rows = json.loads((tmp_path / "pretended-small.json").read_text())["results"]
-    assert [row["seeds"] for row in rows] == [[0], [0], [3]]
+    result = json.loads((tmp_path / "pretended-small.json").read_text())
+    assert [row["seeds"] for row in result["results"]] == [[0], [0], [3]]
+    assert result["cost"]["missing"] == 3  # One of those that follow from the measurements is among them.
     assert cli.main(command(tmp_path, "--seeds", "0")) == 2
     asked = reproduce.Reproduce(claims=("pretended",), scale="full", work=str(tmp_path / "work"), seeds=1)
     assert asked.folder == tmp_path / "work" / "seeds"  # Published results of more seeds stay.

@@ -95,6 +95,37 @@ def test_the_shares_of_time_add_up_to_all_of_it():
     np.testing.assert_allclose(tops, 100.0)
 
 
+def test_bars_of_staleness_have_as_many_values_each():
+    history = {"worker": [0] * 202, "step": np.arange(202), "time": np.arange(1.0, 203.0), "loss": [1.0] * 202}
+    history |= {"applied": [True] * 202, "dropped": [False] * 202, "pulled_at": [0] * 202}
+    history |= {"staleness": np.arange(202) // 2}
+    axes = Figure().add_subplot()
+    figures.draw_staleness(axes, gemjax.timeline({name: np.array(column) for name, column in history.items()}))
+    *bars, _ = (bar.get_height() for bar in axes.containers[0])  # The last one may go beyond the largest value.
+    assert set(bars) == {4}
+
+
+@pytest.mark.parametrize("commits", [150, 4_000, 300_000])
+def test_the_running_mean_of_the_loss_is_that_of_as_many_commits_as_it_says(commits, monkeypatch):
+    loss = 1 + np.random.default_rng(0).random(commits)
+    loss[commits // 2] = np.inf
+    history = {
+        "worker": np.zeros(commits),
+        "step": np.arange(commits),
+        "time": np.arange(1.0, commits + 1),
+        "loss": loss,
+    }
+    history |= {"applied": np.ones(commits, bool), "dropped": np.zeros(commits, bool)}
+    monkeypatch.setattr(figures, "_thinned", lambda x, y: (x, y))
+    axes = Figure().add_subplot()
+    figures.draw_loss(axes, gemjax.timeline(history))
+    at, mean = axes.lines[1].get_data()
+    window = int(axes.lines[1].get_label().split()[2])
+    assert 0.9 * commits / 50 < window <= max(2, commits / 50)
+    for commit, value in list(zip(at, mean, strict=True))[:: len(at) // 20]:
+        np.testing.assert_allclose(value, loss[int(commit) - window : int(commit)].mean())
+
+
 def test_the_expected_staleness_is_marked():
     axes = Figure().add_subplot()
     figures.draw_staleness(axes, run := gemjax.timeline(free(4)), expected=3)

@@ -191,9 +191,11 @@ def run(
     if waiting:
         _check_data(asked, waiting)
         per_cell, each = plan.budget + len(plan.seeds) * plan.gradients, _runs_per_cell(plan)
+        made = [run for cell in waiting for run in plan.made(cell, known)]
+        done = len(made), sum(map(costs.gradients, made))
         with (
             Processes(asked.processes) as processes,
-            GroupProgress(console, "run", each * len(waiting), per_cell * len(waiting)) as progress,
+            GroupProgress(console, "run", each * len(waiting), per_cell * len(waiting), *done) as progress,
         ):
             say(console, f"{processes.count} at a time on {processes.hardware['device']}; runs are kept in {pool.path}")
             while waiting := [cell for cell in waiting if missing(plan, cell, known)]:

@@ -42,28 +42,29 @@ def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] 
     Args:
       plan: the scale.
       known: records of runs.
-      before: an earlier content of the file, whose rows are kept where `known` has none.
+      before: an earlier content of the file, whose rows are kept where `known` has none. Targets stay while a row is kept.
     """
     defined, old = definition(plan), earlier(plan, before)
-    rows, targets, hardware = {}, {}, set(before["hardware"] if before and old else ())
-    for cell in plan.cells():
-        runs, numbers = plan.next_runs(cell, known)
-        if not numbers or any(run not in known for run in runs):
+    rows, hardware = {}, set(before["hardware"] if before and old else ())
+    found = {cell: plan.next_runs(cell, known) for cell in plan.cells()}
+    kept = [cell for cell, (runs, numbers) in found.items() if not numbers or any(run not in known for run in runs)]
+    targets = {cell.task: old[cell]["target"] for cell in kept if cell in old}
+    for cell, (runs, numbers) in found.items():
+        if cell in kept:
             row = old.get(cell)
         else:
             records = [known[run] for run in runs]
             if cell.method == ONE:
-                targets[cell.task] = round(KEPT * float(np.mean([_accuracy(record) for record in records])), 4)
+                mean = KEPT * float(np.mean([_accuracy(record) for record in records]))
+                targets.setdefault(cell.task, round(mean, 4))
             row = _row(plan, cell, numbers, runs[0], records, targets[cell.task]) if cell.task in targets else None
             if row is not None:
-                made = plan.made(cell, known)
+                made = plan.made(cell, known).values()
                 row["tuning"] = plan.tuning(cell)
                 row["cost"] = {"runs": len(made), "minutes": round(sum(record["seconds"] for record in made) / 60, 2)}
                 hardware |= {record["hardware"]["device"] for record in made if "hardware" in record}
         if row is not None:
             rows[cell] = row
-            if cell.method == ONE:
-                targets.setdefault(cell.task, row["target"])
     costs = [row["cost"] for row in rows.values()]
     cost = {"runs": sum(one["runs"] for one in costs), "minutes": round(sum(one["minutes"] for one in costs), 1)}
     return {

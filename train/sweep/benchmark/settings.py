@@ -233,12 +233,12 @@ class Plan:
         runs = [self.run(cell, numbers, 1, TUNING) for numbers in CONTESTANTS[cell.method].candidates(cell.workers)]
         return hashlib.sha256("".join(run.key("1") for run in runs).encode()).hexdigest()[:12]
 
-    def made(self, cell: Cell, known: Mapping[Run, Record]) -> list[Record]:
-        """Return the records of all runs of a finished cell, those that tuned it too."""
+    def made(self, cell: Cell, known: Mapping[Run, Record]) -> dict[Run, Record]:
+        """Return the runs of a cell that are made, those that tuned it too, with their records."""
         found: dict[Run, Record] = {}
-        while new := {run: known[run] for run in self.next_runs(cell, found)[0] if run not in found}:
+        while new := {run: known[run] for run in self.next_runs(cell, found)[0] if run in known and run not in found}:
             found |= new
-        return list(found.values())
+        return found
 
 
 def title(task: str) -> str:

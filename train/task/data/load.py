@@ -179,4 +179,11 @@ def _pooled(images: np.ndarray, pool: int) -> np.ndarray:
 
 
 def _root(data_dir: str | None) -> Path:
-    return Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+    folder = data_dir or tfds.core.constants.DATA_DIR
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise DataError(
+            f"the folder of data sets, {folder}, is in the home folder, and there is none; name another folder as data_dir, or "
+            "set HOME"
+        ) from error

@@ -76,6 +76,8 @@ def test_an_interrupted_benchmark_resumes_and_repeats_no_run(inline, capsys):
     done = list(inline.made)
     inline.stop = None
     assert cli.main(["benchmark", "--quick"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "114/114 runs done, 100 % of the gradients" in shown
     assert len(inline.made) == len(set(inline.made)) == 6 * (12 + 4 + 3)
     assert inline.made[: len(done)] == done
     assert cli.main(["benchmark", "--quick"]) == 0
@@ -107,6 +109,21 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     before = len(inline.made)
     assert cli.main([*command, "--anew", *elsewhere]) == 0  # The runs of `gem` are in its work folder.
     assert len(inline.made) == before + 5 * 19
+
+
+@pytest.mark.slow
+def test_targets_stay_while_a_row_is_kept_that_was_measured_with_them(inline, tmp_path):
+    assert cli.main(["benchmark", "--quick"]) == 0
+    content = json.loads((tmp_path / "runs/benchmark/benchmark-quick.json").read_text())
+    asked = benchmark.Benchmark(quick=True)
+    known = benchmark.load(SMALL, SMALL.cells(), asked.pool, {})
+    better = {run: dict(record, test_accuracy=0.99) for run, record in known.items()}
+    one = {run: record for run, record in better.items() if run.config.workers == 1}
+    anew = outcome.document(SMALL, one, content)
+    assert anew["targets"] == content["targets"] == {"digits": anew["rows"][0]["target"]}
+    assert {row["target"] for row in anew["rows"]} == {*content["targets"].values()}
+    assert anew["rows"][0]["accuracy"] == [0.99] * 3
+    assert outcome.document(SMALL, better, content)["targets"]["digits"] > content["targets"]["digits"]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import gzip
 import hashlib
+import pwd
 import re
 import shutil
 import struct
@@ -352,3 +353,15 @@ def test_squares_of_pixels_are_averaged_in_every_part():
         data.Dataset("pretended", columns, columns, 10).pooled(3)
     text = {"tokens": np.zeros((2, 5), np.uint8)}
     assert data.Dataset("words", text, text, 256).pooled(1).train is text
+
+
+def test_a_host_without_a_home_folder_is_told_what_to_name(monkeypatch):
+    def none(user):
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", none)
+    with pytest.raises(
+        DataError, match="is in the home folder, and there is none; name another folder as data_dir, or set HOME"
+    ):
+        load("digits", data_dir="~/data")
