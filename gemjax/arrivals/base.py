@@ -91,7 +91,7 @@ def check_num_commits(num_commits: int) -> None:
 
 def stream(seed: int, worker: int) -> np.random.Generator:
     """Return the random stream of a worker."""
-    return np.random.Generator(np.random.Philox(key=[integer("seed", seed, 0, 2**64 - 1), worker]))
+    return np.random.Generator(np.random.Philox(key=np.array([integer("seed", seed, 0, 2**64 - 1), worker], np.uint64)))
 
 
 def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:

@@ -1,6 +1,5 @@
 """Batches that are read from a dataset with random access, such as one on disk."""
 
-import concurrent.futures
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,8 @@ from gemjax.batches.checks import (
     masked,
 )
 from gemjax.batches.rows import Epochs, Rows, check_plain
+from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, each
 from gemjax.protocol.checks import check_range, check_width, fits, shown
-from gemjax.protocol.compat import settings_here
 
 PyTree = Any
 
@@ -152,21 +151,19 @@ class FromSource(Wrapper):
         """Return the selected rows in order, and their indices among them."""
         numbers = np.asarray(selection)
         wanted = numbers.reshape(-1, numbers.shape[-1]).tolist()
-        if len(wanted) == 1 or self.threads == 1:
-            read = [self._read(rows) for rows in wanted]
+        # Local steps repeat the last batch of a worker that makes fewer than others.
+        distinct = list(dict.fromkeys(map(tuple, wanted)))
+        # The reads of one worker, which may never return, leave room for those of the others.
+        at_once = min(len(distinct), max(1, self.threads // ALIKE.get()))
+        if at_once == 1:
+            batches = [self._read(rows) for rows in distinct]
         else:
-            settings = settings_here()  # A source may compute its rows with JAX.
-
-            def read_there(rows: Sequence[int]) -> PyTree:
-                with settings():
-                    return self._read(rows)
-
-            with concurrent.futures.ThreadPoolExecutor(min(len(wanted), self.threads)) as pool:
-                read = list(pool.map(read_there, wanted))
-        for (number, *_), batch in zip(wanted, read, strict=True):
+            batches = each(self._read, distinct, at_once, SECONDS_AT_EXIT)
+        for (number, *_), batch in zip(distinct, batches, strict=True):
             row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
             _check_alike(number, row, *self._known.setdefault("row", (number, row)))
-        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *read)
+        known = dict(zip(distinct, batches, strict=True))
+        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(known[tuple(one)] for one in wanted))
         return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
 
     def _read(self, rows: Sequence[int]) -> PyTree:

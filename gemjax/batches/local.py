@@ -34,7 +34,7 @@ class LocalBatches(Wrapper):
         first, count = self.local.span(worker, step)
         ahead = np.minimum(np.arange(longest)[None], count[:, None] - 1)  # Unused entries repeat the last one.
         steps = (first[:, None] + ahead).ravel()
-        draws = (np.asarray(draw)[:, None] * longest + ahead).ravel() if self.shared else None
+        draws = (np.asarray(draw, np.int64)[:, None] * longest + ahead).ravel() if self.shared else None
         chosen = select(self.batches, np.repeat(np.asarray(worker), longest), steps, draws)
         chosen = jax.tree.map(lambda column: np.asarray(column).reshape(-1, longest, *np.shape(column)[1:]), chosen)
         return np.asarray(first, np.int32), np.asarray(count, np.int32), chosen

@@ -1,6 +1,7 @@
 """Command line of the self-test, ``python -m gemjax.check``."""
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 os.remove(chosen.json)
         except OSError as error:
             parser.error(f"--json {chosen.json} cannot be written ({error.strerror}); name another file")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # An encoding may lack × and µ.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # JAX would reserve most of a GPU's memory even if other programs use that GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     report = check.run(

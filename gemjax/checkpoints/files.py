@@ -161,7 +161,7 @@ def _digest(path: Path) -> tuple[int, str]:
 def numbers(folder: Path) -> list[int]:
     """Return the commits of all checkpoints, in increasing order; some may not be folders."""
     names = {path.name.removeprefix(REPLACED) for path in folder.iterdir()} if folder.is_dir() else ()
-    return sorted(int(name) for name in names if name.isdecimal() and name.isascii())
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))  # Not "0020".
 
 
 def path_of(folder: Path, commits: int) -> Path:

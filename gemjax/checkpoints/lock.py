@@ -77,8 +77,8 @@ def _try(path: Path) -> int | None:
     try:
         if os.path.samestat(os.fstat(opened), os.stat(path)):
             return opened
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError) and error.errno != errno.ESTALE:
+    except BaseException as error:  # Also Ctrl-C.
+        if not isinstance(error, FileNotFoundError) and getattr(error, "errno", None) != errno.ESTALE:
             unlock(opened)
             raise
     unlock(opened)

@@ -4,6 +4,8 @@ import abc
 import math
 import operator
 import os
+import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -21,6 +23,7 @@ from gemjax.protocol.staleness import check_num_workers
 
 PyTree = Any
 Function = Callable[[dict[str, np.ndarray]], Any]
+CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")  # Of cgroup v2.
 
 
 class Owner(Protocol):
@@ -171,10 +174,21 @@ def default_device() -> jax.Device:
 def _capacity(device: jax.Device) -> int | None:
     if device.platform == "cpu":
         try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit_of_container())
         except (AttributeError, ValueError, OSError):
             return None
-    return (device.memory_stats() or {}).get("bytes_limit")
+    try:
+        return (device.memory_stats() or {}).get("bytes_limit")
+    except Exception:  # Some platforms raise where others return None.
+        return None
+
+
+def _limit_of_container() -> int:
+    """Return the bytes that this container may use; a number beyond any memory if it has no limit."""
+    try:
+        return int(CONTAINER.read_text())
+    except (OSError, ValueError):  # It has the text "max".
+        return sys.maxsize
 
 
 def _bytes(tree: PyTree) -> int:

@@ -1,8 +1,9 @@
 """Results, progress and failures of runs, and checks of the state to continue from."""
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -242,6 +243,17 @@ def leave_result(error: BaseException, make: Callable[[], Result]) -> None:
         vars(error)["result"] = make()
     except Exception as unreadable:
         error.add_note(f"The state of the run is lost, except for checkpoints: {unreadable!r}")
+
+
+@contextlib.contextmanager
+def leaving(made: list[Result]) -> Iterator[None]:
+    """Add the result that is in ``made`` to an exception that comes after it, such as Ctrl-C while a run is closed."""
+    try:
+        yield
+    except BaseException as error:
+        if made and not hasattr(error, "result"):
+            leave_result(error, lambda: made[0])
+        raise
 
 
 def concatenate(parts: list[History]) -> History:

@@ -80,6 +80,8 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
 
     def _share(gathered, staleness, observe) -> Callable[[jax.Array], jax.Array]:
         if weight is None:
+            if observe is not None:
+                observe("compensation", lambda: jnp.zeros([]))
             return lambda g: g
         require_protocol("gather", staleness=staleness)
         scale = weight(steps_since_pull(staleness, gathered, count))

@@ -1,5 +1,7 @@
 """Staleness per sample: weights for a batch whose samples come from different versions of the parameters."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -54,7 +56,7 @@ def weigh_samples(
       & Gupta, `Asynchronous Federated Optimization <https://arxiv.org/abs/1903.03934>`_, 2019 (the weights)
     """
     found = weight_by_name(weight, 0.0)
-    clock, versions = jnp.asarray(clock), jnp.asarray(versions)
+    clock, versions = map(_wide, (clock, versions))
     staleness = jnp.where(versions < clock, clock - versions, 0)  # Unsigned differences are never negative.
     weights = jnp.ones(staleness.shape) if found is None else jnp.asarray(jax.vmap(found)(staleness.ravel()))
     weights = weights.reshape(staleness.shape)
@@ -63,3 +65,9 @@ def weigh_samples(
         weights = jnp.where(staleness <= max_staleness, weights, jnp.zeros_like(weights))
     total = jnp.sum(weights)
     return weights * jnp.where(total > 0, weights.size / jnp.where(total > 0, total, 1), 0)
+
+
+def _wide(numbers: Any) -> jax.Array:
+    """Return an array whose type holds any version: narrow integers would take over a clock that is a number of Python."""
+    array = jnp.asarray(numbers)
+    return array.astype(jnp.int32) if jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4 else array

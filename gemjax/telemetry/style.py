@@ -15,8 +15,10 @@ their markers. Draw inside ``style()``, set limits and scales, then call ``label
 ['asgd', 'gem']
 """
 
+import contextlib
 import io
 import zlib
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -74,9 +76,13 @@ RC = {
 READABLE = 4.5  # Contrast of text against white.
 
 
-def style() -> Any:
-    """Return a context in which figures have the project's fonts, grid and lines."""
-    return mpl.rc_context(RC)
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Give figures in a ``with`` block the project's fonts, grid and lines, whatever the user's own style."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(RC)
+        yield
 
 
 def colour(method: str) -> str:

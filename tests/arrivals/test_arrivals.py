@@ -285,6 +285,12 @@ def test_more_meetings_begin_with_the_fewer(model, period):
         assert first == tuple(row[:num_meetings] for row in taken)
 
 
+@pytest.mark.parametrize("seed", [2**63 + 1, 2**64 - 2, np.uint64(2**63 + 5)])
+def test_every_digit_of_a_large_seed_counts(seed):
+    found = {tuple(arrivals.Gamma(2).trace(8, seed=one).time) for one in (0, seed, seed + 1, seed - 1)}
+    assert len(found) == 4
+
+
 def test_the_seed_decides_meetings():
     semi = arrivals.SemiSynchronous(arrivals.Gamma(3), 4)
     assert semi.trace(10, seed=5)[1] == semi.trace(10, seed=5)[1]

@@ -1,5 +1,6 @@
 """The whole check: exit status, reasons, figures, and errors reported before any work."""
 
+import io
 import json
 import os
 import pathlib
@@ -52,6 +53,14 @@ def test_a_check_that_passes(quick_parts, capsys, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_encoding_without_the_signs_of_the_report_is_no_failure(quick_parts, monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert command.main(["--workers", "4"]) == 0
+    output.seek(0)
+    assert "\\xd7" in output.read()
+
+
 def test_a_law_that_is_violated(quick_parts, capsys, monkeypatch):
     """A simulator that does nothing is found by the real check of the law, used here for one method."""
     real = law.check_law

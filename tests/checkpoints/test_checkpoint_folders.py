@@ -145,6 +145,15 @@ def test_all_are_kept_and_an_earlier_one_is_loaded(tmp_path):
             checkpoints.save(like(), arrivals.Gamma(3).trace(10))
 
 
+def test_a_copy_of_another_name_is_no_checkpoint(tmp_path):
+    with gemjax.Checkpoints(tmp_path, keep=None) as checkpoints:
+        checkpoints.save(like(), arrivals.Gamma(3).trace(9))
+        shutil.copytree(tmp_path / "9", tmp_path / "0020")
+        assert (checkpoints.commits, checkpoints.latest) == ([9], 9)
+        checkpoints.save(like(), arrivals.Gamma(3).trace(12))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0020", "12", "9"]
+
+
 def test_checkpoints_of_another_program_stay(tmp_path):
     """Checkpoints beyond the newest ones were removed, and later ones renamed."""
     with ocp.CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(max_to_keep=5)) as manager:

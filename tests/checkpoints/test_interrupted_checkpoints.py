@@ -10,7 +10,7 @@ from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals
-from gemjax.checkpoints import CheckpointWriteError, files, turns
+from gemjax.checkpoints import CheckpointWriteError, files, lock, turns
 
 FOUR = arrivals.Gamma(3).trace(4)
 
@@ -47,6 +47,22 @@ def interrupt(monkeypatch):
 
 def fail():
     raise Interrupted
+
+
+def test_an_interrupt_while_the_folder_is_locked_leaves_no_lock(tmp_path, monkeypatch):
+    same = os.path.samestat
+
+    def interrupted(*stats):
+        monkeypatch.setattr(os.path, "samestat", same)
+        raise KeyboardInterrupt
+
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    monkeypatch.setattr(os.path, "samestat", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(like(), FOUR)
+    checkpoints.save(like(), FOUR)
+    assert checkpoints.latest == 4
 
 
 def test_writes_add_no_hook_after_the_first(tmp_path):

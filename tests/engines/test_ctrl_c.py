@@ -15,6 +15,7 @@ from engines.signals import PROBLEM, TRACE, gem, press, pressing, run_on_devices
 
 import gemjax
 from gemjax.engines.devices.hardware.programs import commits
+from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.simulator import simulate as simulator
 
 restored = signals.restored
@@ -81,6 +82,19 @@ def test_a_run_on_devices_ends_between_two_commits(where, monkeypatch):
 def test_a_finished_run_on_devices_has_its_result_also_if_it_is_interrupted_then(times, monkeypatch):
     gather = commits.CentralPrograms.reached
     monkeypatch.setattr(commits.CentralPrograms, "reached", pressing(gather, 1, times))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run_on_devices()
+    assert len(ended.value.result.trace) == 40
+
+
+def test_a_run_that_is_interrupted_while_it_is_closed_has_its_result(monkeypatch):
+    close = Programs.close
+
+    def closed(self):
+        close(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Programs, "close", closed)
     with pytest.raises(KeyboardInterrupt) as ended:
         run_on_devices()
     assert len(ended.value.result.trace) == 40

@@ -1,5 +1,7 @@
 """The memory of a run, computed before its allocation."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -138,3 +140,19 @@ def test_a_sweep_counts_all_its_runs(monkeypatch):
 
 def test_a_device_of_unknown_size_passes():
     memory.check_fits({"views": 10**18}, type("Device", (), {"platform": "tpu", "memory_stats": lambda self: None})())
+
+
+def test_a_device_that_does_not_tell_its_memory_passes():
+    def memory_stats(self):
+        raise RuntimeError("not supported")
+
+    memory.check_fits({"views": 10**18}, type("Device", (), {"platform": "tpu", "memory_stats": memory_stats})())
+
+
+@pytest.mark.parametrize(("text", "fits"), [("1000", False), ("max", True), (None, True)])
+def test_the_memory_of_a_container_is_that_of_its_limit(tmp_path, monkeypatch, text, fits):
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path / "memory.max")
+    if text is not None:
+        (tmp_path / "memory.max").write_text(f"{text}\n")
+    with contextlib.nullcontext() if fits else pytest.raises(MemoryError, match=r"but .* has 1000 B"):
+        memory.check_fits({"views": 2000}, jax.devices("cpu")[0], advice="fewer workers")

@@ -10,6 +10,7 @@ import pytest
 from engines.problems import Abreast, Behind, assert_close, assert_same_bits, late
 
 import gemjax
+from gemjax.batches.local import LocalBatches
 from gemjax.testing import Faults, run_in_python
 
 N = 4
@@ -252,3 +253,10 @@ def test_threads_may_select_side_by_side():
 
     draws = np.arange(3)
     np.testing.assert_array_equal(Interrupted(DATA, 2, seed=1).select(draws, draws, draws)[:, 0], first_rows(draws))
+
+
+def test_local_steps_on_a_stream_count_batches_beyond_32_bits():
+    stream = gemjax.Stream({"x": np.arange(6.0)}, batch_size=1)
+    batches = LocalBatches(stream, gemjax.LocalSteps(optax.sgd(0.1), 500))
+    *_, rows = batches.select(np.zeros(1, np.int32), np.zeros(1, np.int32), np.array([5_000_000], np.int32))
+    np.testing.assert_array_equal(rows[0], stream.select(None, None, 5_000_000 * 500 + np.arange(500)))

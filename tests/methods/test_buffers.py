@@ -187,3 +187,12 @@ def test_outside_the_protocol_the_atoms_raise():
     for atom in (gemjax.gather(2, gemjax.polynomial_weight()), gemjax.mix_with_worker()):
         with pytest.raises(TypeError, match=r"must be inside gemjax.asynchronous"):
             atom.update(jnp.zeros(1), atom.init(jnp.zeros(1)))
+
+
+@pytest.mark.parametrize("method", [gemjax.fedbuff, gemjax.fedasync])
+def test_a_constant_weight_compensates_nothing(method):
+    problem = lambda params, batch: params**2, jnp.ones([]), lambda worker, step: 0.0
+    tx, local = method(weight="constant", num_workers=2), gemjax.LocalSteps(optax.sgd(0.1), 1)
+    trace = gemjax.Trace([0, 1, 1, 0])
+    result = gemjax.simulate(tx, *problem, trace, local=local, diagnostics=["compensation"])
+    assert result.history["compensation"].tolist() == [0.0] * 4

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.text import Text
@@ -28,6 +29,14 @@ def oklab(color, vision):
     rgb = np.array(style.to_rgb(color))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return TO_OKLAB @ np.cbrt(TO_LMS @ np.clip(VISION[vision] @ linear, 0, 1))
+
+
+def test_a_users_own_style_changes_no_picture():
+    with mpl.rc_context({"text.usetex": True, "figure.subplot.left": 0.9, "font.size": 30}):
+        with style.style():
+            assert (mpl.rcParams["text.usetex"], mpl.rcParams["font.size"]) == (False, 8)
+            style.picture().canvas.draw()
+        assert mpl.rcParams["font.size"] == 30
 
 
 def test_every_method_has_a_look_of_its_own():

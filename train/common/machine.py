@@ -19,17 +19,18 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def precision(x64: bool) -> Iterator[None]:
-    """Let all threads compute in double precision if `x64` is set, and restore the former precision at the end."""
+    """Let all threads compute in double precision if `x64` is set, else in single, and restore the former one at the end.
+
+    The variable `JAX_ENABLE_X64` has no effect: random numbers of a run that was begun without it would be other ones.
+    """
     import jax
 
-    if not x64 or jax.config.read("jax_enable_x64"):
-        yield
-        return
-    jax.config.update("jax_enable_x64", True)
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", x64)
     try:
         yield
     finally:
-        jax.config.update("jax_enable_x64", False)
+        jax.config.update("jax_enable_x64", before)
 
 
 def in_its_precision(function: Function) -> Function:

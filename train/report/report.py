@@ -106,7 +106,7 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
         raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
     folder.check_length(summary, expected, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
-    folder.check_whole()
+    folder.check_whole(config)
     replayed = read_replay(folder.replay)
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))

@@ -207,7 +207,7 @@ class RunFolder:
         checksums = {name: record.checksum(sizes[name]) for name, record in self.records.items()}
         checkpoints.save(state, trace, sizes | {"sha256": checksums} | self.kept.metadata(), wait=wait)
 
-    def verify(self, num_workers: int, *, read_only: bool = False) -> Trace | None:
+    def verify(self, config: Config, *, read_only: bool = False) -> Trace | None:
         """Check the records up to the newest checkpoint, before a run continues from it.
 
         Returns:
@@ -215,7 +215,7 @@ class RunFolder:
 
         Raises:
           RecordError: if a record is damaged, or does not match the checkpoint; the message names the file, and the line if
-            that line shows the damage.
+            that line shows the damage. Or if the configuration is not that of the checkpoint.
           CheckpointError: if the checkpoint cannot be read.
         """
         if self.saved.why_none():  # Opening them would create the folder.
@@ -224,22 +224,23 @@ class RunFolder:
             found = checkpoints.metadata
         if found is None:
             return None
+        self.kept.check_config(config, found)
         sizes = sizes_of(found, self.records, self.saved.path)
-        logged = Trace(worker=[], num_workers=num_workers)
+        logged = Trace(worker=[], num_workers=config.workers)
         try:
             if self.events.exists():
-                logged = eventlog.trace_of(self.events, num_workers, sizes["events"])
+                logged = eventlog.trace_of(self.events, config.workers, sizes["events"])
             read_metrics(self.metrics, sizes["metrics"])
         except ValueError as error:
             raise RecordError(str(error)) from error
         check_records(self.records, found, self.saved.path)
         return logged
 
-    def check_whole(self) -> None:
-        """Check the records against the newest checkpoint, if there is one that can be read: a report needs none.
+    def check_whole(self, config: Config) -> None:
+        """Check configuration and records against the newest checkpoint, if there is one that can be read: a report needs none.
 
         Raises:
-          RecordError: if a record is shorter than it was then, or was changed.
+          RecordError: if a record is shorter than it was then, or one of them was changed.
         """
         if self.saved.why_none():
             return
@@ -248,6 +249,7 @@ class RunFolder:
                 found = checkpoints.metadata
         except CheckpointError:
             return
+        self.kept.check_config(config, found)
         if found is not None and all(name in found for name in self.records):
             check_records(self.records, found, self.saved.path)
 

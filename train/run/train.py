@@ -61,7 +61,7 @@ def _train(
     if config.engine != "simulate":
         gemjax.cpu_devices(_cpu_devices(config))
     with warnings_on(console):
-        logged = folder.verify(config.workers)
+        logged = folder.verify(config)
     if may_be_large(config):
         check_memory(config, parameter_shapes(config), 0)
     task = make_task(config)

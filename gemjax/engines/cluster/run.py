@@ -19,7 +19,7 @@ from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
-from gemjax.engines.result import Callback, Result
+from gemjax.engines.result import Callback, Result, leaving
 from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
@@ -172,6 +172,8 @@ def run_on_cluster(
         programs.connect(workers, made.wake)
         return made
 
-    with contextlib.ExitStack() as stack:
+    made: list[Result] = []
+    with leaving(made), contextlib.ExitStack() as stack:
         stack.enter_context(workers.alone())
-        return run.execute(programs, waiters, Transition.init if workers.central_hosts is None else first_state)
+        made.append(run.execute(programs, waiters, Transition.init if workers.central_hosts is None else first_state))
+    return made[0]

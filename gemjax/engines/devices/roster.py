@@ -160,7 +160,10 @@ class Roster:
 
     def overdue(self, now: float) -> list[int]:
         """Advance the watchdog, once per round; return workers beyond their deadline, which may just have finished."""
-        if not self.watchdog.look(now) or self._first_deadline() > self.watchdog.now:
+        may_retire = self.watchdog.look(now)
+        self._arrived_at += self.watchdog.skipped
+        self._in_time_at += self.watchdog.skipped
+        if not may_retire or self._first_deadline() > self.watchdog.now:
             return []
         awaited = self.in_flight | self.returning | self._reading
         return [worker for worker, expires in awaited.items() if expires <= self.watchdog.now]

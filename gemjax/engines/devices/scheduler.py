@@ -114,15 +114,15 @@ class Scheduler:
             raise arrival.error
         elif arrival is not None:
             self.roster.arrived(arrival.worker, arrival.number, now, arrival, arrival.error)
-        elif (message := self.roster.lateness(now)) is not None:  # And nothing is in the queue.
-            raise RunFailedError(message)
-        if (message := self.roster.describe_stall(now)) is not None:
-            self.warn(message)
-        for worker in self.roster.overdue(now):
+        for worker in self.roster.overdue(now):  # First, because it finds time that does not count.
             reads = self.roster.is_reading(worker) and not self.programs.is_ready(worker)
             if reads or self.waiters.watches(worker):
                 self.roster.fell_silent(worker)
                 self.programs.abandon(worker)
+        if arrival is None and (message := self.roster.lateness(now)) is not None:  # And nothing is in the queue.
+            raise RunFailedError(message)
+        if (message := self.roster.describe_stall(now)) is not None:
+            self.warn(message)
         self.execute()
 
     def execute(self) -> None:

@@ -38,6 +38,7 @@ from gemjax.engines.result import (
     checked_state,
     continued,
     leave_result,
+    leaving,
     of_applied,
     warn_if_diverged,
 )
@@ -105,18 +106,19 @@ class Run:
             del begin, params, model_state
         history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
         alone = self.log.alone(history.trace()) if isinstance(self.log, EventLog) else contextlib.nullcontext()
-        with make_waiters(programs) as waiters, contextlib.closing(programs), alone, Held() as held:
+        made: list[Result] = []
+        with leaving(made), make_waiters(programs) as waiters, contextlib.closing(programs), alone, Held() as held:
             scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members, held)
             try:
                 stopped = scheduler.run(*self.callback)
-                result = Result(programs.reached(), history.history(), history.trace(), stopped)
+                made.append(Result(programs.reached(), history.history(), history.trace(), stopped))
                 held.check()
             except BaseException as error:
                 held.let_through()
                 leave_result(error, lambda: _reached(programs, history))
                 raise
-        warn_if_diverged(result, stacklevel=3)
-        return result
+        warn_if_diverged(made[0], stacklevel=3)
+        return made[0]
 
 
 def prepare(

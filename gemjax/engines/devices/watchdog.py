@@ -26,6 +26,7 @@ class Watchdog:
         self.seconds = seconds
         self.beat = float("inf") if seconds is None else min(LONGEST_BEAT, seconds / 4)
         self.now = 0.0  # Seconds of polling.
+        self.skipped = 0.0  # Seconds before the last look that the clock does not count.
         self._looked_at = at
         self._spares_until = 0.0
         self._spares = False  # Since the last interruption; further interruptions do not extend the period.
@@ -39,9 +40,9 @@ class Watchdog:
         if self.seconds is None:
             return False
         passed, self._looked_at = at - self._looked_at, at
-        polled = passed <= 2 * self.beat
+        polled, self.skipped = passed <= 2 * self.beat, 0.0
         if not polled:
-            passed = self.beat
+            passed, self.skipped = self.beat, passed - self.beat
             self._spare(2 * self.beat)
         self.now += passed
         if self.now < self._spares_until:

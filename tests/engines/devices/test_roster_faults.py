@@ -191,3 +191,16 @@ def test_late_gradients_do_not_hide_a_stall():
     run.roster.fell_silent(0)
     run.arrive(0)
     assert "no worker has finished in time for 60 s" in run.roster.describe_stall(run.now)
+
+
+def test_a_suspended_machine_does_not_make_workers_late():
+    run = Run(2, deadline=1.0, retries=0)
+    run.go()
+    _late(run, [0, 1], 1)
+    for second in range(20):
+        run.roster.overdue(run.now + second / 4)
+    awake = run.now + 605.0
+    run.roster.overdue(awake)
+    assert run.roster.lateness(awake) is None
+    assert run.roster.describe_stall(awake) is None
+    assert "no gradient was in time for 6" in run.roster.lateness(awake + 60)

@@ -59,6 +59,15 @@ def test_a_suspended_machine_does_not_count_as_silence(clock):
     assert watchdog.now >= expires
 
 
+def test_time_that_does_not_count_is_told(clock):
+    watchdog = Watchdog(2.0, clock.at)
+    assert poll(watchdog, clock, 0.1)
+    assert watchdog.skipped == 0
+    clock.at += 3600.0
+    watchdog.look(clock.at)
+    assert watchdog.skipped == 3600.0 - watchdog.beat
+
+
 def test_a_callback_does_not_count_as_silence(clock):
     """The time of any callback is excluded, and workers that it delayed have another beat."""
     watchdog = Watchdog(2.0, clock.at)

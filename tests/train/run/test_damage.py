@@ -295,6 +295,14 @@ def test_every_command_refuses_a_changed_configuration(folder, capsys, monkeypat
         assert name in error
 
 
+@pytest.mark.parametrize("argv", [["--resume", "run"], LONGER, ["report", "run"], ["replay", "run"]], ids=" ".join)
+def test_every_command_refuses_the_configuration_of_another_run(folder, capsys, argv):
+    config = Config.load(folder.config)
+    dataclasses.replace(config, seed=9).save(folder.config)
+    error = refusal(capsys, folder, argv)
+    assert "train: run/config.json was changed: seed is 9, but was 0 at the checkpoint; write it back" in error
+
+
 @pytest.mark.parametrize("name", ["learning_rate", "epochs", "quorum"])
 def test_a_lost_line_of_the_configuration_is_refused(folder, capsys, monkeypatch, name):
     """The run went on with the default of a field that a resumed run may change."""

@@ -86,10 +86,11 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         numbers, saved = list(filter(None, checkpoints.commits)), checkpoints.metadata or {}
         logged = eventlog.trace_of(folder.events, config.workers)  # Read after them: a run that goes on adds to both.
         remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}, or give their folder as --data-dir"
+        folder.kept.check_config(config, saved)
         folder.kept.check_data(config, saved, task.data_checksum(), remedy)
         folder.kept.check_generator(saved)
         replayer = Replayer(config, task, logged, settings_of(saved))
-        alterations = _refusal(folder.verify, config.workers, read_only=True)
+        alterations = _refusal(folder.verify, config, read_only=True)
         pieces: list[Piece] = []
         state, begin = replayer.initial(), 0
         for number in numbers:

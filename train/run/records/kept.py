@@ -41,15 +41,8 @@ class Kept:
         Raises:
           RecordError: if the configuration or the data are not those that the checkpoint was written with.
         """
-        self._config = json.loads(json.dumps(config.kept()))  # As JSON has it.
-        self._data = data
-        before = (saved or {}).get("kept")
-        for name, value in self._config.items():
-            if isinstance(before, dict) and before.get(name, value) != value:
-                raise RecordError(
-                    f"{self.folder / 'config.json'} was changed: {name} is {value!r}, but was {ascii(before[name])[:60]} at "
-                    "the checkpoint; a resumed run keeps it; write it back, or start a new run in another folder"
-                )
+        self.check_config(config, saved, "a resumed run keeps it; write it back, or start a new run in another folder")
+        self._config, self._data = _as_json(config), data
         remedy = "give the folder of those data as --data-dir, or start a new run in another folder"
         self.check_data(config, saved, data, remedy)
         self.check_generator(saved)
@@ -57,6 +50,20 @@ class Kept:
         self.settings = settings_of(saved or {})
         if not self.settings or self.settings[-1][1] != now:
             self.settings = [*(past for past in self.settings if past[0] < commits), (commits, now)]
+
+    def check_config(self, config: Config, saved: dict[str, Any] | None, remedy: str = "write it back") -> None:
+        """Check that a configuration is that with which a checkpoint was written; `remedy` ends the message.
+
+        Raises:
+          RecordError: if not; checkpoints of earlier versions have none.
+        """
+        before = (saved or {}).get("kept")
+        for name, value in _as_json(config).items():
+            if isinstance(before, dict) and before.get(name, value) != value:
+                raise RecordError(
+                    f"{self.folder / 'config.json'} was changed: {name} is {value!r}, but was {ascii(before[name])[:60]} at "
+                    f"the checkpoint; {remedy}"
+                )
 
     def check_data(self, config: Config, saved: dict[str, Any] | None, data: str | None, remedy: str) -> None:
         """Check that the data are those of a checkpoint; `remedy` ends the message.
@@ -98,3 +105,8 @@ def settings_of(found: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
         ]
     except (TypeError, ValueError, AttributeError) as error:
         raise RecordError(f"the settings in the checkpoint are damaged: {ascii(settings)[:60]}") from error
+
+
+def _as_json(config: Config) -> dict[str, Any]:
+    """Return what a resumed run keeps of a configuration, as JSON has it."""
+    return json.loads(json.dumps(config.kept()))

@@ -14,14 +14,13 @@ import numpy as np
 
 from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
+from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, wait_for
 from gemjax.engines.checks import RunWarning
-from gemjax.engines.devices.hardware import shutdown
 from gemjax.protocol.compat import settings_here
 from gemjax.protocol.local_steps import PeriodsEndError
 
 PyTree = Any
 PATIENCE = 60.0  # Seconds without the first rows after which a run warns.
-SECONDS_AT_EXIT = 5.0  # The interpreter's end waits no longer for a read, which may never return.
 
 
 class Selections:
@@ -179,9 +178,10 @@ class Prefetcher:
         for number in range(len(self._reading)):
             name = f"gemjax-reader-{number}"
             threading.Thread(target=self._read_wanted, args=(number,), name=name, daemon=True).start()
-        shutdown.wait_for(self, SECONDS_AT_EXIT)
+        wait_for(self, SECONDS_AT_EXIT)
 
     def _read_wanted(self, number: int) -> None:
+        ALIKE.set(len(self._reading))
         while (wanted := self._wanted.get()) is not None and not self._closed:
             key, future = wanted
             self._reading[number] = True

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from gemjax.engines.devices.hardware import shutdown
+from gemjax.batches.threads import wait_for
 from gemjax.protocol.compat import settings_here
 
 
@@ -44,7 +44,7 @@ class Waiters:
 
     First finished, first served: no worker is overtaken by one that finished later, so none starves. The threads are daemons.
     They wait for devices, which releases the interpreter's lock, and dispatch local steps that can be interrupted. The end of
-    the interpreter waits for such threads (:func:`gemjax.engines.devices.hardware.shutdown.wait_for`).
+    the interpreter waits for such threads (:func:`gemjax.batches.threads.wait_for`).
     """
 
     def __init__(
@@ -125,9 +125,13 @@ class Waiters:
             del item, in_transfer, gradient  # So that they are not kept until the next gradient.
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        shutdown.wait_for(self)
+        wait_for(self)
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # The system has no more threads.
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

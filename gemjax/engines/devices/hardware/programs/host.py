@@ -1,6 +1,5 @@
 """Programs of a run on the devices of one host: gradients on those of the workers, commits on those of the central variable."""
 
-import concurrent.futures
 import functools
 import os
 import threading
@@ -8,6 +7,7 @@ from typing import Any
 
 import jax
 
+from gemjax.batches.threads import SECONDS_AT_EXIT, each
 from gemjax.engines.devices.hardware.packing import Packed, send
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
@@ -16,7 +16,6 @@ from gemjax.engines.devices.hardware.programs.gradients import event_of, packed_
 from gemjax.engines.devices.hardware.sharding import devices_of, whole
 from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.transition import RunState, Transition
-from gemjax.protocol.compat import settings_here
 
 PyTree = Any
 
@@ -57,21 +56,22 @@ class Programs(CentralPrograms):
         collectives on the same devices.
         """
         first = {device: worker for worker, device in reversed(list(enumerate(self.placement.workers)))}
-        settings = settings_here()
+        batches = {}
+
+        def read(worker):
+            batches[worker] = self._selections.example(worker, lambda: self.select(worker))
 
         def run_once(worker):
-            with settings():
-                batch = self._selections.example(worker, lambda: self.select(worker))
-                gradient = self.compute(worker, batch)
-                gradient = jax.block_until_ready(gradient() if callable(gradient) else gradient)
-                self._settled(worker)
-                return gradient
+            gradient = self.compute(worker, batches.pop(worker))
+            gradient = jax.block_until_ready(gradient() if callable(gradient) else gradient)
+            self._settled(worker)
+            return gradient
 
         accelerated = any(device.platform != "cpu" for place in first for device in devices_of(place))
         # More compilations at a time than cores would be slower.
         at_once = 1 if accelerated else min(len(first), os.cpu_count() or 1)
-        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-            gradients = list(pool.map(run_once, first.values()))
+        each(read, first.values(), at_once, SECONDS_AT_EXIT)
+        gradients = each(run_once, first.values(), at_once)
         self.central.warm_up(self.central.bring(gradients[0][0]))
 
     def is_ready(self, worker: int) -> bool:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gemjax.engines.devices.hardware import shutdown
+from gemjax.batches import threads as shutdown
 
 ENDS_EARLY = """
 import jax, jax.numpy as jnp, gemjax

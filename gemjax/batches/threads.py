@@ -1,0 +1,120 @@
+"""Threads that may never return: work in several of them, and the end of the interpreter, which compiled code would abort."""
+
+import atexit
+import contextvars
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from gemjax.protocol.compat import settings_here
+
+AT_MOST = 60.0  # Seconds; a gradient may take long.
+SECONDS_AT_EXIT = 5.0  # For a read, which may never return.
+
+
+# Threads that call the same function as the current one, each for a worker of its own.
+ALIKE: contextvars.ContextVar[int] = contextvars.ContextVar("ALIKE", default=1)
+
+
+class Threads(Protocol):
+    """Some daemon threads."""
+
+    def are_inside(self) -> bool:
+        """Return True if a thread is in compiled code, which it leaves by itself."""
+        ...
+
+
+_all: weakref.WeakKeyDictionary[Threads, float] = weakref.WeakKeyDictionary()
+
+
+def wait_for(threads: Threads, seconds: float = AT_MOST) -> None:
+    """Let the end of the interpreter wait, for at most ``seconds``, until none of ``threads`` is in compiled code.
+
+    A daemon thread that requests the interpreter's lock during the end is stopped at once. Below the frames of compiled
+    code (``block_until_ready``, readers of data) this is an exception that nothing may catch: "FATAL: exception not
+    rethrown", status 134, after a successful run. Threads that wait in Python stop without an error.
+    """
+    _all[threads] = seconds
+
+
+@atexit.register
+def _wait() -> None:
+    began = time.perf_counter()
+    while inside := [seconds for threads, seconds in list(_all.items()) if threads.are_inside()]:
+        if time.perf_counter() > began + max(inside):
+            print(
+                f"gemjax: threads are still busy {max(inside):g} s after the end; not waiting any longer",
+                file=sys.stderr,
+            )
+            return
+        time.sleep(0.01)
+
+
+class _Crew:
+    """Threads that compute the values of some items."""
+
+    def __init__(self, function: Callable[[Any], Any], items: list):
+        self._function, self._left = function, iter(enumerate(items))
+        self.found: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+        self.dismissed = False
+        self._inside = 0
+        self._lock = threading.Lock()
+        self._settings = settings_here()  # Those of the calling thread: sources and programs compute with JAX.
+
+    def are_inside(self) -> bool:
+        """Return True if a thread computes."""
+        return self._inside > 0
+
+    def work(self) -> None:
+        with self._settings():
+            while not self.dismissed:
+                with self._lock:
+                    number, item = next(self._left, (None, None))
+                    if number is None:
+                        return
+                    self._inside += 1
+                value, error = None, None
+                try:
+                    value = self._function(item)
+                except BaseException as raised:  # Raised again in the calling thread; items before this one have begun.
+                    error, self.dismissed = raised, True
+                with self._lock:
+                    self._inside -= 1
+                self.found.put((number, value, error))
+                del value, error
+
+
+def each(function: Callable[[Any], Any], items: Iterable[Any], threads: int, seconds: float = AT_MOST) -> list:
+    """Return the values of all items, computed in daemon threads, or raise the exception of the first item that has one.
+
+    An item that takes without end holds up neither an exception such as Ctrl-C nor the end of the interpreter.
+
+    Args:
+      function: called with one item in a thread, with the settings of JAX of the calling thread.
+      items: the items.
+      threads: items to compute at a time, at most.
+      seconds: time that the end of the interpreter waits for threads that still compute, at most.
+
+    >>> each(lambda number: 10 * number, [1, 2, 3], threads=2)
+    [10, 20, 30]
+    """
+    items = list(items)
+    crew = _Crew(function, items)
+    wait_for(crew, seconds)
+    known: dict[int, Any] = {}
+    try:
+        for number in range(min(len(items), threads)):
+            threading.Thread(target=crew.work, name=f"gemjax-worker-{number}", daemon=True).start()
+        for number in range(len(items)):
+            while number not in known:
+                found, *outcome = crew.found.get()
+                known[found] = outcome
+            if (error := known[number][1]) is not None:
+                raise error
+    finally:
+        crew.dismissed = True
+    return [known[number][0] for number in range(len(items))]
