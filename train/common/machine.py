@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +26,14 @@ def precision(x64: bool) -> Iterator[None]:
     """
     import jax
 
-    before = jax.config.read("jax_enable_x64")
+    from gemjax.protocol.compat import enable_x64
+
+    with futures.ThreadPoolExecutor(1) as other:  # This thread may have a precision of its own.
+        before = other.submit(jax.config.read, "jax_enable_x64").result()
     jax.config.update("jax_enable_x64", x64)
     try:
-        yield
+        with enable_x64(x64):
+            yield
     finally:
         jax.config.update("jax_enable_x64", before)
 

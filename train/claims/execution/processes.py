@@ -14,7 +14,7 @@ from typing import Any, Self
 from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.errors import UsageError
-from train.common.machine import cores, describe
+from train.common.machine import cores, describe, precision
 
 # A process computes with one thread. Other flags in XLA_FLAGS are kept.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
@@ -166,4 +166,5 @@ def _end_with_parent() -> None:
 def _make(group: Sequence[Run], machine: dict[str, Any], alike: bool) -> list[Record]:
     from train.claims.execution.batch import record_together  # Imported after the process is set up: it imports JAX.
 
-    return record_together(group, machine, lambda name, done: _news.put((name, done)), alike=alike)
+    with precision(group[0].config.x64):
+        return record_together(group, machine, lambda name, done: _news.put((name, done)), alike=alike)
