@@ -188,7 +188,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
         say(console, f"picture for a paper: {vector}")
     if asked.folder == RESULTS and len(runs) <= PUBLISHED_RUNS:
         for run in runs:
-            pool.publish(run, known[run])
+            Pool(asked.work, PUBLISHED).publish(run, known[run], anew=asked.anew)
     outcome.tell(claim, asked.scale, statements, console)
     say(console, f"results: {path}, picture: {picture}")
     return result

@@ -163,8 +163,12 @@ def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path,
     assert cli.main(elsewhere) == 0
     assert len(inline.made) == 4
     assert "4 of them done already (4 of them published in" in capsys.readouterr().out
+    one = sorted((tmp_path / "published").iterdir())[0]
+    before = one.read_bytes()
+    one.write_bytes(before.replace(b'"seconds"', b'"Seconds"'))  # Another result.
     assert cli.main([*elsewhere, "--anew"]) == 0
     assert len(inline.made) == 8
+    assert one.read_bytes() == before  # Results and runs are of one time.
 
 
 @pytest.mark.slow

@@ -92,9 +92,12 @@ class Store(abc.ABC, Generic[Job, Result]):
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.file(job), json.dumps(sealed(self.encode(job, result)), indent=1) + "\n")
 
-    def publish(self, job: Job, result: Result) -> None:
-        """Write the result of `job` to the published folder, unless it is there."""
-        if self.published is not None and not (path := self.published / self.file(job).name).exists():
+    def publish(self, job: Job, result: Result, *, anew: bool = False) -> None:
+        """Write the result of `job` to the published folder, unless it is there and not made `anew`."""
+        if self.published is None:
+            return
+        path = self.published / self.file(job).name
+        if anew or not path.exists():
             self.published.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(sealed(self.encode(job, result)), separators=(",", ":")) + "\n")
 
