@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
       DataError: if they are wrong, and nothing has been written; or if the set cannot be written.
     """
     folder = root / builder_class.name / str(builder_class.VERSION)
-    if damaged := folder.exists():
+    if damaged := _identity(folder):
         with contextlib.suppress(*DAMAGE):
             return _read_splits(builder_class(data_dir=root))
     try:
@@ -58,7 +59,9 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
     if folder.is_symlink():
         folder.unlink()
     elif damaged:
-        shutil.rmtree(folder)
+        with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
+            if _identity(folder) == damaged:  # Otherwise another process has prepared it anew.
+                shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.damaged-{uuid.uuid4().hex[:8]}")))
     try:
         prepare(builder_class(data_dir=root), manual_dir)
     except (OSError, RuntimeError) as error:  # RuntimeError: array_record found the disk full.
@@ -70,6 +73,14 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
                 f"{'make room there' if is_full else 'check the permissions'}, or name another folder as data_dir"
             ) from error
     return _read_splits(builder_class(data_dir=root))
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return numbers that change when a folder is replaced; ``None`` if there is none."""
+    if not folder.exists():
+        return None
+    status = folder.stat()
+    return status.st_ino, status.st_ctime_ns
 
 
 def missing(builder_class: Any, root: Path, manual_dir: str | None) -> str:

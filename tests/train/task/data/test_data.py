@@ -184,6 +184,27 @@ def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
     assert (folder / "dataset_info.json").stat().st_size > 100
 
 
+@pytest.mark.parametrize("meanwhile", ["prepared", "removed"])
+def test_a_damaged_set_may_be_prepared_by_another_process_at_the_same_time(prepared, own_copy, monkeypatch, meanwhile):
+    folder, read = own_copy / "gemjax_digits" / "1.0.0", prepared_sets._read_splits
+    spoil_cut(folder)
+
+    def of_another_process(builder):
+        monkeypatch.setattr(prepared_sets, "_read_splits", read)
+        shutil.rmtree(folder)
+        if meanwhile == "prepared":
+            shutil.copytree(prepared / "gemjax_digits" / "1.0.0", folder)
+            marked.append(folder.stat().st_ino)
+        raise ValueError("damaged")
+
+    marked = []
+    monkeypatch.setattr(prepared_sets, "_read_splits", of_another_process)
+    loaded, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
+    np.testing.assert_array_equal(loaded.test["image"], expected.test["image"])
+    assert meanwhile == "removed" or [folder.stat().st_ino] == marked  # What the other one reads stays.
+    assert [path.name for path in folder.parent.iterdir()] == ["1.0.0"]
+
+
 @pytest.mark.parametrize(
     "error",
     [
