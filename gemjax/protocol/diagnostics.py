@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+from jax import lax
 
 from gemjax.protocol.checks import shown
 
@@ -175,9 +176,24 @@ def normalised_gap(params: PyTree, stale_params: PyTree, gradient: PyTree) -> ja
 
 def rms(tree: PyTree) -> jax.Array:
     """Return the root mean square of all numbers in ``tree``, a float scalar (accumulated in at least float32)."""
-    leaves = jax.tree.leaves(tree)
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))) for leaf in leaves]
-    return jnp.sqrt(sum(squares) / max(1.0, float(sum(leaf.size for leaf in leaves))))  # An int may exceed int32.
+    leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(tree)]
+    count = max(1.0, float(sum(leaf.size for leaf in leaves)))  # An int may exceed int32.
+
+    def of(leaves):
+        return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / count)
+
+    def scaled():
+        """Return it where squares are too large or too small for floats."""
+        largest = jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]).max()
+        limits = jnp.finfo(largest.dtype)
+        scale = jnp.clip(largest, float(limits.tiny) ** 0.8, float(limits.max) ** 0.8)  # Its inverse is a float, too.
+        return scale * of([leaf / scale for leaf in leaves])
+
+    if not leaves:
+        return jnp.zeros([])
+    plain = of(leaves)
+    fits = (plain > 1e-15) & (plain < 1e18)
+    return lax.cond(fits, lambda: plain, lambda: scaled().astype(plain.dtype))
 
 
 def quantile(tree: PyTree, q: float) -> jax.Array:

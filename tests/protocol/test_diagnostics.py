@@ -30,6 +30,24 @@ def test_double_precision_is_kept(x64):
     assert diagnostics.rms(jnp.ones(3, jnp.float64)).dtype == jnp.float64
 
 
+@pytest.mark.parametrize("size", [1e-37, 1e-25, 1e-16, 1.0, 1e19, 1e30, 3e38])
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.jit, lambda fn: lambda tree: jax.vmap(fn)(tree[None])[0]])
+def test_numbers_of_any_size_have_a_mean_square(size, wrap):
+    """The squares of the smallest and the largest are 0 and infinite in floats of 32 bits."""
+    numbers = jnp.array([3.0, -4.0, 0.0, 0.0], jnp.float32) * jnp.float32(size / 4)
+    np.testing.assert_allclose(
+        wrap(diagnostics.rms)(numbers), np.sqrt(np.mean(np.square(np.float64(numbers)))), rtol=1e-6
+    )
+
+
+def test_diagnostics_of_small_and_large_numbers():
+    one, nothing, tiny = jnp.ones(1), jnp.zeros(1), jnp.full(1, 1e-25)
+    np.testing.assert_allclose(diagnostics.normalised_gap(one, nothing, tiny), 1e25, rtol=1e-6)
+    np.testing.assert_allclose(diagnostics.relative_change(2 * tiny, tiny), 1.0, rtol=1e-6)
+    assert [float(diagnostics.rms(value)) for value in (nothing, one * jnp.inf)] == [0.0, np.inf]
+    assert np.isnan(diagnostics.rms({"a": one, "b": one * jnp.nan}))
+
+
 def test_a_tree_may_have_more_numbers_than_fit_into_32_bits():
     large = {"a": jax.ShapeDtypeStruct((2**16, 2**16), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.float32)}
     assert jax.eval_shape(diagnostics.rms, large).shape == ()
