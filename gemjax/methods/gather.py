@@ -80,7 +80,7 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
 
     def _share(gathered, staleness, observe) -> Callable[[jax.Array], jax.Array]:
         if weight is None:
-            if observe is not None:
+            if observe is not None and "compensation" not in observe.offered:
                 observe("compensation", lambda: jnp.zeros([]))
             return lambda g: g
         require_protocol("gather", staleness=staleness)

@@ -9,6 +9,8 @@ import numpy as np
 from gemjax.telemetry.schema import OUTCOMES
 from gemjax.telemetry.timeline import TIMES, Columns, Recorded, Timeline, timeline
 
+SHORTEST = 1e-300  # Units of time of a simulated run may be of any size.
+
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
@@ -74,7 +76,7 @@ class Summary:
     @property
     def rate(self) -> float:
         """Applied commits per second (per unit of time of a simulated run): ``commits`` / ``span``."""
-        return self.commits / max(self.span, 1e-12)
+        return self.commits / max(self.span, SHORTEST)
 
 
 def summarise(
@@ -115,7 +117,7 @@ def summarise(
 
     def part(begin: str, end: str) -> np.ndarray:
         spent = np.bincount(cycles["worker"], cycles[end] - cycles[begin], run.num_workers)
-        return spent / np.maximum(last - first, 1e-12)
+        return spent / np.maximum(last - first, SHORTEST)
 
     return Summary(
         num_workers=run.num_workers,

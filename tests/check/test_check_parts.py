@@ -52,7 +52,6 @@ def test_a_check_that_passes(quick_parts, capsys, tmp_path):
     assert len(figures["speed"]) == len(speed.MODELS)
 
 
-@pytest.mark.slow
 def test_an_encoding_without_the_signs_of_the_report_is_no_failure(quick_parts, monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
@@ -61,6 +60,7 @@ def test_an_encoding_without_the_signs_of_the_report_is_no_failure(quick_parts, 
     assert "\\xd7" in output.read()
 
 
+@pytest.mark.slow
 def test_a_law_that_is_violated(quick_parts, capsys, monkeypatch):
     """A simulator that does nothing is found by the real check of the law, used here for one method."""
     real = law.check_law

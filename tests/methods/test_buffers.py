@@ -196,3 +196,10 @@ def test_a_constant_weight_compensates_nothing(method):
     trace = gemjax.Trace([0, 1, 1, 0])
     result = gemjax.simulate(tx, *problem, trace, local=local, diagnostics=["compensation"])
     assert result.history["compensation"].tolist() == [0.0] * 4
+
+
+def test_a_buffer_without_weights_leaves_the_compensation_to_other_members():
+    tx = gemjax.asynchronous(optax.chain(gemjax.scale_by_staleness(), gemjax.gather(2), optax.sgd(0.1)), 2)
+    problem = lambda params, batch: params**2, jnp.ones([]), lambda worker, step: 0.0
+    result = gemjax.simulate(tx, *problem, gemjax.Trace([0, 1, 1, 0]), diagnostics=["compensation"])
+    assert result.history["compensation"].max() > 0

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cycles import cycle, free, lock_step, start, turns
@@ -111,3 +112,14 @@ def test_a_progress_is_not_the_record_of_a_run(engine, function):
     run(tx, *problem, callback=seen.append)
     with pytest.raises(TypeError, match="the run is of type Progress; give the result, its history or the events"):
         function(seen[-1])
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1e-100, 1e15])
+def test_the_unit_of_virtual_time_is_of_any_size(unit):
+    problem = gemjax.asgd(0.01, 4), lambda p, b: jnp.sum(p**2), jnp.ones(2), lambda w, s: 0.0
+    one, other = (
+        gemjax.summarise(gemjax.simulate(*problem, gemjax.arrivals.Gamma(4, mean=mean).trace(100)))
+        for mean in (1.0, unit)
+    )
+    np.testing.assert_allclose(other.rate * unit, one.rate, rtol=1e-6)
+    np.testing.assert_allclose(other.utilisation, one.utilisation, rtol=1e-6)

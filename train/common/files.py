@@ -8,6 +8,7 @@ import io
 import os
 import shlex
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -154,8 +155,11 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
     followed; a device such as `/dev/null` is written to, and so is `/dev/stdout`, which is a link.
     """
     path = Path(path)
-    if path.exists() and (not path.is_file() or _is_descriptor(path)):  # Opening a folder is an error.
-        with open(path, "ab") as device:
+    descriptor = _descriptor(path) if path.exists() else None
+    if path.exists() and (descriptor is not None or not path.is_file()):  # Opening a folder is an error.
+        sys.stdout.flush()
+        # Opened by its number, an open file of this process goes on behind the content.
+        with open(path if descriptor is None else os.dup(descriptor), "wb") as device:
             _write_parts(device, content)
         return
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")  # Another process may write it, too.
@@ -173,13 +177,14 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
         raise
 
 
-def _is_descriptor(path: Path) -> bool:
-    """Return True if `path` leads to an open file of a process, as `/dev/stdout` does."""
-    while path.parent.resolve().parts[-1:] != ("fd",) or path.parent.resolve().parts[1] != "proc":
+def _descriptor(path: Path) -> int | None:
+    """Return the number of the open file of this process that `path` leads to, as `/dev/stdout` does; ``None`` if to none."""
+    own = Path("/proc/self/fd").resolve()
+    while path.parent.resolve() != own:
         if not path.is_symlink():
-            return False
+            return None
         path = path.parent / path.readlink()
-    return True
+    return int(path.name) if path.name.isdecimal() else None
 
 
 def _write_parts(file: IO[bytes], content: str | bytes | Iterable[str]) -> None:

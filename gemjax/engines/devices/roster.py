@@ -161,8 +161,9 @@ class Roster:
     def overdue(self, now: float) -> list[int]:
         """Advance the watchdog, once per round; return workers beyond their deadline, which may just have finished."""
         may_retire = self.watchdog.look(now)
-        self._arrived_at += self.watchdog.skipped
-        self._in_time_at += self.watchdog.skipped
+        # A gradient that arrived meanwhile is noted already.
+        self._arrived_at = min(now, self._arrived_at + self.watchdog.skipped)
+        self._in_time_at = min(now, self._in_time_at + self.watchdog.skipped)
         if not may_retire or self._first_deadline() > self.watchdog.now:
             return []
         awaited = self.in_flight | self.returning | self._reading

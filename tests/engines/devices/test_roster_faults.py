@@ -204,3 +204,7 @@ def test_a_suspended_machine_does_not_make_workers_late():
     assert run.roster.lateness(awake) is None
     assert run.roster.describe_stall(awake) is None
     assert "no gradient was in time for 6" in run.roster.lateness(awake + 60)
+    run.now = awake + 1200.0
+    run.arrive(1)  # It arrived while the machine was suspended again.
+    run.roster.overdue(run.now)
+    assert run.roster.describe_stall(run.now + 60) is not None

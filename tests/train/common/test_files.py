@@ -93,9 +93,11 @@ def test_a_link_to_an_open_file_is_written_to_and_not_replaced(tmp_path, kind):
     read, write = os.pipe() if kind == "pipe" else (None, os.open(target, os.O_WRONLY | os.O_CREAT))
     try:
         link.symlink_to(f"/proc/self/fd/{write}")  # As /dev/stdout is.
+        os.write(write, b"before, ")
         write_whole(link, "new")
+        os.write(write, b", behind")
         assert link.is_symlink()
-        assert (target.read_bytes() if read is None else os.read(read, 10)) == b"new"
+        assert (target.read_bytes() if read is None else os.read(read, 50)) == b"before, new, behind"
     finally:
         for number in filter(None, (read, write)):
             os.close(number)
