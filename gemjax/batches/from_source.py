@@ -1,6 +1,7 @@
 """Batches that are read from a dataset with random access, such as one on disk."""
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -153,12 +154,11 @@ class FromSource(Wrapper):
         wanted = numbers.reshape(-1, numbers.shape[-1]).tolist()
         # Local steps repeat the last batch of a worker that makes fewer than others.
         distinct = list(dict.fromkeys(map(tuple, wanted)))
-        # The reads of one worker, which may never return, leave room for those of the others.
-        at_once = min(len(distinct), max(1, self.threads // ALIKE.get()))
-        if at_once == 1:
-            batches = [self._read(rows) for rows in distinct]
+        if len(distinct) == 1 or self.threads == 1:
+            batches = [read_rows(self.source, rows) for rows in distinct]
         else:
-            batches = each(self._read, distinct, at_once, SECONDS_AT_EXIT)
+            read = functools.partial(read_rows, self.source)
+            batches = each(read, distinct, self.threads, SECONDS_AT_EXIT, self._turns())
         for (number, *_), batch in zip(distinct, batches, strict=True):
             row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
             _check_alike(number, row, *self._known.setdefault("row", (number, row)))
@@ -166,13 +166,16 @@ class FromSource(Wrapper):
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(known[tuple(one)] for one in wanted))
         return rows, np.arange(numbers.size, dtype=np.int32).reshape(numbers.shape)
 
-    def _read(self, rows: Sequence[int]) -> PyTree:
-        # Threads that read ahead may gather at the same time, each with a pool.
-        with self._known.setdefault("turns", threading.BoundedSemaphore(self.threads)):
-            return read_rows(self.source, rows)
+    def _turns(self) -> threading.Semaphore:
+        """Return the turns of threads beside those that gather at the same time, each for a worker, which need none.
+
+        So the reads of one worker, which may never return, leave a thread to each of the others.
+        """
+        alike = ALIKE.get()
+        return self._known.setdefault(("turns", alike), threading.Semaphore(max(0, self.threads - alike)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_known": {name: kept for name, kept in self._known.items() if name != "turns"}}
+        return self.__dict__ | {"_known": {name: kept for name, kept in self._known.items() if name == "row"}}
 
 
 def _check_source(source: Any) -> None:

@@ -93,8 +93,10 @@ def check_plain(wrapper: str, batches: Rows) -> None:
 
 def are_plain(batches: Any) -> bool:
     """Return True if ``batches`` are the selected rows of their data."""
-    kind = type(batches)
-    return isinstance(batches, Rows) and kind.batch is Rows.batch and kind.gather is Batches.gather
+    if not isinstance(batches, Rows):
+        return False
+    own = vars(batches).keys() & {"batch", "gather"}  # An object may have functions that its class lacks.
+    return not own and type(batches).batch is Rows.batch and type(batches).gather is Batches.gather
 
 
 class OwnEpochs(Rows):

@@ -29,6 +29,7 @@ class Threads(Protocol):
 
 
 _all: weakref.WeakKeyDictionary[Threads, float] = weakref.WeakKeyDictionary()
+_adding = threading.Lock()
 
 
 def wait_for(threads: Threads, seconds: float = AT_MOST) -> None:
@@ -38,13 +39,21 @@ def wait_for(threads: Threads, seconds: float = AT_MOST) -> None:
     code (``block_until_ready``, readers of data) this is an exception that nothing may catch: "FATAL: exception not
     rethrown", status 134, after a successful run. Threads that wait in Python stop without an error.
     """
-    _all[threads] = seconds
+    with _adding:
+        _all[threads] = seconds
+
+
+def _inside() -> list[float]:
+    """Return the seconds to wait for each of those that are in compiled code."""
+    with _adding:  # A thread that still computes may begin others.
+        known = list(_all.items())
+    return [seconds for threads, seconds in known if threads.are_inside()]
 
 
 @atexit.register
 def _wait() -> None:
     began = time.perf_counter()
-    while inside := [seconds for threads, seconds in list(_all.items()) if threads.are_inside()]:
+    while inside := _inside():
         if time.perf_counter() > began + max(inside):
             print(
                 f"gemjax: threads are still busy {max(inside):g} s after the end; not waiting any longer",
@@ -69,7 +78,16 @@ class _Crew:
         """Return True if a thread computes."""
         return self._inside > 0
 
+    def help(self, turns: threading.Semaphore | None) -> None:
+        """Compute in another thread, which ends a turn."""
+        try:
+            self.work()
+        finally:
+            if turns is not None:
+                turns.release()
+
     def work(self) -> None:
+        """Compute until no item is left."""
         with self._settings():
             while not self.dismissed:
                 with self._lock:
@@ -88,7 +106,13 @@ class _Crew:
                 del value, error
 
 
-def each(function: Callable[[Any], Any], items: Iterable[Any], threads: int, seconds: float = AT_MOST) -> list:
+def each(
+    function: Callable[[Any], Any],
+    items: Iterable[Any],
+    threads: int,
+    seconds: float = AT_MOST,
+    turns: threading.Semaphore | None = None,
+) -> list:
     """Return the values of all items, computed in daemon threads, or raise the exception of the first item that has one.
 
     An item that takes without end holds up neither an exception such as Ctrl-C nor the end of the interpreter.
@@ -98,6 +122,7 @@ def each(function: Callable[[Any], Any], items: Iterable[Any], threads: int, sec
       items: the items.
       threads: items to compute at a time, at most.
       seconds: time that the end of the interpreter waits for threads that still compute, at most.
+      turns: threads that all calls with them may have beside one each; by default only ``threads`` counts.
 
     >>> each(lambda number: 10 * number, [1, 2, 3], threads=2)
     [10, 20, 30]
@@ -108,7 +133,10 @@ def each(function: Callable[[Any], Any], items: Iterable[Any], threads: int, sec
     known: dict[int, Any] = {}
     try:
         for number in range(min(len(items), threads)):
-            threading.Thread(target=crew.work, name=f"gemjax-worker-{number}", daemon=True).start()
+            if number and turns is not None and not turns.acquire(blocking=False):
+                break
+            own = None if number == 0 else turns
+            threading.Thread(target=crew.help, args=(own,), name=f"gemjax-worker-{number}", daemon=True).start()
         for number in range(len(items)):
             while number not in known:
                 found, *outcome = crew.found.get()

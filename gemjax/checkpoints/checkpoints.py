@@ -380,12 +380,10 @@ class Checkpoints:
     def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
         try:
             self.close()
-        except OSError as error:
+        except Exception as error:
             if raised is None:
                 raise
-            raised.add_note(
-                f"the last checkpoint was not written, either: {error}"
-            )  # The error of a run has its result.
+            raised.add_note(f"the last checkpoint was not written: {error}")  # The error of a run has its result.
 
 
 def _as_like(leaf: Any) -> Any:

@@ -33,15 +33,19 @@ PyTree = Any
 _trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
 
 
-def _real_numbers(name: str, value: Any) -> jax.Array:
-    """Return ``value`` as an array; raise ``TypeError`` if it is not real."""
+def _one_number(name: str, value: Any) -> jax.Array:
+    """Return ``value`` as an array; raise ``TypeError`` if it is no single real number."""
     try:
         array = None if value is None else jnp.asarray(value)
     except (TypeError, ValueError):
         array = None
-    if array is None or not jnp.isrealobj(array) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    is_key = array is not None and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    if array is None or is_key or array.shape or not jnp.isrealobj(array):
         found = shown(value) if array is None else f"an array of {array.dtype}{list(array.shape)}"
-        raise TypeError(f"a rule offered {found} as {name}; what observe(name, fn) calls must return real numbers")
+        raise TypeError(
+            f"a rule offered {found} as {name}; what observe(name, fn) calls must return one real number, such as a mean; "
+            "offer several under several names"
+        )
     return array
 
 
@@ -66,12 +70,12 @@ class Observer:
         self.offered.add(name)
         if name in self.wanted:
             self.several |= name == "learning_rate" and name in self.seen
-            self.seen[name] = self._outside(name, _real_numbers(name, compute()))
+            self.seen[name] = self._outside(name, _one_number(name, compute()))
 
     def scale(self, name: str, compute: Callable[[], jax.Array]) -> None:
         """Multiply the quantity ``name`` of another member by ``compute()`` if it is wanted."""
         if name in self.wanted:
-            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * _real_numbers(name, compute()))
+            self.factors[name] = self._outside(name, self.factors.get(name, 1.0) * _one_number(name, compute()))
 
     def _outside(self, name: str, value: Any) -> Any:
         """Return ``value``; raise ``ValueError`` if it does not exist outside of a loop or branch."""

@@ -355,3 +355,20 @@ def test_a_class_may_gather_rows_that_are_not_its_data():
     np.testing.assert_allclose(
         gemjax.simulate(tx, loss_fn, 0.0, OnDisk(), result.trace).params, result.params, rtol=1e-6
     )
+
+
+def test_an_object_may_have_a_batch_that_its_class_lacks():
+    class Scaled(gemjax.batches.Rows):
+        def __init__(self, factor):
+            self.data = np.ones((8, 3), np.float32)
+            self.batch = lambda data, rows: factor * jnp.take(data, rows, axis=0)
+
+        def select(self, worker, step):
+            return (step % 8)[:, None].astype(np.int32)
+
+    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
+    ends = [
+        gemjax.simulate(gemjax.asgd(0.1, 2), loss_fn, jnp.zeros(3), Scaled(factor), gemjax.Trace([0, 1, 1])).params
+        for factor in (1.0, 2.0)
+    ]
+    np.testing.assert_allclose(2 * ends[0], ends[1], rtol=1e-6)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import gemjax
-from gemjax.batches.threads import ALIKE, each
+from gemjax.batches.threads import each
 from gemjax.protocol.compat import enable_x64
 
 
@@ -79,7 +79,7 @@ def run(source, period, num_commits=40):
 
 def test_reads_of_one_worker_that_never_return_leave_room_for_those_of_the_other():
     """Its commits have more batches than there are threads."""
-    source = Source(reads=200)
+    source = Source(reads=165)
     try:
         result = run(source, period=20)
     finally:
@@ -100,14 +100,19 @@ def test_batches_that_repeat_are_read_once():
     assert sum(number >= 20 for number in source.read) <= 5 * 4 + 4 * 4  # Some are read to learn their shapes.
 
 
-def test_a_thread_among_alike_ones_uses_its_share():
-    source, token = Source(reads=10_000), ALIKE.set(8)
-    try:
-        batches = gemjax.FromSource(source, batch_size=2, threads=16)
-        batches.gather(batches.select(np.zeros(20, int), np.arange(20)))
-    finally:
-        ALIKE.reset(token)
-    assert source.most <= 2
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_call_has_one_thread_and_the_turns_that_are_left(left):
+    turns, names, all_here = threading.Semaphore(left), set(), threading.Barrier(1 + left)
+
+    def value(number):
+        names.add(threading.current_thread().name)
+        if number <= left:
+            all_here.wait(60)  # So many compute at the same time.
+
+    each(value, range(20), 16, turns=turns)
+    assert len(names) == 1 + left
+    for _ in range(left):
+        assert turns.acquire(timeout=60)  # They were given back.
 
 
 HANGS = """

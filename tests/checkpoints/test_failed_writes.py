@@ -51,7 +51,7 @@ def test_the_error_of_a_run_is_not_replaced_by_that_of_a_write(tmp_path, monkeyp
 
     with pytest.raises(KeyboardInterrupt) as raised:
         interrupted()
-    assert "the last checkpoint was not written, either: " in raised.value.__notes__[0]
+    assert "the last checkpoint was not written: " in raised.value.__notes__[0]
     assert "no space left" in raised.value.__notes__[0]
 
 

@@ -35,15 +35,17 @@ def test_a_rate_that_is_computed_in_a_branch_is_not_compared():
 # --- Arguments of members
 
 
-RECEIVED = ["received_local_losses", "received_local_steps", "received_value"]
+RECEIVED = ["received_losses", "received_length", "received_local_steps", "received_value"]
 
 
 def receiving(num_workers):
-    """Return DOWNPOUR with reports of the arguments of its members."""
+    """Return DOWNPOUR with reports of the arguments of its members; losses are weighted by their places, from 1 on."""
 
-    def update_fn(updates, state, params=None, *, observe, **extra_args):
-        for name in RECEIVED:
-            observe(name, lambda name=name: extra_args[name.removeprefix("received_")])
+    def update_fn(updates, state, params=None, *, observe, local_losses, local_steps, value, **extra_args):
+        observe("received_losses", lambda: jnp.sum(local_losses * jnp.arange(1, len(local_losses) + 1)))
+        observe("received_length", lambda: len(local_losses))
+        observe("received_local_steps", lambda: local_steps)
+        observe("received_value", lambda: value)
         return updates, state
 
     spy = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
@@ -76,7 +78,8 @@ def test_loss_and_metrics_are_means_over_the_local_steps(period):
         np.testing.assert_allclose(history["before"][row], pulled[worker] + (len(used) - 1) / 2, rtol=1e-6)
         central = pulled[worker] = pulled[worker] + len(used)
         padded = np.concatenate([values, np.zeros(longest - len(used))])
-        np.testing.assert_array_equal(history["received_local_losses"][row], padded)
+        np.testing.assert_array_equal(history["received_losses"][row], np.sum(padded * np.arange(1, longest + 1)))
+        assert history["received_length"][row] == longest
         assert history["received_local_steps"][row] == len(used)
     assert int(result.model_state) == central
     assert history["received_local_steps"].dtype == np.int32
@@ -85,11 +88,11 @@ def test_loss_and_metrics_are_means_over_the_local_steps(period):
 def test_one_gradient_is_reported_as_one_local_step():
     plain = optax.GradientTransformationExtraArgs(
         lambda params: optax.EmptyState(), lambda u, s, p=None, *, observe, local_losses, local_steps, **_: (
-            [observe("losses", lambda: local_losses), observe("steps", lambda: local_steps)] and u, s
+            [observe("losses", lambda: local_losses.sum()), observe("steps", lambda: local_steps * local_losses.size)] and u, s
         ),
     )  # fmt: skip
     result = run(None, QUADRATIC, tx=optax.chain(plain, optax.sgd(0.1)), diagnostics=["losses", "steps"])
-    np.testing.assert_array_equal(result.history["losses"], result.history["loss"][:, None])
+    np.testing.assert_array_equal(result.history["losses"], result.history["loss"])
     np.testing.assert_array_equal(result.history["steps"], np.ones(len(LATE)))
 
 

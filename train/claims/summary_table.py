@@ -11,7 +11,7 @@ from typing import Any
 from train.claims import gain
 from train.claims.claim import file_name
 from train.claims.runs import SCALES
-from train.common.errors import RecordError
+from train.common.errors import RecordError, UsageError
 from train.common.files import check_regular, write_whole
 from train.common.seals import check_signature
 from train.config.parsing import parse_flags
@@ -58,6 +58,10 @@ class Results:
 def main(argv: Sequence[str]) -> int:
     """Write the page and README's picture of the gain to the folder of results and return the exit status."""
     folder = parse(argv)
+    if main.__doc__ is None:
+        raise UsageError(
+            "results are written from docstrings, which python -OO and PYTHONOPTIMIZE=2 remove; run without them"
+        )
     if not folder.is_dir():
         raise RecordError(f"--results {folder} is not a folder; give that of the CLAIM.json files")
     results, path = load(folder), folder / PAGE

@@ -90,8 +90,9 @@ class RunCallback:
         done = progress.commits
         self.means.add(progress.history)
         if (due := self._due(done)) > self._evaluated:
-            self._evaluated = due
+            self._evaluated, self.folder.kept.unevaluated = due, True
             self.evaluate(progress)
+            self.folder.kept.unevaluated = False
         self.line.update(done, progress.rejected, progress.history)
         if progress.history:
             self.scalars.progress(done, progress.history, self.line.rate)
@@ -140,16 +141,16 @@ class RunCallback:
         self.folder.save_checkpoint(self.checkpoints, state, trace, self.log, wait=True)
 
     def make_up(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
-        """Evaluate the state of a checkpoint, if an evaluation before it has failed."""
-        done, evaluated = len(trace), self.folder.read_metrics().get("commits", np.zeros(0)).max(initial=0)
-        if self.config.central_hosts or self._due(done) == self._due(evaluated):
+        """Evaluate the state of a checkpoint, if the evaluation before it has failed."""
+        if not self.folder.kept.unevaluated or self.config.central_hosts:
             return
         reached = gemjax.Progress(
-            commits=done, total=self.task.num_commits, rejected=int(state.rejected), dropped=int(state.dropped),
+            commits=len(trace), total=self.task.num_commits, rejected=int(state.rejected), dropped=int(state.dropped),
             params=state.params, model_state=state.model_state, state=lambda: state, trace=lambda: trace,
             history={"time": trace.time[-1:]},
         )  # fmt: skip
         self.evaluate(reached)
+        self.folder.kept.unevaluated = False
 
     def finish(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
         """Write the last checkpoint; on a terminal, try several times, so that the user can free disk space.

@@ -224,7 +224,8 @@ class RunFolder:
             found = checkpoints.metadata
         if found is None:
             return None
-        self.kept.check_config(config, found)
+        remedy = "a resumed run keeps it; write it back, or start a new run in another folder"
+        self.kept.check_config(config, found, remedy)
         sizes = sizes_of(found, self.records, self.saved.path)
         logged = Trace(worker=[], num_workers=config.workers)
         try:

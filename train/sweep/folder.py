@@ -57,6 +57,11 @@ class SweepFolder(Store[Cell, list[Row]]):
         check_name(folder.path)
         check_out(folder.path)
         check_regular(folder.grid, folder.table, folder.picture)
+        others = [path.name for path in (folder.table, folder.picture) if path.exists() and not folder.grid.exists()]
+        if others:
+            raise FileExistsError(
+                f"--out {folder.path} holds {' and '.join(others)} that no sweep has written there; choose another --out"
+            )
         return folder
 
     @classmethod

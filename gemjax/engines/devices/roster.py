@@ -37,6 +37,10 @@ class Interrupt(NamedTuple):
     worker: int
 
 
+class Confirm(NamedTuple):
+    """Read the reports of all commits, report those that were refused, and call :meth:`Roster.confirmed`."""
+
+
 class Record(NamedTuple):
     """Write an event to the log."""
 
@@ -60,7 +64,8 @@ class Roster:
     Places are in order of entry: first finished, first committed, first dispatched.
 
     The only clock is that of the central variable. A commit whose report has not been read counts as applied until
-    :meth:`refused` takes it back, so that no staleness is underestimated.
+    :meth:`refused` takes it back, so that no staleness is underestimated. Before a gradient is given up for its staleness, all
+    reports are read.
 
     Args:
       policy: when gradients are dispatched and committed, and when a worker is retired.
@@ -100,6 +105,7 @@ class Roster:
         self.overdue_reads: set[int] = set()  # and silent ones, whose batch was not read until then.
         self.interruptions = [0] * len(self.steps)  # Since the worker's last commit.
         self._called_back: dict[int, int] = {}  # The number of the last dispatch that was interrupted.
+        self._confirmed = True  # False if a commit counts whose report has not been read.
         self._computing: dict[int, int] = {}  # Numbers of dispatches that have not arrived, also of workers outside.
         self._dispatches = 0
         self._load: collections.Counter[Hashable] = collections.Counter()  # Gradients in flight per device.
@@ -115,8 +121,10 @@ class Roster:
         for worker in sorted(set(range(len(self.steps))) - set(self.absent), key=lambda worker: -behind[worker]):
             self.waiting[worker] = None
 
-    def instruct(self, now: float) -> Dispatch | Commit | Pull | Interrupt | Record | None:
+    def instruct(self, now: float) -> Dispatch | Commit | Pull | Interrupt | Confirm | Record | None:
         """Return the next instruction, or ``None`` if an event has to come first."""
+        if not self._confirmed and any(map(self._is_to_interrupt, (*self.ready, *self.in_flight))):
+            return Confirm()
         interrupt = self._interrupt()
         if self._records:
             return self._records.popleft()
@@ -155,8 +163,7 @@ class Roster:
     def timeout(self, now: float) -> float:
         """Return the seconds until the roster needs attention without an event."""
         wait = max(0.0, min(self._quorum_at, INFINITY if self._warned else self._arrived_at + self.PATIENCE) - now)
-        first = self._first_deadline()
-        return wait if first == INFINITY else min(wait, self.watchdog.wait(first))
+        return min(wait, self.watchdog.wait(self._first_deadline()))
 
     def overdue(self, now: float) -> list[int]:
         """Advance the watchdog, once per round; return workers beyond their deadline, which may just have finished."""
@@ -255,6 +262,7 @@ class Roster:
     def committed(self, worker: int) -> None:
         """Count a commit, and the pull that follows it."""
         self.clock += 1
+        self._confirmed = False
         self.pulled_at[worker] = self.clock
         self.steps[worker] += 1
         self._faults[worker] = self._losses[worker] = self.interruptions[worker] = 0
@@ -264,6 +272,10 @@ class Roster:
         """Take back the commit made at clock ``commits``, which was rejected or dropped according to its report."""
         self.clock -= 1
         self.pulled_at = [at - (at > commits) for at in self.pulled_at]
+
+    def confirmed(self) -> None:
+        """Note that the reports of all commits have been read."""
+        self._confirmed = True
 
     def pulled(self, worker: int) -> None:
         """Note a pull without a commit."""
@@ -386,8 +398,12 @@ class Roster:
             return None
         for worker in [worker for worker in self.ready if self._is_too_old(worker)]:
             self._drop(worker)
-        called_back = lambda worker: self._called_back.get(worker) == self._computing[worker]
-        return next((w for w in self.in_flight if self._is_too_old(w) and not called_back(w)), None)
+        return next(filter(self._is_to_interrupt, self.in_flight), None)
+
+    def _is_to_interrupt(self, worker: int) -> bool:
+        if not self._is_too_old(worker):
+            return False
+        return worker in self.ready or self._called_back.get(worker) != self._computing[worker]
 
     def _is_too_old(self, worker: int) -> bool:
         return self.policy.interrupts(self.clock - self.pulled_at[worker])

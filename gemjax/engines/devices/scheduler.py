@@ -13,7 +13,7 @@ from gemjax.engines.devices.hardware.waiters import Arrival, Waiters, WorkerLost
 from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.roster import INFINITY, Commit, Dispatch, Interrupt, Pull, Record, Roster
+from gemjax.engines.devices.roster import INFINITY, Commit, Confirm, Dispatch, Interrupt, Pull, Record, Roster
 from gemjax.engines.interrupts import Held
 from gemjax.engines.result import Callback, Progress, RunFailedError, RunWarning
 from gemjax.protocol.local_steps import PeriodsEndError
@@ -140,6 +140,9 @@ class Scheduler:
                     self.pull(worker)
                 case Interrupt(worker):
                     self.programs.interrupt(worker)
+                case Confirm():
+                    self.history.read_all()
+                    self.roster.confirmed()
                 case Record(event, worker, step, error):
                     fields = {} if error is None else {"error": repr(error)[:500]}
                     self.history.event(event, self.history.now(), worker=worker, step=step, **fields)

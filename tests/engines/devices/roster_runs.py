@@ -1,7 +1,7 @@
 """A run that follows a roster, without programs, threads or clocks."""
 
 from gemjax.engines.devices.policy import Policy
-from gemjax.engines.devices.roster import Commit, Dispatch, Interrupt, Pull, Record, Roster
+from gemjax.engines.devices.roster import Commit, Confirm, Dispatch, Interrupt, Pull, Record, Roster
 
 ERROR = OSError("the device is lost")
 FOREVER = float("inf")
@@ -30,7 +30,8 @@ class Run:
             instruction = self.roster.instruct(self.now)
             if instruction is None:
                 return done
-            done.append(self._execute(instruction))
+            if (outcome := self._execute(instruction)) is not None:
+                done.append(outcome)
         raise AssertionError(f"instructions without end: {done[-8:]}")
 
     def _execute(self, instruction):
@@ -50,6 +51,11 @@ class Run:
             case Interrupt(worker):
                 assert worker in self.computing, "nothing to interrupt"
                 return "call back", worker
+            case Confirm():
+                while self.reports:
+                    self._read()
+                self.roster.confirmed()
+                return None
             case Pull(worker):
                 assert worker not in self.computing, "a view is sent to a worker that computes"
                 if worker in self.lost:
@@ -76,10 +82,13 @@ class Run:
         return self.go()
 
     def read(self):
+        self._read()
+        return self.go()
+
+    def _read(self):
         commits, refused = self.reports.pop(0)
         if refused:
             self.roster.refused(commits)
-        return self.go()
 
     def wait(self, seconds, step=0.25):
         """Poll for some seconds; workers that compute beyond their deadline are silent."""

@@ -208,3 +208,17 @@ def test_a_suspended_machine_does_not_make_workers_late():
     run.arrive(1)  # It arrived while the machine was suspended again.
     run.roster.overdue(run.now)
     assert run.roster.describe_stall(run.now + 60) is not None
+
+
+def test_a_wait_without_a_gradient_in_flight_is_no_suspension():
+    """The caller waits for as long as the roster says, and nobody is silent meanwhile."""
+    run = Run(2, deadline=2.0)
+    run.go()
+    run.leave(0)
+    run.leave(1)
+    for worker in (0, 1):
+        run.arrive(worker)
+    while run.roster.describe_stall(run.now) is None:
+        run.now += run.roster.timeout(run.now)
+        run.roster.overdue(run.now)
+    assert run.now <= 61.0

@@ -67,14 +67,16 @@ def test_a_called_back_worker_may_fail_or_leave_instead():
     assert run.roster.interruptions == [0, 0, 0]
 
 
-def test_a_called_back_gradient_is_dropped_even_if_the_commit_before_is_refused():
-    """Its local steps may have ended early, so it is no gradient; the view is new enough."""
-    run = Run(2, interrupt=1)
+def test_a_refused_commit_calls_nobody_back():
+    """A worker whose gradients are all refused would keep the others from ever finishing theirs."""
+    run = Run(3, interrupt=1)
     run.go()
     run.refuses = True
-    assert run.arrive(0) == [("commit", 0), ("call back", 1), ("dispatch", 0)]
-    run.read()
-    assert run.arrive(1) == [("interrupt", 1), ("dispatch", 1)]
+    for _ in range(5):
+        assert run.arrive(0) == [("commit", 0), ("dispatch", 0)]
+    run.refuses = False
+    assert run.arrive(1) == [("commit", 1), ("call back", 2), ("call back", 0), ("dispatch", 1)]
+    assert run.arrive(2) == [("interrupt", 2), ("pull", 2), ("dispatch", 2)]
 
 
 # --- Quorum and grace

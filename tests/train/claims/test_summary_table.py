@@ -257,3 +257,9 @@ def test_a_pipe_in_place_of_a_result_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "gem_figure_3.json")
     with pytest.raises(RecordError, match=r"gem_figure_3\.json is a pipe or a device, expected a file; move it away"):
         results_table.load(tmp_path)
+
+
+def test_results_need_docstrings(monkeypatch, capsys):
+    monkeypatch.setattr(results_table.main, "__doc__", None)  # As `python -OO` does.
+    assert cli.main(["results"]) == 2
+    assert "results are written from docstrings, which python -OO" in capsys.readouterr().err

@@ -121,6 +121,15 @@ def test_a_killed_sweep_goes_on(data_dir, tmp_path):
     assert folders[0].picture.exists()
 
 
+@pytest.mark.parametrize("name", ["sweep.csv", "sweep.png"])
+def test_a_file_of_another_program_is_not_replaced(small, capsys, tmp_path, name):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / name).write_text("precious")
+    assert cli.main(["sweep", "digits", "--out", str(tmp_path / "own")]) == 2
+    assert f"own holds {name} that no sweep has written there; choose another --out" in capsys.readouterr().err
+    assert (tmp_path / "own" / name).read_text() == "precious"
+
+
 def test_a_folder_of_another_sweep_is_refused_with_what_differs(small, capsys):
     folder = SweepFolder.of(small)
     folder.begin(small)

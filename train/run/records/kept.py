@@ -20,7 +20,10 @@ class Kept:
 
     Attributes:
       settings: the learning rate and epochs, each with the number of commits before them.
+      unevaluated: True if an evaluation is due that has failed, or is being made.
     """
+
+    unevaluated: bool = False
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -41,8 +44,9 @@ class Kept:
         Raises:
           RecordError: if the configuration or the data are not those that the checkpoint was written with.
         """
-        self.check_config(config, saved, "a resumed run keeps it; write it back, or start a new run in another folder")
+        self.check_config(config, saved)
         self._config, self._data = _as_json(config), data
+        self.unevaluated = bool((saved or {}).get("unevaluated"))
         remedy = "give the folder of those data as --data-dir, or start a new run in another folder"
         self.check_data(config, saved, data, remedy)
         self.check_generator(saved)
@@ -89,7 +93,8 @@ class Kept:
 
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it."""
-        return {"settings": self.settings, "kept": self._config, "data": self._data, "generator": generator()}
+        found = {"settings": self.settings, "kept": self._config, "data": self._data, "generator": generator()}
+        return found | ({"unevaluated": True} if self.unevaluated else {})
 
 
 def settings_of(found: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:

@@ -110,13 +110,7 @@ FLOATS = ""  # Key of the vector of floats, which holds all numbers that are exa
 
 
 def numbers_of(report: Any) -> dict[str, jax.Array]:
-    """Return the numbers of a commit's :class:`gemjax.engines.transition.Report` by name; raise ``ValueError`` for a vector."""
-    for name, value in report.metrics.items():
-        if value.shape:
-            raise ValueError(
-                f"a rule offers {name} as an array of shape {list(value.shape)}, but a run with real workers reports one "
-                "number per name; offer its mean, or each of its numbers under a name of its own"
-            )
+    """Return the numbers of a commit's :class:`gemjax.engines.transition.Report` by name."""
     return {name: getattr(report, name) for name in OF_ENGINES} | report.metrics
 
 

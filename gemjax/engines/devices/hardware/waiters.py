@@ -129,9 +129,12 @@ class Waiters:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # The system has no more threads.
+        except RuntimeError as error:
             self.__exit__()
-            raise
+            raise OSError(
+                f"the system allows no more threads ({error}), and a run needs one per worker, {len(self._threads)}; take "
+                "fewer workers, or raise the limit, as by ulimit -u or that of the container"
+            ) from error
         return self
 
     def __exit__(self, *_: object) -> None:
