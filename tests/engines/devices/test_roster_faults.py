@@ -211,7 +211,7 @@ def test_a_suspended_machine_does_not_make_workers_late():
 
 
 def test_a_wait_without_a_gradient_in_flight_is_no_suspension():
-    """The caller waits for as long as the roster says, and nobody is silent meanwhile."""
+    """The caller waits for as long as the roster says, and no worker is silent meanwhile."""
     run = Run(2, deadline=2.0)
     run.go()
     run.leave(0)

@@ -67,7 +67,7 @@ def test_a_called_back_worker_may_fail_or_leave_instead():
     assert run.roster.interruptions == [0, 0, 0]
 
 
-def test_a_refused_commit_calls_nobody_back():
+def test_a_refused_commit_calls_no_worker_back():
     """A worker whose gradients are all refused would keep the others from ever finishing theirs."""
     run = Run(3, interrupt=1)
     run.go()
