@@ -136,7 +136,15 @@ def each(
             if number and turns is not None and not turns.acquire(blocking=False):
                 break
             own = None if number == 0 else turns
-            threading.Thread(target=crew.help, args=(own,), name=f"gemjax-worker-{number}", daemon=True).start()
+            helper = threading.Thread(target=crew.help, args=(own,), name=f"gemjax-worker-{number}", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # The system has no more threads.
+                if own is not None:
+                    own.release()
+                if number == 0:
+                    raise
+                break
         for number in range(len(items)):
             while number not in known:
                 found, *outcome = crew.found.get()

@@ -109,6 +109,7 @@ class Observer:
                 f"no member of this method reports {', '.join(missing)}; "
                 + (f"did you mean {' and '.join(meant)}? It" if meant else "it")
                 + f" offers {', '.join(known) or 'nothing'}"
+                + ("; a rate under optax.inject_hyperparams is offered, too" if "learning_rate" in missing else "")
             )
         return {
             name: value * self.factors[name] if name in self.factors else value for name, value in self.seen.items()

@@ -125,10 +125,13 @@ def picture(columns: float = 1, height: float = 2.4) -> Figure:
 class Picture(Figure):
     """A matplotlib figure that notebooks show without ``%matplotlib inline``."""
 
+    def savefig(self, *args: Any, **options: Any) -> None:
+        with style():  # Some settings are read when ticks are drawn.
+            super().savefig(*args, **options)
+
     def _repr_png_(self) -> bytes:
         drawn, small = io.BytesIO(), io.BytesIO()
-        with style():  # Some formats of ticks are read when they are drawn.
-            self.savefig(drawn, format="png", dpi=SCREEN)
+        self.savefig(drawn, format="png", dpi=SCREEN)
         Image.open(drawn).convert("RGB").quantize(256).save(small, format="png", optimize=True)  # A third of the bytes.
         return small.getvalue()
 

@@ -259,8 +259,8 @@ def _fill(cycles: Columns, num_workers: int) -> None:
 
     It has its view at once, and its gradient never waits.
     """
-    last = np.zeros(num_workers)
-    views = _views(cycles)
+    begin, views = _views(cycles)
+    last = np.full(num_workers, begin)
     for row, (worker, time) in enumerate(zip(cycles["worker"], cycles["time"], strict=True)):
         if np.isnan(cycles["dispatch"][row]):
             cycles["dispatch"][row] = min(max(last[worker], views[row]), time)
@@ -269,14 +269,18 @@ def _fill(cycles: Columns, num_workers: int) -> None:
         cycles[name] = np.where(np.isnan(cycles[name]), cycles[other], cycles[name])
 
 
-def _views(cycles: Columns) -> np.ndarray:
-    """Return the time of the commit that made the view of each cycle; 0 if it is not among the cycles."""
+def _views(cycles: Columns) -> tuple[float, np.ndarray]:
+    """Return the time at which the cycles begin, and per cycle that of the commit that made its view, if that is known.
+
+    The cycles of a run that continues another one, whose commits they lack, begin at the first of them.
+    """
     applied = cycles["event"] == "commit"
     times = cycles["time"][applied]
     clock = cycles["pulled_at"] + cycles["staleness"]  # Commits applied before each cycle ended.
     known = np.flatnonzero(np.isfinite(clock))
     if not (len(known) and len(times)):
-        return np.zeros(len(clock))
+        return 0.0, np.zeros(len(clock))
     before = clock[known[0]] - np.count_nonzero(applied[: known[0]])  # Those of a run that this one continues.
     made = np.where(np.isfinite(clock), cycles["pulled_at"] - before, 0).astype(np.int64)
-    return np.where((made > 0) & (made <= len(times)), times[np.clip(made, 1, len(times)) - 1], 0.0)
+    begin = float(cycles["time"].min()) if before > 0 else 0.0
+    return begin, np.where((made > 0) & (made <= len(times)), times[np.clip(made, 1, len(times)) - 1], begin)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gemjax.batches import threads as shutdown
+from gemjax.batches import threads as ending
 
 ENDS_EARLY = """
 import jax, jax.numpy as jnp, gemjax
@@ -42,14 +42,14 @@ class Inside:
 @pytest.fixture
 def only(monkeypatch):
     """Let the end of the interpreter wait for threads of the test only."""
-    monkeypatch.setattr(shutdown, "_all", type(shutdown._all)())
-    return shutdown.wait_for
+    monkeypatch.setattr(ending, "_all", type(ending._all)())
+    return ending.wait_for
 
 
 def test_the_end_waits_until_no_thread_is_in_compiled_code(only, capsys):
     threads = Inside(looks=3)
     only(threads)
-    shutdown._wait()
+    ending._wait()
     assert threads.looks == -1
     assert capsys.readouterr().err == ""
 
@@ -57,5 +57,5 @@ def test_the_end_waits_until_no_thread_is_in_compiled_code(only, capsys):
 def test_the_end_does_not_wait_forever(only, capsys):
     threads = Inside(looks=10**9)
     only(threads, seconds=0.02)
-    shutdown._wait()
+    ending._wait()
     assert "still busy 0.02 s after the end" in capsys.readouterr().err

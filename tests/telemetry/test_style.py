@@ -1,6 +1,7 @@
 """The style of pictures: each method has one look, well-known ones are told apart, labels and headings do not overlap."""
 
 import inspect
+import io
 import itertools
 
 import matplotlib as mpl
@@ -35,8 +36,10 @@ def test_a_users_own_style_changes_no_picture():
     with mpl.rc_context({"text.usetex": True, "figure.subplot.left": 0.9, "font.size": 30}):
         with style.style():
             assert (mpl.rcParams["text.usetex"], mpl.rcParams["font.size"]) == (False, 8)
-            style.picture().canvas.draw()
+            figure = style.picture()
+            figure.subplots().set_title("title")
         assert mpl.rcParams["font.size"] == 30
+        figure.savefig(io.BytesIO(), format="png")  # With LaTeX it would fail here.
 
 
 def test_every_method_has_a_look_of_its_own():
