@@ -85,10 +85,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"train: {printable(message)}", file=sys.stderr)
         return 2
     except (AssertionError, RuntimeError, ValueError) as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            print(f"train: {printable(_of_memory(error))}", file=sys.stderr)
+            return 1
         if (message := _of_environment(error)) is None:
             raise
         print(f"train: {printable(message)}", file=sys.stderr)
         return 2
+
+
+def _of_memory(error: Exception) -> str:
+    """Return what to say of a device without memory."""
+    found = " ".join(str(error).partition("RESOURCE_EXHAUSTED")[2].lstrip(": ").split())[:200]
+    return (
+        f"a device has not enough memory ({found}); take a smaller --batch-size, a smaller network or fewer --workers, or end "
+        "other programs that use the device"
+    )
 
 
 def _of_environment(error: Exception) -> str | None:

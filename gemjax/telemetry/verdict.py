@@ -226,9 +226,11 @@ def _waste(s: Summary) -> Finding:
 def duration(seconds: float) -> str:
     """Return a duration in a suitable unit.
 
-    >>> duration(0.0123), duration(75.0), duration(2e-5)
-    ('12.3 ms', '75 s', '20 µs')
+    >>> duration(0.0123), duration(75.0), duration(2e-5), duration(7384.0)
+    ('12.3 ms', '75 s', '20 µs', '7384 s')
     """
+    if 999.5 <= seconds < 1e9:
+        return f"{seconds:.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

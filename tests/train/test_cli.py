@@ -419,3 +419,13 @@ def test_a_folder_called_latest_is_refused(tmp_path, monkeypatch, capsys):
         assert cli.main(["--out", name, "--dry-run"]) == 2
         assert "--out latest would name the newest folder under runs/ in other commands" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_device_without_memory_is_named_with_the_remedy(capsys, monkeypatch):
+    def fail(argv):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5020314512 bytes.\nmore")
+
+    monkeypatch.setattr(cli, "_train", fail)
+    assert cli.main([]) == 1
+    said = "train: a device has not enough memory (Out of memory allocating 5020314512 bytes. more); take "
+    assert capsys.readouterr().err.startswith(said)

@@ -95,13 +95,16 @@ def _configure(settings: dict[str, object]) -> None:
 
 
 def _prune(path: Path) -> None:
-    """Remove JAX's oldest entries until the others take at most `MAX_BYTES`; no other file is touched."""
+    """Remove empty entries of JAX, and its oldest ones until the others take at most `MAX_BYTES`; no other file is touched."""
     found = (entry for entry in path.glob("*-cache") if ENTRY.search(entry.name))
     with contextlib.suppress(OSError):  # Another process may prune at the same time.
         entries = sorted((stat.st_mtime, stat.st_size, entry) for entry in found if (stat := entry.stat()))
+        for _, size, entry in entries:
+            if not size:  # Left by a full disk: JAX would neither read nor replace it.
+                entry.unlink()
         excess = sum(size for _, size, _ in entries) - MAX_BYTES
         for _, size, entry in entries:
             if excess <= 0:
                 break
-            entry.unlink()
+            entry.unlink(missing_ok=True)
             excess -= size

@@ -91,9 +91,10 @@ def simulate(
       callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; ends the run if it
         returns True. Late pulls, as behind a barrier, may fill a call alone; then the columns of its ``history`` have no rows.
       chunk_size: the largest number of arrivals per compiled call. Default: 1,024, or fewer if data stay on the host and their
-        rows would exceed 256 MiB. With ``window=1`` it changes no bit of the results.
+        rows would exceed 256 MiB. With ``window=1`` it changes no bit of the results; a failure is noticed at the end of a
+        call, so a burst of rejected commits that ends before that does not count.
       stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
-        time: see the example below); they change no result either. All calls run one compiled program.
+        time: see the example below); they change no result either, but for such a failure. All calls run one compiled program.
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up

@@ -107,6 +107,15 @@ def test_the_oldest_entries_go_when_it_is_full(environment, tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [second, third, "my-data-cache", "thesis.tex"]
 
 
+def test_empty_entries_go(environment, tmp_path):
+    empty, whole = (f"jit_step-{number:064x}-cache" for number in range(2))
+    (tmp_path / empty).touch()
+    (tmp_path / whole).write_bytes(bytes(40))
+    (tmp_path / "my-data-cache").touch()
+    compilation.use(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [whole, "my-data-cache"]
+
+
 @pytest.mark.slow
 def test_entries_of_jax_are_known_by_name(environment, tmp_path):
     _starts(tmp_path)
