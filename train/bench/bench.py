@@ -113,6 +113,8 @@ def main(argv: Sequence[str]) -> int:
         Path(bench.out).parent.mkdir(parents=True, exist_ok=True)
         if Path(bench.out).is_dir():
             raise UsageError(f"--out {bench.out} is a folder; name a file")
+        if bench.measured and Path(bench.out).resolve() == Path(bench.measured).resolve():
+            raise UsageError(f"--out {bench.out} would replace the figures of --measured; name another file")
     gemjax.cpu_devices(9)
     console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)

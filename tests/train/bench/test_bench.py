@@ -34,6 +34,15 @@ def test_the_benchmark_measures_both_engines(tmp_path, capsys, monkeypatch):
     assert "ratio" in capsys.readouterr().out
 
 
+def test_the_figures_that_are_read_are_not_replaced(tmp_path, capsys):
+    file = tmp_path / "cluster.json"
+    file.write_text("{}")
+    argv = ["bench", "scale", "--measured", str(file), "--out", str(tmp_path / "." / "cluster.json")]
+    assert cli.main(argv) == 2
+    assert "would replace the figures of --measured; name another file" in capsys.readouterr().err
+    assert file.read_text() == "{}"
+
+
 def test_a_folder_in_place_of_the_file_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.bench_arrivals, "rates", None)
     assert cli.main(["bench", "arrivals", "--out", str(tmp_path)]) == 2
