@@ -31,6 +31,10 @@ NO_POLICY = POLICIES | {"grace": 0.0}
 EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Another such choice.
 EMPTY = re.compile(r"\s*|(--[\w-]+)=\s*")
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
+MORE_MEMORY = (
+    "begin a run with a smaller --batch-size, a smaller network or fewer --workers, or end other programs that use the "
+    "device"
+)
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.
 {helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume continues it. Other commands:
@@ -97,10 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _of_memory(error: Exception) -> str:
     """Return what to say of a device without memory."""
     found = " ".join(str(error).partition("RESOURCE_EXHAUSTED")[2].lstrip(": ").split())[:200]
-    return (
-        f"a device has not enough memory ({found}); take a smaller --batch-size, a smaller network or fewer --workers, or end "
-        "other programs that use the device"
-    )
+    return f"a device has not enough memory ({found}); {MORE_MEMORY}"
 
 
 def _of_environment(error: Exception) -> str | None:
@@ -177,7 +178,8 @@ def _train(argv: list[str]) -> int:
     except gemjax.RunFailedError as error:
         unsaved = result_of(error) is None and folder.config.exists() and folder.can_be_resumed()
         go_on = f"; go on with: python -m train --resume {in_shell(folder.path)}" if unsaved else ""
-        raise UsageError(f"the run failed: {error}{go_on}") from error
+        advice = f"; {MORE_MEMORY}" if "RESOURCE_EXHAUSTED" in str(error) else ""
+        raise UsageError(f"the run failed: {error}{advice}{go_on}") from error
     except OSError as error:
         if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
             advice = "make room" if error.errno in FULL else "fix that"

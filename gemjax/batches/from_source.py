@@ -154,8 +154,12 @@ class FromSource(Wrapper):
         wanted = numbers.reshape(-1, numbers.shape[-1]).tolist()
         # Local steps repeat the last batch of a worker that makes fewer than others.
         distinct = list(dict.fromkeys(map(tuple, wanted)))
-        if len(distinct) == 1 or self.threads == 1:
-            batches = [read_rows(self.source, rows) for rows in distinct]
+        if self.threads == 1:
+            # A thread of an earlier run may still read, and the source may not be made for two.
+            with self._known.setdefault("alone", threading.Lock()):
+                batches = [read_rows(self.source, rows) for rows in distinct]
+        elif len(distinct) == 1:
+            batches = [read_rows(self.source, distinct[0])]
         else:
             read = functools.partial(read_rows, self.source)
             batches = each(read, distinct, self.threads, SECONDS_AT_EXIT, self._turns())

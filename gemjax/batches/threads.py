@@ -63,6 +63,14 @@ def _wait() -> None:
         time.sleep(0.01)
 
 
+def no_threads(error: RuntimeError) -> OSError:
+    """Return what to raise if a thread cannot be started."""
+    return OSError(
+        f"the system allows no more threads ({error}), and a run needs one per worker and more to read data; take fewer "
+        "workers or threads, or raise the limit, as by ulimit -u or that of the container"
+    )
+
+
 class _Crew:
     """Threads that compute the values of some items."""
 
@@ -139,11 +147,11 @@ def each(
             helper = threading.Thread(target=crew.help, args=(own,), name=f"gemjax-worker-{number}", daemon=True)
             try:
                 helper.start()
-            except RuntimeError:  # The system has no more threads.
+            except RuntimeError as error:
+                if number == 0:
+                    raise no_threads(error) from error
                 if own is not None:
                     own.release()
-                if number == 0:
-                    raise
                 break
         for number in range(len(items)):
             while number not in known:

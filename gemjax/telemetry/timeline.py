@@ -272,7 +272,7 @@ def _fill(cycles: Columns, num_workers: int) -> None:
 def _views(cycles: Columns) -> tuple[float, np.ndarray]:
     """Return the time at which the cycles begin, and per cycle that of the commit that made its view, if that is known.
 
-    The cycles of a run that continues another one, whose commits they lack, begin at the first of them.
+    The cycles of a run that continues another one, whose commits they lack, begin one mean interval before the first of them.
     """
     applied = cycles["event"] == "commit"
     times = cycles["time"][applied]
@@ -282,5 +282,6 @@ def _views(cycles: Columns) -> tuple[float, np.ndarray]:
         return 0.0, np.zeros(len(clock))
     before = clock[known[0]] - np.count_nonzero(applied[: known[0]])  # Those of a run that this one continues.
     made = np.where(np.isfinite(clock), cycles["pulled_at"] - before, 0).astype(np.int64)
-    begin = float(cycles["time"].min()) if before > 0 else 0.0
+    first, last = float(cycles["time"].min()), float(cycles["time"].max())
+    begin = max(0.0, first - (last - first) / (len(clock) - 1)) if before > 0 and last > first else 0.0
     return begin, np.where((made > 0) & (made <= len(times)), times[np.clip(made, 1, len(times)) - 1], begin)

@@ -64,7 +64,8 @@ def test_no_more_threads_read_than_given(threads):
     source = Counted()
     batches = FromSource(source, batch_size=1, threads=threads)
     local, tx = gemjax.LocalSteps(optax.sgd(0.1), 3), gemjax.downpour(num_workers=N)
-    gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), batches, 12, num_workers=N, local=local)
+    for _ in range(3 if threads == 1 else 1):  # A thread of one run may still read when the next one begins.
+        gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), batches, 12, num_workers=N, local=local)
     assert source.most <= threads
 
 

@@ -63,10 +63,13 @@ def test_a_simulated_worker_begins_when_there_was_the_view_that_it_pulled():
         assert (back["dispatch"], back["began"]) == ([6.0, 7.5], [6.0, 7.5])
         assert (back["ready"], back["time"]) == ([7.5, 8.5], [7.5, 8.5])
     np.testing.assert_allclose(gemjax.summarise(whole).utilisation, [8 / 8.5, 4.5 / 8.5])
-    rest = gemjax.summarise(bare.history)  # It begins with its first commit, and not with the run that it continues.
-    np.testing.assert_allclose(
-        (rest.span, rest.rate), (8.5 - bare.history["time"][0], 7 / (8.5 - bare.history["time"][0]))
-    )
+    rest, first = gemjax.summarise(bare.history), bare.history["time"][0]
+    span = (
+        (8.5 - first) * 7 / 6
+    )  # It begins one interval before its first commit, and not with the run that it continues.
+    np.testing.assert_allclose((rest.span, rest.rate), (span, 7 / span))
+    last = gemjax.simulate(*problem, trace, state=gemjax.simulate(*problem, trace.first(11)).state)
+    assert gemjax.summarise(last.history).rate < 1  # Of one commit nothing is known.
 
 
 def test_a_simulated_worker_begins_at_the_end_of_its_refused_commit():

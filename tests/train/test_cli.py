@@ -427,5 +427,5 @@ def test_a_device_without_memory_is_named_with_the_remedy(capsys, monkeypatch):
 
     monkeypatch.setattr(cli, "_train", fail)
     assert cli.main([]) == 1
-    said = "train: a device has not enough memory (Out of memory allocating 5020314512 bytes. more); take "
+    said = "train: a device has not enough memory (Out of memory allocating 5020314512 bytes. more); begin a run with a smaller"
     assert capsys.readouterr().err.startswith(said)

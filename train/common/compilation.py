@@ -101,7 +101,7 @@ def _prune(path: Path) -> None:
         entries = sorted((stat.st_mtime, stat.st_size, entry) for entry in found if (stat := entry.stat()))
         for _, size, entry in entries:
             if not size:  # Left by a full disk: JAX would neither read nor replace it.
-                entry.unlink()
+                entry.unlink(missing_ok=True)
         excess = sum(size for _, size, _ in entries) - MAX_BYTES
         for _, size, entry in entries:
             if excess <= 0:

@@ -152,26 +152,28 @@ def test_a_run_whose_event_log_finds_the_disk_full_can_be_resumed(tiny, monkeypa
 
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_an_evaluation_whose_row_finds_the_disk_full_is_made_up(tiny, monkeypatch, engine):
+    """On devices an evaluation may come some commits after the one at which it is due."""
     evaluated = lambda: [(row["commits"], row["train_loss"]) for row in read_lines("run/metrics.jsonl")]
 
     def full(path, line):
-        if json.loads(line)["commits"] == 22:
+        if len(read_lines(path)) == 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append_whole(path, line)
 
-    command = [*tiny, "--engine", engine, "--eval-every", "11"]
     with monkeypatch.context() as patched:
         patched.setattr(folder, "append_whole", full)
-        assert cli.main(command) == 1
-    assert [commits for commits, _ in evaluated()] == [11]
+        assert cli.main([*tiny, "--engine", engine, "--eval-every", "11"]) == 1
+    ((first, _),) = evaluated()
     assert cli.main(["--resume", "run"]) == 0
-    assert [commits for commits, _ in evaluated()] == [*range(11, COMMITS, 11), COMMITS]
+    before, (second, loss), (last, _) = evaluated()
+    assert (before[0], last) == (first, COMMITS)
+    assert 11 <= first < 22 <= second < COMMITS
     losses = [event["loss"] for event in read_lines("run/events.jsonl") if event["event"] == "commit"]
-    assert evaluated()[1][1] == pytest.approx(sum(losses[11:22]) / 11)
+    assert loss == pytest.approx(sum(losses[first:second]) / (second - first))
 
 
 def read_lines(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
 
 
 def test_the_advice_fits_an_error_other_than_a_full_disk(tiny, monkeypatch, capsys):

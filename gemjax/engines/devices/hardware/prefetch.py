@@ -14,7 +14,7 @@ import numpy as np
 
 from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
-from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, wait_for
+from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, wait_for
 from gemjax.engines.checks import RunWarning
 from gemjax.protocol.compat import settings_here
 from gemjax.protocol.local_steps import PeriodsEndError
@@ -174,11 +174,16 @@ class Prefetcher:
             self._wanted.put(None)
 
     def _start(self) -> None:
-        self._begun = True
+        wait_for(self, SECONDS_AT_EXIT)
         for number in range(len(self._reading)):
             name = f"gemjax-reader-{number}"
-            threading.Thread(target=self._read_wanted, args=(number,), name=name, daemon=True).start()
-        wait_for(self, SECONDS_AT_EXIT)
+            try:
+                threading.Thread(target=self._read_wanted, args=(number,), name=name, daemon=True).start()
+            except RuntimeError as error:
+                if number == 0:
+                    raise no_threads(error) from error
+                break  # The others read all batches.
+        self._begun = True
 
     def _read_wanted(self, number: int) -> None:
         ALIKE.set(len(self._reading))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from gemjax.batches.threads import wait_for
+from gemjax.batches.threads import no_threads, wait_for
 from gemjax.protocol.compat import settings_here
 
 
@@ -129,12 +129,11 @@ class Waiters:
         try:
             for thread in self._threads:
                 thread.start()
-        except RuntimeError as error:
+        except BaseException as error:  # Also Ctrl-C.
             self.__exit__()
-            raise OSError(
-                f"the system allows no more threads ({error}), and a run needs one per worker, {len(self._threads)}; take "
-                "fewer workers, or raise the limit, as by ulimit -u or that of the container"
-            ) from error
+            if isinstance(error, RuntimeError):
+                raise no_threads(error) from error
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

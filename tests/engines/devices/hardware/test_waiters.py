@@ -85,7 +85,7 @@ def test_a_system_without_more_threads_is_told_and_keeps_none(monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    with pytest.raises(OSError, match=r"allows no more threads .*, and a run needs one per worker, 4;"):
+    with pytest.raises(OSError, match=r"allows no more threads .*, and a run needs one per worker and more"):
         Waiters(4).__enter__()
     for thread in started:
         thread.join(60)
