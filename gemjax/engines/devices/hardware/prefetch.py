@@ -130,6 +130,7 @@ class Prefetcher:
         self._when_read: Callable[[], None] = lambda: None
         self._reading = [False] * threads
         self._begun = self._closed = False
+        self._starting = threading.Lock()  # The first batches are taken in several threads.
         self._settings = settings_here()  # Those of the calling thread: a source may compute its rows with JAX.
 
     def on_read(self, wake: Callable[[], None]) -> None:
@@ -140,8 +141,9 @@ class Prefetcher:
         """Begin to read batches, except those known already."""
         for key in keys:
             if key not in self._known:
-                if not self._begun:
-                    self._start()
+                with self._starting:
+                    if not self._begun:
+                        self._start()
                 self._known[key] = future = concurrent.futures.Future()
                 self._wanted.put((key, future))
 
