@@ -33,13 +33,25 @@ def oklab(color, vision):
 
 
 def test_a_users_own_style_changes_no_picture():
-    with mpl.rc_context({"text.usetex": True, "figure.subplot.left": 0.9, "font.size": 30}):
+    def drawn():
         with style.style():
-            assert (mpl.rcParams["text.usetex"], mpl.rcParams["font.size"]) == (False, 8)
             figure = style.picture()
-            figure.subplots().set_title("title")
+            figure.subplots().plot([-1, 1])
+            assert (mpl.rcParams["text.usetex"], mpl.rcParams["font.size"]) == (False, 8)
+        figure.savefig(content := io.BytesIO(), format="png", metadata={"Software": None})
+        return content.getvalue()
+
+    expected = drawn()
+    own = {
+        "text.usetex": True,
+        "figure.subplot.left": 0.9,
+        "font.size": 30,
+        "savefig.facecolor": "red",
+        "xtick.labelsize": 30,
+    }
+    with mpl.rc_context(own):
+        assert drawn() == expected
         assert mpl.rcParams["font.size"] == 30
-        figure.savefig(io.BytesIO(), format="png")  # With LaTeX it would fail here.
 
 
 def test_every_method_has_a_look_of_its_own():

@@ -144,9 +144,8 @@ class RunCallback:
         """Evaluate the state of a checkpoint, if the evaluation before it has failed."""
         if not self.folder.kept.unevaluated or self.config.central_hosts:
             return
-        if len(trace) not in self.folder.read_metrics().get(
-            "commits", ()
-        ):  # It may have failed after its row was written.
+        evaluated = self.folder.read_metrics().get("commits", ())
+        if len(trace) not in evaluated:  # It may have failed after its row was written.
             reached = gemjax.Progress(
                 commits=len(trace), total=self.task.num_commits, rejected=int(state.rejected), dropped=int(state.dropped),
                 params=state.params, model_state=state.model_state, state=lambda: state, trace=lambda: trace,

@@ -241,7 +241,7 @@ class RunFolder:
         """Check configuration and records against the newest checkpoint, if there is one that can be read: a report needs none.
 
         Raises:
-          RecordError: if a record is shorter than it was then, or one of them was changed.
+          RecordError: if the configuration or a record was changed, or a record is shorter than it was then.
         """
         if self.saved.why_none():
             return
