@@ -25,6 +25,7 @@ from gemjax.engines.memory import Elsewhere
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_path, check_positive_int, integer
 from gemjax.protocol.trace import Trace
+from gemjax.telemetry.locks import close_after
 
 STATE = "state"  # Folder of the arrays of a checkpoint.
 
@@ -378,12 +379,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
-        try:
-            self.close()
-        except Exception as error:
-            if raised is None:
-                raise
-            raised.add_note(f"the last checkpoint was not written: {error}")  # The error of a run has its result.
+        close_after(raised, self.close, "the last checkpoint was not written")
 
 
 def _as_like(leaf: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gemjax.protocol.checks import check_path
 from gemjax.protocol.trace import COLUMNS, Trace
-from gemjax.telemetry.locks import lock, unlock
+from gemjax.telemetry.locks import close_after, lock, unlock
 from gemjax.telemetry.order import Succession
 from gemjax.telemetry.schema import EVENTS, LONGEST_LINE, NEEDED, parse
 
@@ -163,12 +163,7 @@ class EventLog:
         return self
 
     def __exit__(self, _: object, raised: BaseException | None, __: object) -> None:
-        try:
-            self.close()
-        except OSError as error:
-            if raised is None:
-                raise
-            raised.add_note(f"the log could not be closed, either: {error}")  # The error of the run has its result.
+        close_after(raised, self.close, "the log could not be closed, either")
 
 
 def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str, Any]]:

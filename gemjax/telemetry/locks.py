@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 
 try:
     import fcntl
@@ -53,6 +54,19 @@ def unlock(opened: int) -> None:
                 # A program that is just being started has a copy of the open file, with which the lock would go on.
                 fcntl.flock(opened, fcntl.LOCK_UN)
         os.close(opened)
+
+
+def close_after(raised: BaseException | None, close: Callable[[], None], words: str) -> None:
+    """Close a writer at the end of a ``with`` block.
+
+    If ``raised`` ends the block, which may have the result of a run, what closing raises is a note of it behind ``words``.
+    """
+    try:
+        close()
+    except Exception as error:
+        if raised is None:
+            raise
+        raised.add_note(f"{words}: {error}")
 
 
 def _forget() -> None:
