@@ -100,21 +100,21 @@ def check_name(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
+def alone(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[Callable[[], None]]:
     """Lock a folder against other processes that do the same, where the file system has locks.
 
-    The lock is no file, and ends with the process at the latest.
+    The lock is no file, and ends with the process at the latest. With `wait` it is taken at the end of another one.
 
     Yields:
       A function that raises `FolderMovedError` if the folder is no longer in its place, before something is written beside it.
 
     Raises:
-      BlockingIOError: if another process has locked the folder.
+      BlockingIOError: without `wait`, if another process has locked the folder.
     """
     from gemjax.telemetry.locks import lock, unlock  # A command that locks a folder has imported JAX already.
 
     try:
-        locked = lock(folder, os.O_RDONLY)
+        locked = lock(folder, os.O_RDONLY, wait=wait)
     except BlockingIOError:
         raise BlockingIOError(
             f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"
