@@ -120,6 +120,7 @@ class BestCheckpoint:
             )
         _check_evaluate(evaluate)
         self.evaluate, self.mode, self.best = evaluate, mode, _worst(mode)
+        self._interrupted = False  # While it saved; the write may have been finished.
         self.checkpoints = Checkpoints(folder, keep=1)
         self.checkpoints.replaces_later = True
         metadata = self.checkpoints.metadata
@@ -136,11 +137,14 @@ class BestCheckpoint:
         if not _has_new_commits(progress):
             return
         value = _value(self.evaluate, progress)
+        if self._interrupted:
+            self.best, self._interrupted = (self.checkpoints.metadata or {}).get("metric", _worst(self.mode)), False
         if not _is_better(value, self.best, self.mode):
             return
+        self._interrupted = True
         # Replaces the previous one, which has more commits if the run was continued from an earlier checkpoint.
         self.checkpoints.save(progress.state(), progress.trace(), {"metric": value, "mode": self.mode})
-        self.best = value
+        self.best, self._interrupted = value, False
 
     def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
         """Load the best checkpoint as :meth:`gemjax.Checkpoints.load` does.

@@ -41,7 +41,7 @@ class Faults:
         self._hangs: dict[tuple[int, int], threading.Event] = {}
         self._failures: dict[tuple[int, int], int] = {}
         self._poisoned: set[tuple[int, int]] = set()
-        self._slow: dict[int, tuple[float, int, float]] = {}
+        self._slow: list[tuple[int, float, int, float]] = []
         self._ended = threading.Event()
         self.injected: list[tuple[str, int, int]] = []
 
@@ -66,7 +66,7 @@ class Faults:
 
     def slow(self, worker: int, seconds: float, first: int = 0, last: float = float("inf")) -> "Faults":
         """Make the worker take ``seconds`` longer for each of its steps from ``first`` to ``last``."""
-        self._slow[worker] = float(seconds), first, last
+        self._slow.append((worker, float(seconds), first, last))
         return self
 
     def __call__(self, worker: int, step: int) -> Any:
@@ -74,10 +74,10 @@ class Faults:
         if at in self._hangs:
             self.injected.append(("hang", *at))
             self._hangs[at].wait()
-        seconds, first, last = self._slow.get(worker, (0.0, 0, -1))
-        if first <= step <= last:
-            self.injected.append(("slow", *at))
-            self._ended.wait(seconds)
+        for slow, seconds, first, last in self._slow:
+            if slow == worker and first <= step <= last:
+                self.injected.append(("slow", *at))
+                self._ended.wait(seconds)
         if self._failures.get(at, 0) > 0:
             self._failures[at] -= 1
             self.injected.append(("fail", *at))

@@ -142,6 +142,13 @@ def test_a_slow_worker_takes_longer_for_the_planned_steps_alone():
     assert faults.injected == [("slow", 1, 1)]
 
 
+def test_a_worker_may_be_slow_several_times():
+    with Faults().slow(0, 0.0, first=0, last=3).slow(0, 0.0, first=10) as faults:
+        for step in (0, 5, 10):
+            faults(0, step)
+    assert faults.injected == [("slow", 0, 0), ("slow", 0, 10)]
+
+
 @pytest.mark.slow
 def test_a_run_with_a_slow_worker_makes_all_its_commits():
     with Faults().slow(worker=1, seconds=0.001) as faults:

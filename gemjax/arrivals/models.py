@@ -33,6 +33,7 @@ class ConstantSpeeds(Arrivals):
 
     Args:
       speeds: gradients per unit of time for each worker, all positive. Simultaneous commits are ordered by worker number.
+        Around it other models add up durations, and the rounding of the sums decides which of them is first.
 
     >>> ConstantSpeeds([2.0, 1.0]).trace(6).worker
     array([0, 0, 1, 0, 0, 1], dtype=int32)

@@ -25,17 +25,19 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
     synchronous SGD on the same cluster. All three have the same durations, by the same seed.
 
     Args:
-      model: how long workers compute; durations and models that wrap them, except queues and incidents. A barrier is compared
+      model: how long workers compute; durations, models that wrap them and consist of durations alone, or a
+        :class:`Barrier` around one. A barrier is compared
         with itself: its speed-up over synchronous SGD is 1.
       num_commits: length T of the trace, positive. Short traces are coarse: a barrier waits for the last round, and the
         first commit takes as long as any other.
       seed: decides every duration.
 
     Returns:
-      ``(over_one_worker, over_synchronous)``, two positive floats. The first is about N where commits take no time.
+      ``(over_one_worker, over_synchronous)``, two positive floats. The first is about N where N equal workers commit and
+      commits take no time.
 
     Raises:
-      TypeError: if ``model`` is a queue or incidents, which a barrier cannot wrap.
+      TypeError: if ``model`` is one that a barrier cannot wrap, such as a queue or incidents.
       ValueError: if ``num_commits`` is not positive.
 
     >>> from gemjax.arrivals import ConstantSpeeds, Gamma
@@ -52,6 +54,11 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
     if not num_commits:
         raise ValueError("num_commits must be positive: no commits take no time")
     durations = model.model if isinstance(model, Barrier) else model
+    if not isinstance(durations, Arrivals) or not durations.composes:
+        raise TypeError(
+            f"speed_up compares with a barrier around the same durations, and none can be around {type(durations).__name__}; "
+            "give the model inside of it"
+        )
     behind = Barrier(durations).trace(num_commits, seed).time[-1]
     spent = model.trace(num_commits, seed).time[-1]
     alone = np.mean([_alone(durations, worker, num_commits, seed) for worker in range(model.num_workers)])

@@ -22,7 +22,8 @@ class LocalBatches(Wrapper):
 
     def __post_init__(self):
         self._adopt("data", "shared", "threads", "num_workers")
-        if self.shared and not isinstance(self.local.period, int):
+        period = self.local.period
+        if self.shared and not isinstance(period, int) and not (isinstance(period[0], int) and len({*period}) == 1):
             raise ValueError(
                 "a shared stream hands out as many batches at a time as the period of LocalSteps, but here periods differ; "
                 "give one int for all workers, or data that they do not share (gemjax.Epochs, gemjax.Shards)"

@@ -79,7 +79,13 @@ class Shards(OwnEpochs):
         return described(self, "num_workers")
 
     def steps_per_epoch(self, worker: int) -> int:
-        """Return the batches per epoch of ``worker``; rows beyond the last full batch are left out of that epoch."""
+        """Return the batches per epoch of ``worker``; rows beyond the last full batch are left out of that epoch.
+
+        Raises:
+          IndexError: if there is no such worker.
+        """
+        if not 0 <= worker < len(self.rows):
+            raise IndexError(f"worker must be in 0 … {len(self.rows) - 1}, got {worker}")
         return len(self.rows[worker]) // self.batch_size
 
     def _share(self, worker):

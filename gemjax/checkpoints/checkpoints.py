@@ -22,6 +22,7 @@ from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import Elsewhere
+from gemjax.engines.result import check_valid
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_path, check_positive_int, integer
 from gemjax.protocol.trace import Trace
@@ -122,6 +123,7 @@ class Checkpoints:
             raise ValueError(f"{self.folder} was opened with read_only=True; open it without to save a checkpoint")
         turns.check_not_forked()
         contents.check_state("state", state)
+        check_valid(state)
         contents.check_trace_of(state, trace)
         data = contents.storable(keys.as_data(state))
         owners = parts.by_owner(data)
@@ -133,47 +135,51 @@ class Checkpoints:
         if len(trace):
             tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree.get("trace"), data)))
-        with self._recovering(), lock.alone_in(self.folder):
+        with (
+            self._recovering(),
+            lock.alone_in(self.folder),
+            contextlib.ExitStack() as ends,
+        ):  # Later the write's end ends them.
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
-            ends = contextlib.ExitStack()  # What the end of the write releases.
-            ends.callback(lock.hold(self.folder))
+            lock.hold(self.folder, ends)
             # Interrupted, Orbax would leave threads that wait without end, and with them the process.
             with Held():
-                try:
-                    files.clean(self.folder)
-                    if files.is_doubtful(checkpoint := self.folder / str(len(trace))):
-                        warnings.warn(
-                            f"{checkpoint} has the name of the checkpoint after {len(trace)} commits, and does not look like "
-                            f"one that gemjax has written; it is renamed to {files.SUPERSEDED}…",
-                            RunWarning,
-                            stacklevel=2,
-                        )
-                    if not wait:
-                        # A run that goes on donates the buffers of its state to the next commit.
-                        tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
-                    if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
-                        what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
-                        warnings.warn(
-                            f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
-                            f"{files.SUPERSEDED}…",
-                            RunWarning,
-                            stacklevel=2,
-                        )
-                    unfinished = files.unfinished(self.folder, len(trace))
-                    kept = parts.keep(owners, unfinished)
-                    turn = turns.Write()
-                    ends.callback(turn.end)
-                    turn.begin()
-                    ignore_repeated_errors()
-                    response = ocp.save_checkpointables_async(
-                        str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+                files.clean(self.folder)
+                if files.is_doubtful(checkpoint := self.folder / str(len(trace))):
+                    warnings.warn(
+                        f"{checkpoint} has the name of the checkpoint after {len(trace)} commits, and does not look like "
+                        f"one that gemjax has written; it is renamed to {files.SUPERSEDED}…",
+                        RunWarning,
+                        stacklevel=2,
                     )
-                    response = parts.Written(response, kept, unfinished, turn)
-                except BaseException:
-                    ends.close()
-                    raise
+                if not wait:
+                    # A run that goes on donates the buffers of its state to the next commit.
+                    tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
+                if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
+                    what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
+                    warnings.warn(
+                        f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
+                        f"{files.SUPERSEDED}…",
+                        RunWarning,
+                        stacklevel=2,
+                    )
+                unfinished = files.unfinished(self.folder, len(trace))
+                kept = parts.keep(owners, unfinished)
+                turn = turns.Write()
+                ends.callback(turn.end)
+                turn.begin()
+                ignore_repeated_errors()
+                response = ocp.save_checkpointables_async(
+                    str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+                )
+                response = parts.Written(response, kept, unfinished, turn)
                 self._writing = files.completed(
-                    response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
+                    response,
+                    unfinished,
+                    checkpoint,
+                    self.keep,
+                    ends.pop_all().close,
+                    replaces_later=self.replaces_later,
                 )
         if wait:
             self.wait()
@@ -277,6 +283,7 @@ class Checkpoints:
         """
         turns.check_not_forked()
         contents.check_state("like", like)
+        contents.check_enabled(like)
         check_bool("in_files", in_files)
         commits = None if commits is None else integer("commits", commits, 0)
         like = jax.tree.map(_as_like, like)

@@ -11,6 +11,7 @@ import numpy as np
 from gemjax.checkpoints.errors import CheckpointError, damage
 from gemjax.checkpoints.files import HAS_DIGESTS
 from gemjax.checkpoints.parts import not_finite
+from gemjax.engines.checks import WIDE
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
@@ -35,6 +36,18 @@ def check_state(name: str, state: Any) -> None:
             f"{name} is that of all {runs[0]} runs of a sweep, but must be that of one; give "
             "jax.tree.map(lambda leaf: leaf[run], result.state)"
         )
+
+
+def check_enabled(like: RunState) -> None:
+    """Raise ``TypeError`` if ``like`` has numbers of 64 bits that would be rounded to 32 here."""
+    if jnp.result_type(float) == np.float64:
+        return
+    for name, leaf in zip(names(like), jax.tree.leaves(like), strict=True):
+        if str(leaf.dtype) in WIDE:
+            raise TypeError(
+                f"like has {leaf.dtype} numbers ({name}), and numbers of 64 bits are not enabled here, so that JAX would round "
+                "them; load with jax_enable_x64, as the run was"
+            )
 
 
 def check_trace_of(state: RunState, trace: Any) -> None:

@@ -27,6 +27,17 @@ _WRITES = itertools.count()
 _writing: dict[Future, Path] = {}  # Writes in progress.
 
 
+def identity(checkpoint: Path) -> str | None:
+    """Return a text that another checkpoint in the same place does not have; ``None`` if there is none.
+
+    Orbax writes the time into it.
+    """
+    try:
+        return hashlib.sha256((checkpoint / METADATA).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
 def write_digests(checkpoint: Path) -> None:
     """Note the sizes and digests of the files of a checkpoint, for :func:`damage_of`."""
     paths, digests = sorted(checkpoint.rglob("*")), {}

@@ -5,9 +5,10 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from gemjax.engines.interrupts import Held
 from gemjax.telemetry.locks import lock, unlock
 
 LOCK = "writing.lock"  # A file, because network file systems lock nothing that cannot be opened for writing.
@@ -27,15 +28,15 @@ def alone_in(folder: Path) -> Iterator[None]:
         raise BlockingIOError(
             "this thread is saving there already; let the signal handler set a flag, and save afterwards"
         )
-    _busy.add(me)
     try:
+        _busy.add(me)
         yield
     finally:
         _busy.discard(me)
 
 
-def hold(folder: Path) -> Callable[[], None]:
-    """Wait until no other object or process writes to ``folder``, and keep others out until the returned function is called.
+def hold(folder: Path, ends: contextlib.ExitStack) -> None:
+    """Wait until no other object or process writes to ``folder``, and keep others out until ``ends`` is closed.
 
     The lock ends at the latest with its process. Where the file system has no locks, there is none.
 
@@ -43,14 +44,7 @@ def hold(folder: Path) -> Callable[[], None]:
       BlockingIOError: if another one writes for longer than ``PATIENCE``.
       OSError: if the folder cannot be written to.
     """
-    path, deadline = folder / LOCK, time.monotonic() + PATIENCE
-    while (held := _try(path)) is None:
-        if time.monotonic() >= deadline:
-            raise BlockingIOError(
-                f"another process, or another object of this one, has been writing there for {PATIENCE:g} s; wait for its "
-                "end, stop it, or give another folder"
-            )
-        time.sleep(0.02)
+    path, deadline, held = folder / LOCK, time.monotonic() + PATIENCE, None
 
     def release() -> None:
         nonlocal held
@@ -61,7 +55,18 @@ def hold(folder: Path) -> Callable[[], None]:
             with contextlib.suppress(OSError):
                 unlock(mine)
 
-    return release
+    ends.callback(release)  # First: Ctrl-C may come as soon as the folder is locked.
+    while True:
+        with Held():
+            held = _try(path)
+        if held is not None:
+            return
+        if time.monotonic() >= deadline:
+            raise BlockingIOError(
+                f"another process, or another object of this one, has been writing there for {PATIENCE:g} s; wait for its "
+                "end, stop it, or give another folder"
+            )
+        time.sleep(0.02)
 
 
 def _try(path: Path) -> int | None:

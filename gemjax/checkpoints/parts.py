@@ -12,6 +12,7 @@ All hosts must see the folder under one path, in a file system whose ``rename`` 
 closed can be read by the others, as NFS and the parallel file systems have it. The lock of the folder is the writer's alone.
 """
 
+import functools
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -23,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from gemjax.checkpoints.errors import unreadable
-from gemjax.checkpoints.files import write_digests
+from gemjax.checkpoints.errors import CheckpointError, unreadable
+from gemjax.checkpoints.files import identity, write_digests
 from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors, quietly
 from gemjax.checkpoints.turns import Write
 from gemjax.engines.checks import is_key
@@ -90,16 +91,18 @@ class InFile(Elsewhere):
     """An array in a checkpoint; picklable.
 
     Args:
-      checkpoint: folder of Orbax.
-      item: name of the tree in it.
+      checkpoint: folder of the checkpoint.
+      identity: that of the checkpoint, by :func:`identity`, so that no array of another one is taken for it.
+      part: folder of Orbax in it.
+      item: name of the tree in that.
       tree: the tree, with ``...`` in place of each array.
       index: number of this array's leaf in ``tree``.
       like: shape and dtype of the array.
     """
 
-    def __init__(self, checkpoint: str, item: str, tree: Any, index: int, like: Any):
+    def __init__(self, checkpoint: Path, identity: str | None, part: str, item: str, tree: Any, index: int, like: Any):
         super().__init__(like.shape, like.dtype)
-        self._at = checkpoint, item, tree, index
+        self._of, self._at = (str(checkpoint), identity), (str(checkpoint / part), item, tree, index)
 
     def sent(self) -> "InFile":
         return self
@@ -108,14 +111,19 @@ class InFile(Elsewhere):
         """Return the array.
 
         Raises:
-          CheckpointError: if it cannot be read.
+          CheckpointError: if it cannot be read, or the checkpoint was replaced or removed meanwhile.
         """
-        checkpoint, item, tree, index = self._at
+        (folder, loaded), (checkpoint, item, tree, index) = self._of, self._at
         leaves, structure = jax.tree.flatten(tree)
         leaves[index] = np.empty(self.shape, self.dtype)
         wanted = {item: jax.tree.unflatten(structure, leaves)}
         read = lambda: jax.tree.leaves(ocp.load_checkpointables(checkpoint, wanted)[item])[index]
         found, error = quietly(read, lambda error: unreadable(checkpoint, error))
+        if identity(Path(folder)) != loaded:
+            raise CheckpointError(
+                f"{folder} was replaced or removed since the state was loaded from it, and some arrays of the state are still "
+                "in its files; load it again, and keep it while a run reads from it"
+            )
         if error is not None:
             raise error
         return np.asarray(found)
@@ -216,18 +224,18 @@ class Plan:
           abstract: the whole tree, which begins with the state.
         """
         arrays, whole, filled = enumerate(jax.tree.leaves(found)), jax.tree.map(lambda _: ..., abstract), []
+        in_file = functools.partial(InFile, checkpoint, identity(checkpoint))
         for leaf, name, stays in self._leaves:
             if not leaf.size:
                 array: Any = np.zeros(leaf.shape, leaf.dtype)
             elif name in self._parts:
                 number, key, _ = self._parts[name]
                 inside = sorted(self._of_part[number])
-                folder = checkpoint / PARTS / str(number)
-                array = InFile(str(folder), ARRAYS, dict.fromkeys(inside, ...), inside.index(key), leaf)
+                array = in_file(f"{PARTS}/{number}", ARRAYS, dict.fromkeys(inside, ...), inside.index(key), leaf)
             else:
                 index, array = next(arrays)
                 if array is ...:
-                    array = InFile(str(checkpoint), item, whole, index, leaf)
+                    array = in_file("", item, whole, index, leaf)
             if not stays:
                 array = jax.device_put(array.read() if isinstance(array, InFile) else array, leaf.sharding)
             filled.append(array)

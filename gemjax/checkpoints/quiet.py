@@ -4,10 +4,11 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from gemjax.checkpoints.files import UNFINISHED
 from gemjax.checkpoints.turns import is_writing, reading
@@ -18,16 +19,22 @@ _inside = 0  # Threads that discard messages.
 _silence = contextlib.ExitStack()
 LATE = "Event loop is closed"  # What asyncio raises where TensorStore answers.
 LOGGERS = "absl", "asyncio"
+# What Python warns of in tasks that an error has left, and what Orbax warns of; entries of ``warnings.filters``.
+WARNINGS = (
+    ("ignore", re.compile("coroutine .* was never awaited"), RuntimeWarning, None, 0),
+    ("ignore", None, Warning, re.compile(r"(orbax|etils|tensorstore)\b"), 0),
+)
 RAISED = "_SignalingThread.run() raised"  # What Orbax logs of a thread.
 
 
 def quietly(call: Callable[[], Any], translate: Callable[[Exception], Exception]) -> tuple[Any, Exception | None]:
     """Return ``(call(), None)`` of a call that reads, or ``(None, translate(error))`` if it raises.
 
-    What Orbax warns of or logs is discarded. The original error is released here, together with the unfinished tasks that its
-    traceback holds: their destructors print tracebacks of their own. The exception of a signal handler is held back: after an
-    interrupted call of Orbax the next one would find nothing.
+    What Orbax warns of or logs is discarded, with what other threads log to ``LOGGERS`` meanwhile. The original error is
+    released here, together with the unfinished tasks that its traceback holds: their destructors print tracebacks of their
+    own. The exception of a signal handler is held back: after an interrupted call of Orbax the next one would find nothing.
     """
+    ignore_repeated_errors()  # TensorStore may answer when the call has ended.
     with Held(), reading(), discarding():
         try:
             return call(), None
@@ -61,16 +68,25 @@ def discarding() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    level = logging.root.manager.disable
+    # Nothing of the process is replaced: other threads log and warn meanwhile, and may use ``warnings.catch_warnings``.
+    loggers, filters = [logging.getLogger(name) for name in LOGGERS], lambda: cast("list", warnings.filters)
     try:
-        logging.disable(logging.CRITICAL)
         take_ignored(_discard)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        for logger in loggers:
+            logger.addFilter(_nothing)
+        filters()[:0] = WARNINGS
+        yield
     finally:
+        for entry in WARNINGS:
+            while entry in filters():  # Another thread may have put back a copy of before.
+                filters().remove(entry)
+        for logger in loggers:
+            logger.removeFilter(_nothing)
         take_no_more(_discard)
-        logging.disable(level)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _discard(ignored: Any) -> bool:
@@ -79,10 +95,10 @@ def _discard(ignored: Any) -> bool:
 
 
 def ignore_repeated_errors() -> None:
-    """Discard what tells the error of a write again, which the write raises itself; from now on.
+    """Discard what tells the error of a read or write again, which that raises itself; from now on.
 
-    These are tracebacks that Orbax and asyncio log of its threads and tasks, and those of TensorStore's answers to a write that
-    has failed at another array: Orbax closes the event loop of a write at its first error, while others are still written.
+    These are tracebacks that Orbax and asyncio log of its threads and tasks, and those of TensorStore's answers to a call that
+    has failed at another array: Orbax closes the event loop at the first error, while others are still read or written.
     """
     take_ignored(_is_late)
     for name in LOGGERS:

@@ -26,6 +26,8 @@ History = dict[str, np.ndarray]
 LAST = 100  # A printed result has the mean loss over so many applied commits.
 REFUSED = 100  # Refusals in a row per worker of which a run warns.
 EXPLODED = 1e6  # A run whose loss grows by this factor has diverged.
+# Columns of every history.
+ALWAYS = (*COLUMNS, "loss", "staleness", "applied", "dropped")
 
 
 def type_of_column(dtype: Any) -> np.dtype:
@@ -282,11 +284,18 @@ def begin_from(
             "the earlier run"
         )
     check_option("recorded", recorded, Trace, "the trace of the earlier run, result.trace")
+    if state is not None:
+        check_valid(state.state if isinstance(state, Result) else state)
     if not isinstance(state, Result):
         return state, recorded, {}
     if recorded is not None:
         raise ValueError(
             "state= is a Result, which holds the recorded trace; leave recorded= out, or give state=result.state"
+        )
+    if missing := [name for name in ALWAYS if state.history and name not in state.history]:
+        raise ValueError(
+            f"state= is a Result whose history was changed: it has no column {missing[0]!r}; give the result as the run "
+            "returned it, or its state alone"
         )
     sizes = {name: len(column) for name, column in state.history.items()}
     if len(set(sizes.values())) > 1:
@@ -297,6 +306,15 @@ def begin_from(
             "give the result as the run returned it"
         )
     return state.state, state.trace, state.history
+
+
+def check_valid(state: RunState) -> None:
+    """Raise ``ValueError`` if arrays of ``state`` were donated to a later commit."""
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        raise ValueError(
+            "state is no longer valid, because the run went on: progress.state() is that of the call of the callback only; "
+            "save it there, or keep jax.tree.map(jnp.copy, progress.state())"
+        )
 
 
 def of_applied(state: RunState, recorded: Trace, history: History) -> Trace:

@@ -152,6 +152,7 @@ PARTS = {
     "in_rounds": ("douillard2023diloco", "wang2020slowmo"), "delay_momentum": ("liu2024asynchronous",),
     "discount_momentum": ("ajanthan2025momentum",), "align_with_momentum": ("alasif2026heloco",),
     "gather": ("nguyen2022federated",), "polynomial_weight": ("xie2019asynchronous",),
+    "hinge_weight": ("xie2019asynchronous",),
     "mix_with_worker": ("xie2019asynchronous",), "gather_fresh": ("tyurin2023optimal",),
     "gather_per_worker": ("tyurin2023optimal",), "aggregate_last": ("chang2025mitigating", "maranjyan2025ringleader"),
     "take_turns": ("maranjyan2025ringleader",), "drop_stale": ("maranjyan2025ringmaster",),
@@ -169,7 +170,8 @@ def citation(tx: Any) -> str:
         or a function that makes one, such as ``gemjax.gem``.
 
     Returns:
-      One entry per paper. Papers of a chain are those of all its parts. Optax's own transformations have no entries.
+      One entry per paper. Papers of a chain are those of all its parts. Optax's own transformations have no entries,
+      unless the chain has no part of a method: it is then asynchronous SGD, without or with momentum.
 
     Raises:
       TypeError: if ``tx`` is neither an optax transformation nor a function that makes a method.
@@ -223,12 +225,16 @@ def _functions(value: Any, seen: set[int]) -> Iterator[str]:
         yield value.__qualname__.split(".")[0]
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         inner = [*cells, value(learning_rate=1.0, num_workers=2)] if _is_method(value) else cells
+    elif isinstance(value, types.MethodType):
+        inner = (value.__func__, value.__self__)
     elif isinstance(value, functools.partial):
         inner = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, (tuple, list)):
         inner = value
     elif isinstance(value, dict):
         inner = value.values()
+    elif type(value).__module__.startswith(("gemjax.", "optax.")):  # Such as MultiSteps, and a schedule of staleness.
+        inner = getattr(value, "__dict__", {}).values()
     for one in inner:
         yield from _functions(one, seen)
 

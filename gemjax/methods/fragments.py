@@ -35,7 +35,7 @@ class PerFragment:
 class FragmentsState:
     """State of :func:`by_fragment`. Fragments are numbered from 0 to F - 1."""
 
-    keep: jax.Array  # float []; alpha.
+    keep: Slots  # float []; alpha at the worker's last commit, for the pull behind it.
     clocks: jax.Array  # int32 [1, F]; commits of each fragment.
     count: Slots  # int32 []; commits of the worker.
     pulled_at: Slots  # int32 [1, F]; the clock of each fragment at the worker's last pull of it.
@@ -69,7 +69,7 @@ class FragmentsState:
 
         def mix(number, x, a):
             # Before its first commit a worker has all of the central variable.
-            keep = jnp.where(self.pending.value == num_fragments, 0, self.keep).astype(x.dtype)
+            keep = jnp.where(self.pending.value == num_fragments, 0, self.keep.value).astype(x.dtype)
             mixed = jnp.where(keep == 0, a, (1 - keep) * a + keep * x)
             return jnp.where(self._is_due(number, num_fragments), mixed, x)
 
@@ -139,7 +139,8 @@ def by_fragment(
         are fewer leaves); a sequence of prefixes of paths, or of tuples of prefixes, one per fragment, such as ``["embed",
         ("layers/0", "layers/1")]``, of which the first that fits counts; or a function from the path and the leaf to the
         number of the fragment, ``lambda path, leaf: 0 if "norm" in path else 1``.
-      keep: :math:`\alpha` in [0, 1], how much of its own parameters a worker keeps at a pull, default 0.
+      keep: :math:`\alpha` in [0, 1], how much of its own parameters a worker keeps at a pull, default 0. If it changes, a pull
+        has the one of the worker's commit before it.
       delay: :math:`D \ge 0`, commits of the worker from the displacement of a fragment to its pull, below :math:`F E`; default
         0.
       every: :math:`E \ge 1`, commits of the worker from one displacement to the next, default 1.
@@ -186,7 +187,7 @@ def by_fragment(
         rows = lambda leaf: PerFragment(jnp.stack([jnp.asarray(leaf)] * num_fragments)[None])
         zeros, zero = jnp.zeros((1, num_fragments), jnp.int32), jnp.zeros([], jnp.int32)
         return FragmentsState(
-            keep=jnp.asarray(keep, jnp.result_type(float)), clocks=zeros, count=Slots(zero), pulled_at=Slots(zeros),
+            keep=Slots(jnp.array(keep, jnp.result_type(float))), clocks=zeros, count=Slots(zero), pulled_at=Slots(zeros),
             steps=Slots(zeros), pending=Slots(jnp.int32(num_fragments)), own=Slots(params), anchor=Slots(params),
             inner=optax.tree.map_params(inner.init, lambda leaf: leaf, state, transform_non_params=rows),
             fragments=chosen(fragments, params),
@@ -214,7 +215,7 @@ def by_fragment(
         if observe is not None:
             observe("exchanged", lambda: _bytes(numbers, params, committed) + _bytes(numbers, params, pending))
         return jax.tree.map(in_fragment, numbers, found), FragmentsState(
-            keep=jnp.asarray(keep, state.keep.dtype), clocks=state.clocks.at[0, index].add(committed >= 0),
+            keep=Slots(jnp.array(keep, state.keep.value.dtype)), clocks=state.clocks.at[0, index].add(committed >= 0),
             count=Slots(count + 1), pulled_at=state.pulled_at, steps=Slots(steps), pending=Slots(pending),
             own=Slots(own), anchor=state.anchor, inner=_after(inner, state, numbers, committed, before, after),
             fragments=state.fragments,

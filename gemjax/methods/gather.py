@@ -125,7 +125,9 @@ def polynomial_weight(exponent: float = 0.5) -> Weight:
     0.5
     """
     check_at_least("exponent", exponent, 0.0)
-    return lambda staleness: (1.0 + jnp.asarray(staleness)) ** -exponent
+    return lambda staleness: (
+        (1.0 + jnp.asarray(staleness)) ** (0.0 - exponent)
+    )  # Small integers of NumPy wrap around in -1.
 
 
 def hinge_weight(slope: float = 10.0, start: float = 4.0) -> Weight:
@@ -158,7 +160,8 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
     """Return a weight, divided by its value at ``mean_staleness``; ``None`` for a constant one.
 
     Args:
-      weight: one of the names of ``WEIGHTS``, which have the published numbers, or a function.
+      weight: one of the names of ``WEIGHTS``, which have the published numbers, or a function. It is called with
+        ``mean_staleness``, too, as an int32 if that is whole.
       mean_staleness: staleness that counts in full, a number >= 0.
 
     Raises:
@@ -170,10 +173,13 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
     found = weight if callable(weight) else WEIGHTS[weight]
     if found is None:
         return None
-    unit = found(jnp.asarray(mean_staleness))
+    full = jnp.asarray(mean_staleness)
+    if not isinstance(full, jax.core.Tracer) and (value := float(full)).is_integer() and value < 2**31:
+        full = jnp.asarray(int(value), jnp.int32)  # As at a commit; a weight may look it up in a table.
+    unit = found(full)
     if not isinstance(unit, jax.core.Tracer) and not 0 < number("weight at mean_staleness", unit) < math.inf:
         raise ValueError(
             f"weight must be finite and positive at mean_staleness={mean_staleness:g}, where it counts in full, got {unit}; "
             "give another weight, or a mean_staleness at which it is"
         )
-    return lambda staleness: found(staleness) / found(jnp.asarray(mean_staleness))
+    return lambda staleness: found(staleness) / found(full)

@@ -335,11 +335,16 @@ def average_position(opt_state: PyTree, *, exchange: str = "before") -> PyTree:
     """
     check_choice("exchange", exchange, ("before", "after"))
     check_of_one_run(opt_state, "average_position")
-    rows = [node.rows for node in nodes(opt_state, SharedRows)]
+    found = nodes(opt_state, FollowLeaderState)
+    if len(found) > 1:
+        raise ValueError(
+            f"average_position needs the optimizer state of one gemjax.lsgd, and this has {len(found)} of them"
+        )
+    rows = [node.rows for node in nodes(found, SharedRows)]
     if len(rows) != 1:
         raise ValueError("average_position needs the optimizer state of gemjax.lsgd, and this is of another method")
     if exchange == "after":
-        (state,) = (state for state in nodes(opt_state, StalenessState) if nodes(state, SharedRows))
+        (state,) = (state for state in nodes(opt_state, StalenessState) if nodes(state, FollowLeaderState))
         rows = [match_mask(state.stale_params.value, rows[0])]
     return jax.tree.map(lambda rows: rows.mean(0), rows[0])
 

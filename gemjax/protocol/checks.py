@@ -240,7 +240,7 @@ def check_worker(worker: Any, num_workers: int) -> Any:
     if isinstance(worker, jax.core.Tracer):
         if worker.ndim or not jnp.issubdtype(worker.dtype, jnp.integer):
             raise TypeError(f"worker must be one integer, got {worker.dtype}{list(worker.shape)}")
-        return worker
+        return worker.astype(jnp.int32) if worker.dtype.itemsize < 4 else worker
     try:
         index = np.asarray(worker)
     except ValueError:  # A ragged list.
@@ -251,7 +251,8 @@ def check_worker(worker: Any, num_workers: int) -> Any:
         raise ValueError(
             f"worker={int(index)} is out of range: this state is kept for {num_workers} workers, 0 … {num_workers - 1}"
         )
-    return worker
+    # Rows are counted in the type of their index, which may be too narrow for N.
+    return int(index) if index.dtype.itemsize < 4 else worker
 
 
 def check_alike(what: str, found: PyTree, expected: PyTree) -> None:

@@ -187,11 +187,15 @@ def enable_writes(tree: PyTree, enabled: jax.Array, worker: Any = None, own_rows
 def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) -> list:
     """Return the row of each :class:`SharedRows` in ``tree`` that a commit of ``worker`` replaces, ``None`` if unknown.
 
-    It is that of the worker, or, inside a node with a method ``next_row()``, the one whose index that returns.
+    It is that of the worker, or, inside a node with a method ``next_row()``, the one whose index that returns. Rows inside of
+    :class:`Slots` are unknown.
     """
     found: list = []
-    for node in jax.tree.leaves(tree, is_leaf=lambda node: is_rows(node) or hasattr(type(node), "next_row")):
-        if is_rows(node):
+    is_leaf = lambda node: is_rows(node) or is_slots(node) or hasattr(type(node), "next_row")
+    for node in jax.tree.leaves(tree, is_leaf=is_leaf):
+        if is_slots(node):
+            found += [None for rows in jax.tree.leaves(node, is_leaf=is_rows) if is_rows(rows)]
+        elif is_rows(node):
             found.append(node.read(worker) if node._beyond() == num_workers else None)
         elif hasattr(type(node), "next_row"):
             inside = jax.tree.leaves(node, is_leaf=is_rows)

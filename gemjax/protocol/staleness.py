@@ -37,6 +37,8 @@ from gemjax.protocol.slots import Slots
 PyTree = Any
 # The number of workers of the wrapper whose members make their states now.
 _AROUND: contextvars.ContextVar[int | None] = contextvars.ContextVar("num_workers", default=None)
+# True while members are at a commit that was made without a worker; wrappers among them are told one.
+_IMPLICIT: contextvars.ContextVar[bool] = contextvars.ContextVar("implicit", default=False)
 
 
 def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
@@ -87,7 +89,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     def init_fn(params):
         number = static_num_workers(num_workers)
-        with _members_of(number):
+        with _set(_AROUND, number):  # Parts for another number raise.
             inner_state = inner.init(params)
         check_protocol(inner_state)
         state = StalenessState(
@@ -102,15 +104,17 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         if params is not None:
             check_alike("the gradient", updates, params)
         mine, index = _checked_out(state, worker)
-        staleness, stale_params = _staleness(mine, params, implicit=worker is None)
+        implicit = worker is None or (mine is state and _IMPLICIT.get())
+        staleness, stale_params = _staleness(mine, params, implicit=implicit)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
-        refused, unchanged = ask(mine, staleness)
-        if counts_itself(mine.inner_state):
-            _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
-            raised, unchanged = add_own_counts(unchanged, after)
-            refused = raised if refused is None else refused | raised
-        before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
-        grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
+        refused, unchanged = ask(mine, staleness, implicit=implicit)
+        with _set(_IMPLICIT, implicit):
+            if counts_itself(mine.inner_state):
+                _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
+                raised, unchanged = add_own_counts(unchanged, after)
+                refused = raised if refused is None else refused | raised
+            before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
+            grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
         check_kept("the tree of updates", updates, grads, or_wider=True)
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
@@ -239,13 +243,12 @@ def require_protocol(rule: str, **needed: Any) -> None:
 
 
 @contextlib.contextmanager
-def _members_of(num_workers: int) -> Iterator[None]:
-    """Let :func:`check_number_around` know the number of workers while members make their states."""
-    before = _AROUND.set(num_workers)
+def _set(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+    before = variable.set(value)
     try:
         yield
     finally:
-        _AROUND.reset(before)
+        variable.reset(before)
 
 
 def check_number_around(num_workers: int) -> None:

@@ -132,7 +132,12 @@ class Trace:
         return np.arange(len(self), dtype=np.int32) - self.pulled_at
 
     def first(self, count: int) -> "Trace":
-        """Return the first ``count`` commits."""
+        """Return the first ``count`` commits.
+
+        Raises:
+          ValueError: if ``count`` is no int, or negative.
+        """
+        integer("count", count, 0, max(len(self), 2**31 - 1))
         columns = {name: getattr(self, name)[:count] for name in COLUMNS}
         return Trace(**columns, num_workers=self.num_workers)
 

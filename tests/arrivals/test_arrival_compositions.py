@@ -211,8 +211,11 @@ def test_workers_behind_a_barrier_are_compared_with_one_worker():
 def test_a_speed_up_of_nothing_is_refused():
     with pytest.raises(ValueError, match="num_commits must be positive"):
         arrivals.speed_up(Gamma(2), 0)
-    with pytest.raises(TypeError, match="put that one outermost"):
-        arrivals.speed_up(Queue(Gamma(2)), 10)
+    for model in (Queue(Gamma(2)), arrivals.Interrupted(Gamma(2), 2)):
+        with pytest.raises(
+            TypeError, match=r"a barrier around the same durations, and none can be around (Queue|Interrupted)"
+        ):
+            arrivals.speed_up(model, 10)
 
 
 def test_behind_a_barrier_views_are_those_of_the_last_meeting():

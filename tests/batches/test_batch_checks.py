@@ -314,3 +314,8 @@ def test_selections_of_ones_own_are_checked(engine, batches, found):
     start = gemjax.simulate if engine == "simulate" else gemjax.run_on_devices
     with pytest.raises(ValueError, match=found):
         start(*problem, gemjax.arrivals.RoundRobin(2).trace(6) if engine == "simulate" else 4)
+
+
+def test_raw_bytes_are_no_numbers():
+    with pytest.raises(TypeError, match=r"devices take numbers only, but .* is an array of \|V4"):
+        gemjax.Epochs(np.zeros(8, "V4"), 2)

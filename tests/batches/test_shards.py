@@ -124,3 +124,10 @@ def test_shards_for_another_number_of_workers_are_refused(engine, made_for):
     }[engine]
     with pytest.raises(ValueError, match=f"batches were made with num_workers={made_for}, but the run has 3 workers"):
         run()
+
+
+@pytest.mark.parametrize("worker", [-1, 2])
+def test_a_worker_that_has_no_rows_is_named(worker):
+    shards = gemjax.Shards({"x": np.zeros(8)}, 2, num_workers=2)
+    with pytest.raises(IndexError, match=r"worker must be in 0 … 1, got"):
+        shards.steps_per_epoch(worker)

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -150,6 +151,17 @@ def test_a_check_that_is_interrupted_leaves_the_file_as_it_was(monkeypatch, tmp_
     with pytest.raises(KeyboardInterrupt):
         command.main(["--json", str(path)])
     assert (path.read_text() if path.exists() else None) == content
+
+
+def test_a_pipe_is_not_opened_before_there_are_figures(quick_parts, tmp_path):
+    """Its reader would find its end."""
+    path, read = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_text()), daemon=True)
+    reader.start()
+    assert command.main(["--workers", "4", "--json", str(path)]) == 0
+    reader.join(60)
+    assert json.loads(read[0])
 
 
 def test_a_full_disk_leaves_the_figures_of_before(quick_parts, capsys, tmp_path):

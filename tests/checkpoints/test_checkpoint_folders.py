@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from checkpoints.states import like
+from checkpoints.states import arrived, like
 
 import gemjax
 from gemjax import arrivals
-from gemjax.checkpoints import CheckpointWriteError, files
+from gemjax.checkpoints import CheckpointError, CheckpointWriteError, files
 
 
 @pytest.mark.slow
@@ -215,3 +215,16 @@ def test_a_folder_is_opened_while_another_process_replaces_a_checkpoint(tmp_path
     monkeypatch.setattr(files, "numbers", lambda folder: [3])
     monkeypatch.setattr(files, "_metadata", read_and_replace)
     gemjax.Checkpoints(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_arrays_that_stay_in_files_are_not_those_of_another_checkpoint(tmp_path, change):
+    tx = gemjax.gem(0.1, num_workers=3)
+    state = arrived(gemjax.initial_state(tx, jnp.zeros(40_000)))
+    checkpoints = gemjax.Checkpoints(tmp_path, keep=1)
+    checkpoints.save(state, arrivals.Gamma(3).trace(4))
+    loaded, _, _ = checkpoints.load(state, in_files=True)
+    np.testing.assert_array_equal(loaded.params, 0.0)
+    checkpoints.save(state._replace(params=state.params + 1), arrivals.Gamma(3).trace(4 if change == "replaced" else 5))
+    with pytest.raises(CheckpointError, match="was replaced or removed since the state was loaded from it"):
+        np.asarray(loaded.params)

@@ -3,11 +3,13 @@
 import concurrent.futures
 import contextlib
 import errno
+import logging
 import os
 import subprocess
 import sys
 import threading
 import types
+import warnings
 from pathlib import Path
 
 import optax
@@ -17,7 +19,8 @@ from orbax.checkpoint import v1 as ocp
 
 import gemjax
 from gemjax import arrivals, testing
-from gemjax.checkpoints import CheckpointWriteError, files, lock, turns
+from gemjax.checkpoints import CheckpointWriteError, files, lock, quiet, turns
+from gemjax.engines import interrupts
 from gemjax.telemetry import locks
 
 _, PARAMS, _ = testing.quadratic()
@@ -117,6 +120,45 @@ def test_one_thread_loads_while_another_saves(tmp_path):
 
 
 @pytest.mark.slow
+def test_other_threads_log_and_warn_while_one_loads(tmp_path, monkeypatch, caplog):
+    """Also if a ``catch_warnings`` of theirs begins before the read and ends after it, or the other way round."""
+    checkpoints = gemjax.Checkpoints(tmp_path)
+    checkpoints.save(like(), arrivals.Gamma(3).trace(5))
+    read, scopes = ocp.load_checkpointables, contextlib.ExitStack()
+
+    def during(*args, **options):
+        logging.getLogger("training").error("a record")
+        scopes.enter_context(warnings.catch_warnings())
+        with pytest.warns(UserWarning, match="a warning"):
+            warnings.warn("a warning", stacklevel=1)
+        return read(*args, **options)
+
+    monkeypatch.setattr(ocp, "load_checkpointables", during)
+    before = list(warnings.filters)
+    checkpoints.load(like())
+    assert [record.message for record in caplog.records] == ["a record"]
+    scopes.close()
+    after = [entry for entry in warnings.filters if entry not in before]
+    assert all(entry in quiet.WARNINGS for entry in after), after
+    monkeypatch.setattr(ocp, "load_checkpointables", read)
+    checkpoints.load(like())
+    assert warnings.filters == before
+
+
+def test_late_answers_to_a_read_are_discarded_in_a_process_that_never_writes(tmp_path, monkeypatch):
+    """They come when another process has removed the checkpoint that is read."""
+    gemjax.Checkpoints(tmp_path).save(like(), arrivals.Gamma(3).trace(5))
+    reported = []
+    interrupts.take_no_more(quiet._is_late)
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    gemjax.Checkpoints(tmp_path, read_only=True).load(like())
+    late = types.SimpleNamespace(object=None, exc_value=RuntimeError(quiet.LATE))
+    other = types.SimpleNamespace(object=None, exc_value=RuntimeError("another"))
+    for ignored in (late, other):
+        sys.unraisablehook(ignored)
+    assert reported == [other]
+
+
 def test_threads_may_save_at_the_same_time(tmp_path):
     """Orbax takes the folders of one write for those of another one."""
     failed = []
@@ -159,10 +201,10 @@ def test_the_files_of_a_killed_process_are_removed_but_not_those_of_a_running_on
     code = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-import pathlib
+import contextlib, pathlib
 from gemjax.checkpoints import lock
-folder = pathlib.Path({str(tmp_path)!r})
-lock.hold(folder)
+folder, ends = pathlib.Path({str(tmp_path)!r}), contextlib.ExitStack()
+lock.hold(folder, ends)
 (folder / "7.orbax-checkpoint-tmp" / "part").mkdir(parents=True)
 print("writing", flush=True)
 sys.stdin.read()
@@ -303,7 +345,8 @@ def test_a_process_that_was_forked_during_a_write_neither_keeps_the_lock_nor_wai
         assert process.stdout.readline() == b"forked\n"
         process.wait()
         monkeypatch.setattr(lock, "PATIENCE", 0)
-        lock.hold(tmp_path)()
+        with contextlib.ExitStack() as ends:
+            lock.hold(tmp_path, ends)
         assert process.communicate(timeout=60) == (b"", None)  # The forked process ends, too.
 
 

@@ -65,6 +65,39 @@ def test_an_interrupt_while_the_folder_is_locked_leaves_no_lock(tmp_path, monkey
     assert checkpoints.latest == 4
 
 
+def test_an_interrupt_at_any_line_of_a_save_leaves_no_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    functions = {gemjax.Checkpoints.save.__code__, lock.hold.__code__}
+    checkpoints, state = gemjax.Checkpoints(tmp_path, keep=2), like()
+
+    def save(number):
+        """Return True if a line of this number was executed, where Ctrl-C was pressed."""
+        left = number
+
+        def on_line(frame, event, _):
+            nonlocal left
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    signal.raise_signal(signal.SIGINT)
+            return on_line
+
+        sys.settrace(lambda frame, *_: on_line if frame.f_code in functions else None)
+        try:
+            checkpoints.save(state, FOUR)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        return left <= 0
+
+    number = 1
+    while save(number):
+        checkpoints.save(state, FOUR)
+        number += 1
+    assert number > 30
+
+
 def test_writes_add_no_hook_after_the_first(tmp_path):
     """Each holds back signals with a hook for ignored exceptions, below which another one stays from the first write on."""
     checkpoints = gemjax.Checkpoints(tmp_path)

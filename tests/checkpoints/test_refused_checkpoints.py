@@ -3,14 +3,16 @@
 import json
 import os
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints.states import BATCHES, LOSS, PARAMS, like, method
+from checkpoints.states import BATCHES, LOSS, PARAMS, arrived, like, method
 
 import gemjax
 from gemjax import arrivals
 from gemjax.checkpoints import files
+from gemjax.protocol.compat import enable_x64
 
 
 def test_a_state_is_saved_with_its_own_trace_only(tmp_path):
@@ -168,3 +170,35 @@ def test_a_dtype_that_orbax_cannot_write_is_named(tmp_path, dtype):
     with pytest.raises(TypeError, match=rf"model_state\.codes of {dtype}, which Orbax cannot write; keep it as \w+8"):
         checkpoints.save(state, gemjax.Trace([], num_workers=2))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_numbers_of_64_bits_are_not_rounded_where_they_are_not_enabled(tmp_path, shapes):
+    checkpoints, trace = gemjax.Checkpoints(tmp_path), arrivals.Gamma(3).trace(4)
+    with enable_x64(True):
+        state = arrived(gemjax.initial_state(method(), jnp.full(4, 0.1, jnp.float64), num_workers=3))
+        checkpoints.save(state, trace)
+        wide = jax.eval_shape(lambda: state) if shapes else state
+        np.testing.assert_array_equal(checkpoints.load(state)[0].params, state.params)
+    with pytest.raises(
+        TypeError, match=r"like has float64 numbers \(params\), and numbers of 64 bits are not enabled here"
+    ):
+        checkpoints.load(wide)
+
+
+def test_a_state_that_the_run_has_gone_on_from_is_refused_in_one_line(tmp_path):
+    kept, problem = [], (method(), LOSS, PARAMS, BATCHES)
+    gemjax.simulate(
+        *problem, arrivals.Gamma(3).trace(8), stops=[4],
+        callback=lambda progress: kept.append((progress.state(), progress.trace())),
+    )  # fmt: skip
+    state, trace = kept[0]
+    for leaf in jax.tree.leaves(state.params):
+        leaf.delete()  # As the next commit does where the state was not copied.
+    for use in (
+        lambda: gemjax.Checkpoints(tmp_path).save(state, trace),
+        lambda: gemjax.simulate(*problem, arrivals.Gamma(3).trace(8), state=state),
+        lambda: gemjax.run_on_devices(*problem, 8, state=state, recorded=trace),
+    ):
+        with pytest.raises(ValueError, match="state is no longer valid, because the run went on"):
+            use()

@@ -16,8 +16,10 @@ from engines import signals
 from engines.problems import assert_same_bits
 from engines.signals import press, pressing, run_on_devices, simulate
 
+import gemjax
 from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors
 from gemjax.engines.devices.hardware.programs import commits
+from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.engines.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
 
@@ -220,14 +222,15 @@ def test_what_python_ignores_is_reported_again_after_orbax_was_kept_quiet(monkey
 
 def test_messages_return_when_the_last_of_overlapping_calls_has_ended(monkeypatch):
     """Two threads that write at once end in any order."""
-    filters, level = warnings.filters.copy(), logging.root.manager.disable
+    filters, logger = warnings.filters.copy(), logging.getLogger("absl")
     first, second = discarding(), discarding()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert logging.root.manager.disable == logging.CRITICAL
+    record = logging.LogRecord("absl", logging.ERROR, __file__, 1, "of Orbax", (), None)
+    assert not logger.filter(record)
     second.__exit__(None, None, None)
-    assert logging.root.manager.disable == level
+    assert logger.filter(record)
     assert warnings.filters == filters
 
 
@@ -436,3 +439,42 @@ def test_a_run_on_devices_that_a_handler_of_ones_own_ends_keeps_its_state(monkey
         signal.signal(signal.SIGTERM, before)
     found = ended.value.result
     assert 8 <= int(found.state.commits) == len(found.trace) < 40
+
+
+def test_an_exception_of_a_handler_while_the_first_rows_are_read_is_no_fault_of_the_data():
+    reads = []
+
+    class Source:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, row):
+            if not reads:
+                reads.append(row)
+                press()
+            return np.float32(row)
+
+    with raising(PreemptedError), pytest.raises(PreemptedError):
+        gemjax.run_on_devices(
+            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
+            gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
+        )  # fmt: skip
+
+
+def test_an_exception_of_a_handler_in_a_dispatch_is_no_fault_of_the_data(monkeypatch):
+    dispatch, calls = Scheduler.dispatch, []
+
+    def pressed(self, number):
+        calls.append(number)
+        if len(calls) == 5:
+            press()
+        dispatch(self, number)
+
+    monkeypatch.setattr(Scheduler, "dispatch", pressed)
+    source = gemjax.FromSource(np.arange(64, dtype=np.float32), batch_size=4)
+    with raising(PreemptedError), pytest.raises(PreemptedError) as ended:
+        gemjax.run_on_devices(
+            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0, source, 80,
+            policy=gemjax.Policy(retries=3),
+        )  # fmt: skip
+    assert int(ended.value.result.state.commits) < 80

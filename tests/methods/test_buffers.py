@@ -71,6 +71,18 @@ def test_the_weights_are_those_of_the_paper():
     np.testing.assert_allclose(gemjax.polynomial_weight(1.0)(jnp.arange(5)), 1 / (1 + np.arange(5)), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "make", [gemjax.fedbuff, gemjax.fedasync, lambda weight: gemjax.weigh_samples([1, 2], 2, weight)]
+)
+def test_a_weight_may_look_the_staleness_up_in_a_table(make):
+    table = jnp.array([1.0, 0.5, 0.25])
+    make(weight=lambda staleness: table[jnp.minimum(staleness, 2)])
+
+
+def test_exponents_of_narrow_integers_do_not_wrap_around():
+    assert gemjax.polynomial_weight(np.uint8(1))(jnp.int32(3)) == 0.25
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_staleness_in_steps_is_a_count_of_steps(count):
     """For every clock and every earlier pull, compared with a count."""

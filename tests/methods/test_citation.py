@@ -55,8 +55,9 @@ def test_every_entry_is_complete_and_of_some_part():
         gemjax.asynchronous(optax.masked(gemjax.compensate_delay(), True), 2),
         optax.inject_hyperparams(gemjax.dc_asgd)(learning_rate=0.1, num_workers=2),
         gemjax.dc_asgd,
+        optax.MultiSteps(gemjax.dc_asgd(0.1), 2).gradient_transformation(),
     ],
-    ids=["chain", "masked", "injected", "function"],
+    ids=["chain", "masked", "injected", "function", "bound methods"],
 )
 def test_a_part_is_found_inside_of_other_transformations(tx):
     assert addresses(tx) == {"https://arxiv.org/abs/1609.08326"}
@@ -73,6 +74,12 @@ def test_methods_without_parts_of_their_own_have_the_papers_of_what_they_are_bui
     assert list(parse(gemjax.citation(gemjax.asgd(0.1)))) == ["dean2012large"]
     assert list(parse(gemjax.citation(gemjax.dana_slim(0.1)))) == ["hakimi2019taming"]
     assert list(parse(gemjax.citation(gemjax.rennala(0.1)))) == ["tyurin2023optimal"]
+
+
+def test_functions_among_the_arguments_of_parts_count():
+    injected = optax.inject_hyperparams(optax.adam)(gemjax.StalenessSchedule(0.1))
+    assert list(parse(gemjax.citation(gemjax.asynchronous(injected, 2)))) == ["zhang2016staleness"]
+    assert "xie2019asynchronous" in parse(gemjax.citation(gemjax.fedbuff(weight=gemjax.hinge_weight())))
 
 
 def test_what_is_no_transformation_is_refused():

@@ -11,8 +11,10 @@ from engines.problems import assert_same_bits
 from methods import runs
 
 import gemjax
+from gemjax.methods.fragments import FragmentsState
 from gemjax.methods.leaf_groups import chosen, number_leaves
 from gemjax.protocol.diagnostics import Observer
+from gemjax.protocol.nodes import nodes
 
 N = runs.NUM_WORKERS
 PARTS = {"b": slice(0, 3), "w": slice(3, 9)}  # Of the vector, in the order of the tree's leaves.
@@ -187,6 +189,38 @@ def test_a_second_pull_replaces_the_fragment_again():
     for _ in range(2):
         view, state = gemjax.pull(state, jnp.float32(2.0), 0)
         assert float(view) == 0.5 * 2.0 + 0.5 * -4.0
+
+
+def test_a_pull_mixes_by_the_share_of_its_commit_whatever_later_commits_have():
+    """A worker that leaves its view by Δ is at the view less Δ."""
+
+    def make(keep):
+        return gemjax.asynchronous(
+            optax.chain(gemjax.by_fragment(optax.identity(), 1, keep=keep), optax.scale(-1.0)), 2
+        )
+
+    tx = optax.inject_hyperparams(make)(keep=lambda commits: jnp.where(commits < 1, 0.0, 0.5))
+    params, views = jnp.zeros(1), {}
+    state = tx.init(params)
+    for worker, displacement in ((0, -1.0), (1, -1.0), (0, -1.0)):
+        updates, state = tx.update(jnp.array([displacement]), state, params, worker=worker)
+        params = optax.apply_updates(params, updates)
+        before = views.get(worker)
+        views[worker], state = gemjax.pull(state, params, worker=worker)
+    (fragments,) = nodes(state, FragmentsState)
+    np.testing.assert_array_equal(fragments.own[0], before + 1.0)
+    # It moved by 1 from the point 1 that it had pulled, and the other one had moved the central variable to 2.
+    np.testing.assert_array_equal(params, [3.0])
+
+
+def test_the_array_of_a_caller_is_not_in_the_state():
+    keep = jnp.float32(0.5)
+    tx = gemjax.asynchronous(gemjax.by_fragment(optax.identity(), 1, keep=keep))
+    update = jax.jit(tx.update, donate_argnums=1)
+    state = tx.init(jnp.zeros(1))
+    for _ in range(2):
+        _, state = update(jnp.ones(1), state, jnp.zeros(1), worker=0)
+    assert keep == 0.5
 
 
 def test_groups_of_leaves():

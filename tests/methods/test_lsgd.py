@@ -303,3 +303,13 @@ def test_a_worker_may_pull_again_before_its_first_commit(strength):
         params = params + updates
     view, _ = gemjax.pull(state, params, worker=3)
     np.testing.assert_allclose(view, [8.0 * strength])
+
+
+def test_the_average_of_other_methods_or_of_several_is_refused():
+    state = gemjax.yellowfin(num_workers=2).init(jnp.ones(4))
+    with pytest.raises(ValueError, match="this is of another method"):
+        gemjax.average_position(state)
+    methods = {name: gemjax.lsgd(num_workers=2) for name in "ab"}
+    state = optax.partition(methods, {"a": "a", "b": "b"}).init({"a": jnp.ones(1), "b": jnp.ones(1)})
+    with pytest.raises(ValueError, match=r"of one gemjax.lsgd, and this has 2 of them"):
+        gemjax.average_position(state)

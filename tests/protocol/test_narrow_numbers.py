@@ -125,3 +125,18 @@ def test_what_a_rule_offers_is_one_number(offered):
         gemjax.run_on_devices(*problem, 4, diagnostics=("pace",))
     with pytest.raises(TypeError, match=r"a rule offered .* as pace"):
         gemjax.simulate(*problem, arrivals.RoundRobin(2).trace(4), diagnostics=("pace",))
+
+
+METHODS = {
+    "malenia": gemjax.malenia(0.1, num_workers=300), "ringleader": gemjax.ringleader(0.1, num_workers=300),
+    "lsgd": gemjax.lsgd(num_workers=300), "gem": gemjax.gem(0.1, num_workers=300),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [np.int8, jnp.int8, None])
+def test_the_number_of_a_worker_may_be_narrower_than_that_of_all(method, kind):
+    tx, params = METHODS[method], jnp.zeros(2)
+    commit = lambda worker: tx.update(jnp.ones(2), tx.init(params), params, worker=worker, value=1.0)[0]
+    update = jax.jit(commit)(np.int8(5)) if kind is None else commit(kind(5))
+    np.testing.assert_array_equal(update, commit(5))

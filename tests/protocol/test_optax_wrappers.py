@@ -86,6 +86,37 @@ def test_a_wrapper_inside_a_wrapper_changes_nothing(reading):
     equal(state.inner_state[1], alone)
 
 
+METHODS = {
+    "gem": lambda: gemjax.gem(0.1),
+    "dc_asgd": lambda: gemjax.dc_asgd(0.1, strength=1.0),
+    "ringmaster": lambda: gemjax.ringmaster(0.1, threshold=2),
+    "rennala": lambda: gemjax.rennala(0.1, batch_size=1),
+    "staleness_aware": lambda: gemjax.staleness_aware(0.1),
+    "gap_aware": lambda: gemjax.gap_aware(0.1),
+    "fedasync": lambda: gemjax.fedasync(0.5),
+    "refusing twice": lambda: gemjax.asynchronous(gemjax.ringmaster(0.1, threshold=2)),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("pulls", [False, True])
+def test_without_worker_nothing_is_stale_inside_of_a_wrapper_either(method, pulls):
+    """The outer wrapper names the worker to its members, and so to the one inside."""
+
+    def ends_at(tx):
+        params = jnp.array([1.0, -2.0])
+        state = tx.init(params)
+        for _ in range(6):
+            updates, state = tx.update(2 * params, state, params)
+            params = optax.apply_updates(params, updates)
+            if pulls:
+                _, state = gemjax.pull(state, params)
+        return params
+
+    wrapped = gemjax.asynchronous(optax.chain(optax.clip(1e9), METHODS[method]()))
+    equal(ends_at(wrapped), ends_at(METHODS[method]()), rtol=1e-6)
+
+
 def test_wrappers_for_different_numbers_of_workers():
     with pytest.raises(ValueError, match="a state for 4 workers is inside one for 3; give both the same num_workers"):
         gemjax.asynchronous(gemjax.gem(0.1, num_workers=4), num_workers=3).init(PARAMS)

@@ -81,3 +81,14 @@ def test_a_whole_method_is_refused(method):
     tx = gemjax.asynchronous(gemjax.per_worker(method(0.1, num_workers=2)), 2)
     with pytest.raises(TypeError, match=r"written for one worker, such as .*, not a whole method"):
         tx.init(jnp.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "part", [gemjax.tune_momentum(4), optax.chain(gemjax.drop_stale(2), optax.sgd(0.1))], ids=["rows", "refusals"]
+)
+def test_parts_with_rows_or_refusals_of_each_worker_are_the_same_in_every_loop(part):
+    tx = gemjax.asynchronous(optax.chain(gemjax.per_worker(part), optax.scale(-0.3)), 3)
+    problem = (lambda params, batch: ((params - batch) ** 2).sum(), jnp.zeros(2), lambda worker, step: 1.0 + worker)
+    trace = gemjax.arrivals.Gamma(3, 0.8).trace(20)
+    found = gemjax.simulate(tx, *problem, trace)
+    np.testing.assert_allclose(found.params, gemjax.testing.run_in_python(tx, *problem, trace), rtol=1e-5)

@@ -312,3 +312,9 @@ def test_foreign_files_are_refused_and_nothing_is_unpickled(tmp_path, kind):
 def test_a_missing_file_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.npz"):
         gemjax.Trace.load(tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("count", [-1, 1.0, "a", True])
+def test_the_first_commits_are_counted_by_an_int(count):
+    with pytest.raises(ValueError, match="count must be an int"):
+        gemjax.Trace([0, 0]).first(count)

@@ -10,6 +10,7 @@ from gemjax.telemetry.style import heading, label_ends, look, picture, style, ti
 from train.common.files import write_picture
 
 CLAIM = "gem_figure_1"
+PICTURE = "gain.png"
 SERIES = {  # Name in the result: label, method.
     "DOWNPOUR": ("plain asynchronous SGD", "asgd"),
     "adaptive staleness": ("rate / (staleness + 1)", "dynsgd"),
@@ -27,7 +28,7 @@ def draw_gain(results: Path) -> Path:
       The picture's path.
     """
     result = json.loads((results / f"{CLAIM}.json").read_text(encoding="utf-8"))
-    path = results / "gain.png"
+    path = results / PICTURE
     with style():
         figure = picture(columns=2, height=3.2)
         drawn = [row for row in result["results"] if row["series"] in SERIES]

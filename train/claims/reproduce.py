@@ -25,7 +25,7 @@ from train.claims.summary_table import RESULTS
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import check_out, check_regular, write_whole
+from train.common.files import DRAWN, check_out, check_replaces, write_whole
 from train.common.seals import signed
 from train.config.parsing import in_flags, parse_flags
 from train.run.groups.progress import GroupProgress
@@ -108,7 +108,9 @@ def main(argv: Sequence[str]) -> int:
     check_out(asked.work, "--work")
     if asked.pdf is not None:
         check_out(asked.pdf, "--pdf")
-    check_regular(*(path for claim in claims for path in asked.files(claim)))
+    for result, *pictures in map(asked.files, claims):
+        check_replaces(b'"claim"', result)
+        check_replaces(DRAWN, *pictures)
     check_data(claims, asked)
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
 
@@ -168,9 +170,10 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     )
     _make_missing(claim, runs, known, pool, asked, console)
     measured = Measured(asked.scale, [(run, known[run]) for run in runs])
-    while claim.then is not None and (
-        more := [run for run in first_seeds(claim.then(measured), asked.seeds) if run not in known]
-    ):
+    while claim.then is not None:
+        more = [run for run in claim.then(measured) if run not in known]
+        if not (more := first_seeds([*runs, *more], asked.seeds)[len(runs) :]):
+            break
         runs = [*runs, *more]
         known |= pool.known(runs)
         say(console, f"{len(runs)} runs, including those that follow from the measurements")

@@ -12,7 +12,7 @@ from train.claims import gain
 from train.claims.claim import file_name
 from train.claims.runs import SCALES
 from train.common.errors import RecordError, UsageError
-from train.common.files import check_regular, write_whole
+from train.common.files import DRAWN, check_regular, check_replaces, write_whole
 from train.common.seals import check_signature
 from train.config.parsing import parse_flags
 
@@ -65,13 +65,15 @@ def main(argv: Sequence[str]) -> int:
     if not folder.is_dir():
         raise RecordError(f"--results {folder} is not a folder; give that of the CLAIM.json files")
     results, path = load(folder), folder / PAGE
-    if path.exists() and not path.read_bytes().startswith(INTRODUCTION.partition("\n")[0].encode()):
-        raise RecordError(f"{path} is another page, which this command would replace; name another folder")
+    check_replaces(INTRODUCTION.partition("\n")[0].encode(), path)
+    with_gain = (folder / f"{gain.CLAIM}.json").exists()  # Not a smaller scale of it.
+    if with_gain:
+        check_replaces(DRAWN, folder / gain.PICTURE)
     if not results:
         raise RecordError(f"--results {folder} holds no CLAIM.json; give the folder that --out of reproduce named")
     write_whole(path, page(results))
     print(f"wrote {path} (claims: {len(results)})")
-    if (folder / f"{gain.CLAIM}.json").exists():  # Not a smaller scale of it.
+    if with_gain:
         print(f"wrote {gain.draw_gain(folder)}")
     return 0
 
@@ -104,7 +106,7 @@ def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise RecordError(
                 f"{path} is not the result of a claim ({type(error).__name__}: {_shortened(error)}); restore it from a copy, "
-                "or run the claim again: python -m train reproduce CLAIM"
+                "or move it away and run the claim again: python -m train reproduce CLAIM"
             ) from error
     return found
 

@@ -64,6 +64,27 @@ def check_regular(*paths: Path) -> None:
             )
 
 
+DRAWN = b"Matplotlib"  # In each picture of :func:`write_picture`.
+
+
+def check_replaces(mark: bytes, *paths: Path) -> None:
+    """Check that each path is missing, or a file of this command, so that nothing of the user's is replaced.
+
+    Args:
+      mark: bytes that each file of the command contains.
+      paths: what the command will write.
+
+    Raises:
+      RecordError: if another program has written one, with its name.
+    """
+    check_regular(*paths)
+    for path in paths:
+        if path.exists() and mark not in path.read_bytes():
+            raise RecordError(
+                f"{path} is another file, which this command would replace; move it away, or name another folder"
+            )
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
     """Add the name of the file to an `OSError`; errors of writing to an open file have none."""

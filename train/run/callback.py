@@ -62,6 +62,8 @@ class RunCallback:
         self.means = (
             Means.of_records(folder.events, folder.metrics, measured=config.engine != "simulate") if done else Means()
         )
+        # A refused gradient came after the commit of its row; a resumed run begins at that commit.
+        self._evaluated_at = float(max(folder.read_metrics().get("time", ()), default=0.0)) if done else 0.0
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)
         every = config.checkpoint_every
@@ -220,9 +222,10 @@ class RunCallback:
         self.line.accuracy = accuracy
         self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
         train_loss, gap = self.means.take()
+        self._evaluated_at = max(self._evaluated_at, float(progress.history["time"][-1]))
         self.folder.add_metrics(
             commits=progress.commits,
-            time=float(progress.history["time"][-1]),
+            time=self._evaluated_at,
             train_loss=finite(train_loss),
             gap=finite(gap),
             test_loss=finite(loss),

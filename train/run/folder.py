@@ -314,7 +314,10 @@ class RunFolder:
 
     def read_metrics(self) -> dict[str, np.ndarray]:
         """Read `metrics.jsonl` with :func:`train.run.records.metrics.read_metrics`."""
-        return read_metrics(self.metrics)
+        try:
+            return read_metrics(self.metrics)
+        except ValueError as error:
+            raise RecordError(str(error)) from error
 
 
 def _names(path: Path) -> Iterator[Path]:

@@ -169,7 +169,10 @@ def _row(cell: Cell, task: Task, finished: Finished, speed_up: arrivals.SpeedUp)
     """Return the row of a run in `sweep.csv`; `None` where a number is not finite or not applicable."""
     point, history, state, begin = finished.point, finished.history, finished.state, finished.initial_loss
     applied = history["applied"]
-    train_loss = _mean(history["loss"][applied][-max(1, len(applied) // 10) :])
+    last = max(1, len(applied) // 10)
+    kept = applied[~history["dropped"]][-last:]
+    # Where most of the last commits were rejected, the losses of those before them are from before the run was ruined.
+    train_loss = _mean(history["loss"][applied][-last:]) if 2 * kept.sum() >= len(kept) else np.nan
     test_loss, accuracy = task.evaluate(state.params, state.model_state)
     row = {
         "method": cell.method,

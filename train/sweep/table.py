@@ -101,9 +101,9 @@ def table(rows: Sequence[Row], *, ranges: bool = True) -> Table:
         )
     found.caption = (
         "N: workers; loss: training loss; error: test error; stale: mean staleness; ×one, ×sync: speed-up in virtual time over "
-        "one worker and over synchronous SGD, counting commits; "
+        "one worker (the mean of each by itself) and over synchronous SGD, counting commits; "
         f"div.: diverged runs of all points, whose final training loss is over {100 * MARGIN:.0f} % above that of initial "
-        "parameters"
+        "parameters, or most of whose last commits were rejected"
     )
     bests = best_of_cells(rows)
     if any(point.idle for point, _ in bests):

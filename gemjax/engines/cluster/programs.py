@@ -23,6 +23,7 @@ from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.hardware.waiters import Finished, WorkerLostError
+from gemjax.engines.interrupts import Held
 from gemjax.engines.transition import RunState, Transition
 from gemjax.engines.worker import WorkerStep
 from gemjax.protocol.local_steps import PeriodsEndError
@@ -111,19 +112,22 @@ class ClusterPrograms(CentralPrograms):
         self._run, names = self.cluster.begin(self._pickled_job, by_value)
         self.placement.devices.extend(names)
         waiting = dict.fromkeys(filter(self._has_periods, range(self.num_workers)), self._retries)
-        while waiting:
-            calls = {worker: self.compute(worker, None)() for worker in waiting}
-            for worker, (reference, _) in calls.items():
-                try:
-                    _reply(reference)
-                except WorkerLostError:  # It leaves when it is dispatched.
-                    del waiting[worker]
-                except Exception:
-                    if not waiting[worker]:
-                        raise
-                    waiting[worker] -= 1
-                else:
-                    del waiting[worker]
+        with Held() as held:
+            while waiting:
+                calls = {worker: self.compute(worker, None)() for worker in waiting}
+                for worker, (reference, _) in calls.items():
+                    try:
+                        with held.open():
+                            _reply(reference)
+                    except WorkerLostError:  # It leaves when it is dispatched.
+                        del waiting[worker]
+                    except Exception as error:
+                        held.let_out(error)
+                        if not waiting[worker]:
+                            raise
+                        waiting[worker] -= 1
+                    else:
+                        del waiting[worker]
         empty, central = jax.tree.map(np.asarray, self.central.no_gradient()), self.placement.central
         self.central.warm_up(self.central.bring(empty) if isinstance(central, tuple) else empty)
         self._settled(0)

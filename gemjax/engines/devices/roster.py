@@ -115,6 +115,7 @@ class Roster:
         self._records: collections.deque[Record] = collections.deque()
         # The worker that was given up last, and why; none if one has made all its commits since.
         self._last_loss: tuple[int | None, str, BaseException | None] = (None, "", None)
+        self._ended: dict[int, BaseException] = {}  # Retired, because they have made all their commits.
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
         self._arrived_at, self._in_time_at, self._warned = now, now, False
@@ -206,10 +207,15 @@ class Roster:
         """Return a message and its cause if no worker can commit, now or after joining again."""
         if any(self._active) or self._may_return:
             return None
-        worker, words, error = self._last_loss
-        if worker is not None:
-            words = f"all {len(self.steps)} workers were given up; the last was {words}"
-        return self._failed(words), error
+        worker, last, error = self._last_loss
+        ended = [worker for worker in self._ended if worker in self.retired]
+        if ended and worker is None:
+            error = self._ended[ended[-1]]
+            return self._failed(f"every worker has made its commits: {error}"), error
+        words = f"all {len(self.steps)} workers were given up"
+        if ended:
+            words = f"workers {numbers(sorted(ended))} have made all their commits, and the others were given up"
+        return self._failed("" if worker is None else f"{words}; the last was {last}"), error
 
     def lateness(self, now: float) -> str | None:
         """Return a message if all workers that still take part miss the deadline again and again.
@@ -319,7 +325,10 @@ class Roster:
         if self._losses[worker] > self.LOSSES:
             step = self.steps[worker]
             self._give_up(
-                worker, self.retired, f"worker {worker}, lost {self.LOSSES} times at step {step}: {error!r}", error
+                worker,
+                self.retired,
+                f"worker {worker}, lost {self._losses[worker]} times at step {step}: {error!r}",
+                error,
             )
             self._record("retire", worker)
         else:
@@ -343,7 +352,8 @@ class Roster:
         """Retire a worker that cannot be dispatched because it has no more periods of local steps."""
         del self._computing[worker]
         self._put(worker, self.retired)
-        self._last_loss = None, f"every worker has made its commits: {error}", error
+        self._ended.pop(worker, None)
+        self._ended[worker] = error  # The last one.
         self._record("end", worker)
 
     def fell_silent(self, worker: int) -> None:

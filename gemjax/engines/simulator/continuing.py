@@ -46,33 +46,42 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
     """
     done = int(state.arrivals)
     commits = int(events.commits[:done].sum())
-    if earlier is None and commits != (arrived := int(state.commits + state.dropped + state.rejected)):
-        raise ValueError(
-            f"state= has {arrived} commits, applied or not, in {done} arrivals, but so many arrivals of trace= have {commits}: "
-            "the trace is another one, or lacks rejected commits, as that of a run on devices does; give state=result, which "
-            "has its trace, instead of result.state"
-        )
-    if earlier is None and not (_steps_agree(state, events, done) and not _missed_pulls(state, {}, events, done)):
-        raise ValueError(
-            f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps or have "
-            "other views: the trace is another one, or lacks rejected commits, as that of a run on devices does; give "
-            "state=result, which has its trace, instead of result.state"
-        )
-    if earlier is not None and (text := _two_moments(state, earlier, history)):
+    if earlier is None:
+        if commits != (arrived := int(state.commits + state.dropped + state.rejected)):
+            raise ValueError(
+                f"state= has {arrived} commits, applied or not, in {done} arrivals, but so many arrivals of trace= have "
+                f"{commits}: the trace is another one, or lacks rejected commits, as that of a run on devices does; give "
+                "state=result, which has its trace, instead of result.state"
+            )
+        if not _steps_agree(state, events, done) or any(_other_views(state, {}, trace, events, done)):
+            raise ValueError(
+                f"state= is not the state after {done} arrivals of trace=, because its workers are at other steps or have "
+                "other views: the trace is another one, or lacks rejected commits, as that of a run on devices does; give "
+                "state=result, which has its trace, instead of result.state"
+            )
+        return commits, done
+    if text := _two_moments(state, earlier, history):
         raise ValueError(
             f"state= is a Result whose state has made {int(state.commits)} commits, but whose {text}: they are of different "
             "moments, and to go on would repeat or skip commits; continue from a checkpoint"
         )
     # Rejected gradients of a run on devices arrive, but have no row.
-    if earlier is not None and commits != len(earlier):
+    if commits != len(earlier):
         commits = len(earlier)
         done = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
-    if earlier is not None and trace.first(commits) != earlier:
+    if trace.first(commits) != earlier:
         raise ValueError(
             f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "
             f"{len(trace)}; give the trace that it ran on, or one that begins with its trace"
         )
-    if earlier is not None and (missed := _missed_pulls(state, history, events, done)):
+    missed, newer = _other_views(state, history, trace, events, done)
+    if newer:
+        raise ValueError(
+            f"state= is a Result of another run than trace=: worker {newer[0]} has pulled after {_pulled_at(state)[newer[0]]} "
+            f"commits, and its next commit in trace= is of an earlier view; give the trace of a run that goes on from this "
+            "state, such as run_on_devices(…, state=result).trace"
+        )
+    if missed:
         raise ValueError(
             f"state= is a Result of the first {len(earlier)} rows of trace= alone: worker {missed[0]} did not pull again, as "
             "it did before its next commit in trace=, because that row was not there; simulate trace= from its beginning, with "
@@ -96,14 +105,31 @@ def _steps_agree(state: RunState, events: Events, done: int) -> bool:
     return bool(np.array_equal(steps, state.step.value))
 
 
-def _missed_pulls(state: RunState, history: History, events: Events, done: int) -> list[int]:
-    """Return the workers whose view is older than after the first `done` arrivals."""
+def _pulled_at(state: RunState) -> np.ndarray:
+    return np.asarray(state.pulled_at.value)
+
+
+def _other_views(
+    state: RunState, history: History, trace: Trace, events: Events, done: int
+) -> tuple[list[int], list[int]]:
+    """Return the workers whose view is too old after the first `done` arrivals, and those whose view is too new.
+
+    The one is older than these arrivals leave it, the other newer than that of the worker's next row.
+    """
     rows = np.cumsum(events.commits[:done])
-    if len(applied := history.get("applied", ())) != rows.max(initial=0):
-        if int(state.commits) != rows.max(initial=0):
-            return []  # The clock at each row is unknown: some were refused, and a bare state has no history of them.
-        applied = np.ones(int(state.commits), bool)
-    clock = np.concatenate([[0], np.cumsum(applied)])[rows]
-    pulled_at = np.asarray(state.pulled_at.value).copy()
-    pulled_at[events.worker[:done]] = clock  # The last one counts.
-    return np.flatnonzero(pulled_at > state.pulled_at.value).tolist()
+    made = int(rows.max(initial=0))
+    if len(applied := history.get("applied", ())) != made:
+        if int(state.commits) != made:
+            return (
+                [],
+                [],
+            )  # The clock at each row is unknown: some were refused, and a bare state has no history of them.
+        applied = np.ones(made, bool)
+    clock = np.concatenate([[0], np.cumsum(applied)])
+    pulled_at = _pulled_at(state).copy()
+    pulled_at[events.worker[:done]] = clock[rows]  # The last one counts.
+    workers, first = np.unique(trace.worker[made:], return_index=True)
+    of_next = trace.pulled_at[made:][first]
+    known = of_next <= made  # Others pull again before their commit.
+    newer = workers[known][clock[of_next[known]] < _pulled_at(state)[workers[known]]]
+    return np.flatnonzero(pulled_at > state.pulled_at.value).tolist(), newer.tolist()

@@ -318,8 +318,12 @@ def test_ray_is_imported_on_demand():
     ("options", "message"),
     [
         ({"num_workers": 0}, "num_workers"),
-        ({"num_workers": 2, "num_cpus": -1}, "num_cpus must be a number, not negative, got -1"),
-        ({"num_workers": 2, "num_gpus": float("nan")}, "num_gpus must be a number, not negative, got nan"),
+        ({"num_workers": 2, "num_cpus": -1}, "num_cpus must be finite and at least 0, got -1"),
+        ({"num_workers": 2, "num_gpus": float("nan")}, "num_gpus must be finite and at least 0, got nan"),
+        ({"num_workers": 2, "num_cpus": "2"}, "num_cpus must be a number, got '2'"),
+        ({"num_workers": 2, "num_gpus": None}, "num_gpus must be a number, got None"),
+        ({"num_workers": 2, "resources": 3}, "resources must be a dict, got 3"),
+        ({"num_workers": 2, "runtime_env": 5}, "runtime_env must be a dict, got 5"),
     ],
 )
 def test_wrong_clusters_are_refused(options, message):

@@ -1,5 +1,6 @@
 """The roster, driven by events alone, without programs, threads or clocks: order, members, failures and stalls."""
 
+import pytest
 from engines.devices.roster_runs import ERROR, FOREVER, Run
 
 from gemjax.engines.devices.roster import Dispatch, Roster
@@ -144,6 +145,24 @@ def test_the_failure_names_the_last_lost_worker():
     run.roster.closed = True
     left = f"workers 1 have left and none can join any more; {silence}"
     assert run.roster.failure()[0] == f"1 of 9 commits are made, but {left}"
+
+
+@pytest.mark.parametrize("first", ["ends", "fails"])
+def test_the_failure_tells_workers_without_further_periods_from_those_given_up(first):
+    run = Run(2, num_commits=9, retries=0)
+    run.go()
+    for step in ("ends", "fails") if first == "ends" else ("fails", "ends"):
+        assert run.roster.failure() is None
+        if step == "fails":
+            run.arrive(1, ERROR)
+        else:
+            run.roster.ended(0, ValueError("no more periods"))
+    message, cause = run.roster.failure()
+    assert message == (
+        "0 of 9 commits are made, but workers 0 have made all their commits, and the others were given up; the last was worker "
+        "1 at its step 0: OSError('the device is lost')"
+    )
+    assert cause is ERROR
 
 
 def test_the_last_error_is_the_cause_of_the_failure():

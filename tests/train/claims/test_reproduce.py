@@ -197,6 +197,14 @@ def test_a_claim_without_a_scale_for_cpus_says_so_and_all_leaves_it_out(claim, i
     assert [one.name for one in reproduce.parse(["all"])[1]] == ["pretended"]
 
 
+@pytest.mark.parametrize("name", ["pretended-small.json", "pretended-small.png", "pretended-small.pdf"])
+def test_a_file_of_another_program_is_not_replaced(claim, inline, tmp_path, capsys, name):
+    (tmp_path / name).write_text("mine")
+    assert cli.main(command(tmp_path, "--out", str(tmp_path), "--pdf", str(tmp_path))) == 2
+    assert f"{name} is another file, which this command would replace; move it away" in capsys.readouterr().err
+    assert (inline.made, (tmp_path / name).read_text()) == ([], "mine")
+
+
 @pytest.mark.slow
 def test_runs_that_follow_from_what_was_measured_are_made_after_it(claim, inline, tmp_path, monkeypatch, capsys):
     def then(measured):
@@ -234,6 +242,15 @@ def test_an_unfinished_claim_is_judged_on_the_seeds_that_are_complete(claim, inl
     assert cli.main(command(tmp_path, "--seeds", "0")) == 2
     asked = reproduce.Reproduce(claims=("pretended",), scale="full", work=str(tmp_path / "work"), seeds=1)
     assert asked.folder == tmp_path / "work" / "seeds"  # Published results of more seeds stay.
+
+
+def test_seeds_that_follow_from_the_measurements_count_with_those_before_them(claim, inline, tmp_path, monkeypatch):
+    own = dataclasses.replace(claim, then=lambda measured: over_seeds("plain", BASE, seeds=(2, 3)))
+    monkeypatch.setattr(configs, "claim", lambda name: own)
+    for count, expected in ((1, [0]), (3, [0, 1, 2])):
+        assert cli.main(command(tmp_path, "--out", str(tmp_path), "--seeds", str(count))) == 0
+        result = json.loads((tmp_path / "pretended-small.json").read_text())
+        assert result["results"][0]["seeds"] == expected
 
 
 def test_an_interrupted_claim_makes_only_what_is_missing(claim, inline, tmp_path, capsys):

@@ -165,6 +165,28 @@ def test_the_commits_before_an_error_are_saved(tiny, small, monkeypatch, engine)
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_behind_an_evaluation_at_a_refused_gradient(tiny, small, monkeypatch):
+    """Its row has the time of the gradient, and the resumed run begins at the time of the commit before it."""
+
+    def late(self, progress):
+        if progress.commits >= 22:
+            raise ZeroDivisionError("the second evaluation")
+        progress.history["time"][-1] += 60.0
+        return evaluate(self, progress)
+
+    evaluate, folder = training.RunCallback.evaluate, RunFolder.fresh(small)
+    with monkeypatch.context() as patched:
+        patched.setattr(training.RunCallback, "evaluate", late)
+        with pytest.raises(ZeroDivisionError):
+            run(small, folder)
+    _, summary, _ = run(small, folder)
+    assert summary["finished"]
+    times = folder.read_metrics()["time"]
+    assert len(times) == 3
+    assert times[0] == times[1] == times[2] > 60
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_result_of_an_error_s_cause_is_saved(tiny, small, monkeypatch, lost):
     """It is not saved if the log has lost commits, as on a full disk."""

@@ -140,6 +140,15 @@ def test_runs_that_diverge_are_results(small):
 
 
 @pytest.mark.slow
+def test_a_run_whose_last_commits_were_all_rejected_has_diverged(small):
+    """The losses of its first ones are those of initial parameters."""
+    _, rows, output = run(dataclasses.replace(small, methods=("asgd",), workers=(8,), learning_rates=(1e30,)))
+    assert all(row["rejected"] > row["commits"] / 2 for row in rows)
+    assert all((row["diverged"], row["train_loss"]) == (True, None) for row in rows)
+    assert f"{len(rows)}/{len(rows)}" in output
+
+
+@pytest.mark.slow
 def test_a_run_diverged_if_its_training_loss_says_so(small):
     """The test data play no part."""
     grid = dataclasses.replace(small, methods=("asgd",), workers=(2,), learning_rates=(0.0, 0.02, 1e30), seeds=(3,))

@@ -19,7 +19,7 @@ from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import RecordError, UsageError, either
-from train.common.files import alone, check_out, check_regular, write_picture, write_whole
+from train.common.files import DRAWN, alone, check_out, check_regular, check_replaces, write_picture, write_whole
 from train.common.seals import check_signature, signed
 from train.config.parsing import in_flags, parse_flags
 from train.run.folder import RUNS
@@ -125,7 +125,8 @@ def main(argv: Sequence[str]) -> int:
         dry_run(asked, unfinished(asked, known, before), console)
         return 0
     check_out(asked.folder)
-    check_regular(asked.file.with_suffix(".png"), asked.file.with_suffix(".md"))
+    check_replaces(DRAWN, asked.file.with_suffix(".png"))
+    check_replaces(page.TITLE.encode(), asked.file.with_suffix(".md"))
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
     resume = f"; finished runs are kept. Resume with: {shlex.join([*USAGE.split(), *argv])}"
     return until_interrupted(lambda: run(asked, known, before, console), console, lambda: resume)

@@ -22,6 +22,7 @@ from train.sweep.benchmark.settings import (
     title,
 )
 
+TITLE = "# Which asynchronous method?"
 NAMES = {SYNCHRONOUS: "synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
 TIES = 5  # Methods that a row of the overview names.
 
@@ -30,7 +31,7 @@ def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
     """Return the page in Markdown."""
     found = Findings(content)
     said = advice(content)
-    lines = ["# Which asynchronous method?", ""]
+    lines = [TITLE, ""]
     lines += [f"{number}. {sentence}" for number, sentence in enumerate(said, 1)] or [
         "No advice yet: 16 unequal workers have not been measured."
     ]

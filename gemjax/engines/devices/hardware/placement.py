@@ -136,11 +136,13 @@ def place(
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be a positive int, got {shown(count)}")
     needed = worker_devices + central_devices * (central == "dedicated")
-    if len(devices) < max(needed, central_devices * (central == "colocated")):
+    needed = max(needed, central_devices * (central == "colocated"))
+    if len(devices) < needed:
+        others = " or ".join(repr(other) for other in ("host", "colocated") if other != central)
         raise ValueError(
             f"central={central!r} with central_devices={central_devices} and worker_devices={worker_devices} needs at least "
-            f"{max(needed, central_devices)} devices, but there are {len(devices)} in all; use fewer, 'host' or 'colocated', "
-            "or on CPU call gemjax.cpu_devices(n) first"
+            f"{needed} devices, but there are {len(devices)} in all; use fewer, {others}, or on CPU call "
+            "gemjax.cpu_devices(n) first"
         )
     if central == "host":
         home = tuple(jax.local_devices(backend="cpu")[:central_devices])

@@ -16,6 +16,7 @@ from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, wait_for
 from gemjax.engines.checks import RunWarning
+from gemjax.engines.interrupts import Held
 from gemjax.protocol.compat import settings_here
 from gemjax.protocol.local_steps import PeriodsEndError
 
@@ -69,15 +70,17 @@ class Selections:
             return self._retried(functools.partial(self.read, worker, 0, 0))
 
     def _retried(self, read: Callable[[], PyTree]) -> PyTree:
-        with _late_warning() if self.prefetcher is not None else contextlib.nullcontext():
-            for _ in range(self._retries):
+        with _late_warning() if self.prefetcher is not None else contextlib.nullcontext(), Held() as held:
+            left = self._retries
+            while True:
                 try:
-                    return read()
-                except PeriodsEndError:
-                    raise
-                except Exception:
-                    continue
-            return read()
+                    with held.open():
+                        return read()
+                except Exception as error:
+                    held.let_out(error)
+                    if not left or isinstance(error, PeriodsEndError):
+                        raise
+                    left -= 1
 
     def read(self, worker: int, step: int, draw: int) -> PyTree:
         """Return a selection now, without prefetching."""

@@ -196,6 +196,15 @@ def test_a_row_without_a_field_is_refused_before_anything_is_computed(inline, tm
 
 
 @pytest.mark.parametrize("name", ["benchmark-quick.png", "benchmark-quick.md"])
+def test_a_file_of_another_program_is_not_replaced(inline, tmp_path, capsys, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    assert cli.main(["benchmark", "--quick", "--out", "out"]) == 2
+    assert f"{name} is another file, which this command would replace; move it away" in capsys.readouterr().err
+    assert (inline.made, (tmp_path / "out" / name).read_text()) == ([], "mine")
+
+
+@pytest.mark.parametrize("name", ["benchmark-quick.png", "benchmark-quick.md"])
 def test_a_folder_where_the_page_is_to_be_written_is_refused(inline, tmp_path, capsys, name):
     (tmp_path / name).mkdir()
     assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
