@@ -102,12 +102,16 @@ def table(
             for arrangement in ARRANGEMENTS:
                 row = simulate(arrangement, size, count, gigabits, gradient_seconds, driver)
                 figures[f"{size} parameters, {count} hosts, {arrangement.name}"] = row
-                numbers = (f"{row[name]:,.0f}" for name in ("commits", "gradients", "in_mb", "out_mb", "p50", "p95"))
+                numbers = (_short(row[name]) for name in ("commits", "gradients", "in_mb", "out_mb", "p50", "p95"))
                 shown.add_row(
                     f"{count:,}", arrangement.name, *numbers, f"{100 * row['computing']:.0f} %", row["bottleneck"]
                 )
         console.print(shown)
     return figures
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
 
 
 def simulate(
