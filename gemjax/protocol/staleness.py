@@ -89,7 +89,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     def init_fn(params):
         number = static_num_workers(num_workers)
-        with _set(_AROUND, number):  # Parts for another number raise.
+        with _members_of(number):
             inner_state = inner.init(params)
         check_protocol(inner_state)
         state = StalenessState(
@@ -104,11 +104,11 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         if params is not None:
             check_alike("the gradient", updates, params)
         mine, index = _checked_out(state, worker)
-        implicit = worker is None or (mine is state and _IMPLICIT.get())
+        implicit = worker is None or (mine is state and _is_implicit())
         staleness, stale_params = _staleness(mine, params, implicit=implicit)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
         refused, unchanged = ask(mine, staleness, implicit=implicit)
-        with _set(_IMPLICIT, implicit):
+        with _at_commit(implicit):
             if counts_itself(mine.inner_state):
                 _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
                 raised, unchanged = add_own_counts(unchanged, after)
@@ -243,12 +243,27 @@ def require_protocol(rule: str, **needed: Any) -> None:
 
 
 @contextlib.contextmanager
-def _set(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
-    before = variable.set(value)
+def _members_of(num_workers: int) -> Iterator[None]:
+    """Let :func:`check_number_around` know the number of workers while members make their states."""
+    before = _AROUND.set(num_workers)
     try:
         yield
     finally:
-        variable.reset(before)
+        _AROUND.reset(before)
+
+
+@contextlib.contextmanager
+def _at_commit(implicit: bool) -> Iterator[None]:
+    """Let wrappers among the members know if the commit was made without a worker."""
+    before = _IMPLICIT.set(implicit)
+    try:
+        yield
+    finally:
+        _IMPLICIT.reset(before)
+
+
+def _is_implicit() -> bool:
+    return _IMPLICIT.get()  # Not in a method itself, which is pickled for a cluster.
 
 
 def check_number_around(num_workers: int) -> None:
