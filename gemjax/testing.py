@@ -65,7 +65,7 @@ class Faults:
         return self
 
     def slow(self, worker: int, seconds: float, first: int = 0, last: float = float("inf")) -> "Faults":
-        """Make the worker take ``seconds`` longer for each of its steps from ``first`` to ``last``."""
+        """Make the worker take ``seconds`` longer for each of its steps from ``first`` to ``last``; several calls add up."""
         self._slow.append((worker, float(seconds), first, last))
         return self
 

@@ -54,7 +54,11 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
     if not num_commits:
         raise ValueError("num_commits must be positive: no commits take no time")
     durations = model.model if isinstance(model, Barrier) else model
-    if not isinstance(durations, Arrivals) or not durations.composes:
+    if not isinstance(durations, Arrivals):
+        raise TypeError(
+            f"model must be an arrival model, such as gemjax.arrivals.Gamma(8), got {type(durations).__name__}"
+        )
+    if not durations.composes:
         raise TypeError(
             f"speed_up compares with a barrier around the same durations, and none can be around {type(durations).__name__}; "
             "give the model inside of it"

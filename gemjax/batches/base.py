@@ -1,8 +1,6 @@
 """Base class of batch sources, and the adapter for sources that do not derive from it."""
 
 import dataclasses
-import functools
-import inspect
 import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +59,6 @@ class Batches:
 
         def __getattr__(self, name: str) -> Any:
             """Return the default of an attribute that the source lacks."""
-            if isinstance(
-                found := inspect.getattr_static(type(self), name, None), property | functools.cached_property
-            ):
-                return found.__get__(self)  # It has raised an AttributeError, which Python discards.
             if name in DEFAULTS:
                 return DEFAULTS[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

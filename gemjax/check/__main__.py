@@ -4,8 +4,8 @@ import argparse
 import io
 import json
 import os
+import pathlib
 import signal
-import stat
 import sys
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.json is not None:
         try:  # Before any work; the file keeps its content until there are figures to save.
             new = not os.path.lexists(chosen.json)
-            if new or not stat.S_ISFIFO(os.stat(chosen.json).st_mode):  # The reader of a pipe would find its end.
+            if not pathlib.Path(chosen.json).is_fifo():  # The reader of a pipe would find its end.
                 open(chosen.json, "a").close()
             if new:
                 os.remove(chosen.json)

@@ -115,8 +115,8 @@ class Checkpoints:
             call tries again.
           TypeError: if an argument is of the wrong type, ``metadata`` cannot be written as JSON, or an array has a dtype that
             Orbax cannot write; nothing is written.
-          ValueError: if the folder was opened with ``read_only``, or ``trace`` is not that of ``state``: its last commits must
-            lead to the state's steps and pulls.
+          ValueError: if the folder was opened with ``read_only``, ``state`` is no longer valid, or ``trace`` is not that of
+            ``state``: its last commits must lead to the state's steps and pulls.
           RuntimeError: in a process that was forked from one that has used JAX.
         """
         if self.read_only:
@@ -135,51 +135,47 @@ class Checkpoints:
         if len(trace):
             tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree.get("trace"), data)))
-        with (
-            self._recovering(),
-            lock.alone_in(self.folder),
-            contextlib.ExitStack() as ends,
-        ):  # Later the write's end ends them.
+        with self._recovering(), lock.alone_in(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
-            lock.hold(self.folder, ends)
+            ends = contextlib.ExitStack()  # What the end of the write releases.
             # Interrupted, Orbax would leave threads that wait without end, and with them the process.
-            with Held():
-                files.clean(self.folder)
-                if files.is_doubtful(checkpoint := self.folder / str(len(trace))):
-                    warnings.warn(
-                        f"{checkpoint} has the name of the checkpoint after {len(trace)} commits, and does not look like "
-                        f"one that gemjax has written; it is renamed to {files.SUPERSEDED}…",
-                        RunWarning,
-                        stacklevel=2,
+            with Held() as held:
+                ends.callback(lock.hold(self.folder, held))
+                try:
+                    files.clean(self.folder)
+                    if files.is_doubtful(checkpoint := self.folder / str(len(trace))):
+                        warnings.warn(
+                            f"{checkpoint} has the name of the checkpoint after {len(trace)} commits, and does not look like "
+                            f"one that gemjax has written; it is renamed to {files.SUPERSEDED}…",
+                            RunWarning,
+                            stacklevel=2,
+                        )
+                    if not wait:
+                        # A run that goes on donates the buffers of its state to the next commit.
+                        tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
+                    if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
+                        what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
+                        warnings.warn(
+                            f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
+                            f"{files.SUPERSEDED}…",
+                            RunWarning,
+                            stacklevel=2,
+                        )
+                    unfinished = files.unfinished(self.folder, len(trace))
+                    kept = parts.keep(owners, unfinished)
+                    turn = turns.Write()
+                    ends.callback(turn.end)
+                    turn.begin()
+                    ignore_repeated_errors()
+                    response = ocp.save_checkpointables_async(
+                        str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
                     )
-                if not wait:
-                    # A run that goes on donates the buffers of its state to the next commit.
-                    tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
-                if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
-                    what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
-                    warnings.warn(
-                        f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
-                        f"{files.SUPERSEDED}…",
-                        RunWarning,
-                        stacklevel=2,
-                    )
-                unfinished = files.unfinished(self.folder, len(trace))
-                kept = parts.keep(owners, unfinished)
-                turn = turns.Write()
-                ends.callback(turn.end)
-                turn.begin()
-                ignore_repeated_errors()
-                response = ocp.save_checkpointables_async(
-                    str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
-                )
-                response = parts.Written(response, kept, unfinished, turn)
+                    response = parts.Written(response, kept, unfinished, turn)
+                except BaseException:
+                    ends.close()
+                    raise
                 self._writing = files.completed(
-                    response,
-                    unfinished,
-                    checkpoint,
-                    self.keep,
-                    ends.pop_all().close,
-                    replaces_later=self.replaces_later,
+                    response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
                 )
         if wait:
             self.wait()
@@ -273,7 +269,7 @@ class Checkpoints:
           ``(state, trace, metadata)`` as given to :meth:`save`, ``metadata`` as JSON has it.
 
         Raises:
-          TypeError: if ``like`` is not the state of a run.
+          TypeError: if ``like`` is not the state of a run, or has numbers of 64 bits where they are not enabled.
           ValueError: if ``commits`` is no number of commits.
           FileNotFoundError: if the folder does not hold this checkpoint.
           CheckpointError: (a ValueError) if the checkpoint is damaged, of another method, schedule, model, number of workers or
@@ -283,10 +279,10 @@ class Checkpoints:
         """
         turns.check_not_forked()
         contents.check_state("like", like)
-        contents.check_enabled(like)
         check_bool("in_files", in_files)
         commits = None if commits is None else integer("commits", commits, 0)
         like = jax.tree.map(_as_like, like)
+        contents.check_enabled(like)
 
         def read(found: int | None) -> tuple[RunState, Trace, dict[str, Any]]:
             if found is None or found not in self.commits:

@@ -5,7 +5,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gemjax.engines.interrupts import Held
@@ -35,38 +35,37 @@ def alone_in(folder: Path) -> Iterator[None]:
         _busy.discard(me)
 
 
-def hold(folder: Path, ends: contextlib.ExitStack) -> None:
-    """Wait until no other object or process writes to ``folder``, and keep others out until ``ends`` is closed.
+def hold(folder: Path, held: Held) -> Callable[[], None]:
+    """Wait until no other object or process writes to ``folder``, and keep others out until the returned function is called.
 
-    The lock ends at the latest with its process. Where the file system has no locks, there is none.
+    The lock ends at the latest with its process. Where the file system has no locks, there is none. Inside of ``held``, Ctrl-C
+    ends the waiting, and never comes between a lock and its release.
 
     Raises:
       BlockingIOError: if another one writes for longer than ``PATIENCE``.
       OSError: if the folder cannot be written to.
     """
-    path, deadline, held = folder / LOCK, time.monotonic() + PATIENCE, None
+    path, deadline = folder / LOCK, time.monotonic() + PATIENCE
+    while (mine := _try(path)) is None:
+        if time.monotonic() >= deadline:
+            raise BlockingIOError(
+                f"another process, or another object of this one, has been writing there for {PATIENCE:g} s; wait for its "
+                "end, stop it, or give another folder"
+            )
+        with held.open():
+            time.sleep(0.02)
+    locked: int | None = mine
 
     def release() -> None:
-        nonlocal held
-        mine, held = held, None
+        nonlocal locked
+        mine, locked = locked, None
         if mine is not None:
             with contextlib.suppress(OSError):
                 path.unlink()  # While it is locked, so that no other writer has locked this file.
             with contextlib.suppress(OSError):
                 unlock(mine)
 
-    ends.callback(release)  # First: Ctrl-C may come as soon as the folder is locked.
-    while True:
-        with Held():
-            held = _try(path)
-        if held is not None:
-            return
-        if time.monotonic() >= deadline:
-            raise BlockingIOError(
-                f"another process, or another object of this one, has been writing there for {PATIENCE:g} s; wait for its "
-                "end, stop it, or give another folder"
-            )
-        time.sleep(0.02)
+    return release
 
 
 def _try(path: Path) -> int | None:

@@ -111,7 +111,7 @@ class InFile(Elsewhere):
         """Return the array.
 
         Raises:
-          CheckpointError: if it cannot be read, or the checkpoint was replaced or removed meanwhile.
+          CheckpointError: if it cannot be read, or the checkpoint was replaced, moved or removed meanwhile.
         """
         (folder, loaded), (checkpoint, item, tree, index) = self._of, self._at
         leaves, structure = jax.tree.flatten(tree)
@@ -119,10 +119,11 @@ class InFile(Elsewhere):
         wanted = {item: jax.tree.unflatten(structure, leaves)}
         read = lambda: jax.tree.leaves(ocp.load_checkpointables(checkpoint, wanted)[item])[index]
         found, error = quietly(read, lambda error: unreadable(checkpoint, error))
-        if identity(Path(folder)) != loaded:
+        now = identity(Path(folder))
+        if now != loaded and (now is not None or not os.path.exists(folder)):
             raise CheckpointError(
-                f"{folder} was replaced or removed since the state was loaded from it, and some arrays of the state are still "
-                "in its files; load it again, and keep it while a run reads from it"
+                f"{folder} was replaced, moved or removed since the state was loaded from it, and some arrays of the state are "
+                "still in its files; load it again, and keep it while a run reads from it"
             )
         if error is not None:
             raise error

@@ -69,20 +69,22 @@ def discarding() -> Iterator[None]:
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     # Nothing of the process is replaced: other threads log and warn meanwhile, and may use ``warnings.catch_warnings``.
-    loggers, filters = [logging.getLogger(name) for name in LOGGERS], lambda: cast("list", warnings.filters)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     try:
         take_ignored(_discard)
         for logger in loggers:
             logger.addFilter(_nothing)
-        filters()[:0] = WARNINGS
+        cast("list", warnings.filters)[:0] = WARNINGS
         yield
     finally:
-        for entry in WARNINGS:
-            while entry in filters():  # Another thread may have put back a copy of before.
-                filters().remove(entry)
         for logger in loggers:
             logger.removeFilter(_nothing)
         take_no_more(_discard)
+        filters = cast("list", warnings.filters)  # Another thread may replace them at any time.
+        for entry in WARNINGS:
+            with contextlib.suppress(ValueError):
+                while True:  # It may have put back a copy of before.
+                    filters.remove(entry)
 
 
 def _nothing(record: logging.LogRecord) -> bool:

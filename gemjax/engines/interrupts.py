@@ -97,12 +97,10 @@ class Held:
             self._raised = error
 
     def let_out(self, error: BaseException) -> None:
-        """Raise what a handler raised inside of :meth:`open`, if that is ``error`` or led to it; others may be tried again."""
-        found: BaseException | None = error
-        while found is not None:
-            if found is self._let:
+        """Raise what a handler raised inside of :meth:`open`, if that is ``error`` or its cause; others may be tried again."""
+        for found in (error, error.__cause__):
+            if found is not None and found is self._let:
                 raise found
-            found = found.__cause__ or found.__context__
 
     def check(self) -> None:
         """Raise the exception that was held back, if there is one."""

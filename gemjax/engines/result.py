@@ -26,8 +26,7 @@ History = dict[str, np.ndarray]
 LAST = 100  # A printed result has the mean loss over so many applied commits.
 REFUSED = 100  # Refusals in a row per worker of which a run warns.
 EXPLODED = 1e6  # A run whose loss grows by this factor has diverged.
-# Columns of every history.
-ALWAYS = (*COLUMNS, "loss", "staleness", "applied", "dropped")
+ALWAYS = ("worker", "applied", "dropped")  # Columns of every history.
 
 
 def type_of_column(dtype: Any) -> np.dtype:
@@ -276,7 +275,8 @@ def begin_from(
 
     Raises:
       TypeError: if ``state`` or ``recorded`` is of another class.
-      ValueError: if a trace is given in addition to a result, which has its own, or a result's columns were changed.
+      ValueError: if a trace is given in addition to a result, which has its own, a result's columns were changed, or arrays of
+        the state were donated.
     """
     if state is not None and not isinstance(state, (Result, RunState)):
         raise TypeError(
@@ -294,7 +294,7 @@ def begin_from(
         )
     if missing := [name for name in ALWAYS if state.history and name not in state.history]:
         raise ValueError(
-            f"state= is a Result whose history was changed: it has no column {missing[0]!r}; give the result as the run "
+            f"state= is a Result whose history has no column {missing[0]!r}; give the result as the run "
             "returned it, or its state alone"
         )
     sizes = {name: len(column) for name, column in state.history.items()}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gemjax.protocol.checks import check_at_least, check_positive_int, number, shown
@@ -173,9 +174,10 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
     found = weight if callable(weight) else WEIGHTS[weight]
     if found is None:
         return None
-    full = jnp.asarray(mean_staleness)
-    if not isinstance(full, jax.core.Tracer) and (value := float(full)).is_integer() and value < 2**31:
-        full = jnp.asarray(int(value), jnp.int32)  # As at a commit; a weight may look it up in a table.
+    full: Any = mean_staleness
+    if not isinstance(full, jax.core.Tracer) and float(full).is_integer() and full < 2**31:
+        full = np.int32(full)  # As at a commit; a weight may look it up in a table.
+    full = jnp.asarray(full)
     unit = found(full)
     if not isinstance(unit, jax.core.Tracer) and not 0 < number("weight at mean_staleness", unit) < math.inf:
         raise ValueError(

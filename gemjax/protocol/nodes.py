@@ -58,15 +58,8 @@ def map_nodes(fn: Callable, is_node: Callable, tree: PyTree, *rest: PyTree) -> P
     return jax.tree.map(apply, tree, *rest, is_leaf=is_node)
 
 
-def ask(
-    mine: StalenessState, staleness: jax.Array, *, implicit: bool = False
-) -> tuple[jax.Array | None, StalenessState]:
+def ask(mine: StalenessState, staleness: jax.Array) -> tuple[jax.Array | None, StalenessState]:
     """Ask every rule in ``mine`` if it refuses a commit of this staleness.
-
-    Args:
-      mine: the state with the slot of the worker checked out.
-      staleness: that of the commit, int32 [].
-      implicit: the commit was made without a worker, and is fresh for wrappers inside of this one, too.
 
     Returns:
       ``(refused, unchanged)``: True if any rule refuses, ``None`` if no rule ever does; and the state after a refused commit,
@@ -76,8 +69,7 @@ def ask(
 
     def ask_one(node):
         if is_wrapper(node):  # It has a clock of its own.
-            own = node.clock - node.pulled_at.value
-            answer, node = ask(node, jnp.zeros_like(own) if implicit else own, implicit=implicit)
+            answer, node = ask(node, node.clock - node.pulled_at.value)
         elif not nodes(node, Refusals):
             raise TypeError(
                 f"{type(node).__name__} refuses commits but has no count of them; give it a field with Refusals"

@@ -37,8 +37,6 @@ from gemjax.protocol.slots import Slots
 PyTree = Any
 # The number of workers of the wrapper whose members make their states now.
 _AROUND: contextvars.ContextVar[int | None] = contextvars.ContextVar("num_workers", default=None)
-# True while members are at a commit that was made without a worker; wrappers among them are told one.
-_IMPLICIT: contextvars.ContextVar[bool] = contextvars.ContextVar("implicit", default=False)
 
 
 def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> optax.GradientTransformationExtraArgs:
@@ -104,17 +102,20 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         if params is not None:
             check_alike("the gradient", updates, params)
         mine, index = _checked_out(state, worker)
-        implicit = worker is None or (mine is state and _is_implicit())
-        staleness, stale_params = _staleness(mine, params, implicit=implicit)
+        staleness, stale_params = _staleness(mine, params, implicit=worker is None)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
-        refused, unchanged = ask(mine, staleness, implicit=implicit)
-        with _at_commit(implicit):
-            if counts_itself(mine.inner_state):
-                _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
-                raised, unchanged = add_own_counts(unchanged, after)
-                refused = raised if refused is None else refused | raised
-            before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
-            grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
+        named = mine
+        if (
+            worker is None and params is not None
+        ):  # Wrappers inside are told the worker, for whom nothing is stale either.
+            mine = mine._replace(inner_state=_as_pulled(mine.inner_state, params))
+        refused, unchanged = ask(mine, staleness)
+        if counts_itself(mine.inner_state):
+            _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
+            raised, unchanged = add_own_counts(unchanged, after)
+            refused = raised if refused is None else refused | raised
+        before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
+        grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
         check_kept("the tree of updates", updates, grads, or_wider=True)
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
@@ -123,6 +124,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         if refused is not None:
             updates = jax.tree.map(lambda u: jnp.where(refused, jnp.zeros_like(u), u), updates)
             new = slots.select(~refused, new, unchanged)
+        if mine is not named:
+            new = new._replace(inner_state=_with_pulls(new.inner_state, named.inner_state))
         return updates, slots.put(state, new, index)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -252,20 +255,6 @@ def _members_of(num_workers: int) -> Iterator[None]:
         _AROUND.reset(before)
 
 
-@contextlib.contextmanager
-def _at_commit(implicit: bool) -> Iterator[None]:
-    """Let wrappers among the members know if the commit was made without a worker."""
-    before = _IMPLICIT.set(implicit)
-    try:
-        yield
-    finally:
-        _IMPLICIT.reset(before)
-
-
-def _is_implicit() -> bool:
-    return _IMPLICIT.get()  # Not in a method itself, which is pickled for a cluster.
-
-
 def check_number_around(num_workers: int) -> None:
     """Raise ``ValueError`` in the ``init`` of a part for ``num_workers`` workers inside of one for another number of them."""
     if (around := _AROUND.get()) is not None:
@@ -302,6 +291,28 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
             stale_params = jax.tree.map(lambda s, p: jnp.where(pulled, s, p), stale_params, params)
         staleness = jnp.zeros_like(staleness)
     return staleness, stale_params
+
+
+def _as_pulled(inner_state: PyTree, params: PyTree) -> PyTree:
+    """Return the state as if wrappers in it had pulled ``params``, unless they have pulled since the last commit."""
+
+    def pulled(node):
+        kept = node.stale_params
+        _, view = _staleness(node, params if kept is None else slots.match_mask(params, kept.value), implicit=True)
+        node = node._replace(pulled_at=Slots(node.clock), inner_state=_as_pulled(node.inner_state, params))
+        return node if kept is None else node._replace(stale_params=Slots(view))
+
+    return map_nodes(pulled, is_wrapper, inner_state)
+
+
+def _with_pulls(inner_state: PyTree, before: PyTree) -> PyTree:
+    """Return the state with the last pulls of wrappers in it as they are in ``before``."""
+
+    def put_back(node, old):
+        inner = _with_pulls(node.inner_state, old.inner_state)
+        return node._replace(pulled_at=old.pulled_at, stale_params=old.stale_params, inner_state=inner)
+
+    return map_nodes(put_back, is_wrapper, inner_state, before)
 
 
 def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:

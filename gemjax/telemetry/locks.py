@@ -15,20 +15,19 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 _held: set[int] = set()
 
 
-def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = False, wait: bool = False) -> int:
+def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = False) -> int:
     """Lock a file or folder until :func:`unlock` or the end of the process. Where the file system has no locks, there is none.
 
     Args:
       path: what to lock.
       flags: those of ``os.open``.
       strict: raise errors of locking that a file system with locks has; otherwise they are taken for a missing lock.
-      wait: wait for the end of another lock.
 
     Returns:
       The argument of :func:`unlock`, an open file.
 
     Raises:
-      BlockingIOError: without ``wait``, if another one has locked it, in this process or elsewhere.
+      BlockingIOError: if another one has locked it, in this process or elsewhere.
       OSError: if it cannot be opened.
     """
     if fcntl is None and os.path.isdir(path):  # Such systems do not open folders.
@@ -36,7 +35,7 @@ def lock(path: str | os.PathLike, flags: int = os.O_RDWR, *, strict: bool = Fals
     opened = os.open(path, flags, 0o666)
     try:
         if fcntl is not None:
-            fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException as error:
         missing = isinstance(error, OSError) and not isinstance(error, BlockingIOError)
         if not missing or (strict and error.errno not in NO_LOCKS):

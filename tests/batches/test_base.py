@@ -1,7 +1,6 @@
 """The base class of batch sources, and sources that do not derive from it."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -194,16 +193,3 @@ def test_a_derived_class_may_define_the_former_name_of_gather():
     np.testing.assert_array_equal(rows, 2 * TEXT[3:5])
     np.testing.assert_array_equal(indices, [[0, 1]])
     np.testing.assert_array_equal(gemjax.OnHost(RowsOf(TEXT, 2)).part(np.array([[3, 4]]))[0], TEXT[3:5])
-
-
-@pytest.mark.parametrize("kind", [property, functools.cached_property])
-def test_an_attribute_that_fails_is_not_taken_for_a_missing_one(kind):
-    class Faulty(Batches):
-        select = batch = None
-
-        @kind
-        def num_workers(self):
-            return self.misspelt
-
-    with pytest.raises(AttributeError, match="misspelt"):
-        getattr(Faulty(), "num_workers")  # noqa: B009

@@ -226,5 +226,5 @@ def test_arrays_that_stay_in_files_are_not_those_of_another_checkpoint(tmp_path,
     loaded, _, _ = checkpoints.load(state, in_files=True)
     np.testing.assert_array_equal(loaded.params, 0.0)
     checkpoints.save(state._replace(params=state.params + 1), arrivals.Gamma(3).trace(4 if change == "replaced" else 5))
-    with pytest.raises(CheckpointError, match="was replaced or removed since the state was loaded from it"):
+    with pytest.raises(CheckpointError, match="was replaced, moved or removed since the state was loaded from it"):
         np.asarray(loaded.params)

@@ -201,10 +201,11 @@ def test_the_files_of_a_killed_process_are_removed_but_not_those_of_a_running_on
     code = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-import contextlib, pathlib
+import pathlib
 from gemjax.checkpoints import lock
-folder, ends = pathlib.Path({str(tmp_path)!r}), contextlib.ExitStack()
-lock.hold(folder, ends)
+from gemjax.engines.interrupts import Held
+folder = pathlib.Path({str(tmp_path)!r})
+release = lock.hold(folder, Held())
 (folder / "7.orbax-checkpoint-tmp" / "part").mkdir(parents=True)
 print("writing", flush=True)
 sys.stdin.read()
@@ -345,8 +346,7 @@ def test_a_process_that_was_forked_during_a_write_neither_keeps_the_lock_nor_wai
         assert process.stdout.readline() == b"forked\n"
         process.wait()
         monkeypatch.setattr(lock, "PATIENCE", 0)
-        with contextlib.ExitStack() as ends:
-            lock.hold(tmp_path, ends)
+        lock.hold(tmp_path, interrupts.Held())()
         assert process.communicate(timeout=60) == (b"", None)  # The forked process ends, too.
 
 

@@ -76,7 +76,14 @@ def test_the_weights_are_those_of_the_paper():
 )
 def test_a_weight_may_look_the_staleness_up_in_a_table(make):
     table = jnp.array([1.0, 0.5, 0.25])
-    make(weight=lambda staleness: table[jnp.minimum(staleness, 2)])
+    weight = lambda staleness: table[jnp.minimum(staleness, 2)]
+    make(weight=weight)
+
+
+def test_a_weight_that_looks_up_a_table_may_be_given_inside_of_jit():
+    table = jnp.array([1.0, 0.5])
+    init = lambda params: gemjax.fedbuff(weight=lambda staleness: table[jnp.minimum(staleness, 1)]).init(params)
+    jax.block_until_ready(jax.jit(init)(jnp.ones(2)))
 
 
 def test_exponents_of_narrow_integers_do_not_wrap_around():

@@ -117,6 +117,22 @@ def test_without_worker_nothing_is_stale_inside_of_a_wrapper_either(method, pull
     equal(ends_at(wrapped), ends_at(METHODS[method]()), rtol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_named_worker_is_stale_inside_of_a_wrapper_after_commits_without_a_name(compiled):
+    inner = gemjax.staleness_aware(0.1)
+    if compiled:
+        inner = optax.GradientTransformationExtraArgs(inner.init, jax.jit(inner.update))
+    wrapped, params = gemjax.asynchronous(inner), jnp.ones(2)
+    alone, states = gemjax.staleness_aware(0.1), {}
+    for name, tx in {"wrapped": wrapped, "alone": alone}.items():
+        state = tx.init(params)
+        _, state = tx.update(params, state, params)
+        _, state = tx.update(params, state, params)
+        states[name], _ = tx.update(params, state, params, worker=0)
+    equal(states["wrapped"], states["alone"], rtol=1e-6)
+    equal(states["alone"], -0.05 * params, rtol=1e-6)
+
+
 def test_wrappers_for_different_numbers_of_workers():
     with pytest.raises(ValueError, match="a state for 4 workers is inside one for 3; give both the same num_workers"):
         gemjax.asynchronous(gemjax.gem(0.1, num_workers=4), num_workers=3).init(PARAMS)

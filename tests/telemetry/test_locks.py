@@ -30,22 +30,6 @@ def test_a_file_or_folder_has_one_holder(tmp_path):
         unlock(lock(path, flags))
 
 
-def test_a_lock_can_wait_for_the_end_of_another(tmp_path):
-    held, order = lock(tmp_path, os.O_RDONLY), []
-
-    def other():
-        waited = lock(tmp_path, os.O_RDONLY, wait=True)
-        order.append("the other")
-        unlock(waited)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    order.append("the first")
-    unlock(held)
-    thread.join(60)
-    assert order == ["the first", "the other"]
-
-
 def test_nothing_is_made_to_be_locked(tmp_path):
     with pytest.raises(FileNotFoundError):
         lock(tmp_path / "missing")

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     if not folder.is_dir():
         raise RecordError(f"--results {folder} is not a folder; give that of the CLAIM.json files")
     results, path = load(folder), folder / PAGE
-    check_replaces(INTRODUCTION.partition("\n")[0].encode(), path)
+    check_replaces(INTRODUCTION.partition("\n")[0].encode(), path, first=True)
     with_gain = (folder / f"{gain.CLAIM}.json").exists()  # Not a smaller scale of it.
     if with_gain:
         check_replaces(DRAWN, folder / gain.PICTURE)

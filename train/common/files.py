@@ -67,19 +67,21 @@ def check_regular(*paths: Path) -> None:
 DRAWN = b"Matplotlib"  # In each picture of :func:`write_picture`.
 
 
-def check_replaces(mark: bytes, *paths: Path) -> None:
+def check_replaces(mark: bytes, *paths: Path, first: bool = False) -> None:
     """Check that each path is missing, or a file of this command, so that nothing of the user's is replaced.
 
     Args:
       mark: bytes that each file of the command contains.
       paths: what the command will write.
+      first: they are at its beginning.
 
     Raises:
       RecordError: if another program has written one, with its name.
     """
     check_regular(*paths)
     for path in paths:
-        if path.exists() and mark not in path.read_bytes():
+        content = path.read_bytes() if path.exists() else mark
+        if not (content.startswith(mark) if first else mark in content):
             raise RecordError(
                 f"{path} is another file, which this command would replace; move it away, or name another folder"
             )
@@ -121,21 +123,21 @@ def check_name(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: str | os.PathLike, *, wait: bool = False) -> Iterator[Callable[[], None]]:
+def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
     """Lock a folder against other processes that do the same, where the file system has locks.
 
-    The lock is no file, and ends with the process at the latest. With `wait` it is taken at the end of another one.
+    The lock is no file, and ends with the process at the latest.
 
     Yields:
       A function that raises `FolderMovedError` if the folder is no longer in its place, before something is written beside it.
 
     Raises:
-      BlockingIOError: without `wait`, if another process has locked the folder.
+      BlockingIOError: if another process has locked the folder.
     """
     from gemjax.telemetry.locks import lock, unlock  # A command that locks a folder has imported JAX already.
 
     try:
-        locked = lock(folder, os.O_RDONLY, wait=wait)
+        locked = lock(folder, os.O_RDONLY)
     except BlockingIOError:
         raise BlockingIOError(
             f"{folder} is in use by another process, such as a run that goes on; wait for its end, or stop it"

@@ -113,7 +113,7 @@ class Roster:
         self._losses = [0] * len(self.steps)  # and losses.
         self._silences = [0] * len(self.steps)  # Since a gradient of any worker arrived in time.
         self._records: collections.deque[Record] = collections.deque()
-        # The worker that was given up last, and why; none if one has made all its commits since.
+        # The worker that was given up last, and why.
         self._last_loss: tuple[int | None, str, BaseException | None] = (None, "", None)
         self._ended: dict[int, BaseException] = {}  # Retired, because they have made all their commits.
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
@@ -209,7 +209,7 @@ class Roster:
             return None
         worker, last, error = self._last_loss
         ended = [worker for worker in self._ended if worker in self.retired]
-        if ended and worker is None:
+        if ended and len(ended) == len(self.retired) + len(self.silent):
             error = self._ended[ended[-1]]
             return self._failed(f"every worker has made its commits: {error}"), error
         words = f"all {len(self.steps)} workers were given up"

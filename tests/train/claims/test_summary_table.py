@@ -130,7 +130,11 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("README.md", "# Thesis\n", "README.md is another file, which this command would replace"),
+        (
+            "README.md",
+            "# Thesis\n# Published claims, checked\n",
+            "README.md is another file, which this command would replace",
+        ),
         ("pretended.json", "{", "pretended.json is not the result of a claim (JSONDecodeError: "),
         ("pretended.json", '{"claim": 5}', "pretended.json is not the result of a claim (KeyError: "),
         (

@@ -8,6 +8,7 @@ import re
 import types
 
 import jax
+import numpy as np
 import pytest
 import small_sweeps
 from matplotlib import image
@@ -139,13 +140,21 @@ def test_runs_that_diverge_are_results(small):
     assert "–" in output
 
 
-@pytest.mark.slow
-def test_a_run_whose_last_commits_were_all_rejected_has_diverged(small):
+@pytest.mark.parametrize(("rejected", "diverged"), [(0, False), (4, False), (6, True), (92, True)])
+def test_a_run_whose_last_commits_were_mostly_rejected_has_diverged(rejected, diverged):
     """The losses of its first ones are those of initial parameters."""
-    _, rows, output = run(dataclasses.replace(small, methods=("asgd",), workers=(8,), learning_rates=(1e30,)))
-    assert all(row["rejected"] > row["commits"] / 2 for row in rows)
-    assert all((row["diverged"], row["train_loss"]) == (True, None) for row in rows)
-    assert f"{len(rows)}/{len(rows)}" in output
+    applied = np.arange(100) < 100 - rejected
+    history = {"applied": applied, "dropped": np.zeros(100, bool), "loss": np.full(100, 2.3), "time": np.arange(100.0)}
+    history |= {"staleness": np.ones(100), "gap": np.ones(100)}
+    state = types.SimpleNamespace(params=(), model_state=(), rejected=rejected, dropped=0)
+    finished = types.SimpleNamespace(
+        point={"learning_rate": 1e6, "seed": 0}, history=history, state=state, initial_loss=2.3
+    )
+    row = sweep._row(
+        types.SimpleNamespace(method="asgd", workers=8), types.SimpleNamespace(evaluate=lambda *_: (1e20, 0.1)),
+        finished, types.SimpleNamespace(over_one_worker=8.0, over_synchronous=1.0),
+    )  # fmt: skip
+    assert (row["diverged"], row["train_loss"]) == (diverged, None if diverged else pytest.approx(2.3))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import RecordError, UsageError, either
-from train.common.files import DRAWN, alone, check_out, check_regular, check_replaces, write_picture, write_whole
+from train.common.files import DRAWN, check_out, check_regular, check_replaces, write_picture, write_whole
 from train.common.seals import check_signature, signed
 from train.config.parsing import in_flags, parse_flags
 from train.run.folder import RUNS
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     check_out(asked.folder)
     check_replaces(DRAWN, asked.file.with_suffix(".png"))
-    check_replaces(page.TITLE.encode(), asked.file.with_suffix(".md"))
+    check_replaces(page.TITLE.encode(), asked.file.with_suffix(".md"), first=True)
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
     resume = f"; finished runs are kept. Resume with: {shlex.join([*USAGE.split(), *argv])}"
     return until_interrupted(lambda: run(asked, known, before, console), console, lambda: resume)
@@ -226,16 +226,11 @@ def _records(
 
 def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
     """Write file, page and picture, and return the content of the file."""
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    with alone(asked.folder, wait=True):  # Another process may add rows, too.
-        return _write(asked, known)
-
-
-def _write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:
     from gemjax.telemetry import style
 
     plan, path = asked.whole, asked.file
-    content = outcome.document(plan, known, earlier(asked))
+    content = outcome.document(plan, known, earlier(asked))  # Read again: another process may have added rows.
+    asked.folder.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
     others = json.dumps({name: value for name, value in signed(content).items() if name != "rows"}, indent=1)
     write_whole(path, f'{others[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n')

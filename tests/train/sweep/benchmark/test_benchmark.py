@@ -14,7 +14,6 @@ from matplotlib import image
 
 from train import cli
 from train.claims.execution.batch import record_together
-from train.common.files import alone
 from train.common.seals import signed, unsealed
 from train.sweep.benchmark import benchmark, outcome
 from train.sweep.benchmark.settings import (
@@ -110,23 +109,6 @@ def test_the_page_reports_a_part_as_a_part_and_a_method_is_added_by_one_command(
     before = len(inline.made)
     assert cli.main([*command, "--anew", *elsewhere]) == 0  # The runs of `gem` are in its work folder.
     assert len(inline.made) == before + 5 * 19
-
-
-def test_two_benchmarks_write_one_file_in_turns(inline, tmp_path, monkeypatch):
-    """Otherwise one could replace the rows that the other has added since it read the file."""
-    asked, earlier, found = benchmark.Benchmark(quick=True, out=str(tmp_path)), benchmark.earlier, []
-
-    def read(asked):
-        with pytest.raises(BlockingIOError), alone(tmp_path):
-            pass
-        found.append(asked.file)
-        return earlier(asked)
-
-    monkeypatch.setattr(benchmark, "earlier", read)
-    benchmark.write(asked, {})
-    assert found == [asked.file]
-    with alone(tmp_path):
-        pass
 
 
 @pytest.mark.slow
