@@ -164,6 +164,12 @@ def test_a_pipe_is_not_opened_before_there_are_figures(quick_parts, tmp_path):
     assert json.loads(read[0])
 
 
+def test_a_link_to_a_file_that_is_not_there_yet_makes_it(quick_parts, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "figures.json")
+    assert command.main(["--workers", "4", "--json", str(tmp_path / "link")]) == 0
+    assert json.loads((tmp_path / "link").read_text())
+
+
 def test_a_full_disk_leaves_the_figures_of_before(quick_parts, capsys, tmp_path):
     path = tmp_path / "figures.json"
     path.write_text('{"earlier": 1}')

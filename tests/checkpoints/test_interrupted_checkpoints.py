@@ -1,5 +1,6 @@
 """Signal handlers that raise, read or write while a checkpoint is written or read."""
 
+import errno
 import os
 import signal
 import sys
@@ -65,10 +66,16 @@ def test_an_interrupt_while_the_folder_is_locked_leaves_no_lock(tmp_path, monkey
     assert checkpoints.latest == 4
 
 
-def test_an_interrupt_at_any_line_of_a_save_leaves_no_lock(tmp_path, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_interrupt_at_any_line_of_a_save_leaves_no_lock(tmp_path, monkeypatch, fails):
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
-    functions = {gemjax.Checkpoints.save.__code__, lock.hold.__code__}
-    checkpoints, state = gemjax.Checkpoints(tmp_path, keep=2), like()
+    release = next(code for code in lock.hold.__code__.co_consts if getattr(code, "co_name", "") == "release")
+    functions = {gemjax.Checkpoints.save.__code__, lock.hold.__code__, release, lock._try.__code__}
+    checkpoints, state, begin = gemjax.Checkpoints(tmp_path, keep=2), like(), ocp.save_checkpointables_async
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def save(number):
         """Return True if a line of this number was executed, where Ctrl-C was pressed."""
@@ -82,13 +89,15 @@ def test_an_interrupt_at_any_line_of_a_save_leaves_no_lock(tmp_path, monkeypatch
                     signal.raise_signal(signal.SIGINT)
             return on_line
 
+        monkeypatch.setattr(ocp, "save_checkpointables_async", full if fails else begin)
         sys.settrace(lambda frame, *_: on_line if frame.f_code in functions else None)
         try:
             checkpoints.save(state, FOUR)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, CheckpointWriteError):
             pass
         finally:
             sys.settrace(None)
+            monkeypatch.setattr(ocp, "save_checkpointables_async", begin)
         return left <= 0
 
     number = 1

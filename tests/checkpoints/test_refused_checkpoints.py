@@ -202,3 +202,12 @@ def test_a_state_that_the_run_has_gone_on_from_is_refused_in_one_line(tmp_path):
     ):
         with pytest.raises(ValueError, match="state is no longer valid, because the run went on"):
             use()
+
+
+def test_numbers_of_python_and_of_numpy_are_those_that_jax_makes_of_them(tmp_path):
+    tx, checkpoints = gemjax.asgd(0.1, 3), gemjax.Checkpoints(tmp_path)
+    state = arrived(gemjax.initial_state(tx, jnp.float32(0.5), model_state={"n": jnp.int32(3)}))
+    checkpoints.save(state, arrivals.Gamma(3).trace(4))
+    for params, count in ((0.0, 0), (np.zeros(()), np.int64(0))):
+        found, _, _ = checkpoints.load(state._replace(params=params, model_state={"n": count}))
+        assert (found.params, found.model_state["n"]) == (0.5, 3)

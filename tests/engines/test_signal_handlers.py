@@ -478,3 +478,24 @@ def test_an_exception_of_a_handler_in_a_dispatch_is_no_fault_of_the_data(monkeyp
             policy=gemjax.Policy(retries=3),
         )  # fmt: skip
     assert int(ended.value.result.state.commits) < 80
+
+
+def test_an_error_that_is_its_own_cause_is_a_fault_of_the_data():
+    class Source:
+        failures = 0
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, row):
+            if self.failures < 2:
+                self.failures += 1
+                error = OSError("a file server")
+                raise error from error
+            return np.float32(row)
+
+    result = gemjax.run_on_devices(
+        gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
+        gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
+    )  # fmt: skip
+    assert int(result.state.commits) == 8

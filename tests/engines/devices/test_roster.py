@@ -165,6 +165,16 @@ def test_the_failure_tells_workers_without_further_periods_from_those_given_up(f
     assert cause is ERROR
 
 
+def test_a_worker_that_was_given_up_and_has_ended_since_is_not_called_given_up():
+    run = Run(2, num_commits=9, retries=0)
+    run.go()
+    run.arrive(1, ERROR)
+    run.join(1)
+    for worker in (0, 1):
+        run.roster.ended(worker, ValueError("no more periods"))
+    assert run.roster.failure()[0] == "0 of 9 commits are made, but every worker has made its commits: no more periods"
+
+
 def test_the_last_error_is_the_cause_of_the_failure():
     run = Run(1, num_commits=9, retries=0)
     run.go()
