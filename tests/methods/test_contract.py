@@ -114,6 +114,14 @@ def test_memory_of_float64_parameters_is_float64(x64, row):
     assert {leaf.dtype.name for leaf in copies} <= {"float64"}
 
 
+@every_method
+def test_it_can_be_sent_to_the_actors_of_a_cluster(row):
+    """Functions inside of functions are pickled with the objects that they refer to."""
+    cloudpickle = pytest.importorskip("ray", reason="the cluster engine needs Ray").cloudpickle
+    chain = gemjax.asynchronous(optax.chain(optax.clip(1.0), row(2)), 2)
+    assert cloudpickle.loads(cloudpickle.dumps(chain)).init(jnp.ones(3)) is not None
+
+
 def _toy(dtype="float32"):
     params = {"b": jnp.array([1.0, -2.0], dtype), "w": jnp.array([[3.0, 0.5, -1.0]], dtype)}
     return params, jax.tree.map(lambda p: 0.25 * p + 0.125, params)
