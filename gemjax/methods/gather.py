@@ -126,9 +126,8 @@ def polynomial_weight(exponent: float = 0.5) -> Weight:
     0.5
     """
     check_at_least("exponent", exponent, 0.0)
-    return lambda staleness: (
-        (1.0 + jnp.asarray(staleness)) ** (0.0 - exponent)
-    )  # Small integers of NumPy wrap around in -1.
+    # 0.0 - exponent, because small integers of NumPy wrap around in -exponent.
+    return lambda staleness: (1.0 + jnp.asarray(staleness)) ** (0.0 - exponent)
 
 
 def hinge_weight(slope: float = 10.0, start: float = 4.0) -> Weight:
@@ -177,11 +176,10 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
     full: Any = mean_staleness
     if not isinstance(full, jax.core.Tracer) and float(full).is_integer() and full < 2**31:
         full = np.int32(full)  # As at a commit; a weight may look it up in a table.
-    full = jnp.asarray(full)
-    unit = found(full)
+    unit = found(jnp.asarray(full))
     if not isinstance(unit, jax.core.Tracer) and not 0 < number("weight at mean_staleness", unit) < math.inf:
         raise ValueError(
             f"weight must be finite and positive at mean_staleness={mean_staleness:g}, where it counts in full, got {unit}; "
             "give another weight, or a mean_staleness at which it is"
         )
-    return lambda staleness: found(staleness) / found(full)
+    return lambda staleness: found(staleness) / found(jnp.asarray(full))

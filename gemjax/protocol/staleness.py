@@ -105,9 +105,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         staleness, stale_params = _staleness(mine, params, implicit=worker is None)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
         named = mine
-        if (
-            worker is None and params is not None
-        ):  # Wrappers inside are told the worker, for whom nothing is stale either.
+        # Wrappers inside are told the worker; without one nothing is stale for them either.
+        if worker is None and params is not None:
             mine = mine._replace(inner_state=_as_pulled(mine.inner_state, params))
         refused, unchanged = ask(mine, staleness)
         if counts_itself(mine.inner_state):
