@@ -119,11 +119,9 @@ def _other_views(
     rows = np.cumsum(events.commits[:done])
     made = int(rows.max(initial=0))
     if len(applied := history.get("applied", ())) != made:
+        # Otherwise the clock at each row is unknown: some were refused, and a bare state has no history of them.
         if int(state.commits) != made:
-            return (
-                [],
-                [],
-            )  # The clock at each row is unknown: some were refused, and a bare state has no history of them.
+            return [], []
         applied = np.ones(made, bool)
     clock = np.concatenate([[0], np.cumsum(applied)])
     pulled_at = _pulled_at(state).copy()
