@@ -16,7 +16,7 @@ from gemjax.protocol import slots
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, refused
 from gemjax.protocol.staleness import pull_with_anchors
-from gemjax.protocol.trace import Trace
+from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
 
@@ -127,6 +127,7 @@ def run_in_python(
     Returns:
       The final central variable.
     """
+    check_trace(trace)
     transition = Transition(tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, seed=seed, local=local)
     transition = transition.bind(params, model_state)
     initial = transition.init(params, model_state)

@@ -315,11 +315,14 @@ def match_mask(tree: PyTree, reference: PyTree) -> PyTree:
     def is_hole(node):
         return isinstance(node, optax.MaskedNode)
 
-    matched = jax.tree.map(lambda ref, node: ref if is_hole(ref) else node, reference, tree, is_leaf=is_hole)
+    try:
+        matched = jax.tree.map(lambda ref, node: ref if is_hole(ref) else node, reference, tree, is_leaf=is_hole)
+    except ValueError:  # Of JAX, in many lines.
+        matched = tree
     if jax.tree.structure(matched) != jax.tree.structure(reference):
         raise ValueError(
-            f"the tree of the pulled view differs from that of the updates: got {jax.tree.structure(matched)}, expected "
-            f"{jax.tree.structure(reference)}; a wrapper that changes the tree, such as optax.flatten, belongs inside of "
-            "gemjax.asynchronous, around transformations of optax"
-        )
+            f"the tree of the pulled view differs from that of the updates or parameters: got {jax.tree.structure(matched)}, "
+            f"expected {jax.tree.structure(reference)}; give parameters like those that init received; a wrapper that changes "
+            "the tree, such as optax.flatten, belongs inside of gemjax.asynchronous, around transformations of optax"
+        ) from None
     return matched

@@ -85,6 +85,17 @@ def test_pulling_other_parameters_is_refused(params, message):
         gemjax.pull(state, params, worker=1)
 
 
+@pytest.mark.parametrize("wrong", [{"params": PARAMS}, (), jnp.ones(3), None], ids=["inside", "empty", "array", "none"])
+def test_parameters_of_another_tree_are_refused_in_one_line(wrong):
+    tx = gemjax.gem(0.1, num_workers=2)
+    state = tx.init(PARAMS)
+    for use in (lambda: gemjax.pull(state, wrong, worker=1), lambda: tx.update(wrong, state, wrong, worker=1)):
+        with pytest.raises((ValueError, TypeError)) as refused:
+            use()
+        assert "\n" not in str(refused.value)
+        assert "param" in str(refused.value)
+
+
 def test_a_wrapper_that_changes_the_tree_is_told_to_go_inside():
     tx = optax.flatten(gemjax.gem(0.1, num_workers=2))
     said = r"the tree of the pulled view differs .* such as optax\.flatten, belongs inside of gemjax\.asynchronous"
