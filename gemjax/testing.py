@@ -51,7 +51,11 @@ class Faults:
         return self
 
     def let_go(self, worker: int, step: int) -> None:
-        """Release a worker that hangs in that step, or will reach it; may be called from any thread."""
+        """Release a worker that hangs in that step, or will reach it; may be called from any thread.
+
+        Raises:
+          KeyError: if no hang was planned there.
+        """
         self._hangs[worker, step].set()
 
     def fail(self, worker: int, step: int, times: int = 1) -> "Faults":

@@ -81,7 +81,8 @@ class FromSource(Wrapper):
 
     Args:
       source: an object with ``len(source)`` and ``source[number]``, and preferably ``__getitems__(numbers)``, which reads a
-        batch at a time. The content of a row must depend on its number alone.
+        batch at a time. The content of a row must depend on its number alone,
+        and be in arrays of its own: a buffer that is filled again changes rows of the same batch.
       batches: the order of the rows: batches whose ``data`` are ``np.arange(len(source))``, of gemjax or of a class of your
         own that derives from :class:`gemjax.batches.Rows`. Leave ``None`` when ``batch_size`` is given.
       threads: largest number of batches read at the same time; positive, default 16. Use 1 if the source is not thread-safe.

@@ -221,7 +221,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def check_worker(worker: Any, num_workers: int) -> Any:
+def check_worker(worker: Any, num_workers: int, of: str = "this state is kept for") -> Any:
     """Return ``worker`` if it is an index into ``num_workers`` slots; 0 if it is missing and N is 1.
 
     A traced index cannot be checked, so engines check a whole trace before they compile it.
@@ -248,9 +248,7 @@ def check_worker(worker: Any, num_workers: int) -> Any:
     if index.ndim or not np.issubdtype(index.dtype, np.integer):
         raise TypeError(f"worker must be one integer, got {shown(worker)}")
     if not 0 <= index < num_workers:
-        raise ValueError(
-            f"worker={int(index)} is out of range: this state is kept for {num_workers} workers, 0 … {num_workers - 1}"
-        )
+        raise ValueError(f"worker={int(index)} is out of range: {of} {num_workers} workers, 0 … {num_workers - 1}")
     # Rows are counted in the type of their index, which may be too narrow for N.
     return int(index) if index.dtype.itemsize < 4 else worker
 

@@ -138,7 +138,7 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
     counts as having pulled the parameters that ``init`` received.
 
     Args:
-      state: optimizer state, of any optax transformation.
+      state: optimizer state, of any optax transformation; without :func:`asynchronous` inside it is returned as it is.
       params: the central variable now.
       worker: number of the worker that pulls; an int or an integer scalar array. Optional with one worker.
 
@@ -147,6 +147,7 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
       shifts it (DANA's look-ahead, EASGD's own positions).
 
     Raises:
+      TypeError: if ``state`` is a transformation in place of its state.
       ValueError: if ``worker`` is missing with several workers, or out of range (a traced number is not checked), or ``state``
         is that of all runs of a sweep.
 
@@ -157,6 +158,8 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
     >>> view is params
     True
     """
+    if isinstance(state, optax.GradientTransformation):
+        raise TypeError("pull was given an optax transformation in place of its state; give tx.init(params)")
     check_of_one_run(state, "pull")
     view, state, _ = pull_with_anchors(state, params, worker)
     return view, state

@@ -77,6 +77,7 @@ def sweep(over=None, **options):
         (lambda: gemjax.Policy(grace="x"), "grace must be a number, got 'x'"),
         (lambda: gemjax.Policy(deadline=1j), "deadline must be a number, got 1j"),
         (lambda: gemjax.Members(2, absent=1), "absent must be a sequence of workers, got 1"),
+        (lambda: gemjax.Members(2).join(5), "worker=5 is out of range: these members are of 2 workers, 0 … 1"),
         (lambda: gemjax.place(2, devices=3), "devices must be a sequence of JAX devices, got 3"),
         (lambda: gemjax.place(2, devices=["cpu"]), "devices must be JAX devices, such as jax.local_devices(), got 'cpu'"),
         (lambda: gemjax.Trace([[1], [2, 3]]), "worker must be a vector of integers, got [[1], [2, 3]]"),

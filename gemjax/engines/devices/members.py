@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from gemjax.protocol.checks import check_worker, shown
 from gemjax.protocol.staleness import check_num_workers
 
+OF = "these members are of"
+
 
 class Members:
     """Requests that workers join or leave a run on devices. All methods may be called from any thread and from callbacks.
@@ -32,7 +34,7 @@ class Members:
         self.num_workers = num_workers
         if not isinstance(absent, Iterable) or not getattr(absent, "ndim", 1):
             raise TypeError(f"absent must be a sequence of workers, got {shown(absent)}")
-        self._absent = {int(check_worker(worker, num_workers)) for worker in absent}
+        self._absent = {int(check_worker(worker, num_workers, OF)) for worker in absent}
         self._requests: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._closed = False
         self._in_use = threading.Lock()
@@ -76,7 +78,7 @@ class Members:
         return self._closed and self._requests.empty()
 
     def _request(self, kind: str, worker: int) -> None:
-        self._requests.put((kind, int(check_worker(worker, self.num_workers))))
+        self._requests.put((kind, int(check_worker(worker, self.num_workers, OF))))
         self._wake()
 
     @contextlib.contextmanager
