@@ -135,48 +135,47 @@ class Checkpoints:
         if len(trace):
             tree["trace"] = {name: getattr(trace, name) for name in contents.KINDS}
         self._written, self._size = len(trace), sum(leaf.nbytes for leaf in jax.tree.leaves((tree.get("trace"), data)))
-        with self._recovering(), lock.alone_in(self.folder):
+        # Interrupted, Orbax would leave threads that wait without end, and with them the process.
+        with self._recovering(), Held() as held, lock.alone_in(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # It may have been removed.
             ends = contextlib.ExitStack()  # What the end of the write releases.
-            # Interrupted, Orbax would leave threads that wait without end, and with them the process.
-            with Held() as held:
-                ends.callback(lock.hold(self.folder, held))
-                try:
-                    files.clean(self.folder)
-                    if files.is_doubtful(checkpoint := self.folder / str(len(trace))):
-                        warnings.warn(
-                            f"{checkpoint} has the name of the checkpoint after {len(trace)} commits, and does not look like "
-                            f"one that gemjax has written; it is renamed to {files.SUPERSEDED}…",
-                            RunWarning,
-                            stacklevel=2,
-                        )
-                    if not wait:
-                        # A run that goes on donates the buffers of its state to the next commit.
-                        tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
-                    if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
-                        what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
-                        warnings.warn(
-                            f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
-                            f"{files.SUPERSEDED}…",
-                            RunWarning,
-                            stacklevel=2,
-                        )
-                    unfinished = files.unfinished(self.folder, len(trace))
-                    kept = parts.keep(owners, unfinished)
-                    turn = turns.Write()
-                    ends.callback(turn.end)
-                    turn.begin()
-                    ignore_repeated_errors()
-                    response = ocp.save_checkpointables_async(
-                        str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
+            ends.callback(lock.hold(self.folder, held))
+            try:
+                files.clean(self.folder)
+                if files.is_doubtful(checkpoint := self.folder / str(len(trace))):
+                    warnings.warn(
+                        f"{checkpoint} has the name of the checkpoint after {len(trace)} commits, and does not look like "
+                        f"one that gemjax has written; it is renamed to {files.SUPERSEDED}…",
+                        RunWarning,
+                        stacklevel=2,
                     )
-                    response = parts.Written(response, kept, unfinished, turn)
-                except BaseException:
-                    ends.close()
-                    raise
-                self._writing = files.completed(
-                    response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
+                if not wait:
+                    # A run that goes on donates the buffers of its state to the next commit.
+                    tree["state"] = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), plain)
+                if (later := files.later_than(self.folder, len(trace))) and not self.replaces_later:
+                    what = f"of another continuation of the run than the state after {len(trace)} commits that is saved"
+                    warnings.warn(
+                        f"{self.folder} holds checkpoints of {files.in_words(later)} commits, {what}; they are renamed to "
+                        f"{files.SUPERSEDED}…",
+                        RunWarning,
+                        stacklevel=2,
+                    )
+                unfinished = files.unfinished(self.folder, len(trace))
+                kept = parts.keep(owners, unfinished)
+                turn = turns.Write()
+                ends.callback(turn.end)
+                turn.begin()
+                ignore_repeated_errors()
+                response = ocp.save_checkpointables_async(
+                    str(unfinished), {STATE: tree}, custom_metadata=custom_metadata
                 )
+                response = parts.Written(response, kept, unfinished, turn)
+            except BaseException:
+                ends.close()
+                raise
+            self._writing = files.completed(
+                response, unfinished, checkpoint, self.keep, ends.close, replaces_later=self.replaces_later
+            )
         if wait:
             self.wait()
 

@@ -97,10 +97,18 @@ class Held:
             self._raised = error
 
     def let_out(self, error: BaseException) -> None:
-        """Raise what a handler raised inside of :meth:`open`, if that is ``error`` or its cause; others may be tried again."""
-        for found in (error, error.__cause__):
-            if found is not None and found is self._let:
+        """Raise what a handler raised inside of :meth:`open`, if it led to ``error``; other errors may be tried again.
+
+        An ``Exception`` counts if it is ``error`` or its cause. Further back, other code may have made its own error of it,
+        as of a time-out that it has set; Ctrl-C counts anywhere.
+        """
+        found: BaseException | None = error
+        seen: set[int] = set()
+        while found is not None and id(found) not in seen:  # An error may be its own cause.
+            if found is self._let and (len(seen) < 2 or not isinstance(found, Exception)):
                 raise found
+            seen.add(id(found))
+            found = found.__cause__ or found.__context__
 
     def check(self) -> None:
         """Raise the exception that was held back, if there is one."""

@@ -174,8 +174,8 @@ def weight_by_name(weight: str | Weight, mean_staleness: float) -> Weight | None
     if found is None:
         return None
     full: Any = mean_staleness
-    if not isinstance(full, jax.core.Tracer) and float(full).is_integer() and full < 2**31:
-        full = np.int32(full)  # As at a commit; a weight may look it up in a table.
+    if not isinstance(full, jax.core.Tracer) and (value := float(full)).is_integer() and value < 2**31:
+        full = np.int32(value)  # As at a commit; a weight may look it up in a table.
     unit = found(jnp.asarray(full))
     if not isinstance(unit, jax.core.Tracer) and not 0 < number("weight at mean_staleness", unit) < math.inf:
         raise ValueError(

@@ -27,6 +27,15 @@ class StalenessState(NamedTuple):
     inner_state: optax.OptState  # State of the members; their Slots hold one worker's, the rest is shared.
 
 
+class Unnamed(NamedTuple):
+    """In place of ``pulled_at`` in a wrapper inside of another one, at a commit without a worker: nothing is stale there.
+
+    It is a part of the tree, by which JAX finds compiled functions.
+    """
+
+    pulled_at: Slots
+
+
 def check_of_one_run(state: PyTree, function: str) -> None:
     """Raise ``ValueError`` if ``state`` is that of all runs of a sweep, whose first axis would be taken for that of workers."""
     for node in nodes(state, StalenessState):
@@ -69,7 +78,8 @@ def ask(mine: StalenessState, staleness: jax.Array) -> tuple[jax.Array | None, S
 
     def ask_one(node):
         if is_wrapper(node):  # It has a clock of its own.
-            answer, node = ask(node, node.clock - node.pulled_at.value)
+            is_fresh = isinstance(node.pulled_at, Unnamed)
+            answer, node = ask(node, jnp.zeros_like(node.clock) if is_fresh else node.clock - node.pulled_at.value)
         elif not nodes(node, Refusals):
             raise TypeError(
                 f"{type(node).__name__} refuses commits but has no count of them; give it a field with Refusals"

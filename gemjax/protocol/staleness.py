@@ -22,6 +22,7 @@ from gemjax.protocol.diagnostics import offer_injected_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
     StalenessState,
+    Unnamed,
     add_own_counts,
     ask,
     check_of_one_run,
@@ -101,13 +102,13 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
         if params is not None:
             check_alike("the gradient", updates, params)
+        if is_inside := isinstance(state.pulled_at, Unnamed):
+            state = state._replace(pulled_at=state.pulled_at.pulled_at)
         mine, index = _checked_out(state, worker)
-        staleness, stale_params = _staleness(mine, params, implicit=worker is None)
+        staleness, stale_params = _staleness(mine, params, implicit=worker is None or is_inside)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
-        named = mine
-        # Wrappers inside are told the worker; without one nothing is stale for them either.
-        if worker is None and params is not None:
-            mine = mine._replace(inner_state=_as_pulled(mine.inner_state, params))
+        if worker is None:
+            mine = mine._replace(inner_state=_marked(mine.inner_state))
         refused, unchanged = ask(mine, staleness)
         if counts_itself(mine.inner_state):
             _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
@@ -123,9 +124,10 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         if refused is not None:
             updates = jax.tree.map(lambda u: jnp.where(refused, jnp.zeros_like(u), u), updates)
             new = slots.select(~refused, new, unchanged)
-        if mine is not named:
-            new = new._replace(inner_state=_with_pulls(new.inner_state, named.inner_state))
-        return updates, slots.put(state, new, index)
+        if worker is None:
+            new = new._replace(inner_state=_unmarked(new.inner_state))
+        state = slots.put(state, new, index)
+        return updates, state._replace(pulled_at=Unnamed(state.pulled_at)) if is_inside else state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -295,26 +297,15 @@ def _staleness(mine: StalenessState, params: PyTree, *, implicit: bool) -> tuple
     return staleness, stale_params
 
 
-def _as_pulled(inner_state: PyTree, params: PyTree) -> PyTree:
-    """Return the state as if wrappers in it had pulled ``params``, unless they have pulled since the last commit."""
-
-    def pulled(node):
-        kept = node.stale_params
-        _, view = _staleness(node, params if kept is None else slots.match_mask(params, kept.value), implicit=True)
-        node = node._replace(pulled_at=Slots(node.clock), inner_state=_as_pulled(node.inner_state, params))
-        return node if kept is None else node._replace(stale_params=Slots(view))
-
-    return map_nodes(pulled, is_wrapper, inner_state)
+def _marked(inner_state: PyTree) -> PyTree:
+    """Return the state in which wrappers are marked: the commit was made without a worker, though they are told one."""
+    mark = lambda node: node._replace(pulled_at=Unnamed(node.pulled_at), inner_state=_marked(node.inner_state))
+    return map_nodes(mark, is_wrapper, inner_state)
 
 
-def _with_pulls(inner_state: PyTree, before: PyTree) -> PyTree:
-    """Return the state with the last pulls of wrappers in it as they are in ``before``."""
-
-    def put_back(node, old):
-        inner = _with_pulls(node.inner_state, old.inner_state)
-        return node._replace(pulled_at=old.pulled_at, stale_params=old.stale_params, inner_state=inner)
-
-    return map_nodes(put_back, is_wrapper, inner_state, before)
+def _unmarked(inner_state: PyTree) -> PyTree:
+    take_off = lambda node: node._replace(pulled_at=node.pulled_at.pulled_at, inner_state=_unmarked(node.inner_state))
+    return map_nodes(take_off, is_wrapper, inner_state)
 
 
 def _record_pull(mine: StalenessState, view: PyTree) -> StalenessState:

@@ -71,7 +71,13 @@ def test_an_interrupt_while_the_folder_is_locked_leaves_no_lock(tmp_path, monkey
 def test_an_interrupt_at_any_line_of_a_save_leaves_no_lock(tmp_path, monkeypatch, fails):
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
     release = next(code for code in lock.hold.__code__.co_consts if getattr(code, "co_name", "") == "release")
-    functions = {gemjax.Checkpoints.save.__code__, lock.hold.__code__, release, lock._try.__code__}
+    functions = {
+        gemjax.Checkpoints.save.__code__,
+        lock.hold.__code__,
+        release,
+        lock._try.__code__,
+        lock.alone_in.__wrapped__.__code__,
+    }
     checkpoints, state, begin = gemjax.Checkpoints(tmp_path, keep=2), like(), ocp.save_checkpointables_async
 
     def full(*_, **__):

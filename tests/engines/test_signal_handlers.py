@@ -499,3 +499,36 @@ def test_an_error_that_is_its_own_cause_is_a_fault_of_the_data():
         gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
     )  # fmt: skip
     assert int(result.state.commits) == 8
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
+def test_a_source_may_make_an_error_of_its_own_of_what_a_handler_raises(kind):
+    """Of a time-out that it has set it is a fault; Ctrl-C is none."""
+
+    class Source:
+        pressed = False
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, row):
+            if not self.pressed:
+                self.pressed = True
+                try:
+                    press()
+                except BaseException as error:
+                    raise OSError("a file server") from error
+            return np.float32(row)
+
+    def run():
+        return gemjax.run_on_devices(
+            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
+            gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
+        )  # fmt: skip
+
+    with raising(kind):
+        if kind is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                run()
+        else:
+            assert int(run().state.commits) == 8

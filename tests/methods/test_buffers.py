@@ -80,6 +80,13 @@ def test_a_weight_may_look_the_staleness_up_in_a_table(make):
     make(weight=weight)
 
 
+@pytest.mark.parametrize("kind", [jnp.float32, jnp.int32, np.float64])
+def test_the_mean_staleness_may_be_an_array(kind):
+    assert gemjax.fedbuff(mean_staleness=kind(3)).init(jnp.ones(2))
+    injected = optax.inject_hyperparams(gemjax.fedbuff, static_args=("buffer_size",))(mean_staleness=3, buffer_size=2)
+    assert injected.init(jnp.ones(2))
+
+
 def test_a_weight_that_looks_up_a_table_may_be_given_inside_of_jit():
     table = jnp.array([1.0, 0.5])
     init = lambda params: gemjax.fedbuff(weight=lambda staleness: table[jnp.minimum(staleness, 1)]).init(params)

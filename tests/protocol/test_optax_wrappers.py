@@ -133,6 +133,30 @@ def test_a_named_worker_is_stale_inside_of_a_wrapper_after_commits_without_a_nam
     equal(states["alone"], -0.05 * params, rtol=1e-6)
 
 
+def test_without_worker_and_params_nothing_is_stale_inside_of_a_wrapper_either():
+    tx, grads = gemjax.asynchronous(gemjax.asynchronous(gemjax.staleness_aware(0.1))), jnp.ones(2)
+    state = tx.init(grads)
+    for _ in range(3):
+        updates, state = tx.update(grads, state)
+        equal(updates, -0.1 * grads, rtol=1e-6)
+    assert jax.tree.structure(state) == jax.tree.structure(tx.init(grads))
+
+
+def test_a_wrapper_inside_compares_with_the_parameters_that_it_is_given():
+    """Another transformation around it may give others, such as flattened ones."""
+
+    def ends_at(tx):
+        params = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
+        state = tx.init(params)
+        for _ in range(6):
+            updates, state = tx.update(jax.tree.map(lambda p: 2 * p, params), state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    inner = optax.flatten(gemjax.gem(0.1))
+    equal(ends_at(gemjax.asynchronous(inner)), ends_at(inner), rtol=1e-6)
+
+
 def test_wrappers_for_different_numbers_of_workers():
     with pytest.raises(ValueError, match="a state for 4 workers is inside one for 3; give both the same num_workers"):
         gemjax.asynchronous(gemjax.gem(0.1, num_workers=4), num_workers=3).init(PARAMS)
