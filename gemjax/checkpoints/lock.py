@@ -38,8 +38,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 def hold(folder: Path, held: Held) -> Callable[[], None]:
     """Wait until no other object or process writes to ``folder``, and keep others out until the returned function is called.
 
-    The lock ends at the latest with its process. Where the file system has no locks, there is none. Inside of ``held``, Ctrl-C
-    ends the waiting, and never comes between a lock and its release.
+    The lock ends at the latest with its process. Where the file system has no locks, there is none. Inside of ``held`` the
+    first Ctrl-C ends the waiting, and does not come between a lock and its release.
 
     Raises:
       BlockingIOError: if another one writes for longer than ``PATIENCE``.

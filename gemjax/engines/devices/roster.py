@@ -448,6 +448,7 @@ class Roster:
 
     def _give_up(self, worker: int, place: dict[int, None], last: str, error: BaseException | None = None) -> None:
         self._put(worker, place)
+        self._ended.pop(worker, None)
         self._last_loss = worker, last, error
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:

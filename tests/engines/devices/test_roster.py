@@ -173,6 +173,12 @@ def test_a_worker_that_was_given_up_and_has_ended_since_is_not_called_given_up()
     for worker in (0, 1):
         run.roster.ended(worker, ValueError("no more periods"))
     assert run.roster.failure()[0] == "0 of 9 commits are made, but every worker has made its commits: no more periods"
+    del run.computing[1]  # The roster alone was told of its end.
+    run.join(1)
+    run.arrive(1, ERROR)
+    message, cause = run.roster.failure()
+    assert "workers 0 have made all their commits, and the others were given up; the last was worker 1 " in message
+    assert cause is ERROR
 
 
 def test_the_last_error_is_the_cause_of_the_failure():
