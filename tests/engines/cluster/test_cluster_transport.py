@@ -150,7 +150,7 @@ def test_a_run_ends_if_no_restarted_worker_can_begin_it(fake, monkeypatch):
         return False
 
     fake.lose = lose
-    with pytest.raises(gemjax.RunFailedError, match=r"lost 3 times at step 2: .*the file is gone") as failure:
+    with pytest.raises(gemjax.RunFailedError, match=r"lost 4 times at step 2: .*the file is gone") as failure:
         gemjax.run_on_cluster(ASGD, QUADRATIC.loss_fn, QUADRATIC.params, batches, 100)
     assert len(failure.value.result.trace) == 2 * N
 
