@@ -1,5 +1,6 @@
 """Runs in which a signal arrives, and the fixture that checks the handlers after them."""
 
+import contextlib
 import signal
 
 import pytest
@@ -45,3 +46,21 @@ def pressing(function, at, times=1, number=signal.SIGINT):
         return found
 
     return call
+
+
+class PreemptedError(Exception):
+    """An exception that a handler of one's own may raise."""
+
+
+@contextlib.contextmanager
+def raising(kind):
+    """Let the handler of Ctrl-C raise an exception inside."""
+
+    def stop(number, frame):
+        raise kind
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

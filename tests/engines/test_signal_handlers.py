@@ -14,30 +14,14 @@ import numpy as np
 import pytest
 from engines import signals
 from engines.problems import assert_same_bits
-from engines.signals import press, pressing, run_on_devices, simulate
+from engines.signals import PreemptedError, press, pressing, raising, run_on_devices, simulate
 
-import gemjax
 from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors
 from gemjax.engines.devices.hardware.programs import commits
-from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.engines.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
 
 restored = signals.restored
-
-
-@contextlib.contextmanager
-def raising(kind):
-    """Let the handler of Ctrl-C raise an exception inside."""
-
-    def stop(number, frame):
-        raise kind
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_a_saved_handler_holds_nothing_back_after_the_run():
@@ -179,10 +163,6 @@ def test_a_signal_in_a_finalizer_in_a_callback_ends_the_run(run):
     with pytest.raises(KeyboardInterrupt) as stop:
         run(callback=callback, **({"callback_every": 8} if run is run_on_devices else {}))
     assert len(stop.value.result.trace) < len(signals.TRACE)
-
-
-class PreemptedError(Exception):
-    """An exception that a handler of one's own may raise."""
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
@@ -439,96 +419,3 @@ def test_a_run_on_devices_that_a_handler_of_ones_own_ends_keeps_its_state(monkey
         signal.signal(signal.SIGTERM, before)
     found = ended.value.result
     assert 8 <= int(found.state.commits) == len(found.trace) < 40
-
-
-def test_an_exception_of_a_handler_while_the_first_rows_are_read_is_no_fault_of_the_data():
-    reads = []
-
-    class Source:
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, row):
-            if not reads:
-                reads.append(row)
-                press()
-            return np.float32(row)
-
-    with raising(PreemptedError), pytest.raises(PreemptedError):
-        gemjax.run_on_devices(
-            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
-            gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
-        )  # fmt: skip
-
-
-def test_an_exception_of_a_handler_in_a_dispatch_is_no_fault_of_the_data(monkeypatch):
-    dispatch, calls = Scheduler.dispatch, []
-
-    def pressed(self, number):
-        calls.append(number)
-        if len(calls) == 5:
-            press()
-        dispatch(self, number)
-
-    monkeypatch.setattr(Scheduler, "dispatch", pressed)
-    source = gemjax.FromSource(np.arange(64, dtype=np.float32), batch_size=4)
-    with raising(PreemptedError), pytest.raises(PreemptedError) as ended:
-        gemjax.run_on_devices(
-            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0, source, 80,
-            policy=gemjax.Policy(retries=3),
-        )  # fmt: skip
-    assert int(ended.value.result.state.commits) < 80
-
-
-def test_an_error_that_is_its_own_cause_is_a_fault_of_the_data():
-    class Source:
-        failures = 0
-
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, row):
-            if self.failures < 2:
-                self.failures += 1
-                error = OSError("a file server")
-                raise error from error
-            return np.float32(row)
-
-    result = gemjax.run_on_devices(
-        gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
-        gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
-    )  # fmt: skip
-    assert int(result.state.commits) == 8
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
-def test_a_source_may_make_an_error_of_its_own_of_what_a_handler_raises(kind):
-    """Of a time-out that it has set it is a fault; Ctrl-C is none."""
-
-    class Source:
-        pressed = False
-
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, row):
-            if not self.pressed:
-                self.pressed = True
-                try:
-                    press()
-                except BaseException as error:
-                    raise OSError("a file server") from error
-            return np.float32(row)
-
-    def run():
-        return gemjax.run_on_devices(
-            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
-            gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
-        )  # fmt: skip
-
-    with raising(kind):
-        if kind is KeyboardInterrupt:
-            with pytest.raises(KeyboardInterrupt):
-                run()
-        else:
-            assert int(run().state.commits) == 8

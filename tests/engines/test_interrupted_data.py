@@ -1,0 +1,104 @@
+"""What a handler of a signal raises while data are read, and errors of the data themselves."""
+
+import numpy as np
+import pytest
+from engines import signals
+from engines.signals import PreemptedError, press, raising
+
+import gemjax
+from gemjax.engines.devices.scheduler import Scheduler
+
+restored = signals.restored
+
+
+def test_an_exception_of_a_handler_while_the_first_rows_are_read_is_no_fault_of_the_data():
+    reads = []
+
+    class Source:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, row):
+            if not reads:
+                reads.append(row)
+                press()
+            return np.float32(row)
+
+    with raising(PreemptedError), pytest.raises(PreemptedError):
+        gemjax.run_on_devices(
+            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
+            gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
+        )  # fmt: skip
+
+
+def test_an_exception_of_a_handler_in_a_dispatch_is_no_fault_of_the_data(monkeypatch):
+    dispatch, calls = Scheduler.dispatch, []
+
+    def pressed(self, number):
+        calls.append(number)
+        if len(calls) == 5:
+            press()
+        dispatch(self, number)
+
+    monkeypatch.setattr(Scheduler, "dispatch", pressed)
+    source = gemjax.FromSource(np.arange(64, dtype=np.float32), batch_size=4)
+    with raising(PreemptedError), pytest.raises(PreemptedError) as ended:
+        gemjax.run_on_devices(
+            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0, source, 80,
+            policy=gemjax.Policy(retries=3),
+        )  # fmt: skip
+    assert int(ended.value.result.state.commits) < 80
+
+
+def test_an_error_that_is_its_own_cause_is_a_fault_of_the_data():
+    class Source:
+        failures = 0
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, row):
+            if self.failures < 2:
+                self.failures += 1
+                error = OSError("a file server")
+                raise error from error
+            return np.float32(row)
+
+    result = gemjax.run_on_devices(
+        gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
+        gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
+    )  # fmt: skip
+    assert int(result.state.commits) == 8
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
+def test_a_source_may_make_an_error_of_its_own_of_what_a_handler_raises(kind):
+    """Of a time-out that it has set it is a fault; Ctrl-C is none."""
+
+    class Source:
+        pressed = False
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, row):
+            if not self.pressed:
+                self.pressed = True
+                try:
+                    press()
+                except BaseException as error:
+                    raise OSError("a file server") from error
+            return np.float32(row)
+
+    def run():
+        return gemjax.run_on_devices(
+            gemjax.asgd(0.1, 2), lambda params, batch: (params - batch.mean()) ** 2, 0.0,
+            gemjax.FromSource(Source(), batch_size=4), 8, policy=gemjax.Policy(retries=3),
+        )  # fmt: skip
+
+    with raising(kind):
+        if kind is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                run()
+        else:
+            assert int(run().state.commits) == 8
