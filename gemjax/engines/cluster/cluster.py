@@ -26,7 +26,7 @@ from gemjax.engines.cluster.connection import (
     on_loopback,
     signals_kept,
 )
-from gemjax.engines.devices.hardware.sharding import Place
+from gemjax.engines.devices.hardware.sharding import Place, is_device
 from gemjax.engines.devices.roster import INFINITY
 from gemjax.protocol.checks import check_at_least, check_positive_int, shown
 from gemjax.protocol.staleness import check_num_workers
@@ -119,7 +119,7 @@ class Cluster:
             if not isinstance(mapping, Mapping | None):
                 raise ValueError(f"{name} must be a dict, got {shown(mapping)}")
         places = () if central is None else central if isinstance(central, tuple) else (central,)
-        if wrong := [place for place in places if not hasattr(place, "platform") or isinstance(place, jax.Array)]:
+        if wrong := [place for place in places if not is_device(place)]:
             raise ValueError(f"central must be a JAX device, or a tuple of them, got {shown(wrong[0])}")
         if groups is not None:
             check_positive_int("groups", groups)

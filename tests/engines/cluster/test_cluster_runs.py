@@ -324,6 +324,7 @@ def test_ray_is_imported_on_demand():
         ({"num_workers": 2, "num_gpus": None}, "num_gpus must be a number, got None"),
         ({"num_workers": 2, "resources": 3}, "resources must be a dict, got 3"),
         ({"num_workers": 2, "runtime_env": 5}, "runtime_env must be a dict, got 5"),
+        ({"num_workers": 2, "central": "cpu"}, "central must be a JAX device, or a tuple of them, got 'cpu'"),
     ],
 )
 def test_wrong_clusters_are_refused(options, message):

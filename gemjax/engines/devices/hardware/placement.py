@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from gemjax.engines.checks import RunWarning
-from gemjax.engines.devices.hardware.sharding import Place, devices_of
+from gemjax.engines.devices.hardware.sharding import Place, devices_of, is_device
 from gemjax.protocol.checks import check_choice, shown
 from gemjax.protocol.staleness import check_num_workers
 
@@ -45,9 +45,7 @@ class Placement:
             *((f"worker {w}", place) for w, place in enumerate(self.workers)),
             ("central", self.central),
         ):
-            if not all(
-                hasattr(device, "platform") and not isinstance(device, jax.Array) for device in devices_of(place)
-            ):
+            if not all(is_device(device) for device in devices_of(place)):
                 raise TypeError(f"{name} must have a JAX device, or a tuple of them, got {shown(place)}")
             if not devices_of(place) or len(set(devices_of(place))) != len(devices_of(place)):
                 raise ValueError(f"{name} must have different devices, at least one, got {place}")
@@ -120,7 +118,7 @@ def place(
         devices = list(jax.local_devices() if devices is None else devices)
     except TypeError:
         raise TypeError(f"devices must be a sequence of JAX devices, got {shown(devices)}") from None
-    if wrong := [device for device in devices if not hasattr(device, "platform") or isinstance(device, jax.Array)]:
+    if wrong := [device for device in devices if not is_device(device)]:
         raise TypeError(f"devices must be JAX devices, such as jax.local_devices(), got {shown(wrong[0])}")
     check_num_workers(num_workers)
     if not devices:
