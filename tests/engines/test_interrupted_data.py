@@ -1,4 +1,4 @@
-"""What a handler of a signal raises while data are read, and errors of the data themselves."""
+"""Exceptions of signal handlers while data are read, and errors of the data themselves."""
 
 import numpy as np
 import pytest
