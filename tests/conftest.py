@@ -4,6 +4,9 @@ import os
 import signal
 import time
 
+# Most tests need several devices, which an accelerator is not; JAX_PLATFORMS=cuda,cpu tests a GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 import hypothesis
 import jax
 import pytest

@@ -129,9 +129,11 @@ def _order(s: Summary) -> Finding:
         s.repeats < FIXED,
         f"{_percent(s.repeats)} of the commits repeat the order of the round before (fixed round: 100 %, pure chance: "
         f"{_percent(1 / s.num_workers)}).",
-        "a fixed round has a fixed delay: if it is not intended, look for code that waits for workers in turn, and let their "
-        "speeds differ.",
-        decisive=True,
+        ""
+        if _is_one_device(s)
+        else "a fixed round has a fixed delay: if it is not intended, look for code that waits for workers in turn, and let "
+        "their speeds differ.",
+        decisive=not _is_one_device(s),
     )
 
 
@@ -139,11 +141,12 @@ def _overlap(s: Summary) -> Finding:
     text = (
         f"Of {s.num_workers} workers, {s.at_once:.1f} computed at the same time (mean over the time in which any did)."
     )
-    if s.num_devices == 1 and s.measured:
+    if _is_one_device(s):
         return Finding(
             False,
             "All workers share one device, on which their gradients take turns.",
-            "give the workers devices of their own; on a CPU call gemjax.cpu_devices(n) first.",
+            "give the workers devices of their own (on a CPU call gemjax.cpu_devices(n) first), or simulate them "
+            "(gemjax.simulate, --engine simulate).",
             decisive=True,
         )
     # If workers wait for the central variable, that finding has the advice.
@@ -154,7 +157,12 @@ def _overlap(s: Summary) -> Finding:
 
 
 def _take_turns(s: Summary) -> bool:
-    return s.at_once < TURNS or (s.num_devices == 1 and s.measured)
+    return s.at_once < TURNS or _is_one_device(s)
+
+
+def _is_one_device(s: Summary) -> bool:
+    """Return True if all workers share one device, which explains a fixed round, a constant staleness and waiting."""
+    return s.num_devices == 1 and s.measured
 
 
 def _dominance(s: Summary) -> Finding:
@@ -175,7 +183,9 @@ def _wait(s: Summary) -> Finding:
             True, "Waiting for the central variable is part of the simulated durations and is not separated."
         )
     advice = (
-        "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
+        ""
+        if _is_one_device(s) and s.colocated
+        else "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
         "barrier: give it a device of its own (--central dedicated, or gemjax.place(n, 'dedicated'))."
         if s.colocated
         else "the central variable is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
@@ -195,7 +205,7 @@ def _staleness(s: Summary) -> Finding:
         s.staleness_mode < FIXED,
         f"Staleness: median {s.staleness_median:.0f}, 95 % at most {s.staleness_p95:.0f} (equal speeds: about "
         f"{s.num_workers - 1}); the most common value has {_percent(s.staleness_mode)} of the commits.",
-        "a constant delay is a pipeline, not an asynchronous run.",
+        "" if _is_one_device(s) else "a constant delay is a pipeline, not an asynchronous run.",
     )
 
 

@@ -47,6 +47,14 @@ def test_decisive_findings_come_first(events, reason, advice):
     assert any(advice in line for line in verdict.advice)
 
 
+def test_one_device_explains_all_else():
+    """On a host with one GPU the fixed round, the constant staleness and the waits all come from that."""
+    verdict = judge(free(variation=0.0, wait=1.0, view=1.0, devices=["gpu:0"] * 4, central="gpu:0"))
+    assert verdict.headline == "Not asynchronous: workers took turns."
+    assert len(failed(verdict)) > 1
+    assert [advice[:36] for advice in verdict.advice] == ["give the workers devices of their own"[:36]]
+
+
 @pytest.mark.parametrize(
     ("events", "reason", "advice"),
     [

@@ -14,7 +14,7 @@ import gemjax
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
-from train.bench.devices import no_batches, trivial_loss
+from train.bench.devices import no_batches, place, trivial_loss
 from train.bench.simulate import BATCH_SIZE, make_problem
 
 WORKERS = 4
@@ -61,7 +61,7 @@ def _on_device(kind: type[Transition], size: int, steps: int) -> Callable[[], fl
     """Make a function that measures the seconds of one commit and pull at the central variable, the fastest of some."""
     params = {"a": jnp.zeros(size // 2), "b": jnp.zeros(size - size // 2 - 10), "c": jnp.zeros(10)}
     transition = kind(tx=gemjax.gem(1e-3), loss_fn=trivial_loss, num_workers=1).bind(params)
-    programs = Programs(transition, gemjax.Computed(no_batches), gemjax.place(1, "dedicated"), transition.init(params))
+    programs = Programs(transition, gemjax.Computed(no_batches), place(1), transition.init(params))
     programs.warm_up()
     gradient, _ = programs.bring(jax.block_until_ready(programs.compute(0, programs.select(0))))
 

@@ -47,7 +47,7 @@ def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str
         """Return the seconds of each commit of the device engine, without set-up and compilation."""
         result = gemjax.run_on_devices(
             gemjax.gem(1e-3, 0.9, num_workers), trivial_loss, params, no_batches, commits,
-            placement=gemjax.place(num_workers, "dedicated"),
+            placement=place(num_workers),
         )  # fmt: skip
         return np.diff(result.history["time"])
 
@@ -144,6 +144,11 @@ def _print(title: str, figures: dict[str, dict[str, float]], console: Console) -
     console.print(table)
 
 
+def place(num_workers: int) -> gemjax.Placement:
+    """Place the central variable on a device of its own, or on the only device, so that no transfer is measured by default."""
+    return gemjax.place(num_workers, "dedicated" if len(jax.local_devices()) > 1 else "colocated")
+
+
 def trivial_loss(params: PyTree, batch: Any) -> jax.Array:
     """Return a loss with a constant gradient."""
     return 1e-6 * sum((jnp.sum(leaf) for leaf in jax.tree.leaves(params)), jnp.zeros([]))
@@ -157,7 +162,7 @@ def no_batches(worker: Any, step: Any) -> Any:
 def _programs(params: PyTree) -> Programs:
     """Return the programs of GEM with one worker, compiled."""
     transition = Transition(tx=gemjax.gem(1e-3, 0.9, 1), loss_fn=trivial_loss, num_workers=1).bind(params)
-    programs = Programs(transition, gemjax.Computed(no_batches), gemjax.place(1, "dedicated"), transition.init(params))
+    programs = Programs(transition, gemjax.Computed(no_batches), place(1), transition.init(params))
     programs.warm_up()
     return programs
 

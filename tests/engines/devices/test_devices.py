@@ -71,9 +71,17 @@ def test_every_place_of_the_central_variable(central, vector):
     assert_close(jax.device_get(result.params), jax.device_get(replay(result, problem, ASGD).params), rtol=1e-5)
 
 
-def test_a_central_variable_on_a_workers_device_is_warned_of():
-    with pytest.warns(gemjax.RunWarning, match=r"shares its device with worker 0: .* hidden barrier"):
-        run(placement=gemjax.place(4, "colocated"))
+@pytest.mark.parametrize("central", ["colocated", "host"])
+def test_a_central_variable_on_a_workers_device_is_warned_of(central):
+    message = (
+        r"shares its device with worker 0: .* hidden barrier .*gemjax.place\(n, 'dedicated'\), on the command line"
+    )
+    with pytest.warns(gemjax.RunWarning, match=message):
+        run(placement=gemjax.place(4, central))
+
+
+def test_workers_that_take_turns_on_one_device_lose_nothing_by_a_central_variable_there():
+    run(placement=gemjax.place(4, "colocated", jax.devices()[:1]))
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ def test_workers_are_assigned_to_devices_in_turn():
 @pytest.mark.parametrize(
     ("devices", "central"),
     [
-        (ACCELERATORS[:1], "host"),
+        (ACCELERATORS[:1], "colocated"),
+        (ACCELERATORS[:2], "host"),
         (ACCELERATORS[:3], "host"),
         (ACCELERATORS[:4], "dedicated"),
         (ACCELERATORS, "dedicated"),
