@@ -52,13 +52,18 @@ def may_be_large(options: Common) -> bool:
 
 
 def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
-    """Check that the kept memory of a run fits; accelerators that share it are not checked.
+    """Check that the kept memory of a run fits; several accelerators that share it are not checked.
 
     Raises:
       MemoryError: if it does not fit.
     """
-    if config.engine == "simulate" or jax.default_backend() == "cpu":
-        check_fits(_kept(config, params), jax.devices()[0])  # All CPU devices share the host's memory.
+    on_cpu = jax.default_backend() == "cpu"  # All CPU devices share the host's memory.
+    together = config.engine == "devices" and len(jax.local_devices()) == 1 and config.central in ("auto", "colocated")
+    if config.engine == "simulate" or on_cpu:
+        check_fits(_kept(config, params), jax.devices()[0])
+    elif together:
+        advice = "fewer workers, --central host, or a method that keeps fewer copies of the parameters per worker"
+        check_fits(_kept(config, params), jax.devices()[0], advice)
     check_records(num_commits, "fewer workers, fewer epochs or larger batches")
 
 

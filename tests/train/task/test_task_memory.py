@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 
 from train import cli
-from train.task import models, task
+from train.config.config import Config
+from train.task import memory, models, task
 
 LARGE = ["--model", "resnet20", "--width", "1000"]
 REFUSED = (
@@ -42,3 +43,27 @@ def test_a_network_that_does_not_fit_is_refused_before_its_parameters_are_made(c
     assert cli.main([*command, *LARGE]) == 2
     assert re.search(REFUSED, capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
+
+
+class Gpu:
+    """Placeholder for a GPU with a kilobyte."""
+
+    platform = "gpu"
+
+    def memory_stats(self):
+        return {"bytes_limit": 1024}
+
+    def __str__(self):
+        return "gpu:0"
+
+
+def test_the_only_accelerator_must_hold_workers_and_central_variable(monkeypatch):
+    cpus, params = jax.devices("cpu"), jax.numpy.zeros(1000)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda platform=None: cpus if platform == "cpu" else [Gpu()])
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
+    with pytest.raises(MemoryError, match=r"but gpu:0 has 1 KiB; take fewer workers, --central host, or"):
+        memory.check_memory(Config(), params, 10)
+    memory.check_memory(Config(central="host"), params, 10)
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu(), Gpu()])
+    memory.check_memory(Config(), params, 10)
