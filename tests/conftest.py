@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-# Most tests need several devices, which an accelerator is not; JAX_PLATFORMS=cuda,cpu tests a GPU.
+# Many tests need several devices, and a host may have one accelerator only. JAX_PLATFORMS=cuda,cpu tests a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis

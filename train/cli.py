@@ -32,8 +32,8 @@ EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Another
 EMPTY = re.compile(r"\s*|(--[\w-]+)=\s*")
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
 MORE_MEMORY = (
-    "begin a run with a smaller --batch-size, a smaller network or fewer --workers, keep the central variable in the host's "
-    "memory (--central host), or end other programs that use the device"
+    "begin a run with a smaller --batch-size, a smaller network or fewer --workers, or end other programs that use the "
+    "device"
 )
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.

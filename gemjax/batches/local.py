@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gemjax.batches.base import Wrapper, select
@@ -58,7 +59,9 @@ class LocalBatches(Wrapper):
 
     def batch(self, data: PyTree, selection: PyTree) -> "Minibatches":
         first, count, chosen = selection
-        return Minibatches(first, count, lambda j: self.batches.batch(data, jax.tree.map(lambda c: c[j], chosen)))
+        return Minibatches(
+            first, count, lambda j: self.batches.batch(data, jax.tree.map(lambda c: jnp.asarray(c)[j], chosen))
+        )
 
 
 @dataclasses.dataclass(frozen=True)

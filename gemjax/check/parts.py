@@ -36,8 +36,7 @@ def run(
     """Check gemjax on the devices of this process.
 
     Args:
-      workers: number of workers; default: one per CPU device or two per accelerator that is not the central variable's,
-        and at least 4.
+      workers: number of workers; default: one per CPU device or two per accelerator that has workers, and at least 4.
       cpu_devices: number of CPU devices to create, harmless beside accelerators; default: keep the existing ones. It has no
         effect if JAX has started its devices already.
       quick: True for fewer methods, only the small model, and shorter measurements.

@@ -100,6 +100,10 @@ def verdict(summary: Summary) -> Verdict:
     }
     if not summary.measured:
         judged = {reason: dataclasses.replace(finding, advice=SIMULATED) for reason, finding in judged.items()}
+    elif _is_one_device(summary):  # What follows from the turns needs no advice of its own.
+        follows = {"the commits came in a fixed round", "the staleness never varied"}
+        follows |= {"workers waited for the central variable"} if summary.colocated else set()
+        judged |= {reason: dataclasses.replace(judged[reason], advice="") for reason in follows}
     judged["much of the work was discarded"] = _waste(summary)
     failed = {reason: finding for reason, finding in judged.items() if not finding.passed}
     decisive = [reason for reason, finding in failed.items() if finding.decisive]
@@ -129,10 +133,8 @@ def _order(s: Summary) -> Finding:
         s.repeats < FIXED,
         f"{_percent(s.repeats)} of the commits repeat the order of the round before (fixed round: 100 %, pure chance: "
         f"{_percent(1 / s.num_workers)}).",
-        ""
-        if _is_one_device(s)
-        else "a fixed round has a fixed delay: if it is not intended, look for code that waits for workers in turn, and let "
-        "their speeds differ.",
+        "a fixed round has a fixed delay: if it is not intended, look for code that waits for workers in turn, and let their "
+        "speeds differ.",
         decisive=not _is_one_device(s),
     )
 
@@ -161,7 +163,7 @@ def _take_turns(s: Summary) -> bool:
 
 
 def _is_one_device(s: Summary) -> bool:
-    """Return True if all workers share one device, which explains a fixed round, a constant staleness and waiting."""
+    """Return True if all workers share one device, whose turns explain a fixed round, a constant staleness and waits."""
     return s.num_devices == 1 and s.measured
 
 
@@ -183,9 +185,7 @@ def _wait(s: Summary) -> Finding:
             True, "Waiting for the central variable is part of the simulated durations and is not separated."
         )
     advice = (
-        ""
-        if _is_one_device(s) and s.colocated
-        else "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
+        "the central variable shares a device with a worker, so commits queue behind that worker's gradients, a hidden "
         "barrier: give it a device of its own (--central dedicated, or gemjax.place(n, 'dedicated'))."
         if s.colocated
         else "the central variable is the bottleneck: give each commit more work (a larger batch, or local steps), or use "
@@ -205,7 +205,7 @@ def _staleness(s: Summary) -> Finding:
         s.staleness_mode < FIXED,
         f"Staleness: median {s.staleness_median:.0f}, 95 % at most {s.staleness_p95:.0f} (equal speeds: about "
         f"{s.num_workers - 1}); the most common value has {_percent(s.staleness_mode)} of the commits.",
-        "" if _is_one_device(s) else "a constant delay is a pipeline, not an asynchronous run.",
+        "a constant delay is a pipeline, not an asynchronous run.",
     )
 
 
@@ -228,8 +228,9 @@ def _waste(s: Summary) -> Finding:
     return Finding(
         wasted <= 0.2,
         f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite{called_back}.",
-        "loosen the staleness bound, or remove workers that are much slower; if values are not finite, lower the learning "
-        "rate.",
+        "loosen the staleness bound, take a method that refuses less, or remove workers that are much slower."
+        if s.dropped + s.interrupted >= s.rejected
+        else "lower the learning rate, or clip gradients.",
     )
 
 

@@ -52,7 +52,23 @@ def test_one_device_explains_all_else():
     verdict = judge(free(variation=0.0, wait=1.0, view=1.0, devices=["gpu:0"] * 4, central="gpu:0"))
     assert verdict.headline == "Not asynchronous: workers took turns."
     assert len(failed(verdict)) > 1
-    assert [advice[:36] for advice in verdict.advice] == ["give the workers devices of their own"[:36]]
+    assert len(verdict.advice) == 1
+    assert verdict.advice[0].startswith("give the workers devices of their own")
+
+
+def test_a_central_variable_elsewhere_can_be_a_bottleneck_beside_one_device():
+    verdict = judge(free(variation=0.0, wait=1.0, view=1.0, devices=["gpu:0"] * 4, central="cpu:0"))
+    assert [advice[:15] for advice in verdict.advice] == ["give the worker", "the central var"]
+
+
+def test_refused_and_rejected_commits_have_advice_of_their_own():
+    """A method such as Rennala refuses stale commits by itself; no learning rate changes that."""
+    for kind, advice in (("drop", "loosen the staleness bound, take a method"), ("reject", "lower the learning rate")):
+        changed = [
+            event | {"event": kind} if event["event"] == "commit" and number % 2 else event
+            for number, event in enumerate(free())
+        ]
+        assert [line for line in judge(changed).advice if line.startswith(advice)]
 
 
 @pytest.mark.parametrize(

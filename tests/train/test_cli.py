@@ -8,9 +8,11 @@ import runpy
 import sys
 import time
 
+import jax
 import pytest
 from flax import linen as nn
 
+import gemjax
 from train import cli
 from train.bench.bench import Bench
 from train.claims.reproduce import Reproduce
@@ -418,6 +420,17 @@ def test_a_folder_called_latest_is_refused(tmp_path, monkeypatch, capsys):
     for name in ("latest", "./latest"):
         assert cli.main(["--out", name, "--dry-run"]) == 2
         assert "--out latest would name the newest folder under runs/ in other commands" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_devices_that_are_too_few_are_refused_before_any_work(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(gemjax, "cpu_devices", lambda count: jax.devices()[:1])
+    monkeypatch.setattr(jax, "local_devices", lambda backend=None: jax.devices()[:1])
+    assert cli.main(["--central", "dedicated", "--out", str(tmp_path / "run")]) == 2
+    assert (
+        "train: central='dedicated' with central_devices=1 and worker_devices=1 needs at least 2"
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -145,7 +145,7 @@ def _print(title: str, figures: dict[str, dict[str, float]], console: Console) -
 
 
 def place(num_workers: int) -> gemjax.Placement:
-    """Place the central variable on a device of its own, or on the only device, so that no transfer is measured by default."""
+    """Place the central variable on a device of its own or on the only device, never in the host's memory."""
     return gemjax.place(num_workers, "dedicated" if len(jax.local_devices()) > 1 else "colocated")
 
 

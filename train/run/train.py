@@ -60,6 +60,8 @@ def _train(
     new = not folder.config.exists()
     if config.engine != "simulate":
         gemjax.cpu_devices(_cpu_devices(config))
+    if config.engine == "devices":
+        _placement(config)  # Refuses what this host cannot do, before any work.
     with warnings_on(console):
         logged = folder.verify(config)
     if may_be_large(config):
@@ -129,6 +131,21 @@ def _cpu_devices(config: Config) -> int:
     return places + config.central_devices if dedicated else max(places, config.central_devices)
 
 
+def _placement(config: Config) -> gemjax.Placement:
+    """Return the devices of a run.
+
+    Raises:
+      UsageError: if there are too few.
+    """
+    try:
+        return gemjax.place(
+            config.workers, None if config.central == "auto" else config.central,
+            central_devices=config.central_devices, worker_devices=config.worker_devices,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def _run_engine(
     config: Config,
     task: Task,
@@ -164,11 +181,7 @@ def _run_engine(
         compression = None if config.compression == "none" else config.compression
         run = functools.partial(gemjax.run_on_cluster, cluster=workers, compression=compression)
     else:
-        placement = gemjax.place(
-            config.workers, None if config.central == "auto" else config.central,
-            central_devices=config.central_devices, worker_devices=config.worker_devices,
-        )  # fmt: skip
-        run = functools.partial(gemjax.run_on_devices, placement=placement)
+        run = functools.partial(gemjax.run_on_devices, placement=_placement(config))
     policy = gemjax.Policy(
         max_staleness=config.max_staleness, quorum=config.quorum, grace=config.grace, deadline=config.deadline,
         retries=config.retries, interrupt=config.interrupt,

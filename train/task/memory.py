@@ -4,6 +4,7 @@ import jax
 from rich.console import Console
 
 import gemjax
+from gemjax.engines.devices.roster import Roster
 from gemjax.engines.memory import check_fits, readable
 from train.common.console import say
 from train.common.machine import in_its_precision
@@ -63,7 +64,7 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
         check_fits(_kept(config, params), jax.devices()[0])
     elif together:
         advice = "fewer workers, --central host, or a method that keeps fewer copies of the parameters per worker"
-        check_fits(_kept(config, params), jax.devices()[0], advice)
+        check_fits(_kept(config, params), jax.local_devices()[0], advice)
     check_records(num_commits, "fewer workers, fewer epochs or larger batches")
 
 
@@ -89,8 +90,11 @@ def _kept(config: Config, params: PyTree) -> dict[str, int]:
         }
     # Workers hold their views and gradients with every method, but not in the memory of this host if they are on others.
     if config.engine != "simulate" and config.address is None:
+        # All CPU devices compute at once, but an accelerator has a few gradients in flight.
+        in_flight = config.workers if jax.default_backend() == "cpu" else Roster.ROOM * len(jax.local_devices())
         copies = config.workers * kept["central variable"]
-        kept |= {"views": max(copies, kept["views"]), "gradients": copies}
+        gradients = min(config.workers, in_flight) * kept["central variable"]
+        kept |= {"views": kept["views"] + copies, "gradients": gradients}
     return kept
 
 

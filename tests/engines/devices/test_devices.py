@@ -73,9 +73,7 @@ def test_every_place_of_the_central_variable(central, vector):
 
 @pytest.mark.parametrize("central", ["colocated", "host"])
 def test_a_central_variable_on_a_workers_device_is_warned_of(central):
-    message = (
-        r"shares its device with worker 0: .* hidden barrier .*gemjax.place\(n, 'dedicated'\), on the command line"
-    )
+    message = r"shares its device with worker 0: .* hidden barrier .*gemjax.place\(n, 'dedicated'\); on the command"
     with pytest.warns(gemjax.RunWarning, match=message):
         run(placement=gemjax.place(4, central))
 

@@ -64,6 +64,7 @@ def test_the_only_accelerator_must_hold_workers_and_central_variable(monkeypatch
     monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
     with pytest.raises(MemoryError, match=r"but gpu:0 has 1 KiB; take fewer workers, --central host, or"):
         memory.check_memory(Config(), params, 10)
-    memory.check_memory(Config(central="host"), params, 10)
+    for central in ("host", "dedicated"):
+        memory.check_memory(Config(central=central), params, 10)
     monkeypatch.setattr(jax, "local_devices", lambda: [Gpu(), Gpu()])
     memory.check_memory(Config(), params, 10)

@@ -1,5 +1,6 @@
 """The central variable with the workers' slots on its devices, and the program that commits and pulls."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, packed_report
-from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
+from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, stacked, whole
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots
@@ -143,9 +144,12 @@ class Central:
           The worker's next view, packed; and the report, as :func:`packed_report` returns it.
         """
         self.shared, slot, view, report = self._commit(self.shared, self.slots[worker], packed, event)
-        for vector in report.values():
-            vector.copy_to_host_async()  # A GPU would take 0.3 ms for it at the time of reading.
         self.slots[worker], own = slot, iter(view.apart)
+        for (
+            vector
+        ) in report.values():  # A GPU would take 0.3 ms for it at the time of reading, which raises its errors.
+            with contextlib.suppress(Exception):
+                vector.copy_to_host_async()
         return view._replace(apart=[next(own) if at is None else slot.apart[at] for at in self._lent]), report
 
     def warm_up(self, packed: Packed) -> None:
@@ -162,5 +166,5 @@ class Central:
     def gather(self) -> RunState:
         """Return the state with the slots of all workers stacked; valid until the next commit."""
         split = [slots.split(self.state(worker)) for worker in range(self.num_workers)]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(slot for slot, _, _ in split))
-        return self._join([Slots(slot.value, self.num_workers) for slot in stacked], split[0][2])
+        together = stacked([slot for slot, _, _ in split])
+        return self._join([Slots(slot.value, self.num_workers) for slot in together], split[0][2])

@@ -105,7 +105,7 @@ def send(packed: Packed, place: Place) -> Packed:
 
 
 def _send_vector(vector: Any, there: Any) -> jax.Array:
-    """Send a vector unless it is on the device ``there`` already: even then a call of JAX takes 16 µs, 80 on a GPU."""
+    """Send a vector unless it is on its device already: even then a call of JAX takes 16 µs, 80 on a GPU."""
     is_there = isinstance(vector, jax.Array) and vector.committed and vector.device == there
     return vector if is_there else jax.device_put(vector, there)
 
@@ -142,7 +142,7 @@ def unpacked_report(report: Mapping[str, Any], reported: Mapping[str, np.dtype])
 
 
 def is_ready(report: Mapping[str, Any]) -> bool:
-    """Return True if :func:`unpacked_report` would not wait."""
+    """Return True if :func:`unpacked_report` would wait for no computation."""
     return all(vector.is_ready() for vector in report.values())
 
 

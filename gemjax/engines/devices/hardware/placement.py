@@ -100,12 +100,12 @@ def place(
     Args:
       num_workers: number of workers N, positive; assigned to the worker devices in turn. A device with two workers is
         pipelined: it computes for one while the other's commit and pull are in transfer, and staleness doubles.
-      central: ``"dedicated"`` keeps the last device for the central variable; ``"host"`` keeps it on the host's first CPU
-        device, beside accelerators; ``"colocated"`` puts it on the first worker's device, where commits queue behind that
-        worker's gradients (:func:`gemjax.run_on_devices` warns of it if there are other devices). Default: with one device
-        ``colocated``, because its gradients take turns anyway and no parameters are transferred; with more, ``dedicated`` on
-        CPU devices, which cost nothing, ``host`` on 2 or 3 accelerators, where one fewer worker costs too much, and
-        ``dedicated`` on more.
+      central: ``"dedicated"`` keeps the last device for the central variable; ``"host"`` keeps it on the first CPU
+        devices of the host, beside accelerators; ``"colocated"`` puts it on the first worker's device, where commits queue
+        behind that worker's gradients (:func:`gemjax.run_on_devices` warns of it if others have devices of their own).
+        Default: with one device ``colocated``, because its gradients take turns anyway and no parameters are transferred;
+        with more, ``dedicated`` on CPU devices, which cost nothing, ``host`` on 2 or 3 accelerators, where one fewer worker
+        costs too much, and ``dedicated`` on more.
       devices: default ``jax.local_devices()``.
       central_devices: number of devices over which the central variable is sharded, positive, default 1; with
         ``"dedicated"`` the last ones, with ``"colocated"`` the first.
@@ -126,8 +126,12 @@ def place(
         raise ValueError("a run on devices needs at least one device, got none")
     accelerated = devices[0].platform != "cpu"
     if central is None:
-        few = "colocated" if len(devices) == 1 else "host" if accelerated else "dedicated"
-        central = few if len(devices) <= 3 else "dedicated"
+        if len(devices) == 1 and (central_devices == 1 or not accelerated):
+            central = "colocated"
+        elif accelerated and len(devices) <= 3:
+            central = "host"
+        else:
+            central = "dedicated"
     check_choice("central", central, CENTRAL)
     for name, count in (("central_devices", central_devices), ("worker_devices", worker_devices)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -160,15 +164,16 @@ def place(
 def warn_if_colocated(placement: Placement) -> None:
     """Warn of the hidden barrier if the central variable needlessly shares a worker's device and other workers wait for it."""
     central = set(devices_of(placement.central))
-    taking_turns = len(central.union(*map(devices_of, placement.workers))) == 1
-    if len(placement.workers) == 1 or taking_turns or not placement.colocated:
+    taking_turns = len(set(placement.workers)) == 1
+    if taking_turns or not placement.colocated:
         return
-    others = "'dedicated'" if all(device.platform == "cpu" for device in central) else "'dedicated' or 'host'"
+    ways = ("dedicated",) if all(device.platform == "cpu" for device in central) else ("dedicated", "host")
     sharing = [worker for worker, place in enumerate(placement.workers) if central & set(devices_of(place))]
     warnings.warn(
         f"the central variable shares its device with worker {', '.join(map(str, sharing))}: every commit waits "
         "there for the running gradient, up to the time of one gradient: a hidden barrier (gemjax.verdict reports the "
-        f"wait). Give it a place of its own: gemjax.place(n, {others}), on the command line --central",
+        f"wait). Give it a place of its own: {' or '.join(f'gemjax.place(n, {way!r})' for way in ways)}; on the command line "
+        f"{' or '.join(f'--central {way}' for way in ways)}",
         RunWarning, stacklevel=3,
     )  # fmt: skip
 

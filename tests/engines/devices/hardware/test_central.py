@@ -50,6 +50,36 @@ def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
     assert sizes(many.central.slots[0]) == sizes(few.central.slots[0])
 
 
+def test_slots_are_stacked_on_the_host_if_their_device_has_no_room(monkeypatch):
+    programs = programs_for({"w": jnp.ones(1000)}, gemjax.gem(0.1, num_workers=2))
+    expected, home, stack = train(programs), programs.placement.central, jnp.stack
+
+    def without_room(arrays):
+        if any(home in array.devices() for array in arrays):
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4000 bytes")
+        return stack(arrays)
+
+    monkeypatch.setattr(jnp, "stack", without_room)
+    found = programs.gather()
+    assert_same_bits(found, expected)
+    assert found.params["w"].devices() == {home}
+    assert found.step.value.devices() == {jax.local_devices(backend="cpu")[0]}
+
+
+def test_a_report_that_cannot_be_sent_early_is_read_later(monkeypatch):
+    programs = programs_for({"w": jnp.ones(1000)}, gemjax.gem(0.1, num_workers=2))
+    expected, tried = train(programs), []
+
+    def fail(array):
+        tried.append(array)
+        raise RuntimeError("RESOURCE_EXHAUSTED: no pinned memory")
+
+    monkeypatch.setattr(type(jnp.zeros(0)), "copy_to_host_async", fail)
+    programs = programs_for({"w": jnp.ones(1000)}, gemjax.gem(0.1, num_workers=2))
+    assert_same_bits(train(programs), expected)
+    assert len(tried) == 4
+
+
 @pytest.mark.slow
 def test_a_large_leaf_stays_apart_and_in_place():
     programs = programs_for({"large": jnp.ones(LARGE), "small": jnp.ones(LARGE - 1)}, gemjax.asgd(0.1, 2))

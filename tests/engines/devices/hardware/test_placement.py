@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import gemjax
-from gemjax.engines.devices.hardware.placement import Placement, place
+from gemjax.engines.devices.hardware.placement import Placement, place, warn_if_colocated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,18 @@ def test_workers_are_assigned_to_devices_in_turn():
 )
 def test_the_default_depends_on_the_devices(devices, central):
     assert place(2, devices=devices) == place(2, central, devices=devices)
+
+
+def test_a_divided_central_variable_of_one_accelerator_is_on_the_host():
+    cpus = tuple(jax.local_devices(backend="cpu")[:2])
+    assert place(2, devices=ACCELERATORS[:1], central_devices=2).central == cpus
+
+
+def test_the_warning_of_a_barrier_names_places_that_exist():
+    ways = r"place\(n, 'dedicated'\) or gemjax.place\(n, 'host'\); .* --central dedicated or --central host"
+    with pytest.warns(gemjax.RunWarning, match=ways):
+        warn_if_colocated(place(4, "colocated", ACCELERATORS))
+    warn_if_colocated(place(4, "colocated", ACCELERATORS[:1]))
 
 
 def test_the_three_places_of_the_central_variable():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from gemjax.engines.devices.hardware.central import Central
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
-from gemjax.engines.devices.hardware.sharding import Place, whole
+from gemjax.engines.devices.hardware.sharding import Place, stacked, whole
 from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, View
@@ -220,7 +220,7 @@ class CentralPrograms(abc.ABC):
         """Return the whole state, per-worker slots stacked; valid until the next commit."""
         state = self.central.gather()
         locals_ = [self._local_at_central(worker) for worker in range(self.num_workers)]
-        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *locals_)
+        local = stacked(locals_)
         return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
 
     def reached(self) -> RunState:
