@@ -82,7 +82,7 @@ class Common:
     variation: float = 0.1
     """Coefficient of variation of the time of a simulated gradient."""
     x64: bool = False
-    """Compute in double precision, in which a replay agrees with its run to about ten digits; it takes longer."""
+    """Compute in double precision, in which a replay of a stable run agrees to about ten digits; it takes longer."""
     data_dir: str | None = None
     """Folder of prepared data sets; default: that of TFDS."""
     manual_dir: str | None = None
