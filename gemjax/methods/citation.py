@@ -8,6 +8,8 @@ from typing import Any
 
 import optax
 
+from gemjax.protocol.checks import shown
+
 # Fields in the order of the entry; ``eprint`` is the number at arXiv.
 PAPERS: dict[str, tuple[str, dict[str, str]]] = {
     "dean2012large": ("inproceedings", {
@@ -187,9 +189,9 @@ def citation(tx: Any) -> str:
       url = {https://arxiv.org/abs/1805.08469},
     }
     """
-    if not isinstance(tx, optax.GradientTransformation) and not _is_method(tx):
+    if not isinstance(tx, (optax.GradientTransformation, optax.MultiSteps)) and not _is_method(tx):
         raise TypeError(
-            f"tx must be an optax transformation, or a function such as gemjax.gem, got {type(tx).__name__}"
+            f"tx must be an optax transformation, or the function of a whole method such as gemjax.gem, got {shown(tx)}"
         )
     used = list(_functions(tx, set()))
     own = "gather_fresh" not in used  # Which keeps its sum in the buffer of `gather`.

@@ -19,6 +19,7 @@ from gemjax.protocol.checks import (
     check_momentum,
     check_positive_int,
     numbers,
+    with_extra_args,
 )
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous, check_num_workers, check_number_around, require_protocol
@@ -55,8 +56,8 @@ def merge_quorum(
       tokens: as in :func:`gemjax.decoupled_diloco`.
 
     Returns:
-      A transformation that keeps one copy of the parameters centrally besides the state of ``inner``. It uses the extra
-      arguments ``local_steps`` (1 if missing) and, with ``tokens``, ``worker``.
+      A transformation that keeps one copy of the parameters centrally besides the state of ``inner``. It needs the extra
+      argument ``local_steps`` (inside of :func:`gemjax.asynchronous` 1 if missing) and, with ``tokens``, ``worker``.
 
     Raises:
       ValueError: if ``count`` is not positive, ``merge`` unknown or ``tokens`` not positive.
@@ -75,7 +76,7 @@ def merge_quorum(
     per_step = None if tokens is None else numbers("tokens", tokens)
     for value in per_step or ():
         check_at_least("each of tokens", value, 1e-9)
-    inner = optax.with_extra_args_support(inner)
+    inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
         if per_step is not None:
@@ -86,7 +87,8 @@ def merge_quorum(
             jnp.zeros([], jnp.int32), jnp.zeros([], kind), jnp.zeros(leaves, kind), mean, inner.init(params)
         )
 
-    def update_fn(updates, state, params=None, *, local_steps: Any = 1, worker: Any = None, **extra_args) -> Any:
+    def update_fn(updates, state, params=None, *, local_steps: Any = None, worker: Any = None, **extra_args) -> Any:
+        require_protocol("merge_quorum", local_steps=local_steps)
         share = jnp.asarray(local_steps, state.weight.dtype)
         if per_step is not None:
             require_protocol("merge_quorum", worker=worker)

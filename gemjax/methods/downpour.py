@@ -9,7 +9,7 @@ import optax
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous
+from gemjax.protocol.staleness import asynchronous, require_protocol
 
 
 def downpour(
@@ -71,7 +71,8 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
     The atom of :func:`gemjax.agn`. It works anywhere inside :func:`gemjax.asynchronous`.
 
     Returns:
-      A stateless transformation that reads the extra argument ``local_steps``, an integer scalar, default 1. Engines supply it.
+      A stateless transformation that needs the extra argument ``local_steps``, an integer scalar. Engines supply it; inside of
+      :func:`gemjax.asynchronous` the default is 1.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_local_steps()
@@ -80,8 +81,9 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
     Array([0.25], dtype=float32)
     """
 
-    def update_fn(updates, state, params=None, *, local_steps: Any = 1, **extra_args):
+    def update_fn(updates, state, params=None, *, local_steps: Any = None, **extra_args):
         del params, extra_args
+        require_protocol("scale_by_local_steps", local_steps=local_steps)
         return jax.tree.map(lambda u: u / jnp.asarray(local_steps, u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
-from gemjax.protocol.checks import check_between, check_method, check_not_narrow, check_positive_int, integer
+from gemjax.protocol.checks import (
+    check_between,
+    check_method,
+    check_not_narrow,
+    check_positive_int,
+    integer,
+    with_extra_args,
+)
 from gemjax.protocol.hooks import Refusals, answer_pull, has_on_pull, where_present
 from gemjax.protocol.nodes import StalenessState, map_nodes, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
@@ -173,7 +180,7 @@ def by_fragment(
         integer("delay", delay, 0)
         check_not_narrow("delay", delay)
     fragments = checked_groups("fragments", fragments)
-    inner = optax.with_extra_args_support(inner)
+    inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
         _, num_fragments = number_leaves(fragments, params)

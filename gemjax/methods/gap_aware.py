@@ -9,7 +9,14 @@ import optax
 from gemjax.methods.dana import dana_momentum
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
 from gemjax.protocol import diagnostics
-from gemjax.protocol.checks import check_at_least, check_choice, check_learning_rate, check_method, check_momentum
+from gemjax.protocol.checks import (
+    check_at_least,
+    check_choice,
+    check_learning_rate,
+    check_method,
+    check_momentum,
+    with_extra_args,
+)
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.slots import match_mask
 from gemjax.protocol.staleness import asynchronous, require_protocol
@@ -65,7 +72,7 @@ def scale_by_gap(
     takes_gradient = ahead and inner is None  # and its gradient is known.
     if inner is not None:
         check_method("inner", inner)
-    inner = optax.with_extra_args_support(optax.identity() if inner is None else inner)
+    inner = with_extra_args(optax.identity() if inner is None else inner)
 
     def init_fn(params) -> Any:
         return ScaleByGapState(

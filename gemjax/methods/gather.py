@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.protocol.checks import check_at_least, check_positive_int, number, shown
+from gemjax.protocol.checks import check_at_least, check_of_staleness, check_positive_int, number, shown
 from gemjax.protocol.staleness import require_protocol
 
 PyTree = Any
@@ -48,6 +48,7 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
       ``staleness``.
 
     Raises:
+      TypeError: if ``weight`` is no function.
       ValueError: if ``count`` is not a positive int.
 
     >>> import gemjax, jax.numpy as jnp, optax
@@ -64,6 +65,8 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
     [-0.5]
     """
     check_positive_int("count", count)
+    if weight is not None:
+        check_of_staleness("weight", weight)
 
     def init_fn(params) -> Any:
         mean = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), params)

@@ -11,7 +11,14 @@ import optax
 from gemjax.methods.dc_asgd import compensate_delay
 from gemjax.methods.leaf_groups import Groups, checked_groups, chosen, number_leaves
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_at_least, check_count, check_learning_rate, check_method, check_momentum
+from gemjax.protocol.checks import (
+    check_at_least,
+    check_count,
+    check_learning_rate,
+    check_method,
+    check_momentum,
+    with_extra_args,
+)
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.staleness import asynchronous
@@ -90,7 +97,7 @@ def delay_stages(
     check_at_least("horizon", horizon, 0.0)
     num_stages = int(num_stages)
     stages = num_stages if stages is None else checked_groups("stages", stages)
-    inner = optax.with_extra_args_support(inner)
+    inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
         delays_of(num_stages, stages, params)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate
+from gemjax.protocol.checks import check_learning_rate, check_of_staleness
 from gemjax.protocol.staleness import asynchronous, require_protocol
 
 
@@ -38,12 +38,16 @@ def scale_by_staleness(
       A stateless transformation that needs the extra argument ``staleness``. It offers the diagnostic ``compensation``, the
       share by which it damps a commit, and multiplies the diagnostic ``learning_rate`` of the chain.
 
+    Raises:
+      TypeError: if ``factor`` is no function.
+
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
     >>> updates, _ = tx.update(jnp.ones(1), tx.init(None), staleness=jnp.int32(3))
     >>> updates
     Array([0.125], dtype=float32)
     """
+    check_of_staleness("factor", factor)
 
     def update_fn(updates, state, params=None, *, staleness: Any = None, observe: Any = None, **extra_args):
         del params, extra_args
@@ -91,6 +95,7 @@ class StalenessSchedule:
     """
 
     def __init__(self, value: optax.ScalarOrSchedule, factor: Callable[[jax.Array], jax.Array] = inverse):
+        check_of_staleness("factor", factor)
         self.value, self.factor = value, factor
 
     def init(self) -> StalenessScheduleState:

@@ -118,6 +118,14 @@ def check_method(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an optax transformation, such as optax.sgd(0.1), got {shown(value)}")
 
 
+def check_of_staleness(name: str, value: Any) -> None:
+    """Raise ``TypeError`` unless ``value`` can be called with a staleness."""
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be a function of the staleness, such as gemjax.polynomial_weight(0.5), got {shown(value)}"
+        )
+
+
 PASSED = {
     "worker",
     "staleness",

@@ -106,6 +106,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
             state = state._replace(pulled_at=state.pulled_at.pulled_at)
         mine, index = _checked_out(state, worker)
         staleness, stale_params = _staleness(mine, params, implicit=worker is None or is_inside)
+        extra_args.setdefault("local_steps", 1)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
         if worker is None:
             mine = mine._replace(inner_state=_marked(mine.inner_state))

@@ -25,7 +25,8 @@ class Summary:
       dropped: commits that the method refused.
       rejected: commits that were not finite.
       faults: computations that raised.
-      interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost.
+      interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost. A history has
+        no times of them, so ``utilisation`` and ``at_once`` count them only from the events of a log.
       retired: workers that were retired, after faults or beyond their deadline, and did not take part again. A history has
         neither these nor ``faults`` nor ``paused``, and counts as ``interrupted`` only what a worker lost before a commit: give
         the events of a log.
@@ -101,6 +102,7 @@ def summarise(
     """
     run = source if isinstance(source, Timeline) else timeline(source, num_workers)
     commits, cycles = run.only("commit"), run.only(*OUTCOMES)
+    computed = run.only(*OUTCOMES, "interrupt")  # Until it was called back, a worker computed, too.
     if not len(commits["worker"]):
         raise ValueError("the run has no applied commit, so there is nothing to summarise")
     first, last = _spans(run)
@@ -116,7 +118,7 @@ def summarise(
     num_devices = len(set(run.devices)) or run.num_workers
 
     def part(begin: str, end: str) -> np.ndarray:
-        spent = np.bincount(cycles["worker"], cycles[end] - cycles[begin], run.num_workers)
+        spent = np.bincount(computed["worker"], computed[end] - computed[begin], run.num_workers)
         return spent / np.maximum(last - first, SHORTEST)
 
     return Summary(
@@ -136,7 +138,7 @@ def summarise(
         utilisation=part("began", "ready"),
         view_wait=part("dispatch", "began"),
         commit_wait=part("ready", "time"),
-        at_once=min(_at_once(cycles), num_devices),
+        at_once=min(_at_once(computed), num_devices),
         gradient_time=float(np.median(cycles["ready"] - cycles["began"])),
         wait_median=float(np.median(waits)),
         wait_p95=float(np.percentile(waits, 95)),

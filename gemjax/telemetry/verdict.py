@@ -224,13 +224,18 @@ def _participation(s: Summary) -> Finding:
 def _waste(s: Summary) -> Finding:
     arrived = s.commits + s.dropped + s.rejected
     wasted = (s.dropped + s.rejected + s.interrupted) / (arrived + s.interrupted)
+    causes = (
+        (s.dropped, "loosen the staleness bound (--max-staleness), or take a method that refuses less"),
+        (s.interrupted, "call workers back later (--interrupt)"),
+        (s.dropped + s.interrupted, "remove workers that are much slower"),
+        (s.rejected, "lower the learning rate, or clip gradients"),
+    )
+    advice = [text for count, text in causes if count > 0.05 * (arrived + s.interrupted)]
     called_back = f"; {s.interrupted} computations were called back" if s.interrupted else ""
     return Finding(
         wasted <= 0.2,
         f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite{called_back}.",
-        "loosen the staleness bound, take a method that refuses less, or remove workers that are much slower."
-        if s.dropped + s.interrupted >= s.rejected
-        else "lower the learning rate, or clip gradients.",
+        "; ".join(advice) + ".",
     )
 
 

@@ -56,8 +56,9 @@ def test_every_entry_is_complete_and_of_some_part():
         optax.inject_hyperparams(gemjax.dc_asgd)(learning_rate=0.1, num_workers=2),
         gemjax.dc_asgd,
         optax.MultiSteps(gemjax.dc_asgd(0.1), 2).gradient_transformation(),
+        optax.MultiSteps(gemjax.dc_asgd(0.1), 2),
     ],
-    ids=["chain", "masked", "injected", "function", "bound methods"],
+    ids=["chain", "masked", "injected", "function", "bound methods", "multi steps"],
 )
 def test_a_part_is_found_inside_of_other_transformations(tx):
     assert addresses(tx) == {"https://arxiv.org/abs/1609.08326"}
@@ -83,5 +84,8 @@ def test_functions_among_the_arguments_of_parts_count():
 
 
 def test_what_is_no_transformation_is_refused():
-    with pytest.raises(TypeError, match="got str"):
-        gemjax.citation("gem")
+    for wrong in ("gem", gemjax.match_energy):
+        with pytest.raises(
+            TypeError, match=r"the function of a whole method such as gemjax.gem, got .*(gem|match_energy)"
+        ):
+            gemjax.citation(wrong)

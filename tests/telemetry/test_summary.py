@@ -55,6 +55,20 @@ def test_events_are_counted():
     assert found == (12, 1, 1, 1, 1, 1)
 
 
+def test_a_worker_computes_until_it_is_called_back():
+    """All four compute all the time; three of four gradients are called back."""
+    events = [start(4)]
+    for step in range(10):
+        events += [{"event": "dispatch", "time": float(step), "worker": worker, "step": step} for worker in range(4)]
+        events += cycle(step % 4, step, float(step), float(step), step + 1.0, step + 1.0, step, 0)[1:]
+        others = [worker for worker in range(4) if worker != step % 4]
+        events += [{"event": "interrupt", "time": step + 1.0, "worker": worker, "step": step} for worker in others]
+    summary = gemjax.summarise(events)
+    assert summary.at_once == 4.0
+    np.testing.assert_allclose(summary.utilisation, np.ones(4))
+    assert summary.gradient_time == 1.0
+
+
 def test_a_worker_that_was_silent_beyond_its_deadline_was_retired():
     hang = {"event": "hang", "worker": 2, "step": 9}
     events = [*free(3, rounds=4), {"event": "dispatch", "time": 91.0, "worker": 2, "step": 9}, hang | {"time": 95.0}]

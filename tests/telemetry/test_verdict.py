@@ -63,7 +63,7 @@ def test_a_central_variable_elsewhere_can_be_a_bottleneck_beside_one_device():
 
 def test_refused_and_rejected_commits_have_advice_of_their_own():
     """A method such as Rennala refuses stale commits by itself; no learning rate changes that."""
-    for kind, advice in (("drop", "loosen the staleness bound, take a method"), ("reject", "lower the learning rate")):
+    for kind, advice in (("drop", "loosen the staleness bound"), ("reject", "lower the learning rate")):
         changed = [
             event | {"event": kind} if event["event"] == "commit" and number % 2 else event
             for number, event in enumerate(free())

@@ -145,7 +145,7 @@ def _print(title: str, figures: dict[str, dict[str, float]], console: Console) -
 
 
 def place(num_workers: int) -> gemjax.Placement:
-    """Place the central variable on a device of its own or on the only device, never in the host's memory."""
+    """Place the central variable on a device of its own or on the only device, never on the CPU beside an accelerator."""
     return gemjax.place(num_workers, "dedicated" if len(jax.local_devices()) > 1 else "colocated")
 
 

@@ -17,9 +17,9 @@ from train.run.folder import RunFolder
 Metrics = dict[str, np.ndarray]
 
 COMPUTING, VIEW_WAIT, COMMIT_WAIT, IDLE = "#254bd2", "#e4b309", "#b3260f", "0.85"
-NETWORK, DROPPED, TEST = "#8b7962", "#655d5f", "#e07e06"
+NETWORK, DROPPED, CALLED_BACK, TEST = "#8b7962", "#655d5f", "#9a7fc0", "#e07e06"
 KINDS = {"drop": ("dropped", DROPPED, "x"), "reject": ("rejected", TEST, "^"), "fault": ("fault", COMMIT_WAIT, "o"),
-         "interrupt": ("called back", VIEW_WAIT, "v"), "retire": ("retired", "black", "s")}  # fmt: skip
+         "interrupt": ("called back", CALLED_BACK, "v"), "retire": ("retired", "black", "s")}  # fmt: skip
 WORKERS_SHOWN = 16  # In the timeline.
 ROUNDS_SHOWN = 6  # In the timeline: gradients of an average worker, from the middle of the run.
 FINEST = 1e-6  # Seconds, the resolution of the event log.
@@ -198,15 +198,17 @@ def draw_incidents(axes: Axes, run: Timeline) -> None:
 
 def draw_timeline(axes: Axes, run: Timeline) -> None:
     """Draw some rounds in the middle of the run: per worker, bars of computing and of waiting."""
-    arrivals, count = run.only("commit", "drop"), run.num_workers
+    arrivals, count = run.only("commit", "drop", "interrupt"), run.num_workers
     first = max(0, (len(arrivals["worker"]) - ROUNDS_SHOWN * count) // 2)
     shown = {name: column[first : first + ROUNDS_SHOWN * count] for name, column in arrivals.items()}
-    workers, dropped = shown["worker"], shown["event"] == "drop"
-    kinds = [(~dropped, ("began", "ready"), COMPUTING, "computing"),
-             (dropped, ("began", "ready"), DROPPED, "dropped gradient")]  # fmt: skip
+    workers, event = shown["worker"], shown["event"]
+    committed = event == "commit"
+    kinds = [(committed, ("began", "ready"), COMPUTING, "computing"),
+             (event == "drop", ("began", "ready"), DROPPED, "dropped gradient"),
+             (event == "interrupt", ("began", "ready"), CALLED_BACK, "called back")]  # fmt: skip
     if run.measured:  # In virtual time no worker waits.
-        kinds.append((~dropped, ("dispatch", "began"), VIEW_WAIT, "view wait"))
-        kinds.append((~dropped, ("ready", "time"), COMMIT_WAIT, "commit wait"))
+        kinds.append((committed, ("dispatch", "began"), VIEW_WAIT, "view wait"))
+        kinds.append((committed, ("ready", "time"), COMMIT_WAIT, "commit wait"))
     low = float(shown["time"].min())
     for which, (begin, end), color, label in kinds:
         rows = np.flatnonzero(which & (workers < WORKERS_SHOWN))
@@ -220,7 +222,7 @@ def draw_timeline(axes: Axes, run: Timeline) -> None:
     axes.set(xlabel=_time(run), ylabel="worker", title=title)
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.set_ylim(min(count, WORKERS_SHOWN) - 0.5, -0.5)
-    if run.measured or dropped.any():
+    if run.measured or not committed.all():
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, columnspacing=1.0, handlelength=1.2)
 
 

@@ -60,8 +60,6 @@ def _train(
     new = not folder.config.exists()
     if config.engine != "simulate":
         gemjax.cpu_devices(_cpu_devices(config))
-    if config.engine == "devices":
-        _placement(config)  # Refuses what this host cannot do, before any work.
     with warnings_on(console):
         logged = folder.verify(config)
     if may_be_large(config):
@@ -77,6 +75,8 @@ def _train(
         say(console, f"the run in {folder.path} has made {done}; raise --epochs to continue it")
         # It may have been stopped on the way to more commits.
         return folder.read_summary() | {"finished": True}
+    if config.engine == "devices":
+        _placement(config)  # Refuses what this host cannot do, before any work.
     if logged is None:
         folder.check_empty(config)
     else:
@@ -143,7 +143,11 @@ def _placement(config: Config) -> gemjax.Placement:
             central_devices=config.central_devices, worker_devices=config.worker_devices,
         )  # fmt: skip
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(
+            f"this host has {len(jax.local_devices())} of JAX's devices, too few for --central {config.central} with "
+            f"--central-devices {config.central_devices} and --worker-devices {config.worker_devices}; lower these or change "
+            "--central"
+        ) from error
 
 
 def _run_engine(

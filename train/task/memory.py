@@ -59,10 +59,10 @@ def check_memory(config: Config, params: PyTree, num_commits: int) -> None:
       MemoryError: if it does not fit.
     """
     on_cpu = jax.default_backend() == "cpu"  # All CPU devices share the host's memory.
-    together = config.engine == "devices" and len(jax.local_devices()) == 1 and config.central in ("auto", "colocated")
+    one = len(jax.local_devices()) == 1 and config.central_devices == 1 and config.central in ("auto", "colocated")
     if config.engine == "simulate" or on_cpu:
         check_fits(_kept(config, params), jax.devices()[0])
-    elif together:
+    elif one and config.engine == "devices":
         advice = "fewer workers, --central host, or a method that keeps fewer copies of the parameters per worker"
         check_fits(_kept(config, params), jax.local_devices()[0], advice)
     check_records(num_commits, "fewer workers, fewer epochs or larger batches")
@@ -90,11 +90,14 @@ def _kept(config: Config, params: PyTree) -> dict[str, int]:
         }
     # Workers hold their views and gradients with every method, but not in the memory of this host if they are on others.
     if config.engine != "simulate" and config.address is None:
-        # All CPU devices compute at once, but an accelerator has a few gradients in flight.
-        in_flight = config.workers if jax.default_backend() == "cpu" else Roster.ROOM * len(jax.local_devices())
-        copies = config.workers * kept["central variable"]
-        gradients = min(config.workers, in_flight) * kept["central variable"]
-        kept |= {"views": kept["views"] + copies, "gradients": gradients}
+        at_once = config.workers
+        if (
+            config.engine == "devices" and jax.default_backend() != "cpu"
+        ):  # A CPU may not be split into its devices yet.
+            in_flight = Roster.ROOM * len(jax.local_devices())
+            at_once = min(config.workers, in_flight + config.quorum - 1)
+        copy = kept["central variable"]
+        kept |= {"views": kept["views"] + config.workers * copy, "gradients": at_once * copy}
     return kept
 
 

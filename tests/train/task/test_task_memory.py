@@ -66,5 +66,6 @@ def test_the_only_accelerator_must_hold_workers_and_central_variable(monkeypatch
         memory.check_memory(Config(), params, 10)
     for central in ("host", "dedicated"):
         memory.check_memory(Config(central=central), params, 10)
+    memory.check_memory(Config(central_devices=2), params, 10)  # On the host.
     monkeypatch.setattr(jax, "local_devices", lambda: [Gpu(), Gpu()])
     memory.check_memory(Config(), params, 10)

@@ -227,12 +227,16 @@ class DividedCentral:
             leaves[index] = jax.device_put(self.wait([call])[0], self._here, may_alias=False)
         return jax.tree.unflatten(structure, leaves)
 
-    def gather(self) -> RunState:
+    def gather(self, to: jax.Device | None = None) -> RunState:
         """Return the whole state, with the slots of all workers stacked; large arrays stay in the actors.
+
+        Args:
+          to: as for :class:`Central`; here the others are in the driver's memory anyway.
 
         Raises:
           RuntimeError: if the first state has not been made.
         """
+        del to
         if self._begin is None:
             return self._state(lambda state: state)
         if is_unmade(self._begin):

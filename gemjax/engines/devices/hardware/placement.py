@@ -136,14 +136,17 @@ def place(
     for name, count in (("central_devices", central_devices), ("worker_devices", worker_devices)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be a positive int, got {shown(count)}")
-    needed = worker_devices + central_devices * (central == "dedicated")
-    needed = max(needed, central_devices * (central == "colocated"))
-    if len(devices) < needed:
-        others = " or ".join(repr(other) for other in ("host", "colocated") if other != central)
+    needed = {
+        "dedicated": worker_devices + central_devices,
+        "colocated": max(worker_devices, central_devices),
+        "host": worker_devices,
+    }
+    if len(devices) < needed[central]:
+        enough = [f"central={other!r}" for other, number in needed.items() if number <= len(devices)]
         raise ValueError(
             f"central={central!r} with central_devices={central_devices} and worker_devices={worker_devices} needs at least "
-            f"{needed} devices, but there are {len(devices)} in all; use fewer, {others}, or on CPU call "
-            "gemjax.cpu_devices(n) first"
+            f"{needed[central]} devices, but there are {len(devices)} in all; give "
+            f"{' or '.join([*enough, 'smaller numbers'])}, or on a CPU call gemjax.cpu_devices(n) first"
         )
     if central == "host":
         home = tuple(jax.local_devices(backend="cpu")[:central_devices])
@@ -164,7 +167,7 @@ def place(
 def warn_if_colocated(placement: Placement) -> None:
     """Warn of the hidden barrier if the central variable needlessly shares a worker's device and other workers wait for it."""
     central = set(devices_of(placement.central))
-    taking_turns = len(set(placement.workers)) == 1
+    taking_turns = len({frozenset(devices_of(place)) for place in placement.workers}) == 1
     if taking_turns or not placement.colocated:
         return
     ways = ("dedicated",) if all(device.platform == "cpu" for device in central) else ("dedicated", "host")

@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
@@ -64,19 +63,6 @@ def is_cut(place: Place, shape: tuple[int, ...]) -> bool:
 def shardings(place: Place, tree: PyTree) -> PyTree:
     """Return the sharding of each array of ``tree`` on ``place``, in parts if possible."""
     return jax.tree.map(lambda leaf: in_parts(place, tuple(leaf.shape)), tree)
-
-
-def stacked(trees: list[PyTree]) -> PyTree:
-    """Stack trees of arrays, in the host's memory if their own devices have no room for that."""
-    stack = lambda *leaves: jnp.stack(leaves)
-    on_cpu = all(device.platform == "cpu" for leaf in jax.tree.leaves(trees) for device in leaf.devices())
-    try:
-        together = jax.tree.map(stack, *trees)
-        return together if on_cpu else jax.block_until_ready(together)  # A GPU may tell only then that it has no room.
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-    return jax.tree.map(stack, *jax.device_put(trees, jax.local_devices(backend="cpu")[0]))
 
 
 def split_batch(place: Place | None, batch: PyTree) -> PyTree:

@@ -1,5 +1,7 @@
 """State on the devices of the central variable: small leaves in vectors, the others apart."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,20 +52,42 @@ def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
     assert sizes(many.central.slots[0]) == sizes(few.central.slots[0])
 
 
-def test_slots_are_stacked_on_the_host_if_their_device_has_no_room(monkeypatch):
-    programs = programs_for({"w": jnp.ones(1000)}, gemjax.gem(0.1, num_workers=2))
-    expected, home, stack = train(programs), programs.placement.central, jnp.stack
+@pytest.mark.parametrize("when", ["at a stack", "at the end"])
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.adam(0.1), 2)])
+def test_the_state_is_gathered_on_the_host_if_its_devices_have_no_room(monkeypatch, when, local):
+    tx, batches = gemjax.downpour(num_workers=2) if local else gemjax.gem(0.1, num_workers=2), lambda worker, step: step
+    run = functools.partial(
+        gemjax.run_on_devices, tx, loss_fn, {"w": jnp.ones(1000), "b": jnp.ones(())}, batches, local=local
+    )
+    host, central, stack, wait = jax.devices()[0], jax.devices()[3], jnp.stack, jax.block_until_ready
+    placement = gemjax.Placement(jax.devices()[1:3], central)
+    full, found = [False], []
 
-    def without_room(arrays):
-        if any(home in array.devices() for array in arrays):
-            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4000 bytes")
-        return stack(arrays)
+    def without_room(function):
+        def called(tree):
+            if full[0] and any(
+                isinstance(leaf, jax.Array) and central in leaf.devices() for leaf in jax.tree.leaves(tree)
+            ):
+                raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4000 bytes")
+            return function(tree)
 
-    monkeypatch.setattr(jnp, "stack", without_room)
-    found = programs.gather()
-    assert_same_bits(found, expected)
-    assert found.params["w"].devices() == {home}
-    assert found.step.value.devices() == {jax.local_devices(backend="cpu")[0]}
+        return called
+
+    def look(progress):
+        full[0] = False
+        expected = jax.device_get(progress.state())
+        full[0] = True
+        found.append(progress.state())
+        assert_same_bits(jax.device_get(found[0]), expected)
+
+    if when == "at a stack":
+        monkeypatch.setattr(jnp, "stack", without_room(stack))
+    else:
+        monkeypatch.setattr(jax, "block_until_ready", without_room(wait))
+    first = run(10, placement=placement, callback=look, callback_every=10)
+    assert all(leaf.devices() == {host} for leaf in jax.tree.leaves((found, first.state)))
+    full[0] = False
+    assert run(14, placement=placement, state=first).state.commits == 14
 
 
 def test_a_report_that_cannot_be_sent_early_is_read_later(monkeypatch):

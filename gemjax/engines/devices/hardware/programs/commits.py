@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from gemjax.engines.devices.hardware.central import Central
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
-from gemjax.engines.devices.hardware.sharding import Place, stacked, whole
+from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError
 from gemjax.engines.transition import RunState, Transition, View
@@ -217,21 +217,35 @@ class CentralPrograms(abc.ABC):
         return self.central.state().model_state
 
     def gather(self) -> RunState:
-        """Return the whole state, per-worker slots stacked; valid until the next commit."""
-        state = self.central.gather()
-        locals_ = [self._local_at_central(worker) for worker in range(self.num_workers)]
-        local = stacked(locals_)
+        """Return the whole state, per-worker slots stacked; valid until the next commit.
+
+        It is in the host's memory if the devices of the central variable have no room for it beside what the run keeps there.
+        """
+        try:
+            return jax.block_until_ready(self._gathered())  # A GPU tells only then that it has no room.
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        return self._gathered(jax.local_devices(backend="cpu")[0])
+
+    def _gathered(self, to: jax.Device | None = None) -> RunState:
+        state = self.central.gather(to)
+        locals_ = [self._local_at(worker, to) for worker in range(self.num_workers)]
+        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *locals_)
         return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
 
     def reached(self) -> RunState:
         """Return the state of a result."""
         return self.gather()
 
-    def _local_at_central(self, worker: int) -> PyTree:
-        local = self.central.bring(self._local[worker])
+    def _local_at(self, worker: int, to: jax.Device | None) -> PyTree:
+        """Return the state of a worker's local optimizer on device ``to``; default: on those of the central variable."""
+        bring = self.central.bring if to is None else functools.partial(jax.device_put, device=to)
+        local = bring(self._local[worker])
         if not self._keeps_local or worker not in self._undelivered:
             return local
-        return self._settle(self._undelivered[worker], local, self.central.bring(self._moved[worker]))
+        view = self._undelivered[worker]
+        return self._settle(view if to is None else bring(view), local, bring(self._moved[worker]))
 
 
 def _settle(views, packed, local, moved):
