@@ -49,8 +49,9 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-      state: the whole state. After a run with ``central_hosts`` its large arrays, but for parameters and model state, are in
-        the actors; ``np.asarray`` copies one here, until the cluster ends or begins its next run.
+      state: the whole state, on the devices of the central variable, or in the host's memory if these have no room. After a run
+        with ``central_hosts`` its large arrays, but for parameters and model state, are in the actors; ``np.asarray`` copies
+        one here, until the cluster ends or begins its next run.
       history: one row per commit, in order, including rejected ones, as columns: ``worker``, ``step``, ``time``, ``loss``,
         ``staleness``, ``pulled_at``, ``draw`` (as in :class:`gemjax.Trace`), ``applied``, ``dropped`` (refused by the
         method), and the requested metrics and diagnostics. ``pandas.DataFrame(result.history)`` works. A run continued from a
@@ -129,7 +130,8 @@ class Progress:
       dropped: commits that the method refused so far.
       params: the central variable now; valid during the callback only, so copy it to keep it.
       model_state: its model state now (such as BatchNorm statistics); valid during the callback only.
-      state: ``progress.state()`` is the whole state now (stacked by that call); valid during the callback only.
+      state: ``progress.state()`` is the whole state now (stacked by that call), where that of a result is; valid during the
+        callback only.
       trace: ``progress.trace()`` is the trace of the commits so far; a checkpoint needs it beside the state.
       history: the columns of the commits since the last call; empty if there were none.
     """

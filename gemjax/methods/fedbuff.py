@@ -5,7 +5,7 @@ import optax
 
 from gemjax.methods.gather import Weight, gather, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate, check_method, check_positive_int
+from gemjax.protocol.checks import check_learning_rate, check_method, check_positive_int, with_extra_args
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.staleness import asynchronous
 
@@ -96,6 +96,8 @@ def fedbuff(
     if inner is not None:
         check_method("inner", inner)
         parts.append(
-            optax.conditionally_transform(inner, lambda step, **_: jnp.asarray(step) % buffer_size == buffer_size - 1)
+            optax.conditionally_transform(
+                with_extra_args(inner), lambda step, **_: jnp.asarray(step) % buffer_size == buffer_size - 1
+            )
         )
     return asynchronous(optax.chain(*parts, scale_by_learning_rate(learning_rate)), num_workers)

@@ -201,19 +201,22 @@ def by_fragment(
         )  # fmt: skip
 
     def update_fn(
-        updates, state, params=None, *, worker: Any = None, local_steps: Any = 1, observe=None, **extra_args
+        updates, state, params=None, *, worker: Any = None, local_steps: Any = None, observe=None, **extra_args
     ) -> Any:
         require_protocol("by_fragment", worker=worker, params=params)
         numbers, num_fragments = number_leaves(fragments, updates)
         own, anchor = jax.tree.map(jnp.subtract, state.view(), updates), state.anchor.value
-        count, steps = state.count.value, state.steps.value + jnp.asarray(local_steps, jnp.int32)
+        count, steps = (
+            state.count.value,
+            state.steps.value + jnp.asarray(0 if local_steps is None else local_steps, jnp.int32),
+        )
         committed, pending = (_turn(count - late, every, num_fragments) for late in (0, delay))
         index = jnp.maximum(committed, 0)
         extra_args |= {
             "worker": worker,
             "staleness": (state.clocks - state.pulled_at.value)[0, index],
             "stale_params": anchor,
-            "local_steps": steps[0, index],
+            "local_steps": None if local_steps is None else steps[0, index],
         }
         in_fragment = lambda number, x: jnp.where(committed == number, x, jnp.zeros_like(x))
         displacement = jax.tree.map(lambda number, a, x: in_fragment(number, a - x), numbers, anchor, own)

@@ -121,8 +121,11 @@ def check_method(name: str, value: Any) -> None:
 def check_of_staleness(name: str, value: Any) -> None:
     """Raise ``TypeError`` unless ``value`` can be called with a staleness."""
     if not callable(value):
+        called = f"; optax.inject_hyperparams has called it, so name {name!r} in static_args" * isinstance(
+            value, jax.Array
+        )
         raise TypeError(
-            f"{name} must be a function of the staleness, such as gemjax.polynomial_weight(0.5), got {shown(value)}"
+            f"{name} must be a function of the staleness, such as gemjax.polynomial_weight(0.5), got {shown(value)}{called}"
         )
 
 

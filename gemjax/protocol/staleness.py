@@ -49,7 +49,9 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     - ``worker``: :math:`w`, an integer scalar;
     - ``staleness``: :math:`\tau = t - t_w`, the commits applied since that worker's pull, an int32 scalar;
-    - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by :class:`gemjax.ReadsStaleParams`.
+    - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by :class:`gemjax.ReadsStaleParams`;
+    - ``local_steps``: 1 if it is not given and no member expects displacements;
+    - what else is given to ``update``; engines give the loss and the local steps behind a displacement.
 
     Members keep per-worker memory in :class:`gemjax.Slots` and see only the slot of the worker that commits. Published
     methods (:func:`gemjax.gem` and the others) are this wrapper around a chain; use it for chains of your own. A call
@@ -106,7 +108,8 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
             state = state._replace(pulled_at=state.pulled_at.pulled_at)
         mine, index = _checked_out(state, worker)
         staleness, stale_params = _staleness(mine, params, implicit=worker is None or is_inside)
-        extra_args.setdefault("local_steps", 1)
+        if not needs_local_steps(mine):  # A gradient is one step; the number behind a displacement is not known.
+            extra_args.setdefault("local_steps", 1)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
         if worker is None:
             mine = mine._replace(inner_state=_marked(mine.inner_state))

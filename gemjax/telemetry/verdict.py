@@ -225,7 +225,7 @@ def _waste(s: Summary) -> Finding:
     arrived = s.commits + s.dropped + s.rejected
     wasted = (s.dropped + s.rejected + s.interrupted) / (arrived + s.interrupted)
     causes = (
-        (s.dropped, "loosen the staleness bound (--max-staleness), or take a method that refuses less"),
+        (s.dropped, "raise the bound of the method, or take one that refuses less"),
         (s.interrupted, "call workers back later (--interrupt)"),
         (s.dropped + s.interrupted, "remove workers that are much slower"),
         (s.rejected, "lower the learning rate, or clip gradients"),
@@ -235,7 +235,7 @@ def _waste(s: Summary) -> Finding:
     return Finding(
         wasted <= 0.2,
         f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite{called_back}.",
-        "; ".join(advice) + ".",
+        "; ".join(advice) + "." * bool(advice),
     )
 
 

@@ -263,6 +263,28 @@ def test_multi_steps_inside_of_a_part_pass_on_what_a_rule_is_told(around):
     assert None not in told
 
 
+def test_multi_steps_inside_of_fedbuff_pass_on_what_a_rule_is_told():
+    told = []
+
+    def update_fn(updates, state, params=None, *, local_steps=None, staleness=None, **extra_args):
+        told.append((local_steps, staleness))
+        return updates, state
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    tx = gemjax.fedbuff(num_workers=2, buffer_size=2, inner=optax.MultiSteps(rule, 1))
+    tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.zeros(2), worker=0, local_steps=4)
+    assert told
+    assert not [one for one in told if None in one]
+
+
+@pytest.mark.parametrize("wrap", [lambda tx: optax.chain(optax.MultiSteps(tx, 1)), lambda tx: tx])
+def test_the_local_steps_of_a_displacement_are_not_guessed(wrap):
+    """With one worker nothing else is missing where optax hides the arguments of the whole method."""
+    tx = wrap(gemjax.agn(0.1, num_workers=1))
+    with pytest.raises(TypeError, match="was called without local_steps="):
+        tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.zeros(2))
+
+
 @pytest.mark.parametrize("part", [gemjax.scale_by_local_steps(), gemjax.merge_quorum(optax.identity(), 2)])
 def test_a_part_that_optax_keeps_the_local_steps_from_does_not_guess_them(part):
     tx = gemjax.asynchronous(optax.chain(optax.MultiSteps(part, 1), optax.scale(-1.0)), 2)
@@ -287,3 +309,8 @@ def test_what_is_no_function_of_the_staleness_is_refused_at_once(make, weight):
         TypeError, match=r"must be a function of the staleness, such as gemjax.polynomial_weight\(0.5\), got"
     ):
         make(weight)
+
+
+def test_a_function_that_inject_hyperparams_has_called_is_named():
+    with pytest.raises(TypeError, match="has called it, so name 'weight' in static_args"):
+        optax.inject_hyperparams(gemjax.gather)(2, gemjax.polynomial_weight(0.5)).init(jnp.zeros(2))

@@ -63,12 +63,19 @@ def test_a_central_variable_elsewhere_can_be_a_bottleneck_beside_one_device():
 
 def test_refused_and_rejected_commits_have_advice_of_their_own():
     """A method such as Rennala refuses stale commits by itself; no learning rate changes that."""
-    for kind, advice in (("drop", "loosen the staleness bound"), ("reject", "lower the learning rate")):
+    for kind, advice in (("drop", "raise the bound of the method"), ("reject", "lower the learning rate")):
         changed = [
             event | {"event": kind} if event["event"] == "commit" and number % 2 else event
             for number, event in enumerate(free())
         ]
         assert [line for line in judge(changed).advice if line.startswith(advice)]
+
+
+def test_a_loss_of_work_by_calls_back_names_the_flag():
+    events = free()
+    calls = [{"event": "interrupt", "time": 1.0, "worker": 0, "step": 1000 + number} for number in range(len(events))]
+    advice = [line for line in judge([events[0], *calls, *events[1:]]).advice if "--interrupt" in line]
+    assert advice == ["call workers back later (--interrupt); remove workers that are much slower."]
 
 
 @pytest.mark.parametrize(

@@ -423,11 +423,14 @@ def test_a_folder_called_latest_is_refused(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_devices_that_are_too_few_are_refused_before_any_work(capsys, monkeypatch, tmp_path):
+def test_devices_that_are_too_few_are_refused_before_there_is_a_folder(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(gemjax, "cpu_devices", lambda count: jax.devices()[:1])
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: jax.devices()[:1])
     assert cli.main(["--central", "dedicated", "--out", str(tmp_path / "run")]) == 2
-    assert "train: this host has 1 of JAX's devices, too few for --central dedicated" in capsys.readouterr().err
+    assert (
+        "; too few for --central dedicated, --central-devices 1 and --worker-devices 1 together"
+        in capsys.readouterr().err
+    )
 
     assert not list(tmp_path.iterdir())
 

@@ -57,7 +57,7 @@ class Workers:
         return self.outcome[worker] or "computing"
 
     def utilisation(self, worker: int) -> float:
-        """Share of its time that the worker spent computing; NaN if that is not measured."""
+        """Share of its time that the worker spent on gradients that arrived; NaN if that is not measured."""
         return self.computing[worker] / max(self.now - self.first[worker], 1e-9) if self.measured else float("nan")
 
     def table(self) -> Table:

@@ -76,7 +76,7 @@ def _train(
         # It may have been stopped on the way to more commits.
         return folder.read_summary() | {"finished": True}
     if config.engine == "devices":
-        _placement(config)  # Refuses what this host cannot do, before any work.
+        _placement(config)  # Refuses what this host cannot do, before there is a folder.
     if logged is None:
         folder.check_empty(config)
     else:
@@ -144,9 +144,9 @@ def _placement(config: Config) -> gemjax.Placement:
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(
-            f"this host has {len(jax.local_devices())} of JAX's devices, too few for --central {config.central} with "
-            f"--central-devices {config.central_devices} and --worker-devices {config.worker_devices}; lower these or change "
-            "--central"
+            f"JAX devices of this host: {len(jax.local_devices())}, of its CPU: {len(jax.local_devices(backend='cpu'))}; too "
+            f"few for --central {config.central}, --central-devices {config.central_devices} and --worker-devices "
+            f"{config.worker_devices} together; lower the numbers or change --central"
         ) from error
 
 

@@ -90,14 +90,11 @@ def _kept(config: Config, params: PyTree) -> dict[str, int]:
         }
     # Workers hold their views and gradients with every method, but not in the memory of this host if they are on others.
     if config.engine != "simulate" and config.address is None:
-        at_once = config.workers
-        if (
-            config.engine == "devices" and jax.default_backend() != "cpu"
-        ):  # A CPU may not be split into its devices yet.
-            in_flight = Roster.ROOM * len(jax.local_devices())
-            at_once = min(config.workers, in_flight + config.quorum - 1)
-        copy = kept["central variable"]
-        kept |= {"views": kept["views"] + config.workers * copy, "gradients": at_once * copy}
+        copy, gradients = kept["central variable"], config.workers
+        # A CPU may not be split into its devices yet, and on a cluster each worker has its own.
+        if config.engine == "devices" and jax.default_backend() != "cpu":
+            gradients = min(gradients, Roster.ROOM * len(jax.local_devices()) + config.quorum - 1)
+        kept |= {"views": kept["views"] + config.workers * copy, "gradients": gradients * copy}
     return kept
 
 

@@ -143,6 +143,8 @@ def place(
     }
     if len(devices) < needed[central]:
         enough = [f"central={other!r}" for other, number in needed.items() if number <= len(devices)]
+        if central_devices > len(jax.local_devices(backend="cpu")) and "central='host'" in enough:
+            enough.remove("central='host'")
         raise ValueError(
             f"central={central!r} with central_devices={central_devices} and worker_devices={worker_devices} needs at least "
             f"{needed[central]} devices, but there are {len(devices)} in all; give "

@@ -10,6 +10,7 @@ import pytest
 from engines.problems import assert_same_bits
 
 import gemjax
+from gemjax.batches.local import LocalBatches
 from gemjax.engines.devices.hardware import central
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
@@ -88,6 +89,22 @@ def test_the_state_is_gathered_on_the_host_if_its_devices_have_no_room(monkeypat
     assert all(leaf.devices() == {host} for leaf in jax.tree.leaves((found, first.state)))
     full[0] = False
     assert run(14, placement=placement, state=first).state.commits == 14
+
+
+def test_a_view_that_is_not_delivered_yet_counts_on_the_host_too():
+    local = gemjax.LocalSteps(optax.adam(0.1), 2)
+    params, batches = (
+        {"w": jnp.ones(10)},
+        LocalBatches(gemjax.Computed(lambda worker, step: jnp.sin(2.0 * step)), local),
+    )
+    transition = Transition(tx=gemjax.downpour(num_workers=2), loss_fn=loss_fn, num_workers=2, local=local).bind(params)
+    programs = Programs(transition, batches, gemjax.place(2, "dedicated"), transition.init(params))
+    train(programs)
+    programs.commit(1, programs.bring(programs.compute(1, programs.select(1))))
+    host = jax.devices()[0]
+    found = programs._gathered(host)
+    assert all(leaf.devices() == {host} for leaf in jax.tree.leaves(found))
+    assert_same_bits(jax.device_get(found), jax.device_get(programs._gathered()))
 
 
 def test_a_report_that_cannot_be_sent_early_is_read_later(monkeypatch):

@@ -81,6 +81,7 @@ def test_all_local_devices_are_the_default():
         ((0,), "num_workers must be a positive int, got 0"),
         ((2, "somewhere"), "central must be one of 'dedicated', 'host', 'colocated', got 'somewhere'"),
         ((2, None, []), "at least one device, got none"),
+        ((2, "dedicated", ACCELERATORS[:1]), r"in all; give central='colocated' or central='host' or smaller numbers"),
         ((2, "dedicated", ACCELERATORS[:1]), r"at least 2 devices, but there are 1 in all.* gemjax\.cpu_devices\(n\)"),
     ],
 )

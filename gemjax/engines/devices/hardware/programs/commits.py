@@ -226,7 +226,7 @@ class CentralPrograms(abc.ABC):
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-        return self._gathered(jax.local_devices(backend="cpu")[0])
+        return jax.block_until_ready(self._gathered(jax.local_devices(backend="cpu")[0]))
 
     def _gathered(self, to: jax.Device | None = None) -> RunState:
         state = self.central.gather(to)
