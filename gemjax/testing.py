@@ -152,11 +152,8 @@ def run_in_python(
             chosen = select(batches, np.array([worker]), np.array([step]), np.array([draw]))
             data, selection = batches.gather(jax.tree.map(lambda column: column[0], chosen))
             sent = gradient(view, data, selection, worker, step)
-            losses = {"value": sent.loss}
-            if local is not None:
-                losses |= {"local_losses": sent.losses, "local_steps": jnp.int32(sent.steps)}
             before = opt_state
-            updates, opt_state = update(sent.grads, opt_state, params, worker=worker, **losses)
+            updates, opt_state = update(sent.grads, opt_state, params, worker=worker, **sent.losses_by_name())
             if refused(before, opt_state):
                 opt_state = counting_refusals(before, opt_state)
             else:

@@ -90,9 +90,13 @@ def async_pipeline(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
 
 def agn(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
     """Return AGN with two local steps as the default."""
-    tx = gemjax.agn(learning_rate, num_workers)
+    return _of_steps(2, gemjax.agn(learning_rate, num_workers))
 
-    def update(updates, state, params=None, *, local_steps=2, **extra_args):
+
+def _of_steps(default: int, tx: optax.GradientTransformationExtraArgs):
+    """Return ``tx`` with a number of local steps as the default."""
+
+    def update(updates, state, params=None, *, local_steps=default, **extra_args):
         return tx.update(updates, state, params, local_steps=local_steps, **extra_args)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
@@ -141,12 +145,11 @@ def streaming_diloco(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
 
 
 def decoupled_diloco(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
-    """Return Decoupled DiLoCo with two fragments, a delay and pairs of displacements."""
-    return _in_smaller_units(
-        gemjax.decoupled_diloco(
-            learning_rate, 0.5, num_workers, buffer_size=2, fragments=_matrices_apart, keep=0.5, delay=1, every=2
-        )
+    """Return Decoupled DiLoCo with two fragments, a delay, pairs of displacements and one local step as the default."""
+    tx = gemjax.decoupled_diloco(
+        learning_rate, 0.5, num_workers, buffer_size=2, fragments=_matrices_apart, keep=0.5, delay=1, every=2
     )
+    return _of_steps(1, _in_smaller_units(tx))
 
 
 OF_FRAGMENTS = {"gathers": True, "takes_displacements": True, "measures_ahead": True}

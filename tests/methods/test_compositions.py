@@ -243,7 +243,7 @@ def test_multi_steps_pass_on_what_a_rule_is_told(kind, place):
     [
         lambda inner: gemjax.by_fragment(inner, 1),
         pytest.param(lambda inner: gemjax.merge_quorum(inner, 1, merge="mean"), marks=pytest.mark.slow),
-        pytest.param(lambda inner: gemjax.delay_stages(inner, 2), marks=pytest.mark.slow),
+        pytest.param(lambda inner: gemjax.delay_stages(inner, 1), marks=pytest.mark.slow),
         pytest.param(lambda inner: gemjax.scale_by_gap(0.1, inner), marks=pytest.mark.slow),
     ],
     ids=["by_fragment", "merge_quorum", "delay_stages", "scale_by_gap"],
@@ -314,3 +314,14 @@ def test_what_is_no_function_of_the_staleness_is_refused_at_once(make, weight):
 def test_a_function_that_inject_hyperparams_has_called_is_named():
     with pytest.raises(TypeError, match="has called it, so name 'weight' in static_args"):
         optax.inject_hyperparams(gemjax.gather)(2, gemjax.polynomial_weight(0.5)).init(jnp.zeros(2))
+
+
+@pytest.mark.parametrize("part", [gemjax.per_worker(optax.trace(0.9)), gemjax.scale_by_local_steps()])
+def test_what_belongs_to_one_commit_is_refused_behind_delays(part):
+    """A delayed leaf is of another commit than the worker and the local steps that are known now."""
+    params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+    tx = gemjax.asynchronous(gemjax.delay_stages(part, 2), 2)
+    with pytest.raises((TypeError, ValueError), match=r"keeps memory per worker|without local_steps="):
+        tx.update(params, tx.init(params), params, worker=0, local_steps=4)
+    in_front = gemjax.asynchronous(optax.chain(part, gemjax.delay_stages(optax.identity(), 2)), 2)
+    in_front.update(params, in_front.init(params), params, worker=0, local_steps=4)
