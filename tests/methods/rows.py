@@ -90,10 +90,10 @@ def async_pipeline(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
 
 def agn(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1):
     """Return AGN with two local steps as the default."""
-    return _of_steps(2, gemjax.agn(learning_rate, num_workers))
+    return of_steps(2, gemjax.agn(learning_rate, num_workers))
 
 
-def _of_steps(default: int, tx: optax.GradientTransformationExtraArgs):
+def of_steps(default: int, tx: optax.GradientTransformationExtraArgs):
     """Return ``tx`` with a number of local steps as the default."""
 
     def update(updates, state, params=None, *, local_steps=default, **extra_args):
@@ -149,7 +149,7 @@ def decoupled_diloco(learning_rate: optax.ScalarOrSchedule, num_workers: int = 1
     tx = gemjax.decoupled_diloco(
         learning_rate, 0.5, num_workers, buffer_size=2, fragments=_matrices_apart, keep=0.5, delay=1, every=2
     )
-    return _of_steps(1, _in_smaller_units(tx))
+    return of_steps(1, _in_smaller_units(tx))
 
 
 OF_FRAGMENTS = {"gathers": True, "takes_displacements": True, "measures_ahead": True}

@@ -9,6 +9,7 @@ import optax
 import pytest
 from engines.problems import assert_same_bits
 from methods import runs
+from methods.rows import of_steps
 
 import gemjax
 from gemjax.methods.fragments import FragmentsState
@@ -66,7 +67,7 @@ def _small(x, i, j):
 
 
 def found(tx, order=runs.ORDER):
-    return runs.run(optax.chain(optax.scale(0.1), tx), order)[0]
+    return runs.run(of_steps(1, optax.chain(optax.scale(0.1), tx)), order)[0]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,7 @@ def test_the_last_gradients_of_all_workers_are_averaged_by_fragment():
         now, state = params, tx.init(params)
         for step in range(5):
             moved = optax.tree.scale(-0.1 * (step + 1), params)
-            updates, state = tx.update(moved, state, now, worker=step % 2)
+            updates, state = tx.update(moved, state, now, worker=step % 2, local_steps=1)
             now = optax.apply_updates(now, updates)
             _, state = gemjax.pull(state, now, worker=step % 2)
         ends.append(now)
