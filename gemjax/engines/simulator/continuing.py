@@ -65,10 +65,12 @@ def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Tra
             f"state= is a Result whose state has made {int(state.commits)} commits, but whose {text}: they are of different "
             "moments, and to go on would repeat or skip commits; continue from a checkpoint"
         )
-    # Rejected gradients of a run on devices arrive, but have no row.
-    if commits != len(earlier):
-        commits = len(earlier)
-        done = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
+    # Rejected gradients and repeated pulls of a run on devices are arrivals, but have no row. So those of the trace are counted
+    # anew: all until the last commit, and then the pulls that have been made.
+    commits = len(earlier)
+    least = int(np.searchsorted(np.cumsum(events.commits), commits)) + 1 if commits else 0
+    has_pulled = ~events.commits & (_pulled_at(state)[events.worker] == int(state.commits))
+    done = least + int(np.argmin(np.append(has_pulled[least:done], False)))
     if trace.first(commits) != earlier:
         raise ValueError(
             f"state= is a Result of another trace: its {len(earlier)} commits are not the first rows of trace=, which has "

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engines.problems import assert_same_bits, poisoned
+from engines.problems import assert_close, assert_same_bits, poisoned
 from engines.simulator.simulations import LATE, MLP, QUADRATIC, asgd, gem, multi_asgd, run
 
 import gemjax
@@ -120,3 +120,19 @@ def test_a_result_whose_workers_have_pulled_since_the_views_of_their_next_rows_i
     other = gemjax.Trace(longer.worker, stale, longer.step, longer.time, 3, longer.draw)
     with pytest.raises(ValueError, match="is of an earlier view; give the trace of a run"):
         gemjax.simulate(tx, loss_fn, params, batches, other, state=result)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_resumed_run_whose_worker_pulled_several_times_in_one_cycle_is_continued(times):
+    """A trace knows the last of these pulls only, and the first event of the resumed run is a pull, too."""
+    problem, tx = gemjax.testing.quadratic(), gemjax.gem(0.02, num_workers=2)
+    policy = gemjax.Policy(retries=8)
+    with gemjax.testing.Faults().slow(0, 0.002).slow(1, 0.01).fail(1, 1, times=times) as faults:
+        first = gemjax.run_on_devices(tx, *problem, 30, policy=policy, gate=faults)
+    again = gemjax.testing.Faults()
+    for worker, step in enumerate(np.asarray(first.state.step.value)):
+        again.fail(worker, int(step))
+    with again as faults:
+        both = gemjax.run_on_devices(tx, *problem, 40, policy=policy, gate=faults, state=first)
+    continued = gemjax.simulate(tx, *problem, both.trace, state=first)
+    assert_close(continued.params, both.params, rtol=1e-5)
