@@ -139,3 +139,21 @@ def test_the_picture_of_a_run_names_the_learning_rates_of_its_sessions():
     assert figures._rates(folder, config) == "0.03"
     folder.kept.settings = [(0, {"learning_rate": 0.1}), (200, {"learning_rate": 0.1}), (276, {"learning_rate": 0.03})]
     assert figures._rates(folder, config) == "0.1, then 0.03 from commit 276"
+
+
+def test_computations_that_were_called_back_are_drawn():
+    lost = [
+        {"event": kind, "time": time, "worker": 1, "step": 0} for kind, time in (("dispatch", 0.5), ("interrupt", 3.0))
+    ]
+    events = [
+        start(2),
+        *cycle(0, 0, 0.0, 0.0, 0.5, 0.5, 0, 0),
+        lost[0],
+        *cycle(0, 1, 0.5, 0.5, 2.0, 2.5, 1, 0),
+        lost[1],
+    ]
+    axes = Figure().add_subplot()
+    figures.draw_timeline(axes, gemjax.timeline(events))
+    assert [(bars.get_label(), [bar.get_width() for bar in bars]) for bars in axes.containers] == [
+        ("computing", [0.0, 1.5]), ("called back", [2.5]), ("view wait", [0.0, 0.0]), ("commit wait", [0.0, 0.5]),
+    ]  # fmt: skip

@@ -13,6 +13,7 @@ from small_runs import run
 
 import gemjax
 from gemjax.telemetry import eventlog
+from train.common.errors import UsageError
 from train.config import presets
 from train.config.config import Config
 from train.run import train as training
@@ -229,6 +230,18 @@ def test_a_run_trains_saves_and_evaluates_with_batch_statistics(monkeypatch, sma
     assert folder.read_metrics()["test_loss"][-1] == pytest.approx(summary["test_loss"], rel=1e-5)
     longer = dataclasses.replace(config, epochs=1.5)
     assert run(longer, folder)[1]["finished"]
+
+
+def test_a_finished_run_needs_no_devices(tiny, small, monkeypatch):
+    folder = run(small)[0]
+
+    def too_few(*_, **__):
+        raise ValueError("too few devices")
+
+    monkeypatch.setattr(gemjax, "place", too_few)
+    assert "has made all 33 commits" in run(small, folder)[2]
+    with pytest.raises(UsageError, match="too few for --central auto"):
+        run(dataclasses.replace(small, epochs=2.0), folder)
 
 
 @pytest.mark.parametrize("cluster", ["barrier", "tiered_barrier"])

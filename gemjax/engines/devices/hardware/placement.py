@@ -142,9 +142,12 @@ def place(
         "host": worker_devices,
     }
     if len(devices) < needed[central]:
-        enough = [f"central={other!r}" for other, number in needed.items() if number <= len(devices)]
-        if central_devices > len(jax.local_devices(backend="cpu")) and "central='host'" in enough:
-            enough.remove("central='host'")
+        has_host = central_devices <= len(jax.local_devices(backend="cpu"))
+        enough = [
+            f"central={other!r}"
+            for other, number in needed.items()
+            if number <= len(devices) and (other != "host" or has_host)
+        ]
         raise ValueError(
             f"central={central!r} with central_devices={central_devices} and worker_devices={worker_devices} needs at least "
             f"{needed[central]} devices, but there are {len(devices)} in all; give "

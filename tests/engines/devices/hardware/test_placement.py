@@ -90,6 +90,15 @@ def test_impossible_placements_are_refused(arguments, message):
         place(*arguments)
 
 
+def test_a_place_without_enough_devices_is_not_advised():
+    """The CPU has nine devices in tests."""
+    with pytest.raises(ValueError, match="in all; give smaller numbers, or"):
+        place(2, "dedicated", ACCELERATORS[:1], central_devices=10)
+    cpu = jax.local_devices(backend="cpu")[0]
+    with pytest.raises(ValueError, match="in all; give central='host' or smaller numbers, or"):
+        place(2, "dedicated", [cpu], central_devices=2)
+
+
 def test_several_devices_for_the_central_variable_and_for_workers():
     devices = ACCELERATORS
     placed = place(3, "dedicated", devices, central_devices=2, worker_devices=3)
