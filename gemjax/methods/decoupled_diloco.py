@@ -22,7 +22,13 @@ from gemjax.protocol.checks import (
     with_extra_args,
 )
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, check_num_workers, check_number_around, require_protocol
+from gemjax.protocol.staleness import (
+    asynchronous,
+    check_num_workers,
+    check_number_around,
+    require_local_steps,
+    require_protocol,
+)
 
 PyTree = Any
 MERGES = ("radial", "mean")
@@ -57,7 +63,8 @@ def merge_quorum(
 
     Returns:
       A transformation that keeps one copy of the parameters centrally besides the state of ``inner``. It needs the extra
-      argument ``local_steps`` (inside of :func:`gemjax.asynchronous` 1 if missing) and, with ``tokens``, ``worker``.
+      argument ``local_steps`` and, with ``tokens``, ``worker``. Engines supply both; inside of :func:`gemjax.asynchronous`
+      ``local_steps`` is 1 by default where no member expects displacements.
 
     Raises:
       ValueError: if ``count`` is not positive, ``merge`` unknown or ``tokens`` not positive.
@@ -88,7 +95,7 @@ def merge_quorum(
         )
 
     def update_fn(updates, state, params=None, *, local_steps: Any = None, worker: Any = None, **extra_args) -> Any:
-        require_protocol("merge_quorum", local_steps=local_steps)
+        require_local_steps("merge_quorum", local_steps)
         share = jnp.asarray(local_steps, state.weight.dtype)
         if per_step is not None:
             require_protocol("merge_quorum", worker=worker)

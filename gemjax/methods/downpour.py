@@ -9,7 +9,7 @@ import optax
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import check_learning_rate
 from gemjax.protocol.local_steps import displacements
-from gemjax.protocol.staleness import asynchronous, require_protocol
+from gemjax.protocol.staleness import asynchronous, require_local_steps
 
 
 def downpour(
@@ -72,7 +72,7 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
 
     Returns:
       A stateless transformation that needs the extra argument ``local_steps``, an integer scalar. Engines supply it; inside of
-      :func:`gemjax.asynchronous` the default is 1.
+      :func:`gemjax.asynchronous` it is 1 by default where no member expects displacements.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_local_steps()
@@ -83,7 +83,7 @@ def scale_by_local_steps() -> optax.GradientTransformationExtraArgs:
 
     def update_fn(updates, state, params=None, *, local_steps: Any = None, **extra_args):
         del params, extra_args
-        require_protocol("scale_by_local_steps", local_steps=local_steps)
+        require_local_steps("scale_by_local_steps", local_steps)
         return jax.tree.map(lambda u: u / jnp.asarray(local_steps, u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)

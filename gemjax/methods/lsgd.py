@@ -12,7 +12,13 @@ from gemjax.protocol.checks import check_between, check_bool, check_choice, chec
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, where_present
 from gemjax.protocol.nodes import StalenessState, check_of_one_run, nodes
 from gemjax.protocol.slots import SharedRows, Slots, match_mask
-from gemjax.protocol.staleness import asynchronous, check_num_workers, require_protocol, static_num_workers
+from gemjax.protocol.staleness import (
+    asynchronous,
+    check_num_workers,
+    require_local_steps,
+    require_protocol,
+    static_num_workers,
+)
 
 PyTree = Any
 
@@ -155,13 +161,15 @@ def follow_leader(
         return FollowLeaderState(node, recent, Slots(nothing), ReadsStaleParams(), NeedsLocalSteps())
 
     def update_fn(
-        updates, state, params=None, *, worker=None, stale_params=None, value=None, local_losses=None, local_steps=1,
+        updates, state, params=None, *, worker=None, stale_params=None, value=None, local_losses=None, local_steps=None,
         observe=None, **extra_args,
     ) -> Any:  # fmt: skip
         del extra_args
         require_protocol("follow_leader", worker=worker, params=params)
         if value is None and local_losses is None:
             raise TypeError("follow_leader ranks workers by their losses: call update(…, value=loss), as engines do")
+        if local_losses is not None:
+            require_local_steps("follow_leader", local_steps)
         # The losses of an engine are padded behind their first `local_steps` entries.
         losses, count = (jnp.asarray(value)[None], 1) if local_losses is None else (local_losses, local_steps)
         recent = jnp.concatenate([state.recent.value, losses.astype(state.recent.value.dtype)])

@@ -22,7 +22,7 @@ from gemjax.protocol.checks import (
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous
+from gemjax.protocol.staleness import asynchronous, workers_around
 
 PyTree = Any
 
@@ -63,9 +63,10 @@ def delay_stages(
     While a mini-batch runs through :math:`P` stages and back, stage :math:`k` makes :math:`\tau_k = P - 1 - k` updates. For its
     leaves ``inner`` receives the gradients of commit :math:`t - \tau_k`, zero before there is one, and, if a member asks for
     ``stale_params``, these leaves as they were then: :func:`gemjax.compensate_delay` works inside, leaf by leaf. The delay adds
-    to the staleness of several workers and is not part of the ``staleness`` that members receive. A delayed gradient is of
-    another worker and other local steps: with more than one stage ``inner`` receives neither ``worker`` nor ``local_steps`` nor
-    ``local_losses``, so :func:`gemjax.per_worker` and :func:`gemjax.scale_by_local_steps` go in front.
+    to the staleness of several workers and is not part of the ``staleness`` that members receive. With more than one stage the
+    leaves that ``inner`` receives are of several commits. So it receives neither ``local_steps`` nor ``local_losses``, with
+    several workers no ``worker`` either, and ``value`` is the loss of the newest gradient: :func:`gemjax.scale_by_local_steps`
+    and, with several workers, :func:`gemjax.per_worker` go in front.
 
     Reductions: with one stage it is ``inner``; if all leaves are in the first stage and there is one worker, it is ``inner``
     with :math:`P` workers in turn, :math:`P - 1` commits later.
@@ -84,8 +85,8 @@ def delay_stages(
       stale parameters, and one more for weight prediction.
 
     Raises:
-      ValueError: if ``num_stages`` is not positive, ``horizon`` negative, or a stage is not below ``num_stages``; if a member
-        keeps memory per worker behind several stages.
+      ValueError: if ``num_stages`` is not positive, ``horizon`` negative, or a stage is not below ``num_stages``; if ``inner``
+        keeps state per worker, and there are several stages and workers.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.delay_stages(optax.sgd(1.0), num_stages=3, stages=["in", "mid", "out"])
@@ -106,10 +107,11 @@ def delay_stages(
     def init_fn(params) -> Any:
         delays_of(num_stages, stages, params)
         state, zeros = inner.init(params), optax.tree.zeros_like(params)
-        if num_stages > 1 and nodes(state, Slots):
+        kept = nodes(state, Slots)
+        if num_stages > 1 and kept and (_has_several_workers() or any((slot.num_workers or 1) > 1 for slot in kept)):
             raise ValueError(
-                "a member behind delay_stages keeps memory per worker, but gets gradients of several workers at once; put it "
-                "in front, as in optax.chain(gemjax.per_worker(...), gemjax.delay_stages(...))"
+                "inner of delay_stages keeps state per worker, but its gradients are each of several workers; put that part in "
+                "front, as in optax.chain(gemjax.per_worker(...), gemjax.delay_stages(...)), or choose one without such state"
             )
         ahead = (
             Prediction(zeros, jnp.asarray(horizon, jnp.result_type(float)), num_stages, chosen(stages, params))
@@ -134,7 +136,8 @@ def delay_stages(
             view = extra_args.get("stale_params")
             extra_args["stale_params"], kept = at_delay(params if view is None else view, kept)
         if num_stages > 1:
-            extra_args |= dict.fromkeys(("worker", "local_steps", "local_losses"))
+            hidden = ("local_steps", "local_losses", *(["worker"] if _has_several_workers() else []))
+            extra_args = {name: value for name, value in extra_args.items() if name not in hidden}
         updates, after = inner.update(stale, state.inner, params, **extra_args)
         ahead = (
             None
@@ -144,6 +147,10 @@ def delay_stages(
         return updates, DelayStagesState(grads, kept, ahead, after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _has_several_workers() -> bool:
+    return (workers_around() or 1) > 1
 
 
 def delays_of(num_stages: int, stages: Any, params: PyTree) -> PyTree:

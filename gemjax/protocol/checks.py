@@ -121,7 +121,7 @@ def check_method(name: str, value: Any) -> None:
 def check_of_staleness(name: str, value: Any) -> None:
     """Raise ``TypeError`` unless ``value`` can be called with a staleness."""
     if not callable(value):
-        called = f"; optax.inject_hyperparams has called it, so name {name!r} in static_args" * isinstance(
+        called = f"; if optax.inject_hyperparams has called it, name {name!r} in static_args" * isinstance(
             value, jax.Array
         )
         raise TypeError(

@@ -36,7 +36,7 @@ from gemjax.protocol.nodes import (
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
-# The number of workers of the wrapper whose members make their states now.
+# The number of workers of the wrapper whose members make or update their states now.
 _AROUND: contextvars.ContextVar[int | None] = contextvars.ContextVar("num_workers", default=None)
 
 
@@ -51,7 +51,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     - ``staleness``: :math:`\tau = t - t_w`, the commits applied since that worker's pull, an int32 scalar;
     - ``stale_params``: :math:`s_w`, like ``params``; ``None`` unless a member asks for it by :class:`gemjax.ReadsStaleParams`;
     - ``local_steps``: 1 if it is not given and no member expects displacements;
-    - what else is given to ``update``; engines give the loss and the local steps behind a displacement.
+    - what else is given to ``update``; engines give the losses and the number of local steps behind a commit.
 
     Members keep per-worker memory in :class:`gemjax.Slots` and see only the slot of the worker that commits. Published
     methods (:func:`gemjax.gem` and the others) are this wrapper around a chain; use it for chains of your own. A call
@@ -101,6 +101,10 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         )
         return slots.stack(state, number)
 
+    def update_members(updates, state, params, **extra_args):
+        with _members_of(static_num_workers(num_workers)):
+            return inner.update(updates, state, params, **extra_args)
+
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
         if params is not None:
             check_alike("the gradient", updates, params)
@@ -108,18 +112,19 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
             state = state._replace(pulled_at=state.pulled_at.pulled_at)
         mine, index = _checked_out(state, worker)
         staleness, stale_params = _staleness(mine, params, implicit=worker is None or is_inside)
-        if not needs_local_steps(mine):  # A gradient is one step; the number behind a displacement is not known.
+        # A gradient is one step; the number behind a displacement is not known. A wrapper around this one knows what it gets.
+        if workers_around() is None and not needs_local_steps(mine):
             extra_args.setdefault("local_steps", 1)
         extra_args |= {"worker": index, "staleness": staleness, "stale_params": stale_params}
         if worker is None:
             mine = mine._replace(inner_state=_marked(mine.inner_state))
         refused, unchanged = ask(mine, staleness)
         if counts_itself(mine.inner_state):
-            _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
+            _, after = update_members(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
             raised, unchanged = add_own_counts(unchanged, after)
             refused = raised if refused is None else refused | raised
         before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
-        grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
+        grads, (updates, inner_state) = updates, update_members(updates, before, params, **extra_args)
         check_kept("the tree of updates", updates, grads, or_wider=True)
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
@@ -253,9 +258,19 @@ def require_protocol(rule: str, **needed: Any) -> None:
             )
 
 
+def require_local_steps(rule: str, local_steps: Any) -> None:
+    """Raise ``TypeError`` with advice if the number of local steps behind a displacement is missing."""
+    if local_steps is None:
+        raise TypeError(
+            f"{rule} was called without local_steps=, the number of steps behind the displacement; engines give it, and in a "
+            "loop of your own it is tx.update(displacement, state, params, worker=w, local_steps=count); gemjax.delay_stages, "
+            "and optax.MultiSteps in a chain, do not pass it on to what is inside of them"
+        )
+
+
 @contextlib.contextmanager
 def _members_of(num_workers: int) -> Iterator[None]:
-    """Let :func:`check_number_around` know the number of workers while members make their states."""
+    """Let :func:`workers_around` know the number of workers while members make or update their states."""
     before = _AROUND.set(num_workers)
     try:
         yield
@@ -263,9 +278,14 @@ def _members_of(num_workers: int) -> Iterator[None]:
         _AROUND.reset(before)
 
 
+def workers_around() -> int | None:
+    """Return the number of workers of :func:`asynchronous` to a member that makes or updates its state; outside ``None``."""
+    return _AROUND.get()
+
+
 def check_number_around(num_workers: int) -> None:
     """Raise ``ValueError`` in the ``init`` of a part for ``num_workers`` workers inside of one for another number of them."""
-    if (around := _AROUND.get()) is not None:
+    if (around := workers_around()) is not None:
         slots.check_number(num_workers, around)
 
 

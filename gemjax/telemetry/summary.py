@@ -25,8 +25,8 @@ class Summary:
       dropped: commits that the method refused.
       rejected: commits that were not finite.
       faults: computations that raised.
-      interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost. A history has
-        no times of them, so ``utilisation`` and ``at_once`` count them only from the events of a log, from the dispatch on.
+      interrupted: computations that were called back (``Policy(interrupt=)``); what they had computed is lost. ``utilisation``
+        and ``at_once`` count their time from the dispatch on, given the events of a log; a history has no times of them.
       retired: workers that were retired, after faults or beyond their deadline, and did not take part again. A history has
         neither these nor ``faults`` nor ``paused``, and counts as ``interrupted`` only what a worker lost before a commit: give
         the events of a log.

@@ -312,16 +312,91 @@ def test_what_is_no_function_of_the_staleness_is_refused_at_once(make, weight):
 
 
 def test_a_function_that_inject_hyperparams_has_called_is_named():
-    with pytest.raises(TypeError, match="has called it, so name 'weight' in static_args"):
+    with pytest.raises(TypeError, match=r"if optax.inject_hyperparams has called it, name 'weight' in static_args"):
         optax.inject_hyperparams(gemjax.gather)(2, gemjax.polynomial_weight(0.5)).init(jnp.zeros(2))
 
 
-@pytest.mark.parametrize("part", [gemjax.per_worker(optax.trace(0.9)), gemjax.scale_by_local_steps()])
-def test_what_belongs_to_one_commit_is_refused_behind_delays(part):
-    """A delayed leaf is of another commit than the worker and the local steps that are known now."""
-    params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
-    tx = gemjax.asynchronous(gemjax.delay_stages(part, 2), 2)
-    with pytest.raises((TypeError, ValueError), match=r"keeps memory per worker|without local_steps="):
-        tx.update(params, tx.init(params), params, worker=0, local_steps=4)
-    in_front = gemjax.asynchronous(optax.chain(part, gemjax.delay_stages(optax.identity(), 2)), 2)
-    in_front.update(params, in_front.init(params), params, worker=0, local_steps=4)
+TWO_LEAVES = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+KEEPING = {  # Parts with state per worker.
+    "per_worker": lambda: gemjax.per_worker(optax.trace(0.9)),
+    "compensate_delay": lambda: gemjax.compensate_delay(0.1, "adaptive"),
+    "a whole method": lambda: gemjax.gem(0.1),
+}
+
+
+@pytest.mark.parametrize("part", KEEPING)
+def test_delays_of_several_workers_refuse_state_per_worker(part):
+    """A delayed gradient is of several workers, and none of them can own the state."""
+    with pytest.raises(ValueError, match="inner of delay_stages keeps state per worker"):
+        gemjax.asynchronous(gemjax.delay_stages(KEEPING[part](), 2), 2).init(TWO_LEAVES)
+    with pytest.raises(ValueError, match="inner of delay_stages keeps state per worker"):
+        gemjax.delay_stages(gemjax.asgd(0.1, num_workers=2), 2).init(TWO_LEAVES)
+    gemjax.asynchronous(optax.chain(KEEPING["per_worker"](), gemjax.delay_stages(optax.sgd(0.1), 2)), 2).init(
+        TWO_LEAVES
+    )
+
+
+@pytest.mark.parametrize("part", KEEPING)
+@pytest.mark.parametrize(("num_stages", "num_workers"), [(1, 2), (2, 1)])
+def test_state_per_worker_works_in_one_stage_and_in_one_pipeline(part, num_stages, num_workers):
+    if part == "a whole method" and num_workers > 1:
+        pytest.skip("gem(0.1) is for one worker")
+    tx = gemjax.asynchronous(gemjax.delay_stages(KEEPING[part](), num_stages), num_workers)
+    state = tx.init(TWO_LEAVES)
+    for _ in range(3):
+        updates, state = tx.update(jax.tree.map(jnp.ones_like, TWO_LEAVES), state, TWO_LEAVES, worker=0)
+    assert all(np.isfinite(leaf).all() and leaf.any() for leaf in jax.tree.leaves(updates))
+
+
+def test_a_momentum_per_worker_behind_the_delays_of_one_worker_is_a_momentum():
+    arguments = lambda params, batch: jnp.sum((params["a"] - batch) ** 2 + params["b"] ** 2 * batch), TWO_LEAVES
+    trace = arrivals.Gamma(1).trace(6)
+    found, expected = (
+        gemjax.simulate(
+            gemjax.asynchronous(gemjax.delay_stages(optax.chain(part, optax.sgd(0.1)), 2)),
+            *arguments, lambda worker, step: 0.1 * step, trace,
+        ).params
+        for part in (gemjax.per_worker(optax.trace(0.9)), optax.trace(0.9))
+    )  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_workers", "hidden"),
+    [(1, 2, set()), (2, 1, {"local_steps", "local_losses"}), (2, 2, {"worker", "local_steps", "local_losses"})],
+)
+def test_a_member_behind_delays_is_told_nothing_of_another_commit(num_stages, num_workers, hidden):
+    told = {}
+
+    def update_fn(updates, state, params=None, **extra_args):
+        told.update(extra_args)
+        return updates, state
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    tx = gemjax.asynchronous(gemjax.delay_stages(optax.MultiSteps(rule, 1), num_stages), num_workers)
+    losses = {"value": 1.0, "local_losses": jnp.ones(4), "local_steps": 4}
+    tx.update(TWO_LEAVES, tx.init(TWO_LEAVES), TWO_LEAVES, worker=0, **losses)
+    assert {"worker", "staleness", "stale_params", *losses} - told.keys() == hidden
+
+
+@pytest.mark.parametrize(
+    ("part", "extra_args"),
+    [
+        (gemjax.delay_stages(gemjax.scale_by_local_steps(), 2), {"local_steps": 4}),
+        (gemjax.delay_stages(gemjax.merge_quorum(optax.identity(), 2), 2), {"local_steps": 4}),
+        (gemjax.agn(), {}),
+        (gemjax.lsgd(), {"local_losses": jnp.ones(3)}),
+        (
+            gemjax.asynchronous(
+                optax.chain(gemjax.displacements(), gemjax.asynchronous(gemjax.scale_by_local_steps()))
+            ),
+            {},
+        ),
+    ],
+)
+def test_the_number_of_local_steps_is_never_guessed(part, extra_args):
+    tx = gemjax.asynchronous(part)
+    with pytest.raises(
+        TypeError, match=r"was called without local_steps=, the number of steps behind the displacement"
+    ):
+        tx.update(TWO_LEAVES, tx.init(TWO_LEAVES), TWO_LEAVES, worker=0, **extra_args)

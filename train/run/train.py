@@ -135,7 +135,7 @@ def _placement(config: Config) -> gemjax.Placement:
     """Return the devices of a run.
 
     Raises:
-      UsageError: if there are too few.
+      UsageError: if there are too few, or they would overlap in part.
     """
     try:
         return gemjax.place(
@@ -144,9 +144,8 @@ def _placement(config: Config) -> gemjax.Placement:
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(
-            f"JAX devices of this host: {len(jax.local_devices())}, of its CPU: {len(jax.local_devices(backend='cpu'))}; too "
-            f"few for --central {config.central}, --central-devices {config.central_devices} and --worker-devices "
-            f"{config.worker_devices} together; lower the numbers or change --central"
+            f"--central {config.central}, --central-devices {config.central_devices} and --worker-devices "
+            f"{config.worker_devices} do not fit the devices of this host: {error}"
         ) from error
 
 

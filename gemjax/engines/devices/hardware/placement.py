@@ -142,7 +142,7 @@ def place(
         "host": worker_devices,
     }
     if len(devices) < needed[central]:
-        has_host = central_devices <= len(jax.local_devices(backend="cpu"))
+        has_host = accelerated and central_devices <= len(_of_the_host())
         enough = [
             f"central={other!r}"
             for other, number in needed.items()
@@ -154,10 +154,11 @@ def place(
             f"{' or '.join([*enough, 'smaller numbers'])}, or on a CPU call gemjax.cpu_devices(n) first"
         )
     if central == "host":
-        home = tuple(jax.local_devices(backend="cpu")[:central_devices])
+        home = _of_the_host()[:central_devices]
         if len(home) < central_devices:
             raise ValueError(
-                f"central_devices={central_devices}, but the host's CPU is {len(home)} JAX devices; see cpu_devices"
+                f"central_devices={central_devices}, but JAX has {len(home)} devices of the host's CPU; see cpu_devices, and "
+                "JAX_PLATFORMS, which must name cpu if it is set"
             )
     elif central == "colocated":
         home = tuple(devices[:central_devices])
@@ -167,6 +168,14 @@ def place(
         tuple(devices[i : i + worker_devices]) for i in range(0, len(devices) - worker_devices + 1, worker_devices)
     ]
     return Placement(tuple(slices[w % len(slices)] for w in range(num_workers)), home)
+
+
+def _of_the_host() -> tuple[jax.Device, ...]:
+    """Return the JAX devices of the host's CPU; none where ``JAX_PLATFORMS`` names accelerators alone."""
+    try:
+        return tuple(jax.local_devices(backend="cpu"))
+    except RuntimeError:
+        return ()
 
 
 def warn_if_colocated(placement: Placement) -> None:

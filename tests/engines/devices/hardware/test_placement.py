@@ -94,9 +94,20 @@ def test_a_place_without_enough_devices_is_not_advised():
     """The CPU has nine devices in tests."""
     with pytest.raises(ValueError, match="in all; give smaller numbers, or"):
         place(2, "dedicated", ACCELERATORS[:1], central_devices=10)
-    cpu = jax.local_devices(backend="cpu")[0]
-    with pytest.raises(ValueError, match="in all; give central='host' or smaller numbers, or"):
-        place(2, "dedicated", [cpu], central_devices=2)
+    cpus = jax.local_devices(backend="cpu")[:2]  # The host's devices are those of the workers.
+    with pytest.raises(ValueError, match="in all; give central='colocated' or smaller numbers, or"):
+        place(2, "dedicated", cpus, central_devices=2, worker_devices=2)
+
+
+def test_a_host_whose_cpu_is_no_platform_of_jax_is_no_place(monkeypatch):
+    def of_no_platform(backend=None):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", of_no_platform)
+    with pytest.raises(ValueError, match="in all; give central='colocated' or smaller numbers, or"):
+        place(2, "dedicated", ACCELERATORS[:1])
+    with pytest.raises(ValueError, match=r"JAX has 0 devices of the host's CPU; .* JAX_PLATFORMS, which must name cpu"):
+        place(2, "host", ACCELERATORS)
 
 
 def test_several_devices_for_the_central_variable_and_for_workers():
@@ -113,7 +124,7 @@ def test_several_devices_for_the_central_variable_and_for_workers():
         place(2, "dedicated", devices, central_devices=5, worker_devices=4)
     with pytest.raises(ValueError, match="central_devices must be a positive int, got 0"):
         place(2, central_devices=0)
-    with pytest.raises(ValueError, match="but the host's CPU is 9 JAX devices"):
+    with pytest.raises(ValueError, match="but JAX has 9 devices of the host's CPU"):
         place(2, "host", devices, central_devices=10)
 
 
