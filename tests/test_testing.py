@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.problems import Abreast
+from engines.problems import Abreast, assert_close
 
 import gemjax
 from gemjax.testing import Faults, InjectedFaultError, quadratic, run_in_python
@@ -98,6 +98,21 @@ def test_the_reference_loop_passes_model_state_and_keys():
 
     # Worker 1 commits 7 + 1; worker 0 still holds 7; worker 1 pulled 8.
     assert seen == [(7, 1, 0, bits(1, 0)), (7, 0, 3, bits(0, 3)), (8, 1, 5, bits(1, 5))]
+
+
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.5), 3)])
+def test_the_reference_loop_tells_a_rule_what_engines_tell(local):
+    """The update is made of what the rule is told: the loss, the losses of local steps and their number."""
+
+    def update_fn(updates, state, params=None, *, value, local_losses, local_steps, **extra_args):
+        factor = 1.0 + value + jnp.sum(local_losses) / local_steps
+        return jax.tree.map(lambda u: -0.1 * factor * u, updates), state
+
+    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    tx = gemjax.asynchronous(optax.chain(gemjax.displacements(), rule) if local else rule, 2)
+    problem = tx, *quadratic(2), gemjax.arrivals.Gamma(2).trace(6)
+    found, expected = run_in_python(*problem, local=local), gemjax.simulate(*problem, local=local).params
+    assert_close(found, expected, rtol=1e-5)
 
 
 def test_a_plain_optax_optimizer_runs_unchanged():

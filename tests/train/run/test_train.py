@@ -232,7 +232,7 @@ def test_a_run_trains_saves_and_evaluates_with_batch_statistics(monkeypatch, sma
     assert run(longer, folder)[1]["finished"]
 
 
-def test_a_finished_run_needs_no_devices(tiny, small, monkeypatch):
+def test_a_finished_run_is_not_placed(tiny, small, monkeypatch):
     folder = run(small)[0]
 
     def too_few(*_, **__):

@@ -100,11 +100,14 @@ def test_a_view_that_is_not_delivered_yet_counts_on_the_host_too():
     transition = Transition(tx=gemjax.downpour(num_workers=2), loss_fn=loss_fn, num_workers=2, local=local).bind(params)
     programs = Programs(transition, batches, gemjax.place(2, "dedicated"), transition.init(params))
     train(programs)
+    before = jax.device_get(programs._gathered())
     programs.commit(1, programs.bring(programs.compute(1, programs.select(1))))
     host = jax.devices()[0]
     found = programs._gathered(host)
     assert all(leaf.devices() == {host} for leaf in jax.tree.leaves(found))
     assert_same_bits(jax.device_get(found), jax.device_get(programs._gathered()))
+    moved = [one.view.value.local[0].count for one in (before, jax.device_get(found))]
+    np.testing.assert_array_equal(moved[1] - moved[0], [0, 2])  # Two local steps of worker 1.
 
 
 def test_a_report_that_cannot_be_sent_early_is_read_later(monkeypatch):
