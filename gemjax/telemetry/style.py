@@ -28,6 +28,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.text import Annotation, Text
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -175,10 +176,10 @@ def label_ends(axes: Axes, gap: float = 6.0) -> list[Annotation]:
             ends.append((label, line.get_color(), points[np.argmax(points[:, 0])]))
     if not ends:
         return []
-    size, box = float(mpl.rcParams["axes.labelsize"]), axes.get_window_extent()
+    size, box = FontProperties(size=mpl.rcParams["axes.labelsize"]).get_size_in_points(), axes.get_window_extent()
     point = figure.dpi / 72
     heights = np.array([1.15 * size * point * (label.count("\n") + 1) for label, *_ in ends])
-    at = np.clip(axes.transData.transform([end for *_, end in ends]), box.min, box.max)
+    at = np.clip([end for *_, end in ends], box.min, box.max)
     placed = _apart(at[:, 1], heights, box.y0, box.y1)
     moved = (abs(placed - at[:, 1]) > 0.4 * size * point) | (box.x1 - at[:, 0] > 0.06 * box.width)
     left = 1 + (gap + 4 * moved.any()) * point / box.width
@@ -268,10 +269,11 @@ def _wrap(text: Text, words: str, width: float) -> None:
 
 
 def _shown(line: Any) -> np.ndarray:
-    """Return the points of a line that have a finite place on its axes."""
-    points = np.column_stack([np.asarray(part, float) for part in line.get_data()])
+    """Return where a line is drawn, in pixels, without points that have no finite place."""
+    points = np.column_stack([np.asarray(part, float) for part in line.get_data(orig=False)])  # Categories as numbers.
     with np.errstate(all="ignore"):
-        return points[np.isfinite(line.axes.transData.transform(points)).all(axis=1)]
+        points = line.get_transform().transform(points)
+    return points[np.isfinite(points).all(axis=1)]
 
 
 def _apart(wanted: np.ndarray, heights: np.ndarray, low: float, high: float) -> np.ndarray:

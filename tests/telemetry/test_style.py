@@ -125,6 +125,22 @@ def test_a_line_that_leaves_its_axes_is_labelled_at_their_edge():
     assert axes.get_window_extent().height > figure.bbox.height / 2
 
 
+@pytest.mark.parametrize(
+    "places", [["few", "some", "many"], ["8", "4", "2"], np.arange(3).astype("datetime64[D]"), [0.0, 1.0, 2.0]]
+)
+def test_labels_know_categories_dates_and_lines_across_the_axes(places):
+    axes = mpl.figure.Figure().subplots()  # Without the style.
+    axes.plot(places, [3.0, 1.0, 2.0], label="line")
+    axes.axhline(2.5, label="across")
+    axes.margins(x=0)
+    line, across = style.label_ends(axes)
+    for text, height in ((line, 2.0), (across, 2.5)):
+        np.testing.assert_allclose(
+            axes.transAxes.transform(text.xy), [axes.bbox.x1, axes.transData.transform((0, height))[1]]
+        )
+        assert text.arrow_patch is None
+
+
 def test_a_heading_is_inside_of_the_figure_and_above_its_axes():
     figure, axes, _ = drawn(
         "ab", [1, 2], title="A title with so many words that one line of a column cannot hold all of them"
