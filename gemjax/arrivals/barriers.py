@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gemjax.arrivals.base import Around, Arrivals, check_inner, check_num_commits, stream
+from gemjax.arrivals.base import Around, Arrivals, check_inner, check_num_commits, draw
 from gemjax.protocol.checks import check_not_narrow, integer, shown, with_plain_numbers
 from gemjax.protocol.trace import Trace
 
@@ -32,7 +32,7 @@ class Barrier(Around):
         check_num_commits(num_commits)
         workers = self.num_workers
         rounds = -(-num_commits // workers)
-        taken = np.stack([self.model.durations(w, stream(seed, w), rounds) for w in range(workers)], axis=1)
+        taken = np.stack([draw(self.model, w, seed, rounds) for w in range(workers)], axis=1)
         order = np.argsort(taken, axis=1, kind="stable").ravel()[:num_commits]
         return Trace(
             order,
@@ -130,7 +130,7 @@ def _resumable(model: Arrivals, seed: int) -> Callable[[int, int, int], np.ndarr
 
     def finishes(worker: int, done: int, count: int) -> np.ndarray:
         if worker not in known or len(known[worker]) < done + count:
-            known[worker] = model.durations(worker, stream(seed, worker), 2 * (done + count))
+            known[worker] = draw(model, worker, seed, 2 * (done + count))
         # Summed from there: differences of times would round, and break ties differently at each meeting.
         return model.finishes(worker, known[worker][done : done + count])[0]
 

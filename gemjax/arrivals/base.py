@@ -24,7 +24,7 @@ class Arrivals:
         check_num_workers(self.num_workers)
 
     def durations(self, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Return the next ``count`` durations of ``worker``, float64 [count], all positive."""
+        """Return the first ``count`` durations of ``worker``, float64 [count], all positive; a larger count extends them."""
         raise TypeError(
             f"{type(self).__name__} does not define how long gradients take; use RoundRobin, ConstantSpeeds, Gamma, …"
         )
@@ -94,6 +94,22 @@ def stream(seed: int, worker: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([integer("seed", seed, 0, 2**64 - 1), worker], np.uint64)))
 
 
+def draw(model: Arrivals, worker: int, seed: int, count: int) -> np.ndarray:
+    """Return the first ``count`` durations of a worker, which a model of one's own may compute.
+
+    Raises:
+      ValueError: if they are not as many, or one is negative or NaN.
+    """
+    drawn = np.asarray(model.durations(worker, stream(seed, worker), count))
+    if drawn.shape != (count,) or not (drawn >= 0).all():
+        found = f"a shape of {list(drawn.shape)}" if drawn.shape != (count,) else str(drawn[~(drawn >= 0)][0])
+        raise ValueError(
+            f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, got "
+            f"{found}; durations that were measured can be repeated with np.resize(measured, count)"
+        )
+    return drawn
+
+
 def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:
     """Return ``value`` as a tuple of one float per worker.
 
@@ -115,7 +131,7 @@ def _merge(model: Arrivals, num_commits: int, seed: int) -> Trace:
 
     def finishes(worker: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         # If more are needed, all are drawn again: the stream is the same, so its beginning is, too.
-        return model.finishes(worker, model.durations(worker, stream(seed, worker), count))
+        return model.finishes(worker, draw(model, worker, seed, count))
 
     counts = [int(1.1 * num_commits / num_workers) + 8 + model.losses] * num_workers
     drawn = [finishes(worker, count) for worker, count in enumerate(counts)]

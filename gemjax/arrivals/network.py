@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Around, Arrivals, check_num_commits, per_worker, stream
+from gemjax.arrivals.base import Around, Arrivals, check_num_commits, draw, per_worker
 from gemjax.protocol.checks import number
 from gemjax.protocol.trace import Trace
 
@@ -87,6 +87,5 @@ def one_by_one(model: Arrivals, worker: int, seed: int) -> Iterator[float]:
     """Yield the durations of a worker, drawn in blocks of doubling size."""
     done, count = 0, 64
     while True:
-        drawn = model.durations(worker, stream(seed, worker), count)
-        yield from drawn[done:].tolist()
+        yield from draw(model, worker, seed, count)[done:].tolist()
         done, count = count, 2 * count

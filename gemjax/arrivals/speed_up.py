@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemjax.arrivals.barriers import Barrier
-from gemjax.arrivals.base import Arrivals, check_num_commits, stream
+from gemjax.arrivals.base import Arrivals, check_num_commits, draw
 
 
 class SpeedUp(NamedTuple):
@@ -71,5 +71,5 @@ def speed_up(model: Arrivals, num_commits: int, seed: int = 0) -> SpeedUp:
 
 def _alone(model: Arrivals, worker: int, num_commits: int, seed: int) -> float:
     """Return the time at which ``worker`` has made all commits by itself."""
-    finished, _ = model.finishes(worker, model.durations(worker, stream(seed, worker), num_commits))
+    finished, _ = model.finishes(worker, draw(model, worker, seed, num_commits))
     return float(finished[-1])

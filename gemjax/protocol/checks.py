@@ -290,7 +290,7 @@ def check_alike(what: str, found: PyTree, expected: PyTree) -> None:
 def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = False) -> None:
     """Check that a rule returned a tree with the structure, shapes and dtypes of ``expected``.
 
-    Weak types are not compared. With ``or_wider`` a dtype to which the expected one is promoted is accepted.
+    Weak types are not compared. With ``or_wider`` a wider float for a float is accepted, and a Python int for any integer.
 
     Raises:
       ValueError: if they differ; the message names the first difference.
@@ -300,7 +300,9 @@ def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = F
         pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True)
         for (place, wanted), leaf in pairs:
             dtype, least = jnp.result_type(leaf), jnp.result_type(wanted)
-            if or_wider and dtype != least:  # Typed keys cannot be promoted.
+            if or_wider and type(leaf) is int and jnp.issubdtype(least, jnp.integer):
+                dtype = least
+            elif or_wider and dtype != least and all(jnp.issubdtype(one, jnp.floating) for one in (dtype, least)):
                 least = jnp.promote_types(dtype, least)
             if dtype != least or jnp.shape(leaf) != jnp.shape(wanted):
                 path, got, want = place, *(f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (leaf, wanted))
@@ -314,7 +316,7 @@ def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = F
 
 
 def kept(what: str, found: PyTree, expected: PyTree) -> PyTree:
-    """Return the tree that a rule returned, with floats in the precision of ``expected``.
+    """Return the tree that a rule returned, as arrays in the precision of ``expected``.
 
     A hyper-parameter that is an array, as with ``optax.inject_hyperparams``, widens half precision; a Python number does not.
 
@@ -326,12 +328,9 @@ def kept(what: str, found: PyTree, expected: PyTree) -> PyTree:
 
 
 def _in_dtype_of(new: Any, old: Any) -> Any:
-    """Return ``new`` as an array of the precision of ``old``. Other changes of type are left for the engines to refuse."""
-    found, dtype = jnp.result_type(new), jnp.result_type(old)
-    if found == dtype and isinstance(new, jax.Array):
-        return new
-    floats = all(jnp.issubdtype(one, jnp.floating) for one in (found, dtype))
-    return jnp.asarray(new, dtype) if found == dtype or floats else new
+    """Return ``new`` as an array of the dtype of ``old``."""
+    dtype = jnp.result_type(old)
+    return new if isinstance(new, jax.Array) and new.dtype == dtype else jnp.asarray(new, dtype)
 
 
 def _unlike(found: PyTree, expected: PyTree, path: tuple = ()) -> tuple:

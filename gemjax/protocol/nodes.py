@@ -143,10 +143,9 @@ def counting_refusals(old: PyTree, new: PyTree, dropped: jax.typing.ArrayLike = 
 
 
 def _one_bool(node: Any, answer: Any) -> jax.Array:
-    if jnp.shape(answer):
-        raise TypeError(
-            f"{type(node).__name__}.refuses must return one bool, got an array of shape {list(jnp.shape(answer))}"
-        )
+    if answer is None or jnp.shape(answer):
+        found = "None" if answer is None else f"an array of shape {list(jnp.shape(answer))}"
+        raise TypeError(f"{type(node).__name__}.refuses must return one bool, got {found}")
     return jnp.asarray(answer, bool)
 
 

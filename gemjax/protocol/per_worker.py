@@ -5,6 +5,7 @@ from typing import Any
 import optax
 
 from gemjax.protocol.checks import check_method, with_extra_args
+from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous
 
@@ -28,7 +29,7 @@ def per_worker(
 
     Raises:
       ValueError: if ``num_workers`` is given and not positive.
-      TypeError: at ``init``, if ``inner`` is a whole method.
+      TypeError: at ``init``, if ``inner`` is a whole method, or a part that was made for a number of workers.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = optax.chain(gemjax.per_worker(optax.trace(0.5), num_workers=2), optax.scale(-1.0))
@@ -45,10 +46,10 @@ def per_worker(
 
     def init_fn(params) -> Any:
         state = inner.init(params)
-        if is_asynchronous(state):
+        if is_asynchronous(state) or any(slot.num_workers is not None for slot in nodes(state, Slots)):
             raise TypeError(
                 "per_worker takes a transformation that is written for one worker, such as optax.trace(0.9), not a whole "
-                "method, which keeps what each worker needs already; use the method alone"
+                "method or a part of several workers, which keeps what each worker needs already; use that alone"
             )
         return Slots(state)
 

@@ -1,5 +1,7 @@
 """Arrival models that wrap other models: speeds, latencies, queues, incidents, barriers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,38 @@ WRAPPED = {
     "all": Incidents(Delayed(Scaled(Gamma(4), [1.0, 1.0, 1.0, 0.5]), up=0.1), [Leaves(0, 5.0)]),
 }
 every_model = pytest.mark.parametrize("model", WRAPPED.values(), ids=WRAPPED.keys())
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded(arrivals.Arrivals):
+    """Measured durations, which end."""
+
+    measured: tuple[float, ...] = (1.0,) * 30
+
+    def durations(self, worker, rng, count):
+        return np.array(self.measured[:count])
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda model: model,
+        Barrier,
+        lambda model: arrivals.SemiSynchronous(model, period=3),
+        lambda model: Queue(model, service=0.1),
+        lambda model: arrivals.Interrupted(model, threshold=2),
+        lambda model: Delayed(model, up=0.1),
+    ],
+)
+def test_durations_of_a_model_of_ones_own_are_checked(of):
+    with pytest.raises(
+        ValueError,
+        match=r"durations\(worker=0, rng, count=\d+\) must return \d+ positive numbers, got a shape of \[30\]",
+    ):
+        of(Recorded(2)).trace(200)
+    of(Recorded(2, (1.0, 2.0) * 999)).trace(200)
+    with pytest.raises(ValueError, match=r"positive numbers, got -(0.9|1.0);"):
+        of(Recorded(2, (-1.0, 2.0) * 999)).trace(200)
 
 
 @every_model

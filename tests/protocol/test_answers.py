@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import gemjax
+from gemjax.protocol.compat import enable_x64
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.slots import Slots
 
@@ -63,9 +64,19 @@ class Vector(NamedTuple):
         return jnp.array([True, False])
 
 
-def test_a_refusal_is_one_bool():
-    with pytest.raises(TypeError, match=r"Vector.refuses must return one bool, got an array of shape \[2\]"):
-        commit(rule(Vector(Refusals(jnp.int32(0)))))
+class Silent(NamedTuple):
+    """Node that says nothing."""
+
+    refusals: Any
+
+    def refuses(self, staleness):
+        return None
+
+
+@pytest.mark.parametrize(("node", "found"), [(Vector, r"an array of shape \[2\]"), (Silent, "None")])
+def test_a_refusal_is_one_bool(node, found):
+    with pytest.raises(TypeError, match=f"{node.__name__}.refuses must return one bool, got {found}"):
+        commit(rule(node(Refusals(jnp.int32(0)))))
 
 
 class Pulled(NamedTuple):
@@ -152,15 +163,16 @@ def test_a_rule_without_extra_arguments_can_be_given_as_a_plain_transformation()
 
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["in asynchronous", "beside it"])
-def test_a_state_may_become_a_python_number(wrapped):
-    """A rule that resets its memory to 0.0 returns what JAX takes for an array."""
-    resets = optax.GradientTransformationExtraArgs(
-        lambda params: jnp.zeros([]), lambda u, s, params=None, **_: (u, 0.0)
-    )
+@pytest.mark.parametrize(("kind", "x64"), [(float, False), (int, False), (int, True)])
+def test_a_state_may_become_a_python_number(wrapped, kind, x64):
+    """A rule that resets its memory to 0 returns what JAX takes for an array."""
+    first = jnp.zeros([], jnp.float32 if kind is float else jnp.int32)
+    resets = optax.GradientTransformationExtraArgs(lambda params: first, lambda u, s, params=None, **_: (u, kind(0)))
     method = gemjax.asgd(0.5, num_workers=2)
     tx = resets if wrapped else optax.chain(resets, method)
     trace = gemjax.Trace([0, 1, 0])
-    result = gemjax.simulate(tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0, trace)
+    with enable_x64(x64):
+        result = gemjax.simulate(tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0, trace)
     assert int(result.state.commits) == 3
 
 
@@ -179,18 +191,21 @@ def test_numpy_hyper_parameters_do_not_widen_the_state(method):
 @pytest.mark.parametrize(
     ("first", "change"), [(np.int32(0), 0.5), (False, 1), (np.int8(0), np.int32(100)), (np.float32(0), 1j)]
 )
-def test_a_state_of_another_kind_is_not_rounded_to_the_first_one(first, change):
-    """Only precision is: an engine refuses an integer that becomes a float, and a loop of one's own keeps it."""
+def test_a_state_of_another_kind_is_refused(first, change):
+    """It cannot be rounded to the first one as a float of another precision, and a run with it could not be continued."""
     rule = optax.GradientTransformation(lambda params: jnp.asarray(first), lambda u, s, params=None: (u, s + change))
     tx = gemjax.asynchronous(rule, 2)
-    state = tx.init(PARAMS)
-    for worker in (0, 1):
-        state = tx.update(PARAMS, state, PARAMS, worker=worker)[1]
-    assert state.inner_state == 2 * change
-    with pytest.raises((TypeError, ValueError), match=r"dtype|types"):
-        gemjax.simulate(
-            tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0, gemjax.Trace([0, 1, 0])
-        )
+    problem = tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0
+    runs = [
+        lambda: tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0),
+        lambda: gemjax.simulate(*problem, gemjax.Trace([0, 1, 0])),
+        lambda: gemjax.run_on_devices(*problem, 3),
+    ]
+    for run in runs:
+        with pytest.raises(
+            ValueError, match=r"the state after update at the root is \w+\[\], expected \w+\[\]; a rule keeps"
+        ):
+            run()
 
 
 @pytest.mark.parametrize("extra", [True, False])

@@ -76,9 +76,15 @@ def test_bad_numbers_of_workers_are_refused(num_workers):
         gemjax.per_worker(optax.trace(0.9), num_workers=num_workers)
 
 
-@pytest.mark.parametrize("method", [gemjax.asgd, gemjax.gem, gemjax.rennala, gemjax.yellowfin])
-def test_a_whole_method_is_refused(method):
-    tx = gemjax.asynchronous(gemjax.per_worker(method(0.1, num_workers=2)), 2)
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *(method(0.1, num_workers=2) for method in (gemjax.asgd, gemjax.gem, gemjax.rennala, gemjax.yellowfin)),
+        gemjax.follow_leader(2),
+    ],
+)
+def test_a_whole_method_is_refused(inner):
+    tx = gemjax.asynchronous(gemjax.per_worker(inner), 2)
     with pytest.raises(TypeError, match=r"written for one worker, such as .*, not a whole method"):
         tx.init(jnp.zeros(3))
 

@@ -115,6 +115,11 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--out {bench.out} is a folder; name a file")
         if bench.measured and Path(bench.out).resolve() == Path(bench.measured).resolve():
             raise UsageError(f"--out {bench.out} would replace the figures of --measured; name another file")
+    # Known before the measurements of other parts, which may take an hour.
+    if "scale" in bench.what:
+        bench_scale.driver_of(bench.measured)
+    if "cluster" in bench.what:
+        bench_cluster.imported_ray()
     gemjax.cpu_devices(9)
     console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
@@ -132,7 +137,10 @@ def main(argv: Sequence[str]) -> int:
         "check": lambda: bench_check.measure(bench.parameters, bench.networks, bench.rounds, bench.steps, console),
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
     }
-    figures = {name: measure() for name, measure in measures.items() if name in bench.what}
-    if bench.out:
-        write_whole(bench.out, json.dumps(figures, indent=2) + "\n")
+    figures = {}
+    for name, measure in measures.items():
+        if name in bench.what:
+            figures[name] = measure()
+            if bench.out:  # Now, so that it is kept if a later part fails.
+                write_whole(bench.out, json.dumps(figures, indent=2) + "\n")
     return 0

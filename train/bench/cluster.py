@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -27,8 +28,8 @@ ROUNDS = 3  # At most: each run on the cluster also compiles in every worker.
 ALONE, TOGETHER = "1 worker", f"{WORKERS} workers"
 
 
-def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -> dict[str, Any]:
-    """Measure, at each size of the central variable, commits against Ray's bare round trip and against a parameter server.
+def imported_ray() -> ModuleType:
+    """Return the module `ray`.
 
     Raises:
       UsageError: if Ray is not installed.
@@ -37,6 +38,16 @@ def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -
         import ray
     except ImportError:
         raise UsageError("bench cluster needs Ray; pip install 'gemjax[cluster]'") from None
+    return ray
+
+
+def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -> dict[str, Any]:
+    """Measure, at each size of the central variable, commits against Ray's bare round trip and against a parameter server.
+
+    Raises:
+      UsageError: if Ray is not installed.
+    """
+    ray = imported_ray()
     rounds = max(1, min(rounds, ROUNDS))
     figures: dict[str, Any] = {"ray": ray.__version__, "workers": WORKERS, "batch size": BATCH_SIZE}
     with gemjax.Cluster(WORKERS) as cluster:

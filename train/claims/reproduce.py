@@ -129,14 +129,14 @@ def parse(argv: Sequence[str]) -> tuple[Reproduce, list[Claim]]:
       UsageError: if it is wrong.
     """
     asked = parse_flags(Reproduce, argv, "python -m train reproduce", description=DESCRIPTION)
-    names = configs.CLAIMS if asked.claims == ("all",) else asked.claims
+    names = configs.CLAIMS if "all" in asked.claims else asked.claims
     if not names and not asked.list:
         raise UsageError(f"name a claim: {', '.join(configs.CLAIMS)}, or all (python -m train reproduce --list)")
     try:
         claims = [configs.claim(name) for name in names]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if asked.claims == ("all",):
+    if "all" in asked.claims:
         return asked, [claim for claim in claims if asked.scale in claim.runs]
     if without := [claim.name for claim in claims if asked.scale not in claim.runs]:
         raise UsageError(f"{', '.join(without)} has no scale {asked.scale}; there are small and full")

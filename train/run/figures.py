@@ -83,7 +83,11 @@ def draw_accuracy(axes: Axes, metrics: Metrics) -> None:
     """Draw the test accuracy against commits."""
     accuracy = 100 * metrics["test_accuracy"]
     axes.plot(metrics["commits"], accuracy, marker="o", ms=3.5, color="#1f7a43")
-    axes.set(xlabel="commits", ylabel="test accuracy (%)", title=f"Test accuracy: {accuracy[-1]:.2f} % at the end")
+    axes.set(
+        xlabel="commits",
+        ylabel="test accuracy (%)",
+        title=f"Test accuracy: {accuracy[-1]:.2f} % at the last evaluation",
+    )
 
 
 def draw_staleness(axes: Axes, run: Timeline, *, expected: int | None = None) -> None:

@@ -1,6 +1,7 @@
 """The benchmark runs and writes its figures; their values are not tested."""
 
 import json
+import sys
 import time
 
 import jax.numpy as jnp
@@ -72,6 +73,30 @@ def test_the_folder_of_the_figures_is_made_before_anything_is_measured(tmp_path,
     monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"made": out.parent.is_dir()})
     assert cli.main(["bench", "arrivals", "--out", str(out)]) == 0
     assert json.loads(out.read_text()) == {"arrivals": {"made": True}}
+
+
+@pytest.mark.parametrize("without", ["--measured", "Ray"])
+def test_what_a_later_part_needs_is_asked_for_first(without, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench.bench_arrivals, "rates", None)
+    monkeypatch.setitem(sys.modules, "ray", None)  # As if it were not installed.
+    later = ["scale", "--measured", str(tmp_path / "nowhere.json")] if without == "--measured" else ["cluster"]
+    assert cli.main(["bench", "arrivals", *later]) == 2
+    assert (
+        "nowhere.json: No such file" if without == "--measured" else "bench cluster needs Ray"
+    ) in capsys.readouterr().err
+
+
+def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch):
+    out = tmp_path / "figures.json"
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"Gamma": 1.0})
+    monkeypatch.setattr(bench.bench_methods, "compare", fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        bench.main(["arrivals", "methods", "--out", str(out)])
+    assert json.loads(out.read_text()) == {"arrivals": {"Gamma": 1.0}}
 
 
 @pytest.mark.slow

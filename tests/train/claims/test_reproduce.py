@@ -399,6 +399,10 @@ def test_wrong_command_lines_are_answered_in_one_line(words, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_all_claims_may_be_named_beside_one():
+    assert reproduce.parse(["all", "gem_figure_1"])[1] == reproduce.parse(["all"])[1]
+
+
 def test_the_list_names_every_claim(capsys):
     assert cli.main(["reproduce", "--list"]) == 0
     said = capsys.readouterr().out

@@ -45,7 +45,7 @@ class Benchmark:
     quick: bool = False
     """Ten minutes on two cores, without files: digits, eight methods, 16 and 64 workers."""
     methods: tuple[str, ...] = ()
-    """Methods to measure in every setting; default: all with 16 unequal workers, the best known and fastest in others."""
+    """Methods to measure wherever they can be; default: all with 16 unequal workers, the best known and fastest in others."""
     tasks: tuple[str, ...] = ()
     """Tasks to measure; default: all of the scale."""
     workers: tuple[int, ...] = ()
@@ -80,6 +80,14 @@ class Benchmark:
         for name, choices in known.items():
             if wrong := [value for value in getattr(self, name) if value not in choices]:
                 raise ValueError(f"--{name} must be {either(list(map(str, choices)))}; got {wrong[0]}")
+        if not any(cell.workers > 1 for cell in self.cells):
+            raise ValueError(
+                "no setting has these --tasks, --workers and --clusters together; --dry-run alone lists all"
+            )
+        if without := [name for name in self.methods if not any(cell.method == name for cell in self.cells)]:
+            raise ValueError(
+                f"--methods {' '.join(without)}: the benchmark has no such method for these --tasks, --workers and --clusters"
+            )
 
     @property
     def whole(self) -> Plan:

