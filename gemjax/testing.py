@@ -1,5 +1,6 @@
 """Tools for tests of asynchronous code: injected faults, a plain reference loop, toy problems."""
 
+import collections
 import threading
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ class InjectedFaultError(RuntimeError):
 class Faults:
     """Faults keyed by (worker, that worker's step), injected through ``gate=`` of a run on devices or on a cluster.
 
-    Use it as a context manager: leaving it releases hung workers.
+    Use it as a context manager: leaving it releases hung workers, and in a further block all faults are injected again.
 
     >>> with Faults().hang(worker=2, step=5).fail(worker=0, step=3).slow(worker=1, seconds=0.05) as faults:
     ...     faults(worker=3, step=0)  # No fault here: returns at once.
@@ -42,6 +43,7 @@ class Faults:
         self._failures: dict[tuple[int, int], int] = {}
         self._poisoned: set[tuple[int, int]] = set()
         self._slow: list[tuple[int, float, int, float]] = []
+        self._made: collections.Counter[tuple[str, int, int]] = collections.Counter()  # Since the block was entered.
         self._ended = threading.Event()
         self.injected: list[tuple[str, int, int]] = []
 
@@ -82,17 +84,20 @@ class Faults:
             if slow == worker and first <= step <= last:
                 self.injected.append(("slow", *at))
                 self._ended.wait(seconds)
-        if self._failures.get(at, 0) > 0:
-            self._failures[at] -= 1
+        if self._made["fail", *at] < self._failures.get(at, 0):
+            self._made["fail", *at] += 1
             self.injected.append(("fail", *at))
             raise InjectedFaultError(f"injected at worker {worker}, step {step}")
-        if at in self._poisoned:
-            self._poisoned.discard(at)
+        if at in self._poisoned and not self._made["poison", *at]:
+            self._made["poison", *at] += 1
             self.injected.append(("poison", *at))
             return _poison
         return None
 
     def __enter__(self) -> Self:
+        if self._ended.is_set():  # All faults are injected again.
+            self._ended, self._hangs = threading.Event(), {at: threading.Event() for at in self._hangs}
+            self._made.clear()
         return self
 
     def __exit__(self, *_: object) -> None:

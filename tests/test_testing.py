@@ -1,6 +1,7 @@
 """The testing tools, checked against numbers computed by hand, because other tests rely on them."""
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,27 @@ def test_a_planned_failure_raises_as_often_as_planned():
                 faults(1, 2)
         faults(1, 2)
     assert faults.injected == [("fail", 1, 2), ("fail", 1, 2)]
+
+
+def test_the_same_faults_are_injected_in_each_block():
+    faults = Faults().slow(0, 0.05, 1, 1).fail(1, 2).poison(2, 0).hang(3, 0)
+    faults.let_go(3, 0)
+    for _ in range(2):
+        with faults:
+            began = time.perf_counter()
+            faults(0, 1)
+            assert time.perf_counter() - began >= 0.05
+            with pytest.raises(InjectedFaultError):
+                faults(1, 2)
+            assert faults(1, 2) is None
+            assert np.isnan(faults(2, 0)(np.ones(1)))
+            assert faults(2, 0) is None
+            hangs = threading.Thread(target=faults, args=(3, 0))
+            hangs.start()
+            faults.let_go(3, 0)
+            hangs.join(10)
+            assert not hangs.is_alive()
+    assert len(faults.injected) == 8
 
 
 def test_a_hung_worker_is_released_at_the_end():

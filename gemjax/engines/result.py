@@ -130,8 +130,8 @@ class Progress:
       dropped: commits that the method refused so far.
       params: the central variable now; valid during the callback only, so copy it to keep it.
       model_state: its model state now (such as BatchNorm statistics); valid during the callback only.
-      state: ``progress.state()`` is the whole state now, stacked by that call, on the device that the state of a result is on;
-        valid during the callback only.
+      state: ``progress.state()`` is the whole state now, stacked by that call, on the devices of the central variable or, if
+        these have no room, in the host's memory; valid during the callback only.
       trace: ``progress.trace()`` is the trace of the commits so far; a checkpoint needs it beside the state.
       history: the columns of the commits since the last call; empty if there were none.
     """

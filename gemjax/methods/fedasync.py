@@ -8,7 +8,7 @@ import optax
 
 from gemjax.methods.gather import Weight, weight_by_name
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate, check_of_staleness
+from gemjax.protocol.checks import at_staleness, check_learning_rate, check_of_staleness
 from gemjax.protocol.hooks import ReadsStaleParams
 from gemjax.protocol.local_steps import displacements
 from gemjax.protocol.slots import match_mask
@@ -40,7 +40,7 @@ def mix_with_worker(weight: Weight | None = None) -> optax.GradientTransformatio
     ) -> Any:
         del extra_args
         require_protocol("mix_with_worker", staleness=staleness, params=params)
-        scale = jnp.float32(1.0) if weight is None else jnp.asarray(weight(staleness))
+        scale = jnp.float32(1.0) if weight is None else jnp.asarray(at_staleness("weight", weight, staleness))
         if observe is not None:
             observe("compensation", lambda: jnp.abs(1.0 - scale))
             observe.scale("learning_rate", lambda: scale)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.protocol.checks import check_at_least, check_of_staleness, check_positive_int, number, shown
+from gemjax.protocol.checks import at_staleness, check_at_least, check_of_staleness, check_positive_int, number, shown
 from gemjax.protocol.staleness import require_protocol
 
 PyTree = Any
@@ -88,7 +88,7 @@ def gather(count: int, weight: Weight | None = None) -> optax.GradientTransforma
                 observe("compensation", lambda: jnp.zeros([]))
             return lambda g: g
         require_protocol("gather", staleness=staleness)
-        scale = weight(steps_since_pull(staleness, gathered, count))
+        scale = at_staleness("weight", weight, steps_since_pull(staleness, gathered, count))
         if observe is not None:
             observe("compensation", lambda: jnp.abs(1.0 - jnp.asarray(scale)))
         return lambda g: g * jnp.asarray(scale, g.dtype)

@@ -128,8 +128,8 @@ def follow_leader(
 
     Returns:
       A transformation that needs ``params``, the extra arguments that :func:`gemjax.asynchronous` supplies, and ``value`` or
-      ``local_losses``. It keeps two copies of the parameters per worker, three with anchors of several groups and
-      ``global_period > 1``. It offers the diagnostics ``leader`` and ``group_leader``.
+      ``local_losses`` with ``local_steps``. It keeps two copies of the parameters per worker, three with anchors of several
+      groups and ``global_period > 1``. It offers the diagnostics ``leader`` and ``group_leader``.
 
     Raises:
       ValueError: as :func:`gemjax.lsgd`.

@@ -22,7 +22,7 @@ from gemjax.protocol.checks import (
 from gemjax.protocol.hooks import ReadsStaleParams, where_present
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, workers_around
+from gemjax.protocol.staleness import asynchronous, is_asynchronous, workers_around
 
 PyTree = Any
 
@@ -62,11 +62,14 @@ def delay_stages(
 
     While a mini-batch runs through :math:`P` stages and back, stage :math:`k` makes :math:`\tau_k = P - 1 - k` updates. For its
     leaves ``inner`` receives the gradients of commit :math:`t - \tau_k`, zero before there is one, and, if a member asks for
-    ``stale_params``, these leaves as they were then: :func:`gemjax.compensate_delay` works inside, leaf by leaf. The delay adds
-    to the staleness of several workers and is not part of the ``staleness`` that members receive. With more than one stage the
-    leaves that ``inner`` receives are of several commits. So it receives neither ``local_steps`` nor ``local_losses``, with
-    several workers no ``worker`` either, and ``value`` is the loss of the newest gradient: :func:`gemjax.scale_by_local_steps`
-    and, with several workers, :func:`gemjax.per_worker` go in front.
+    ``stale_params``, these leaves as they were then: :func:`gemjax.compensate_delay` works inside, leaf by leaf (with several
+    workers in its constant variant, which keeps nothing per worker). The delay adds to the staleness of several workers and is
+    not part of the ``staleness`` that members receive.
+
+    With more than one stage the leaves that ``inner`` receives are of several commits. So it receives neither ``local_steps``
+    nor ``local_losses``, with several workers no ``worker`` either, and ``staleness`` and ``value`` are those of the newest
+    commit: :func:`gemjax.scale_by_local_steps` and, with several workers, :func:`gemjax.scale_by_staleness` and
+    :func:`gemjax.per_worker` go in front. For a pipeline per worker put all of it inside of :func:`gemjax.per_worker`.
 
     Reductions: with one stage it is ``inner``; if all leaves are in the first stage and there is one worker, it is ``inner``
     with :math:`P` workers in turn, :math:`P - 1` commits later.
@@ -87,6 +90,7 @@ def delay_stages(
     Raises:
       ValueError: if ``num_stages`` is not positive, ``horizon`` negative, or a stage is not below ``num_stages``; if ``inner``
         keeps state per worker, and there are several stages and workers.
+      TypeError: at ``init``, if ``inner`` is a whole method, and there are several stages.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> tx = gemjax.delay_stages(optax.sgd(1.0), num_stages=3, stages=["in", "mid", "out"])
@@ -107,11 +111,16 @@ def delay_stages(
     def init_fn(params) -> Any:
         delays_of(num_stages, stages, params)
         state, zeros = inner.init(params), optax.tree.zeros_like(params)
-        kept = nodes(state, Slots)
-        if num_stages > 1 and kept and (_has_several_workers() or any((slot.num_workers or 1) > 1 for slot in kept)):
+        if num_stages > 1 and is_asynchronous(state):  # It would compare with views of its own, which are not delayed.
+            raise TypeError(
+                "delay_stages with several stages takes the parts of a method, such as "
+                "optax.chain(gemjax.compensate_delay(0.1), optax.sgd(0.1)), not a whole one; gemjax.asynchronous goes around it"
+            )
+        if num_stages > 1 and _has_several_workers() and nodes(state, Slots):
             raise ValueError(
-                "inner of delay_stages keeps state per worker, but its gradients are each of several workers; put that part in "
-                "front, as in optax.chain(gemjax.per_worker(...), gemjax.delay_stages(...)), or choose one without such state"
+                "inner of delay_stages keeps state per worker, but its leaves are of gradients of several workers; put that "
+                "part in front, as in optax.chain(gemjax.per_worker(...), gemjax.delay_stages(...)), choose one without such "
+                "state, or make a pipeline per worker, gemjax.per_worker(gemjax.delay_stages(...))"
             )
         ahead = (
             Prediction(zeros, jnp.asarray(horizon, jnp.result_type(float)), num_stages, chosen(stages, params))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.methods.rates import rate_at, scale_by_learning_rate
-from gemjax.protocol.checks import check_learning_rate, check_of_staleness
+from gemjax.protocol.checks import at_staleness, check_learning_rate, check_of_staleness
 from gemjax.protocol.staleness import asynchronous, require_protocol
 
 
@@ -39,7 +39,7 @@ def scale_by_staleness(
       share by which it damps a commit, and multiplies the diagnostic ``learning_rate`` of the chain.
 
     Raises:
-      TypeError: if ``factor`` is no function.
+      TypeError: if ``factor`` is no function; at a commit, if it returns no scalar.
 
     >>> import gemjax, jax.numpy as jnp
     >>> tx = gemjax.scale_by_staleness(lambda staleness: 2.0 ** -staleness)
@@ -52,7 +52,7 @@ def scale_by_staleness(
     def update_fn(updates, state, params=None, *, staleness: Any = None, observe: Any = None, **extra_args):
         del params, extra_args
         require_protocol("scale_by_staleness", staleness=staleness)
-        scale = factor(staleness)
+        scale = at_staleness("factor", factor, staleness)
         if observe is not None:
             observe("compensation", lambda: jnp.abs(1.0 - jnp.asarray(scale)))
             observe.scale("learning_rate", lambda: scale)
@@ -118,7 +118,7 @@ class StalenessSchedule:
                 "a StalenessSchedule was used as an ordinary schedule, which does not receive the staleness; pass it through "
                 "optax.inject_hyperparams(optimizer)(learning_rate=StalenessSchedule(…)), or use gemjax.scale_by_staleness"
             )
-        return rate_at(self.value, state.count) * self.factor(jnp.asarray(staleness))
+        return rate_at(self.value, state.count) * at_staleness("factor", self.factor, jnp.asarray(staleness))
 
 
 def staleness_aware(

@@ -129,6 +129,20 @@ def check_of_staleness(name: str, value: Any) -> None:
         )
 
 
+def at_staleness(name: str, function: Any, staleness: Any) -> Any:
+    """Return ``function(staleness)``.
+
+    Raises:
+      TypeError: if it is no real scalar.
+    """
+    found = function(staleness)
+    is_number = isinstance(found, (bool, int, float, np.number, np.ndarray, jax.Array)) and not jnp.iscomplexobj(found)
+    if not is_number or jnp.ndim(found):
+        got = f"an array of shape {list(jnp.shape(found))}" if is_number else shown(found)
+        raise TypeError(f"{name} must return one number for a staleness, got {got}")
+    return found
+
+
 PASSED = {
     "worker",
     "staleness",

@@ -7,7 +7,7 @@ import optax
 from gemjax.protocol.checks import check_method, with_extra_args
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import Slots
-from gemjax.protocol.staleness import asynchronous, is_asynchronous
+from gemjax.protocol.staleness import asynchronous, is_asynchronous, members_of
 
 
 def per_worker(
@@ -45,7 +45,8 @@ def per_worker(
     inner = with_extra_args(inner)
 
     def init_fn(params) -> Any:
-        state = inner.init(params)
+        with members_of(1):
+            state = inner.init(params)
         if is_asynchronous(state) or any(slot.num_workers is not None for slot in nodes(state, Slots)):
             raise TypeError(
                 "per_worker takes a transformation that is written for one worker, such as optax.trace(0.9), not a whole "
@@ -54,7 +55,8 @@ def per_worker(
         return Slots(state)
 
     def update_fn(updates, state: Any, params=None, **extra_args: Any) -> Any:
-        updates, value = inner.update(updates, state.value, params, **extra_args)
+        with members_of(1):
+            updates, value = inner.update(updates, state.value, params, **extra_args)
         return updates, Slots(value)
 
     member = optax.GradientTransformationExtraArgs(init_fn, update_fn)

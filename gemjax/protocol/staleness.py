@@ -90,7 +90,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
 
     def init_fn(params):
         number = static_num_workers(num_workers)
-        with _members_of(number):
+        with members_of(number):
             inner_state = inner.init(params)
         check_protocol(inner_state)
         state = StalenessState(
@@ -101,15 +101,13 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         )
         return slots.stack(state, number)
 
-    def update_members(updates, state, params, **extra_args):
-        with _members_of(static_num_workers(num_workers)):
-            return inner.update(updates, state, params, **extra_args)
-
     def update_fn(updates, state, params=None, *, worker=None, **extra_args):
         if params is not None:
             check_alike("the gradient", updates, params)
         if is_inside := isinstance(state.pulled_at, Unnamed):
             state = state._replace(pulled_at=state.pulled_at.pulled_at)
+        # A number that optax.inject_hyperparams has traced is in the state, too.
+        number = state.pulled_at.num_workers or (None if isinstance(num_workers, jax.core.Tracer) else int(num_workers))
         mine, index = _checked_out(state, worker)
         staleness, stale_params = _staleness(mine, params, implicit=worker is None or is_inside)
         # A gradient is one step; the number behind a displacement is not known. A wrapper around this one knows what it gets.
@@ -120,11 +118,13 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
             mine = mine._replace(inner_state=_marked(mine.inner_state))
         refused, unchanged = ask(mine, staleness)
         if counts_itself(mine.inner_state):
-            _, after = update_members(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
+            with members_of(number):
+                _, after = inner.update(updates, mine.inner_state, params, **(extra_args | {"observe": None}))
             raised, unchanged = add_own_counts(unchanged, after)
             refused = raised if refused is None else refused | raised
         before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
-        grads, (updates, inner_state) = updates, update_members(updates, before, params, **extra_args)
+        with members_of(number):
+            grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
         check_kept("the tree of updates", updates, grads, or_wider=True)
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
@@ -262,14 +262,15 @@ def require_local_steps(rule: str, local_steps: Any) -> None:
     """Raise ``TypeError`` with advice if the number of local steps behind a displacement is missing."""
     if local_steps is None:
         raise TypeError(
-            f"{rule} was called without local_steps=, the number of steps behind the displacement; engines give it, and in a "
-            "loop of your own it is tx.update(displacement, state, params, worker=w, local_steps=count); gemjax.delay_stages, "
-            "and optax.MultiSteps in a chain, do not pass it on to what is inside of them"
+            f"{rule} was called without local_steps=, the number of steps behind a displacement. In a loop of your own call "
+            "tx.update(displacement, state, params, worker=w, local_steps=count); a gradient counts as one step inside of "
+            f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N). Put it in front of gemjax.delay_stages; for "
+            "an optax.MultiSteps in a chain give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
         )
 
 
 @contextlib.contextmanager
-def _members_of(num_workers: int) -> Iterator[None]:
+def members_of(num_workers: int | None) -> Iterator[None]:
     """Let :func:`workers_around` know the number of workers while members make or update their states."""
     before = _AROUND.set(num_workers)
     try:

@@ -30,6 +30,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.lines import Line2D
     from matplotlib.text import Annotation, Text
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
     from PIL import Image  # Matplotlib needs it, too.
@@ -142,7 +143,8 @@ def heading(figure: Figure, title: str, subtitle: str = "") -> None:
 
     The figure needs a constrained layout, whose area shrinks by the height of the heading.
     """
-    size, used, inches = float(mpl.rcParams["axes.labelsize"]), 0.04, figure.get_figheight()
+    size = FontProperties(size=mpl.rcParams["axes.labelsize"]).get_size_in_points()
+    used, inches = 0.04, figure.get_figheight()
     for words, points, weight, color in ((title, size + 1, "bold", "black"), (subtitle, size, "normal", QUIET)):
         if words:
             text = figure.text(0, 1, "", fontsize=points, weight=weight, color=color, va="top")
@@ -172,7 +174,7 @@ def label_ends(axes: Axes, gap: float = 6.0) -> list[Annotation]:
     ends = []
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
         line: Any = getattr(handle, "lines", [handle])[0]  # Error bars have their line inside.
-        if hasattr(line, "get_data") and len(points := _shown(line)):
+        if isinstance(line, Line2D) and len(points := _shown(line)):
             ends.append((label, line.get_color(), points[np.argmax(points[:, 0])]))
     if not ends:
         return []

@@ -235,7 +235,7 @@ def _waste(s: Summary) -> Finding:
     return Finding(
         wasted <= 0.2,
         f"{s.dropped} of {arrived} commits were dropped as too stale, {s.rejected} rejected as not finite{called_back}.",
-        "; ".join(advice) + ".",
+        "; ".join(advice) + "." * bool(advice),
     )
 
 

@@ -288,7 +288,7 @@ def test_the_local_steps_of_a_displacement_are_not_guessed(wrap):
 @pytest.mark.parametrize("part", [gemjax.scale_by_local_steps(), gemjax.merge_quorum(optax.identity(), 2)])
 def test_a_part_that_optax_keeps_the_local_steps_from_does_not_guess_them(part):
     tx = gemjax.asynchronous(optax.chain(optax.MultiSteps(part, 1), optax.scale(-1.0)), 2)
-    with pytest.raises(TypeError, match=r"was called without local_steps=.*optax.MultiSteps in a chain"):
+    with pytest.raises(TypeError, match=r"was called without local_steps=.*optax.MultiSteps in a chain give"):
         tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.zeros(2), worker=0, local_steps=4)
     alone = gemjax.asynchronous(part, 2)
     alone.update(jnp.ones(2), alone.init(jnp.zeros(2)), jnp.zeros(2), worker=0)  # A gradient counts as one step.
@@ -311,6 +311,25 @@ def test_what_is_no_function_of_the_staleness_is_refused_at_once(make, weight):
         make(weight)
 
 
+@pytest.mark.parametrize("answer", [None, "2", 1j, jnp.ones(2)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        gemjax.scale_by_staleness,
+        gemjax.mix_with_worker,
+        lambda weight: gemjax.gather(2, weight),
+        lambda factor: optax.inject_hyperparams(optax.sgd)(gemjax.StalenessSchedule(0.1, factor)),
+    ],
+)
+def test_a_function_of_the_staleness_returns_one_number(make, answer):
+    params = jnp.zeros(2)
+    run = lambda tx: tx.update(params, tx.init(params), params, worker=0)
+    with pytest.raises(
+        TypeError, match=r"(factor|weight) must return one number for a staleness, got (None|'2'|1j|an array)"
+    ):
+        run(gemjax.asynchronous(make(lambda staleness: answer), 2))
+
+
 def test_a_function_that_inject_hyperparams_has_called_is_named():
     with pytest.raises(TypeError, match=r"if optax.inject_hyperparams has called it, name 'weight' in static_args"):
         optax.inject_hyperparams(gemjax.gather)(2, gemjax.polynomial_weight(0.5)).init(jnp.zeros(2))
@@ -320,7 +339,7 @@ TWO_LEAVES = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
 KEEPING = {  # Parts with state per worker.
     "per_worker": lambda: gemjax.per_worker(optax.trace(0.9)),
     "compensate_delay": lambda: gemjax.compensate_delay(0.1, "adaptive"),
-    "a whole method": lambda: gemjax.gem(0.1),
+    "match_energy": lambda: optax.chain(optax.sgd(0.1), gemjax.match_energy()),
 }
 
 
@@ -329,23 +348,22 @@ def test_delays_of_several_workers_refuse_state_per_worker(part):
     """A delayed gradient is of several workers, and none of them can own the state."""
     with pytest.raises(ValueError, match="inner of delay_stages keeps state per worker"):
         gemjax.asynchronous(gemjax.delay_stages(KEEPING[part](), 2), 2).init(TWO_LEAVES)
-    with pytest.raises(ValueError, match="inner of delay_stages keeps state per worker"):
-        gemjax.delay_stages(gemjax.asgd(0.1, num_workers=2), 2).init(TWO_LEAVES)
-    gemjax.asynchronous(optax.chain(KEEPING["per_worker"](), gemjax.delay_stages(optax.sgd(0.1), 2)), 2).init(
-        TWO_LEAVES
-    )
+    for allowed in (
+        optax.chain(KEEPING[part](), gemjax.delay_stages(optax.sgd(0.1), 2)),
+        gemjax.per_worker(gemjax.delay_stages(KEEPING[part](), 2)),
+        gemjax.delay_stages(KEEPING[part](), 1),
+    ):
+        gemjax.asynchronous(allowed, 2).init(TWO_LEAVES)
 
 
-@pytest.mark.parametrize("part", KEEPING)
-@pytest.mark.parametrize(("num_stages", "num_workers"), [(1, 2), (2, 1)])
-def test_state_per_worker_works_in_one_stage_and_in_one_pipeline(part, num_stages, num_workers):
-    if part == "a whole method" and num_workers > 1:
-        pytest.skip("gem(0.1) is for one worker")
-    tx = gemjax.asynchronous(gemjax.delay_stages(KEEPING[part](), num_stages), num_workers)
-    state = tx.init(TWO_LEAVES)
-    for _ in range(3):
-        updates, state = tx.update(jax.tree.map(jnp.ones_like, TWO_LEAVES), state, TWO_LEAVES, worker=0)
-    assert all(np.isfinite(leaf).all() and leaf.any() for leaf in jax.tree.leaves(updates))
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("method", [gemjax.asgd, gemjax.dc_asgd, gemjax.gem])
+def test_a_whole_method_behind_delays_is_refused(method, num_workers):
+    """It would compare with views of its own, which are not delayed."""
+    for around in (lambda tx: tx, lambda tx: gemjax.asynchronous(tx, num_workers)):
+        with pytest.raises(TypeError, match=r"takes the parts of a method, such as .*, not a whole one"):
+            around(gemjax.delay_stages(method(0.1, num_workers=num_workers), 2)).init(TWO_LEAVES)
+    gemjax.delay_stages(method(0.1, num_workers=num_workers), 1).init(TWO_LEAVES)
 
 
 def test_a_momentum_per_worker_behind_the_delays_of_one_worker_is_a_momentum():
@@ -361,11 +379,31 @@ def test_a_momentum_per_worker_behind_the_delays_of_one_worker_is_a_momentum():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_a_pipeline_per_worker_is_a_pipeline_each():
+    """Worker 1 commits after every commit of worker 0; its delayed gradients are its own."""
+    part = optax.chain(gemjax.compensate_delay(0.1, "adaptive"), optax.scale(-1.0))
+    tx = gemjax.asynchronous(gemjax.per_worker(gemjax.delay_stages(part, 2, lambda path, leaf: 0)), 2)
+    state, found = tx.init(TWO_LEAVES), []
+    for gradient, worker in ((1.0, 0), (10.0, 1), (2.0, 0), (20.0, 1)):
+        gradients = jax.tree.map(lambda p, g=gradient: p + g, TWO_LEAVES)
+        updates, state = tx.update(gradients, state, TWO_LEAVES, worker=worker)
+        found.append(float(updates["a"][0]))
+    assert found == [0.0, 0.0, -1.0, -10.0]
+
+
+def test_the_number_of_workers_may_be_a_hyper_parameter_at_updates():
+    """``optax.inject_hyperparams`` traces it there; the state knows it."""
+    tx = optax.inject_hyperparams(gemjax.asgd)(0.1, num_workers=2)
+    params = jnp.zeros(2)
+    updates, _ = jax.jit(tx.update)(jnp.ones(2), tx.init(params), params, worker=1)
+    np.testing.assert_allclose(updates, [-0.1, -0.1])
+
+
 @pytest.mark.parametrize(
     ("num_stages", "num_workers", "hidden"),
     [(1, 2, set()), (2, 1, {"local_steps", "local_losses"}), (2, 2, {"worker", "local_steps", "local_losses"})],
 )
-def test_a_member_behind_delays_is_told_nothing_of_another_commit(num_stages, num_workers, hidden):
+def test_a_member_behind_delays_is_told_no_worker_or_local_steps_of_another_commit(num_stages, num_workers, hidden):
     told = {}
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -385,6 +423,7 @@ def test_a_member_behind_delays_is_told_nothing_of_another_commit(num_stages, nu
         (gemjax.delay_stages(gemjax.scale_by_local_steps(), 2), {"local_steps": 4}),
         (gemjax.delay_stages(gemjax.merge_quorum(optax.identity(), 2), 2), {"local_steps": 4}),
         (gemjax.agn(), {}),
+        (gemjax.decoupled_diloco(), {}),
         (gemjax.lsgd(), {"local_losses": jnp.ones(3)}),
         (
             gemjax.asynchronous(
@@ -394,9 +433,7 @@ def test_a_member_behind_delays_is_told_nothing_of_another_commit(num_stages, nu
         ),
     ],
 )
-def test_the_number_of_local_steps_is_never_guessed(part, extra_args):
+def test_missing_local_steps_are_asked_for(part, extra_args):
     tx = gemjax.asynchronous(part)
-    with pytest.raises(
-        TypeError, match=r"was called without local_steps=, the number of steps behind the displacement"
-    ):
+    with pytest.raises(TypeError, match=r"was called without local_steps=, the number of steps behind a displacement"):
         tx.update(TWO_LEAVES, tx.init(TWO_LEAVES), TWO_LEAVES, worker=0, **extra_args)

@@ -210,8 +210,8 @@ def test_incidents_behind_refused_commits_that_are_left_out_are_left_out():
 def test_a_log_counts_the_refused_commits_of_a_run_continued_from_an_earlier_state(tmp_path):
     path, problem, states = tmp_path / "log.jsonl", testing.quadratic(), []
     run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1), *problem, num_workers=1)
-    with EventLog(path) as log, testing.Faults().poison(0, 3).poison(0, 8) as faults:
-        first = run(8, log=log, gate=faults, callback=lambda p: states.append((p.state(), p.trace())), callback_every=7)
+    with EventLog(path) as log, testing.Faults().poison(0, 3).poison(0, 9) as faults:
+        first = run(9, log=log, gate=faults, callback=lambda p: states.append((p.state(), p.trace())), callback_every=7)
         assert (first.state.rejected, states[0][0].rejected) == (2, 1)
         state, recorded = states[0]
         again = run(12, log=log, state=state, recorded=recorded)

@@ -428,8 +428,8 @@ def test_devices_that_are_too_few_are_refused_before_there_is_a_folder(capsys, m
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: jax.devices()[:1])
     assert cli.main(["--central", "dedicated", "--out", str(tmp_path / "run")]) == 2
     assert (
-        "--central-devices 1 and --worker-devices 1 do not fit the devices of this host: central='dedicated' "
-        "with central_devices=1 and worker_devices=1 needs at least 2 devices, but there are 1 in all"
+        "--central dedicated does not fit this host: central='dedicated' with central_devices=1 and worker_devices=1 needs at "
+        "least 2 devices, but there are 1 in all; lower --central-devices and --worker-devices, or change --central"
         in capsys.readouterr().err
     )
 

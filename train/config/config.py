@@ -104,8 +104,7 @@ class Config(Common):
     workers: int = 8
     """Number of asynchronous workers."""
     epochs: float = 6.0
-    """Passes of each worker through the data; a run has workers * epochs * (full batches per epoch) / period commits,
-    with `--dynamic-periods` of the mean period."""
+    """Passes of each worker through the data; commits: workers * epochs * (full batches per epoch) / mean period."""
     learning_rate: float = 0.1
     """Learning rate of one worker's gradients; with `--method yellowfin` a factor on the rate that it tunes."""
     momentum: float = 0.9

@@ -49,7 +49,9 @@ def _rates(folder: RunFolder, config: Config) -> str:
     """Return the learning rate, with those of earlier sessions and the commits at which it was changed."""
     found = [(commits, one["learning_rate"]) for commits, one in folder.kept.settings] or [(0, config.learning_rate)]
     changes = [now for before, now in itertools.pairwise([(0, None), *found]) if now[1] != before[1]]
-    return ", then ".join(f"{rate:g} from commit {commits}" if commits else f"{rate:g}" for commits, rate in changes)
+    return ", then ".join(
+        f"{rate:g} after {commits:,} applied commits" if commits else f"{rate:g}" for commits, rate in changes
+    )
 
 
 def draw_loss(axes: Axes, run: Timeline, *, by: str = "commits", metrics: Metrics | None = None) -> None:
@@ -220,9 +222,10 @@ def draw_timeline(axes: Axes, run: Timeline) -> None:
             left = np.maximum(shown[begin][rows], low)
             axes.barh(workers[rows], (shown[end][rows] - left).clip(min=0), left=left, height=0.7, color=color,
                       edgecolor="white", lw=0.6 if color == COMPUTING else 0.0, label=label)  # fmt: skip
-    title = f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run"
+    title = f"Timeline, {ROUNDS_SHOWN} rounds in the middle of the run" if first else "Timeline of the run"
     if count > WORKERS_SHOWN:
-        title = f"Timeline, {ROUNDS_SHOWN} rounds, workers 0 to {WORKERS_SHOWN - 1} of {count}"
+        rounds = f", {ROUNDS_SHOWN} rounds" if first else ""
+        title = f"Timeline{rounds}, workers 0 to {WORKERS_SHOWN - 1} of {count}"
     axes.set(xlabel=_time(run), ylabel="worker", title=title)
     axes.set_yticks(range(min(count, WORKERS_SHOWN)))
     axes.set_ylim(min(count, WORKERS_SHOWN) - 0.5, -0.5)

@@ -144,8 +144,8 @@ def _placement(config: Config) -> gemjax.Placement:
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(
-            f"--central {config.central}, --central-devices {config.central_devices} and --worker-devices "
-            f"{config.worker_devices} do not fit the devices of this host: {error}"
+            f"--central {config.central} does not fit this host: {str(error).partition('; ')[0]}; lower --central-devices and "
+            "--worker-devices, or change --central"
         ) from error
 
 

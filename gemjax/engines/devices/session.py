@@ -23,6 +23,7 @@ from gemjax.engines.checks import (
     checked_stops,
     shapes_of,
 )
+from gemjax.engines.devices.hardware.placement import host_devices
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.history import RunHistory
@@ -86,7 +87,7 @@ class Run:
         The state is made in the host's memory, because stacked for all workers it may be too large for a device. A transport
         whose central variable is on several hosts has a ``first_state`` of its own, with shapes in place of some arrays.
         """
-        host = jax.local_devices(backend="cpu")[0]
+        host = host_devices()[0]
         on_host = lambda leaf: jax.device_put(leaf, host) if isinstance(leaf, jax.Array) else leaf
         with jax.default_device(host):
             params, model_state = jax.tree.map(on_host, (self.params, self.model_state))

@@ -52,7 +52,9 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
         builder_class.check_sources(manual_dir)
     except FileNotFoundError as error:
         if not damaged:
-            raise
+            raise FileNotFoundError(
+                f"{error} Or give as data_dir a folder with the prepared set; {root} has none."
+            ) from None
         raise FileNotFoundError(
             f"{folder} is damaged or cannot be read, so it must be prepared anew: {error}"
         ) from None

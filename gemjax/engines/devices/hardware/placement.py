@@ -142,7 +142,7 @@ def place(
         "host": worker_devices,
     }
     if len(devices) < needed[central]:
-        has_host = accelerated and central_devices <= len(_of_the_host())
+        has_host = accelerated and central_devices <= len(host_devices())
         enough = [
             f"central={other!r}"
             for other, number in needed.items()
@@ -154,11 +154,10 @@ def place(
             f"{' or '.join([*enough, 'smaller numbers'])}, or on a CPU call gemjax.cpu_devices(n) first"
         )
     if central == "host":
-        home = _of_the_host()[:central_devices]
+        home = host_devices()[:central_devices]
         if len(home) < central_devices:
             raise ValueError(
-                f"central_devices={central_devices}, but JAX has {len(home)} devices of the host's CPU; see cpu_devices, and "
-                "JAX_PLATFORMS, which must name cpu if it is set"
+                f"central_devices={central_devices}, but the host's CPU is {len(home)} JAX devices; see cpu_devices"
             )
     elif central == "colocated":
         home = tuple(devices[:central_devices])
@@ -170,12 +169,19 @@ def place(
     return Placement(tuple(slices[w % len(slices)] for w in range(num_workers)), home)
 
 
-def _of_the_host() -> tuple[jax.Device, ...]:
-    """Return the JAX devices of the host's CPU; none where ``JAX_PLATFORMS`` names accelerators alone."""
+def host_devices() -> tuple[jax.Device, ...]:
+    """Return the JAX devices of this host's CPU.
+
+    Raises:
+      ValueError: if the CPU is no platform of JAX, with the remedy.
+    """
     try:
         return tuple(jax.local_devices(backend="cpu"))
-    except RuntimeError:
-        return ()
+    except RuntimeError as error:
+        platforms = jax.config.values["jax_platforms"]
+        raise ValueError(
+            f"a run needs the CPU, too, but JAX_PLATFORMS is {platforms}; set it to {platforms},cpu"
+        ) from error
 
 
 def warn_if_colocated(placement: Placement) -> None:

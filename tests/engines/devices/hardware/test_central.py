@@ -160,23 +160,6 @@ def test_packing_changes_no_bit(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # Those of the integer; JAX 0.7 warns of it.
-def test_a_leaf_that_changes_its_dtype_stays_apart():
-    """The rule begins with an integer, and then keeps a sum in single precision."""
-
-    def update(updates, state, params=None):
-        return jax.tree.map(lambda u: -0.1 * u, updates), {
-            "count": state["count"] + 1,
-            "drifts": state["drifts"] * np.float32(2),
-        }
-
-    tx = optax.GradientTransformation(lambda params: {"count": jnp.int32(0), "drifts": jnp.int32(1)}, update)
-    programs = programs_for(jnp.ones(3), tx)
-    state = train(programs)
-    assert state.opt_state.inner_state["drifts"].dtype == jnp.float32
-    assert float(state.opt_state.inner_state["drifts"]) == 16
-    assert sizes(programs.central.shared)[1] == [1]
-
-
 def test_the_commit_is_compiled_once_though_the_parameters_are_weakly_typed():
     programs = programs_for({"w": jnp.full(4, 0.1)}, gemjax.gem(0.1, num_workers=2))
     train(programs)

@@ -99,15 +99,18 @@ def test_a_place_without_enough_devices_is_not_advised():
         place(2, "dedicated", cpus, central_devices=2, worker_devices=2)
 
 
-def test_a_host_whose_cpu_is_no_platform_of_jax_is_no_place(monkeypatch):
+def test_the_cpu_must_be_a_platform_of_jax(monkeypatch):
     def of_no_platform(backend=None):
         raise RuntimeError(f"Unknown backend {backend}")
 
     monkeypatch.setattr(jax, "local_devices", of_no_platform)
-    with pytest.raises(ValueError, match="in all; give central='colocated' or smaller numbers, or"):
-        place(2, "dedicated", ACCELERATORS[:1])
-    with pytest.raises(ValueError, match=r"JAX has 0 devices of the host's CPU; .* JAX_PLATFORMS, which must name cpu"):
-        place(2, "host", ACCELERATORS)
+    for central, devices in (("dedicated", ACCELERATORS[:1]), ("host", ACCELERATORS), (None, ACCELERATORS[:2])):
+        with pytest.raises(ValueError, match=r"needs the CPU, too, but JAX_PLATFORMS is (\w+); set it to \1,cpu"):
+            place(2, central, devices)
+    with pytest.raises(ValueError, match="needs the CPU, too"):
+        gemjax.run_on_devices(
+            gemjax.asgd(0.1), *gemjax.testing.quadratic(), 3, placement=Placement((jax.devices()[0],), jax.devices()[0])
+        )
 
 
 def test_several_devices_for_the_central_variable_and_for_workers():
@@ -124,7 +127,7 @@ def test_several_devices_for_the_central_variable_and_for_workers():
         place(2, "dedicated", devices, central_devices=5, worker_devices=4)
     with pytest.raises(ValueError, match="central_devices must be a positive int, got 0"):
         place(2, central_devices=0)
-    with pytest.raises(ValueError, match="but JAX has 9 devices of the host's CPU"):
+    with pytest.raises(ValueError, match="but the host's CPU is 9 JAX devices"):
         place(2, "host", devices, central_devices=10)
 
 
