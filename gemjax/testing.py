@@ -43,7 +43,8 @@ class Faults:
         self._failures: dict[tuple[int, int], int] = {}
         self._poisoned: set[tuple[int, int]] = set()
         self._slow: list[tuple[int, float, int, float]] = []
-        self._made: collections.Counter[tuple[str, int, int]] = collections.Counter()  # Since the block was entered.
+        self._made: collections.Counter[tuple[str, int, int]] = collections.Counter()
+        self._let_go: set[tuple[int, int]] = set()  # Since the last block ended.
         self._ended = threading.Event()
         self.injected: list[tuple[str, int, int]] = []
 
@@ -58,16 +59,19 @@ class Faults:
         Raises:
           KeyError: if no hang was planned there.
         """
+        self._let_go.add((worker, step))
         self._hangs[worker, step].set()
 
     def fail(self, worker: int, step: int, times: int = 1) -> "Faults":
         """Make the worker raise at that step, in the first ``times`` attempts."""
         self._failures[worker, step] = times
+        self._made.pop(("fail", worker, step), None)
         return self
 
     def poison(self, worker: int, step: int) -> "Faults":
         """Make the gradient of the worker NaN in the first attempt at that step."""
         self._poisoned.add((worker, step))
+        self._made.pop(("poison", worker, step), None)
         return self
 
     def slow(self, worker: int, seconds: float, first: int = 0, last: float = float("inf")) -> "Faults":
@@ -98,10 +102,13 @@ class Faults:
         if self._ended.is_set():  # All faults are injected again.
             self._ended, self._hangs = threading.Event(), {at: threading.Event() for at in self._hangs}
             self._made.clear()
+            for at in self._let_go:
+                self._hangs[at].set()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._let_go.clear()
         for hang in self._hangs.values():
             hang.set()
 

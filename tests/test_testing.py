@@ -43,7 +43,12 @@ def test_the_same_faults_are_injected_in_each_block():
             faults.let_go(3, 0)
             hangs.join(10)
             assert not hangs.is_alive()
-    assert len(faults.injected) == 8
+            with pytest.raises(InjectedFaultError):
+                faults.fail(1, 2)(1, 2)  # Planned anew.
+    assert len(faults.injected) == 10
+    faults.let_go(3, 0)
+    with faults:
+        faults(3, 0)
 
 
 def test_a_hung_worker_is_released_at_the_end():

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gemjax.protocol.checks import check_not_narrow, integer, number, numbers, with_plain_numbers
+from gemjax.protocol.checks import check_not_narrow, integer, number, numbers, shown, with_plain_numbers
 from gemjax.protocol.staleness import check_num_workers
 from gemjax.protocol.trace import Trace
 
@@ -95,19 +95,32 @@ def stream(seed: int, worker: int) -> np.random.Generator:
 
 
 def draw(model: Arrivals, worker: int, seed: int, count: int) -> np.ndarray:
-    """Return the first ``count`` durations of a worker, which a model of one's own may compute.
+    """Return the first ``count`` durations of a worker, as :func:`durations_of` does."""
+    return durations_of(model, worker, stream(seed, worker), count)
+
+
+def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: int) -> np.ndarray:
+    """Return the durations of a worker of a model, which may be one of the user's own.
 
     Raises:
-      ValueError: if they are not as many, or one is negative or NaN.
+      ValueError: if they are no numbers, not as many, or one is negative or NaN.
     """
-    drawn = np.asarray(model.durations(worker, stream(seed, worker), count))
-    if drawn.shape != (count,) or not (drawn >= 0).all():
-        found = f"a shape of {list(drawn.shape)}" if drawn.shape != (count,) else str(drawn[~(drawn >= 0)][0])
-        raise ValueError(
-            f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, got "
-            f"{found}; durations that were measured can be repeated with np.resize(measured, count)"
-        )
-    return drawn
+    found = model.durations(worker, rng, count)
+    try:
+        if np.iscomplexobj(found):
+            raise TypeError
+        drawn = np.asarray(found, float)
+        wrong = f"a shape of {list(drawn.shape)}; repeat what was measured, as np.resize(measured, count) does"
+    except (TypeError, ValueError):
+        drawn, wrong = np.empty(0), shown(found)
+    if drawn.shape == (count,):
+        if (drawn >= 0).all():
+            return drawn
+        wrong = str(drawn[~(drawn >= 0)][0])
+    raise ValueError(
+        f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, "
+        f"got {wrong}"
+    )
 
 
 def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Around
+from gemjax.arrivals.base import Around, durations_of
 from gemjax.protocol.checks import number, shown, with_plain_numbers
 
 
@@ -90,7 +90,7 @@ class Incidents(Around):
         return sum(isinstance(incident, Leaves) for incident in self.incidents)
 
     def durations(self, worker, rng, count):
-        return self.model.durations(worker, rng, count)
+        return durations_of(self.model, worker, rng, count)
 
     def finishes(self, worker, durations):
         incidents, left = self._of(worker), durations

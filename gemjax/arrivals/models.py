@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Around, Arrivals, per_worker
+from gemjax.arrivals.base import Around, Arrivals, durations_of, per_worker
 from gemjax.protocol.checks import number, numbers
 
 
@@ -212,7 +212,7 @@ class Scaled(Around):
             raise ValueError(f"speeds must be positive, got {speeds}; use Leaves for a worker that stops")
 
     def durations(self, worker, rng, count):
-        return self.model.durations(worker, rng, count) / self.speeds[worker]
+        return durations_of(self.model, worker, rng, count) / self.speeds[worker]
 
 
 def _check_positive(model: Arrivals, **values: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gemjax.arrivals.base import Around, Arrivals, check_num_commits, draw, per_worker
+from gemjax.arrivals.base import Around, Arrivals, check_num_commits, draw, durations_of, per_worker
 from gemjax.protocol.checks import number
 from gemjax.protocol.trace import Trace
 
@@ -40,7 +40,7 @@ class Delayed(Around):
         return self.latency
 
     def durations(self, worker, rng, count):
-        return self.latency[worker] + self.model.durations(worker, rng, count)
+        return self.latency[worker] + durations_of(self.model, worker, rng, count)
 
 
 @dataclasses.dataclass(frozen=True)

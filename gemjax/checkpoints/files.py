@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -33,7 +34,7 @@ def identity(checkpoint: Path) -> str | None:
     Orbax writes the time into it.
     """
     try:
-        return hashlib.sha256((checkpoint / METADATA).read_bytes()).hexdigest()
+        return hashlib.sha256(_read(checkpoint / METADATA)).hexdigest()
     except OSError:
         return None
 
@@ -131,7 +132,7 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
     if not checkpoint.is_dir():
         return "it is not a folder"
     try:
-        digests = json.loads((checkpoint / DIGESTS).read_bytes())
+        digests = json.loads(_read(checkpoint / DIGESTS))
         digests = {name: (size, digest) for name, (size, digest) in digests.items()}
     except FileNotFoundError:
         return f"its file {DIGESTS} is missing" if _had_digests(checkpoint) else None
@@ -159,14 +160,26 @@ def _had_digests(checkpoint: Path) -> bool:
 def _metadata(checkpoint: Path) -> dict[str, Any] | None:
     """Return what was given to Orbax as metadata of a checkpoint; ``None`` if that is damaged or missing."""
     try:
-        return dict(json.loads((checkpoint / METADATA).read_bytes())["custom_metadata"] or {})
+        return dict(json.loads(_read(checkpoint / METADATA))["custom_metadata"] or {})
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
+def _read(path: Path) -> bytes:
+    _check_no_pipe(path)
+    return path.read_bytes()
+
+
 def _digest(path: Path) -> tuple[int, str]:
+    _check_no_pipe(path)
     with path.open("rb") as file:
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_no_pipe(path: Path) -> None:
+    """Raise ``OSError`` for a pipe, from which a reader would wait for a writer without end."""
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, "it is a pipe", str(path))
 
 
 def numbers(folder: Path) -> list[int]:

@@ -23,9 +23,9 @@ from gemjax.engines.checks import (
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
-from gemjax.protocol.checks import check_bool, with_extra_args
+from gemjax.protocol.checks import check_bool, kept, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.nodes import counting_refusals, refused
+from gemjax.protocol.nodes import counting_refusals, is_wrapper, refused
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull_with_anchors
 from gemjax.protocol.trace import Trace
@@ -215,6 +215,8 @@ class Transition(WorkerStep):
         updates, opt_state = self.tx.update(
             gradient.grads, before, state.params, worker=worker, observe=observer, **gradient.losses_by_name()
         )
+        if not is_wrapper(opt_state):  # Parts beside gemjax.asynchronous are checked here.
+            opt_state = kept("the state after update", opt_state, before)
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
@@ -341,7 +343,7 @@ def workers_of(tx: optax.GradientTransformation, params: PyTree) -> int:
     return staleness.num_workers_of(opt_state) if is_asynchronous(opt_state) else 1
 
 
-def _kept(wrap: Callable) -> Callable:
+def _cached(wrap: Callable) -> Callable:
     """Return ``wrap`` with a cache, because the compiled programs of a transformation are found by its identity.
 
     A transformation that is made inside of a compiled function, as in a sweep, may hold traced numbers: it is not kept.
@@ -350,7 +352,7 @@ def _kept(wrap: Callable) -> Callable:
     return lambda *args: cached(*args) if has_hash(args) and not is_traced() else wrap(*args)
 
 
-_with_extra_args, _asynchronous = _kept(with_extra_args), _kept(asynchronous)
+_with_extra_args, _asynchronous = _cached(with_extra_args), _cached(asynchronous)
 
 
 def initial_state(

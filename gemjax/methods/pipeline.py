@@ -113,8 +113,9 @@ def delay_stages(
         state, zeros = inner.init(params), optax.tree.zeros_like(params)
         if num_stages > 1 and is_asynchronous(state):  # It would compare with views of its own, which are not delayed.
             raise TypeError(
-                "delay_stages with several stages takes the parts of a method, such as "
-                "optax.chain(gemjax.compensate_delay(0.1), optax.sgd(0.1)), not a whole one; gemjax.asynchronous goes around it"
+                "delay_stages with several stages takes parts, such as optax.chain(gemjax.compensate_delay(0.1), "
+                "optax.sgd(0.1)), and nothing with its own gemjax.asynchronous, as whole methods and "
+                "per_worker(..., num_workers=N) have it; put gemjax.asynchronous around delay_stages"
             )
         if num_stages > 1 and _has_several_workers() and nodes(state, Slots):
             raise ValueError(

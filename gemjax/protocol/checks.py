@@ -5,6 +5,7 @@ import inspect
 import math
 import operator
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -136,9 +137,17 @@ def at_staleness(name: str, function: Any, staleness: Any) -> Any:
       TypeError: if it is no real scalar.
     """
     found = function(staleness)
-    is_number = isinstance(found, (bool, int, float, np.number, np.ndarray, jax.Array)) and not jnp.iscomplexobj(found)
-    if not is_number or jnp.ndim(found):
-        got = f"an array of shape {list(jnp.shape(found))}" if is_number else shown(found)
+    try:
+        array = jnp.asarray(found)
+        shape, dtype = array.shape, array.dtype
+    except (TypeError, ValueError):
+        shape, dtype = (), None
+    if (
+        dtype is None
+        or not any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
+        or shape
+    ):
+        got = f"an array of shape {list(shape)}" if shape else shown(found)
         raise TypeError(f"{name} must return one number for a staleness, got {got}")
     return found
 
@@ -301,10 +310,12 @@ def check_alike(what: str, found: PyTree, expected: PyTree) -> None:
             )
 
 
-def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = False) -> None:
+def check_kept(
+    what: str, found: PyTree, expected: PyTree, may_be: Callable[[Any, Any], bool] = lambda leaf, wanted: False
+) -> None:
     """Check that a rule returned a tree with the structure, shapes and dtypes of ``expected``.
 
-    Weak types are not compared. With ``or_wider`` a wider float for a float is accepted, and a Python int for any integer.
+    Weak types are not compared. A leaf may have another dtype if ``may_be(leaf, expected leaf)``.
 
     Raises:
       ValueError: if they differ; the message names the first difference.
@@ -313,19 +324,40 @@ def check_kept(what: str, found: PyTree, expected: PyTree, *, or_wider: bool = F
     if path is None:
         pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True)
         for (place, wanted), leaf in pairs:
-            dtype, least = jnp.result_type(leaf), jnp.result_type(wanted)
-            if or_wider and type(leaf) is int and jnp.issubdtype(least, jnp.integer):
-                dtype = least
-            elif or_wider and dtype != least and all(jnp.issubdtype(one, jnp.floating) for one in (dtype, least)):
-                least = jnp.promote_types(dtype, least)
-            if dtype != least or jnp.shape(leaf) != jnp.shape(wanted):
-                path, got, want = place, *(f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (leaf, wanted))
+            # A Python int may be too large for any dtype.
+            is_kept = type(leaf) is not int and jnp.result_type(leaf) == jnp.result_type(wanted)
+            if not (is_kept or may_be(leaf, wanted)) or jnp.shape(leaf) != jnp.shape(wanted):
+                path, got, want = (
+                    place,
+                    *(
+                        repr(x) if type(x) is int else f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+                        for x in (leaf, wanted)
+                    ),
+                )
                 break
         else:
             return
     raise ValueError(
         f"{what} at {jax.tree_util.keystr(path) or 'the root'} is {got}, expected {want}; a rule keeps structure, shapes "
         "and dtypes"
+    )
+
+
+def is_wider(leaf: Any, than: Any) -> bool:
+    """Return True if the dtype of the second is promoted to that of the first."""
+    if type(leaf) is int:
+        return False
+    dtype, least = jnp.result_type(leaf), jnp.result_type(than)
+    return all(jnp.issubdtype(one, np.generic) for one in (dtype, least)) and jnp.promote_types(dtype, least) == dtype
+
+
+def _is_kept_in(state: Any, new: Any) -> bool:
+    """Return True if a number of a rule's new state can be kept in the dtype of the one before."""
+    dtype = jnp.result_type(state)
+    if type(new) is int and jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min <= new <= jnp.iinfo(dtype).max
+    return jnp.issubdtype(dtype, jnp.inexact) and (
+        type(new) is int or (is_wider(new, state) and jnp.iscomplexobj(new) == jnp.iscomplexobj(state))
     )
 
 
@@ -337,7 +369,7 @@ def kept(what: str, found: PyTree, expected: PyTree) -> PyTree:
     Raises:
       ValueError: if other things differ, as from :func:`check_kept`.
     """
-    check_kept(what, found, expected, or_wider=True)
+    check_kept(what, found, expected, lambda new, state: _is_kept_in(state, new))
     return jax.tree.map(_in_dtype_of, found, expected)
 
 

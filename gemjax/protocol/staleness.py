@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.protocol import slots
-from gemjax.protocol.checks import check_alike, check_kept, check_method, check_positive_int, kept, with_extra_args
+from gemjax.protocol.checks import (
+    check_alike,
+    check_kept,
+    check_method,
+    check_positive_int,
+    is_wider,
+    kept,
+    with_extra_args,
+)
 from gemjax.protocol.diagnostics import offer_injected_rate
 from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
@@ -125,7 +133,7 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         before = mine.inner_state if refused is None else slots.enable_writes(mine.inner_state, ~refused)
         with members_of(number):
             grads, (updates, inner_state) = updates, inner.update(updates, before, params, **extra_args)
-        check_kept("the tree of updates", updates, grads, or_wider=True)
+        check_kept("the tree of updates", updates, grads, is_wider)
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
             offer_injected_rate(extra_args["observe"], inner_state)
@@ -263,9 +271,9 @@ def require_local_steps(rule: str, local_steps: Any) -> None:
     if local_steps is None:
         raise TypeError(
             f"{rule} was called without local_steps=, the number of steps behind a displacement. In a loop of your own call "
-            "tx.update(displacement, state, params, worker=w, local_steps=count); a gradient counts as one step inside of "
-            f"gemjax.asynchronous(optax.chain(…, {rule}(…), …), num_workers=N). Put it in front of gemjax.delay_stages; for "
-            "an optax.MultiSteps in a chain give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
+            "tx.update(displacement, state, params, worker=w, local_steps=count); a gradient counts as one step only inside of "
+            f"gemjax.asynchronous without gemjax.displacements. If {rule} is inside of gemjax.delay_stages, put it in front; "
+            "if it is in an optax.MultiSteps in a chain, give optax.GradientTransformationExtraArgs(steps.init, steps.update)"
         )
 
 
@@ -286,7 +294,13 @@ def workers_around() -> int | None:
 
 def check_number_around(num_workers: int) -> None:
     """Raise ``ValueError`` in the ``init`` of a part for ``num_workers`` workers inside of one for another number of them."""
-    if (around := workers_around()) is not None:
+    around = workers_around()
+    if around == 1 < num_workers:
+        raise ValueError(
+            f"a part for {num_workers} workers is inside of gemjax.per_worker, or of a method for one worker; put it beside "
+            "gemjax.per_worker, and give all parts the same num_workers"
+        )
+    if around is not None:
         slots.check_number(num_workers, around)
 
 

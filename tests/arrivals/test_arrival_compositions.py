@@ -45,7 +45,7 @@ class Recorded(arrivals.Arrivals):
     measured: tuple[float, ...] = (1.0,) * 30
 
     def durations(self, worker, rng, count):
-        return np.array(self.measured[:count])
+        return self.measured[:count]
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,20 @@ class Recorded(arrivals.Arrivals):
         lambda model: Queue(model, service=0.1),
         lambda model: arrivals.Interrupted(model, threshold=2),
         lambda model: Delayed(model, up=0.1),
+        lambda model: Queue(Scaled(model, [1.0, 2.0]), service=0.1),
+        lambda model: Incidents(model, [Slows(0, 2.0, 3.0)]),
     ],
 )
 def test_durations_of_a_model_of_ones_own_are_checked(of):
     with pytest.raises(
         ValueError,
-        match=r"durations\(worker=0, rng, count=\d+\) must return \d+ positive numbers, got a shape of \[30\]",
+        match=r"Recorded\.durations\(worker=0, rng, count=\d+\) must return \d+ positive numbers, got a shape of \[30\]",
     ):
         of(Recorded(2)).trace(200)
     of(Recorded(2, (1.0, 2.0) * 999)).trace(200)
-    with pytest.raises(ValueError, match=r"positive numbers, got -(0.9|1.0);"):
-        of(Recorded(2, (-1.0, 2.0) * 999)).trace(200)
+    for first, found in ((-1.0, r"-1\.0"), (np.nan, "nan"), (1j, r"\(1j, 2\.0.*"), ("x", r"\('x', 2\.0.*")):
+        with pytest.raises(ValueError, match=rf"Recorded\.durations.* positive numbers, got {found}$"):
+            of(Recorded(2, (first, 2.0) * 999)).trace(200)
 
 
 @every_model

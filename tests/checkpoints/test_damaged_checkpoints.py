@@ -55,6 +55,19 @@ def damaged(request, saved, tmp_path):
         gc.collect()  # Tasks that Orbax has abandoned report it here, and not in a later test.
 
 
+@pytest.mark.parametrize("name", [files.DIGESTS, files.METADATA])
+def test_a_pipe_in_place_of_a_file_is_damage(saved, tmp_path, name):
+    """A reader would wait for its writer."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "5" / name).unlink()
+    os.mkfifo(tmp_path / "5" / name)
+    with (
+        gemjax.Checkpoints(tmp_path, read_only=True) as checkpoints,
+        pytest.raises(gemjax.CheckpointError, match="cannot be read"),
+    ):
+        checkpoints.load(initial())
+
+
 def make_older(checkpoint):
     """Remove the digests, and their mention in the metadata."""
     (checkpoint / files.DIGESTS).unlink()

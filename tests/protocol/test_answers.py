@@ -163,10 +163,13 @@ def test_a_rule_without_extra_arguments_can_be_given_as_a_plain_transformation()
 
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["in asynchronous", "beside it"])
-@pytest.mark.parametrize(("kind", "x64"), [(float, False), (int, False), (int, True)])
-def test_a_state_may_become_a_python_number(wrapped, kind, x64):
+@pytest.mark.parametrize(
+    ("dtype", "kind", "x64"),
+    [("float32", float, False), ("float32", int, False), ("int32", int, False), ("int32", int, True)],
+)
+def test_a_state_may_become_a_python_number(wrapped, dtype, kind, x64):
     """A rule that resets its memory to 0 returns what JAX takes for an array."""
-    first = jnp.zeros([], jnp.float32 if kind is float else jnp.int32)
+    first = jnp.zeros([], dtype)
     resets = optax.GradientTransformationExtraArgs(lambda params: first, lambda u, s, params=None, **_: (u, kind(0)))
     method = gemjax.asgd(0.5, num_workers=2)
     tx = resets if wrapped else optax.chain(resets, method)
@@ -196,16 +199,34 @@ def test_a_state_of_another_kind_is_refused(first, change):
     rule = optax.GradientTransformation(lambda params: jnp.asarray(first), lambda u, s, params=None: (u, s + change))
     tx = gemjax.asynchronous(rule, 2)
     problem = tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0
+    beside = (optax.chain(rule, gemjax.asgd(0.1, 2)), *problem[1:])
     runs = [
+        lambda: gemjax.simulate(*beside, gemjax.Trace([0, 1, 0])),
+        lambda: gemjax.run_on_devices(*beside, 3),
         lambda: tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0),
         lambda: gemjax.simulate(*problem, gemjax.Trace([0, 1, 0])),
         lambda: gemjax.run_on_devices(*problem, 3),
     ]
     for run in runs:
         with pytest.raises(
-            ValueError, match=r"the state after update at the root is \w+\[\], expected \w+\[\]; a rule keeps"
+            ValueError, match=r"the state after update at (the root|\[0\]) is \w+\[\], expected \w+\[\]; a rule keeps"
         ):
             run()
+
+
+@pytest.mark.parametrize(("dtype", "new"), [("uint8", -1), ("int32", 2**40), ("int32", True), ("bool", 0)])
+def test_a_python_number_that_a_state_cannot_hold_is_refused(dtype, new):
+    tx = rule(jnp.zeros([], dtype), lambda updates, state: (updates, new))
+    with pytest.raises(ValueError, match=f"the state after update at the root is .*, expected {dtype}"):
+        tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0)
+
+
+def test_updates_of_integers_may_be_floats():
+    """As ``optax.apply_updates`` takes them, in a loop of one's own."""
+    params = {"n": jnp.int32([1, 2]), "x": jnp.ones(2)}
+    tx = gemjax.asgd(0.1, 2)
+    updates, _ = tx.update(params, tx.init(params), params, worker=0)
+    assert optax.apply_updates(params, updates)["n"].dtype == jnp.int32
 
 
 @pytest.mark.parametrize("extra", [True, False])
@@ -270,6 +291,13 @@ def test_a_part_that_takes_part_in_pulls_is_refused_outside(part):
         )
     with pytest.raises(TypeError, match="takes part in pulls, but is outside"):
         gemjax.pull(tx.init(params), params, worker=0)
+
+
+@pytest.mark.parametrize("part", [gemjax.aggregate_last, gemjax.gather_per_worker, gemjax.take_turns])
+def test_a_part_for_several_workers_is_refused_inside_of_per_worker(part):
+    """Each worker would have a table of its own, in which it is alone."""
+    with pytest.raises(ValueError, match=r"a part for 2 workers is inside of gemjax\.per_worker"):
+        gemjax.asynchronous(gemjax.per_worker(part(2)), 2).init(PARAMS)
 
 
 @pytest.mark.parametrize("part", [gemjax.aggregate_last, gemjax.gather_per_worker, gemjax.take_turns])

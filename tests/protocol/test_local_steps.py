@@ -168,6 +168,14 @@ def test_the_updates_of_a_local_optimizer_are_checked(period, change, found):
             of(LocalSteps(tx, period))
 
 
+def test_the_updates_of_a_local_optimizer_may_be_coarser_than_its_parameters():
+    """They are added in the precision of the parameters."""
+    halve = lambda u, s, params=None: (jax.tree.map(lambda x: (-0.5 * x).astype(jnp.bfloat16), u), s)
+    local = LocalSteps(optax.GradientTransformation(lambda params: (), halve), 2)
+    problem = Problem(lambda p, b: jnp.sum(p * b), jnp.zeros(3), lambda worker, step: 1.0)
+    np.testing.assert_array_equal(run(local, problem, gemjax.Trace([0, 1])).params, [-2.0] * 3)
+
+
 def test_equal_local_steps_find_the_compiled_program():
     tx, sgd = gemjax.downpour(num_workers=4), optax.sgd(0.1)
     run(LocalSteps(sgd, [3, 2, 1, 3]), QUADRATIC, tx=tx)

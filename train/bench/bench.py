@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from train.bench import (
 from train.bench import (
     simulate as bench_simulate,
 )
-from train.common.console import RunConsole
+from train.common.console import RunConsole, say
 from train.common.errors import UsageError
 from train.common.files import check_out, write_whole
 from train.config.methods import METHODS, Method
@@ -138,9 +138,19 @@ def main(argv: Sequence[str]) -> int:
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
     }
     figures = {}
-    for name, measure in measures.items():
-        if name in bench.what:
-            figures[name] = measure()
-            if bench.out:  # Now, so that it is kept if a later part fails.
-                write_whole(bench.out, json.dumps(figures, indent=2) + "\n")
+    try:
+        for name, measure in measures.items():
+            if name in bench.what:
+                figures[name] = measure()
+    except BaseException:
+        if figures and bench.out and (Path(bench.out).is_file() or not Path(bench.out).exists()):
+            _write(f"{bench.out}.partial", figures)
+            say(console, f"the figures so far are in {bench.out}.partial")
+        raise
+    if bench.out:
+        _write(bench.out, figures)
     return 0
+
+
+def _write(out: str, figures: Mapping[str, Any]) -> None:
+    write_whole(out, json.dumps(figures, indent=2) + "\n")

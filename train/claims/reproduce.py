@@ -129,7 +129,8 @@ def parse(argv: Sequence[str]) -> tuple[Reproduce, list[Claim]]:
       UsageError: if it is wrong.
     """
     asked = parse_flags(Reproduce, argv, "python -m train reproduce", description=DESCRIPTION)
-    names = configs.CLAIMS if "all" in asked.claims else asked.claims
+    everything = configs.CLAIMS if "all" in asked.claims else ()
+    names = dict.fromkeys([*everything, *(name for name in asked.claims if name != "all")])
     if not names and not asked.list:
         raise UsageError(f"name a claim: {', '.join(configs.CLAIMS)}, or all (python -m train reproduce --list)")
     try:

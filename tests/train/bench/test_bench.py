@@ -86,8 +86,9 @@ def test_what_a_later_part_needs_is_asked_for_first(without, tmp_path, monkeypat
     ) in capsys.readouterr().err
 
 
-def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch):
+def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
+    out.write_text("of an earlier command")
 
     def fail(*_):
         raise RuntimeError("no memory")
@@ -96,7 +97,9 @@ def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(bench.bench_methods, "compare", fail)
     with pytest.raises(RuntimeError, match="no memory"):
         bench.main(["arrivals", "methods", "--out", str(out)])
-    assert json.loads(out.read_text()) == {"arrivals": {"Gamma": 1.0}}
+    assert json.loads((tmp_path / "figures.json.partial").read_text()) == {"arrivals": {"Gamma": 1.0}}
+    assert f"the figures so far are in {out}.partial" in " ".join(capsys.readouterr().out.split()).replace("\n", "")
+    assert out.read_text() == "of an earlier command"
 
 
 @pytest.mark.slow

@@ -390,6 +390,7 @@ def test_results_of_the_full_scale_alone_go_into_the_project(tmp_path):
     [
         ([], "name a claim: "),
         (["nothing"], "there is no claim 'nothing'; choose one of"),
+        (["all", "nothing"], "there is no claim 'nothing'; choose one of"),
         (["gem_figure_1", "--processes", "0"], "--processes must be at least 1; got 0"),
         (["gem_figure_1", "--scale", "large"], "scale"),
     ],

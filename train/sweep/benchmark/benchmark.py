@@ -82,7 +82,7 @@ class Benchmark:
                 raise ValueError(f"--{name} must be {either(list(map(str, choices)))}; got {wrong[0]}")
         if not any(cell.workers > 1 for cell in self.cells):
             raise ValueError(
-                "no setting has these --tasks, --workers and --clusters together; --dry-run alone lists all"
+                "no setting has these --tasks, --workers and --clusters together; see --dry-run for those that there are"
             )
         if without := [name for name in self.methods if not any(cell.method == name for cell in self.cells)]:
             raise ValueError(

@@ -53,7 +53,7 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
     except FileNotFoundError as error:
         if not damaged:
             raise FileNotFoundError(
-                f"{error} Or give as data_dir a folder with the prepared set; {root} has none."
+                f"{error} Or give as data_dir a folder with the prepared set; {root.absolute()} has none."
             ) from None
         raise FileNotFoundError(
             f"{folder} is damaged or cannot be read, so it must be prepared anew: {error}"

@@ -214,17 +214,17 @@ def cpu_devices(count: int) -> list[jax.Device]:
       The first ``count`` CPU devices.
 
     Raises:
-      ValueError: if ``count`` is not positive.
+      ValueError: if ``count`` is not positive, or the CPU is no platform of JAX.
       RuntimeError: if JAX has started already, with fewer devices.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a positive int, got {shown(count)}")
     with contextlib.suppress(RuntimeError):  # JAX has started; its devices may be enough.
         jax.config.update("jax_num_cpu_devices", count)
-    devices = jax.devices("cpu")
+    devices = host_devices()
     if len(devices) < count:
         raise RuntimeError(
             f"JAX has started with {len(devices)} CPU devices, but {count} are wanted, and the number cannot change any more. "
             f"Call gemjax.cpu_devices({count}) before the first use of JAX, or set JAX_NUM_CPU_DEVICES={count}"
         )
-    return devices[:count]
+    return list(devices[:count])
