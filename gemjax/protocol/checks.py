@@ -344,8 +344,8 @@ def check_kept(
 
 
 def is_wider(leaf: Any, than: Any) -> bool:
-    """Return True if the dtype of the second is promoted to that of the first."""
-    if type(leaf) is int:
+    """Return True if the dtype of the second is promoted to that of the first, and none or both are complex."""
+    if type(leaf) is int or jnp.iscomplexobj(leaf) != jnp.iscomplexobj(than):
         return False
     dtype, least = jnp.result_type(leaf), jnp.result_type(than)
     return all(jnp.issubdtype(one, np.generic) for one in (dtype, least)) and jnp.promote_types(dtype, least) == dtype
@@ -356,9 +356,7 @@ def _is_kept_in(state: Any, new: Any) -> bool:
     dtype = jnp.result_type(state)
     if type(new) is int and jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min <= new <= jnp.iinfo(dtype).max
-    return jnp.issubdtype(dtype, jnp.inexact) and (
-        type(new) is int or (is_wider(new, state) and jnp.iscomplexobj(new) == jnp.iscomplexobj(state))
-    )
+    return jnp.issubdtype(dtype, jnp.inexact) and (type(new) is int or is_wider(new, state))
 
 
 def kept(what: str, found: PyTree, expected: PyTree) -> PyTree:

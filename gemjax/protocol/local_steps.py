@@ -78,7 +78,7 @@ class LocalSteps:
         Raises:
           PeriodsEndError: if a table of periods ends before ``step``.
         """
-        worker, step = np.asarray(worker), np.asarray(step)
+        worker, step = np.asarray(worker), np.asarray(step, np.int64)
         if isinstance(self.period, int):
             return step * self.period, np.full_like(step, self.period)
         if isinstance(self.period[0], int):

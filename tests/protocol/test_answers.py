@@ -120,6 +120,10 @@ def test_an_answer_to_a_pull_is_checked(bad):
 
 
 BAD_UPDATES = {
+    "complex updates": (
+        lambda u, s: ({"x": 1j * u["x"]}, s),
+        r"tree of updates at \['x'\] is complex64\[2\], expected float32\[2\]",
+    ),
     "a slot of another shape": (lambda u, s: (u, Slots(SHORT)), r"state after update at .value\['x'\] is float32\[1\]"),
     "a state of another dtype": (
         lambda u, s: (u, Slots({"x": s.value["x"].astype(jnp.float16)})),

@@ -152,7 +152,12 @@ def test_a_local_optimizer_that_is_not_finite_is_restored(bad):
 @pytest.mark.parametrize("period", [1, 2])
 @pytest.mark.parametrize(
     ("change", "found"),
-    [(jnp.mean, r"float32\[\]"), (lambda u: u[None], r"float32\[1, 3\]"), (lambda u: (u,), "tuple")],
+    [
+        (jnp.mean, r"float32\[\]"),
+        (lambda u: 1j * u, r"complex64\[3\]"),
+        (lambda u: u[None], r"float32\[1, 3\]"),
+        (lambda u: (u,), "tuple"),
+    ],
 )
 def test_the_updates_of_a_local_optimizer_are_checked(period, change, found):
     """A scalar would be spread over the parameters."""
@@ -174,6 +179,14 @@ def test_the_updates_of_a_local_optimizer_may_be_coarser_than_its_parameters():
     local = LocalSteps(optax.GradientTransformation(lambda params: (), halve), 2)
     problem = Problem(lambda p, b: jnp.sum(p * b), jnp.zeros(3), lambda worker, step: 1.0)
     np.testing.assert_array_equal(run(local, problem, gemjax.Trace([0, 1])).params, [-2.0] * 3)
+
+
+def test_more_local_steps_than_int32_can_count_are_refused():
+    trace = gemjax.Trace(worker=[0], step=[40_000], num_workers=1)
+    with pytest.raises(
+        ValueError, match="a worker would make 2800070000 local steps, but their numbers must fit into int32"
+    ):
+        run(LocalSteps(optax.sgd(0.1), 70_000), trace=trace, tx=gemjax.downpour(num_workers=1))
 
 
 def test_equal_local_steps_find_the_compiled_program():
