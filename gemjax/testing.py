@@ -51,6 +51,7 @@ class Faults:
     def hang(self, worker: int, step: int) -> "Faults":
         """Make the worker hang in that step until :meth:`let_go` releases it."""
         self._hangs[worker, step] = threading.Event()
+        self._let_go.discard((worker, step))
         return self
 
     def let_go(self, worker: int, step: int) -> None:
@@ -59,8 +60,8 @@ class Faults:
         Raises:
           KeyError: if no hang was planned there.
         """
-        self._let_go.add((worker, step))
         self._hangs[worker, step].set()
+        self._let_go.add((worker, step))
 
     def fail(self, worker: int, step: int, times: int = 1) -> "Faults":
         """Make the worker raise at that step, in the first ``times`` attempts."""

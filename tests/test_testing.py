@@ -46,9 +46,14 @@ def test_the_same_faults_are_injected_in_each_block():
             with pytest.raises(InjectedFaultError):
                 faults.fail(1, 2)(1, 2)  # Planned anew.
     assert len(faults.injected) == 10
+    with pytest.raises(KeyError):
+        faults.let_go(9, 9)  # It hangs nowhere.
     faults.let_go(3, 0)
     with faults:
-        faults(3, 0)
+        hangs = threading.Thread(target=faults, args=(3, 0), daemon=True)
+        hangs.start()
+        hangs.join(10)
+        assert not hangs.is_alive()
 
 
 def test_a_hung_worker_is_released_at_the_end():

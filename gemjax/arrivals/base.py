@@ -107,10 +107,11 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
     """
     found = model.durations(worker, rng, count)
     try:
-        if np.iscomplexobj(found):
+        drawn = np.asarray(found)
+        if drawn.dtype.kind not in "biuf":
             raise TypeError
-        drawn = np.asarray(found, float)
-        wrong = f"a shape of {list(drawn.shape)}; repeat what was measured, as np.resize(measured, count) does"
+        advice = "; repeat what was measured, as np.resize(measured, count) does" * (drawn.ndim == 1)
+        wrong = f"a shape of {list(drawn.shape)}{advice}"
     except (TypeError, ValueError):
         drawn, wrong = np.empty(0), shown(found)
     if drawn.shape == (count,):

@@ -216,7 +216,7 @@ class Transition(WorkerStep):
             gradient.grads, before, state.params, worker=worker, observe=observer, **gradient.losses_by_name()
         )
         if not is_wrapper(opt_state):  # Parts beside gemjax.asynchronous are checked here.
-            opt_state = kept("the state after update", opt_state, before)
+            opt_state = kept("the state after update", opt_state, before, or_narrower=True)
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,

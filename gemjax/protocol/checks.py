@@ -345,30 +345,46 @@ def check_kept(
 
 def is_wider(leaf: Any, than: Any) -> bool:
     """Return True if the dtype of the second is promoted to that of the first, and none or both are complex."""
-    if type(leaf) is int or jnp.iscomplexobj(leaf) != jnp.iscomplexobj(than):
-        return False
-    dtype, least = jnp.result_type(leaf), jnp.result_type(than)
-    return all(jnp.issubdtype(one, np.generic) for one in (dtype, least)) and jnp.promote_types(dtype, least) == dtype
+    if type(leaf) is int:
+        return jnp.issubdtype(jnp.result_type(than), jnp.number)
+    return jnp.iscomplexobj(leaf) == jnp.iscomplexobj(than) and _promoted(leaf, than) == jnp.result_type(leaf)
 
 
-def _is_kept_in(state: Any, new: Any) -> bool:
-    """Return True if a number of a rule's new state can be kept in the dtype of the one before."""
-    dtype = jnp.result_type(state)
-    if type(new) is int and jnp.issubdtype(dtype, jnp.integer):
-        return jnp.iinfo(dtype).min <= new <= jnp.iinfo(dtype).max
-    return jnp.issubdtype(dtype, jnp.inexact) and (type(new) is int or is_wider(new, state))
-
-
-def kept(what: str, found: PyTree, expected: PyTree) -> PyTree:
+def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = False) -> PyTree:
     """Return the tree that a rule returned, as arrays in the precision of ``expected``.
 
     A hyper-parameter that is an array, as with ``optax.inject_hyperparams``, widens half precision; a Python number does not.
+    With ``or_narrower`` a dtype that JAX promotes to the expected one is accepted, too.
 
     Raises:
       ValueError: if other things differ, as from :func:`check_kept`.
     """
-    check_kept(what, found, expected, lambda new, state: _is_kept_in(state, new))
+
+    def is_kept(new, state):
+        dtype = jnp.result_type(state)
+        if type(new) is int:
+            return _holds(dtype, new)
+        is_float = all(jnp.issubdtype(one, jnp.inexact) for one in (jnp.result_type(new), dtype))
+        return (is_float and is_wider(new, state)) or (or_narrower and _promoted(new, state) == dtype)
+
+    check_kept(what, found, expected, is_kept)
     return jax.tree.map(_in_dtype_of, found, expected)
+
+
+def _promoted(one: Any, other: Any) -> Any:
+    """Return the dtype to which JAX promotes two leaves; ``None`` if it promotes them to none, as random keys."""
+    try:
+        return jnp.promote_types(jnp.result_type(one), jnp.result_type(other))
+    except (TypeError, ValueError):
+        return None
+
+
+def _holds(dtype: Any, number: int) -> bool:
+    """Return True if an array of this dtype can hold a Python int exactly."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min <= number <= jnp.iinfo(dtype).max
+    is_float = jnp.issubdtype(dtype, jnp.floating) and abs(number) <= float(jnp.finfo(dtype).max)
+    return is_float and int(np.asarray(number, dtype)) == number
 
 
 def _in_dtype_of(new: Any, old: Any) -> Any:

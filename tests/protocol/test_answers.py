@@ -218,11 +218,35 @@ def test_a_state_of_another_kind_is_refused(first, change):
             run()
 
 
-@pytest.mark.parametrize(("dtype", "new"), [("uint8", -1), ("int32", 2**40), ("int32", True), ("bool", 0)])
+@pytest.mark.parametrize(
+    ("dtype", "new"),
+    [
+        ("uint8", -1),
+        ("int32", 2**40),
+        ("int32", True),
+        ("bool", 0),
+        ("float16", 70000),
+        ("bfloat16", 257),
+        ("float32", 10**400),
+    ],
+)
 def test_a_python_number_that_a_state_cannot_hold_is_refused(dtype, new):
     tx = rule(jnp.zeros([], dtype), lambda updates, state: (updates, new))
     with pytest.raises(ValueError, match=f"the state after update at the root is .*, expected {dtype}"):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0)
+
+
+@pytest.mark.parametrize("new", [0, True, np.int32(0), jnp.bfloat16(1)])
+def test_a_part_beside_asynchronous_may_return_what_its_state_can_hold(new):
+    reset = optax.GradientTransformation(lambda params: jnp.ones([]), lambda u, s, params=None: (u, new))
+    problem = (
+        optax.chain(reset, gemjax.asgd(0.1, 2)),
+        lambda p, b: jnp.sum(p["x"] ** 2),
+        PARAMS,
+        lambda worker, step: 0.0,
+    )
+    for result in (gemjax.simulate(*problem, gemjax.Trace([0, 1, 0])), gemjax.run_on_devices(*problem, 3)):
+        assert result.opt_state[0].dtype == jnp.float32
 
 
 def test_updates_of_integers_may_be_floats():

@@ -178,9 +178,8 @@ def host_devices() -> tuple[jax.Device, ...]:
     try:
         return tuple(jax.local_devices(backend="cpu"))
     except RuntimeError as error:
-        platforms = jax.config.values["jax_platforms"]
         raise ValueError(
-            f"a run needs the CPU, too, but JAX_PLATFORMS is {platforms}; set it to {platforms},cpu"
+            "a run needs the CPU, too, which JAX_PLATFORMS leaves out; add it, as in JAX_PLATFORMS=cuda,cpu"
         ) from error
 
 
