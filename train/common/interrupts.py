@@ -85,11 +85,10 @@ def raise_again() -> None:
     report = sys.unraisablehook
 
     def again(lost: Any) -> None:
-        global _last
         if not isinstance(lost.exc_value, Interrupted):
             report(lost)
             return
-        _last = -ECHO
+        _forget()
         threading.Timer(0.02, os.kill, [os.getpid(), lost.exc_value.number]).start()
 
     sys.unraisablehook = again
@@ -113,6 +112,8 @@ def leave(status: int) -> None:
 
 
 def _end(number: int, *_: object) -> None:
+    if _is_echo(number):  # Of a request that a run has just followed.
+        return
     _write(f"train: interrupted by {name_of(number)}\n")
     leave(status_of(number))
 
@@ -128,6 +129,12 @@ def _is_echo(number: int) -> bool:
     global _last
     before, _last = _last, time.monotonic()
     return number != signal.SIGINT and _last - before < ECHO
+
+
+def _forget() -> None:
+    """Let the next signal be a request of its own."""
+    global _last
+    _last = -ECHO
 
 
 def _write(text: str) -> None:
@@ -171,6 +178,7 @@ class Interrupt(threading.Event):
             return
         if self.is_set() or not self.unsaved:
             self.__exit__()
+            _forget()
             try:
                 signal.raise_signal(number)
             except BaseException as stop:

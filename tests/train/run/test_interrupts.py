@@ -54,6 +54,7 @@ def test_a_signal_ends_the_process_at_once_until_raising_is_enabled(number, stat
     assert ends == [status]
     assert capfd.readouterr().err == f"train: interrupted by {interrupts.name_of(number)}\n"
     interrupts.raise_again()
+    interrupts._last -= interrupts.ECHO
     with pytest.raises(KeyboardInterrupt) as stop:
         signal.raise_signal(number)
     assert interrupts.status_of(interrupts.number_of(stop.value)) == status
@@ -111,6 +112,20 @@ def test_one_request_that_comes_as_two_signals_is_one(second, ends):
     with pytest.raises(Interrupted):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(second)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
+def test_the_echo_of_a_request_does_not_end_the_process_on_its_way_out(second, ends):
+    """The summary and the picture of the run are written then."""
+    interrupts.end_at_once()
+    with Interrupt() as interrupt:
+        interrupt.unsaved = True
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(second)
+    assert ends == []
+    interrupts._last -= interrupts.ECHO
+    signal.raise_signal(second)
+    assert ends == [interrupts.status_of(second)]
 
 
 @pytest.mark.slow
