@@ -117,6 +117,8 @@ def _of_environment(error: Exception) -> str | None:
                 "that platform, such as pip install 'jax[cuda12]'"
             )
     text = str(error).partition("\n")[0]
+    if "JAX_PLATFORMS leaves out" in text:  # From gemjax, with the remedy.
+        return text
     refused = re.search(r"^invalid .* for environment '(JAX_\w+)'|^Invalid value .* for JAX flag (jax_\w+)", text)
     if refused and (variable := (refused[1] or refused[2]).upper()) in os.environ:
         return f"JAX refuses {variable}={os.environ[variable]}: {text}; unset it, or give another value"

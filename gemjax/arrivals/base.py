@@ -108,16 +108,17 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
     found = model.durations(worker, rng, count)
     try:
         drawn = np.asarray(found)
-        if drawn.dtype.kind not in "biuf":
-            raise TypeError
+    except ValueError:  # Rows of unequal lengths.
+        drawn = np.array(None)
+    if drawn.dtype.kind not in "biuf":
+        wrong = shown(found)
+    elif drawn.shape != (count,):
         advice = "; repeat what was measured, as np.resize(measured, count) does" * (drawn.ndim == 1)
         wrong = f"a shape of {list(drawn.shape)}{advice}"
-    except (TypeError, ValueError):
-        drawn, wrong = np.empty(0), shown(found)
-    if drawn.shape == (count,):
-        if (drawn >= 0).all():
-            return drawn
+    elif not (drawn >= 0).all():
         wrong = str(drawn[~(drawn >= 0)][0])
+    else:
+        return drawn.astype(float, copy=False)
     raise ValueError(
         f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, "
         f"got {wrong}"

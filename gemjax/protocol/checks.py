@@ -327,13 +327,7 @@ def check_kept(
             # A Python int may be too large for any dtype.
             is_kept = type(leaf) is not int and jnp.result_type(leaf) == jnp.result_type(wanted)
             if not (is_kept or may_be(leaf, wanted)) or jnp.shape(leaf) != jnp.shape(wanted):
-                path, got, want = (
-                    place,
-                    *(
-                        repr(x) if type(x) is int else f"{jnp.result_type(x)}{list(jnp.shape(x))}"
-                        for x in (leaf, wanted)
-                    ),
-                )
+                path, got, want = place, _described(leaf), _described(wanted)
                 break
         else:
             return
@@ -341,6 +335,10 @@ def check_kept(
         f"{what} at {jax.tree_util.keystr(path) or 'the root'} is {got}, expected {want}; a rule keeps structure, shapes "
         "and dtypes"
     )
+
+
+def _described(leaf: Any) -> str:
+    return repr(leaf) if type(leaf) is int else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
 
 
 def is_wider(leaf: Any, than: Any) -> bool:
@@ -407,8 +405,7 @@ def _unlike(found: PyTree, expected: PyTree, path: tuple = ()) -> tuple:
             if below[0] is not None:
                 return below
     got, want = (
-        f"{jnp.result_type(tree)}{list(jnp.shape(tree))}" if jax.tree_util.all_leaves([tree]) else type(tree).__name__
-        for tree in (found, expected)
+        _described(tree) if jax.tree_util.all_leaves([tree]) else type(tree).__name__ for tree in (found, expected)
     )
     return path, *((got, want) if got != want else (kind, other))
 

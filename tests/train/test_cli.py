@@ -414,6 +414,17 @@ def test_a_run_that_cannot_fit_is_refused_before_a_trace_or_a_folder_is_made(how
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_host_without_the_cpu_among_its_platforms_is_told_what_to_set(tmp_path, monkeypatch, capsys):
+    def of_no_platform(backend=None):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", of_no_platform)
+    assert cli.main(["--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == (
+        "train: a run needs the CPU, too, which JAX_PLATFORMS leaves out; add it, as in JAX_PLATFORMS=cuda,cpu\n"
+    )
+
+
 def test_a_folder_called_latest_is_refused(tmp_path, monkeypatch, capsys):
     """`--resume latest` and `report latest` would take another run, the newest under `runs/`."""
     monkeypatch.chdir(tmp_path)

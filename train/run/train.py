@@ -143,8 +143,6 @@ def _placement(config: Config) -> gemjax.Placement:
             central_devices=config.central_devices, worker_devices=config.worker_devices,
         )  # fmt: skip
     except ValueError as error:
-        if "JAX_PLATFORMS" in str(error):
-            raise UsageError(str(error)) from error
         raise UsageError(
             f"--central {config.central} does not fit this host: {str(error).partition('; ')[0]}; lower --central-devices and "
             "--worker-devices, or change --central"

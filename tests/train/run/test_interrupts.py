@@ -97,12 +97,15 @@ def test_a_run_without_commits_of_its_own_ends_at_once(number, status, ends):
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
-def test_one_request_that_comes_as_two_signals_is_one(second, ends):
+@pytest.mark.parametrize("has_ended", [False, True], ids=["during the run", "while its summary is written"])
+def test_one_request_that_comes_as_two_signals_is_one(has_ended, second, ends):
     """`timeout` sends SIGTERM twice, and systemd sends SIGHUP after SIGTERM; two Ctrl-C are two requests."""
     interrupts.end_at_once()
     with Interrupt() as interrupt:
         interrupt.unsaved = True
         signal.raise_signal(signal.SIGTERM)
+        if has_ended:
+            interrupt.__exit__()
         signal.raise_signal(second)
         assert ends == []
         signal.raise_signal(signal.SIGINT)
@@ -112,20 +115,6 @@ def test_one_request_that_comes_as_two_signals_is_one(second, ends):
     with pytest.raises(Interrupted):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(second)
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
-def test_the_echo_of_a_request_does_not_end_the_process_on_its_way_out(second, ends):
-    """The summary and the picture of the run are written then."""
-    interrupts.end_at_once()
-    with Interrupt() as interrupt:
-        interrupt.unsaved = True
-        signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(second)
-    assert ends == []
-    interrupts._last -= interrupts.ECHO
-    signal.raise_signal(second)
-    assert ends == [interrupts.status_of(second)]
 
 
 @pytest.mark.slow

@@ -74,14 +74,6 @@ class Commit:
         program = Program(self._step, *given)
         sizes = [len(jax.tree.leaves(tree)) for tree in given]
         kept = sum(sizes[:2])
-        for before, after in zip(program.inputs[:kept], program.outputs[:kept], strict=True):
-            old, new = program.avals[before], program.avals[after]
-            if (old.shape, old.dtype) != (new.shape, new.dtype):
-                raise ValueError(
-                    f"a commit turns an array of the method's state from {old.str_short()} into {new.str_short()}, so that it "
-                    "cannot be divided over hosts; let the method begin with the type to which it changes, or leave out "
-                    "central_hosts="
-                )
         self.division = Division(
             program, recipe.parts, tied=[(n, n) for n in range(kept)], names=self._names(), small=recipe.small
         )

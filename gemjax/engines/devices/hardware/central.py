@@ -31,7 +31,7 @@ class Central:
     - if it is larger than ``SMALL``: copying it into the vector takes longer than passing it (on a CPU 30 leaves of 32 KiB took
       as long either way; smaller ones were faster in a vector, and larger ones slower);
     - if it is cut over the devices of the central variable: each part stays where it is;
-    - if a commit returns it with another dtype or shape, or with a weak dtype: a vector would change how it is promoted.
+    - if a commit returns it with a weak dtype: a vector would change how it is promoted.
 
     Args:
       transition: the run's transition, bound.
@@ -107,8 +107,7 @@ class Central:
             if keys.is_key(leaf):
                 return False
             is_large = leaf.size * leaf.dtype.itemsize > SMALL
-            is_kept = (leaf.shape, leaf.dtype) == (after.shape, after.dtype) and not after.weak_type
-            return is_large or is_cut(self.place, leaf.shape) or not is_kept
+            return is_large or is_cut(self.place, leaf.shape) or after.weak_type
 
         return Packer(
             tree, [is_apart(*pair) for pair in zip(jax.tree.leaves(tree), jax.tree.leaves(after), strict=True)]

@@ -173,12 +173,12 @@ def host_devices() -> tuple[jax.Device, ...]:
     """Return the JAX devices of this host's CPU.
 
     Raises:
-      ValueError: if the CPU is no platform of JAX, with the remedy.
+      RuntimeError: if the CPU is no platform of JAX, with the remedy.
     """
     try:
         return tuple(jax.local_devices(backend="cpu"))
     except RuntimeError as error:
-        raise ValueError(
+        raise RuntimeError(
             "a run needs the CPU, too, which JAX_PLATFORMS leaves out; add it, as in JAX_PLATFORMS=cuda,cpu"
         ) from error
 
@@ -213,8 +213,8 @@ def cpu_devices(count: int) -> list[jax.Device]:
       The first ``count`` CPU devices.
 
     Raises:
-      ValueError: if ``count`` is not positive, or the CPU is no platform of JAX.
-      RuntimeError: if JAX has started already, with fewer devices.
+      ValueError: if ``count`` is not positive.
+      RuntimeError: if JAX has started already, with fewer devices, or ``JAX_PLATFORMS`` leaves out the CPU.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a positive int, got {shown(count)}")

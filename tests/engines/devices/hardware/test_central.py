@@ -159,7 +159,6 @@ def test_packing_changes_no_bit(monkeypatch):
     assert not apart.central.shared.vectors
 
 
-@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # Those of the integer; JAX 0.7 warns of it.
 def test_the_commit_is_compiled_once_though_the_parameters_are_weakly_typed():
     programs = programs_for({"w": jnp.full(4, 0.1)}, gemjax.gem(0.1, num_workers=2))
     train(programs)

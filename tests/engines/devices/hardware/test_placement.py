@@ -104,12 +104,12 @@ def test_the_cpu_must_be_a_platform_of_jax(monkeypatch):
         raise RuntimeError(f"Unknown backend {backend}")
 
     monkeypatch.setattr(jax, "local_devices", of_no_platform)
-    with pytest.raises(ValueError, match="needs the CPU, too"):
+    with pytest.raises(RuntimeError, match="needs the CPU, too"):
         gemjax.cpu_devices(2)
     for central, devices in (("dedicated", ACCELERATORS[:1]), ("host", ACCELERATORS), (None, ACCELERATORS[:2])):
-        with pytest.raises(ValueError, match=r"needs the CPU, too, .* as in JAX_PLATFORMS=cuda,cpu"):
+        with pytest.raises(RuntimeError, match=r"needs the CPU, too, .* as in JAX_PLATFORMS=cuda,cpu"):
             place(2, central, devices)
-    with pytest.raises(ValueError, match="needs the CPU, too"):
+    with pytest.raises(RuntimeError, match="needs the CPU, too"):
         gemjax.run_on_devices(
             gemjax.asgd(0.1), *gemjax.testing.quadratic(), 3, placement=Placement((jax.devices()[0],), jax.devices()[0])
         )

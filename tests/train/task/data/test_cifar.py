@@ -230,16 +230,14 @@ def test_the_lossy_set_is_packed_from_labels_and_files(tmp_path, monkeypatch, ca
 
     assert pack_cifar10_jpeg.main([*command[:2], str(tmp_path / "new" / "packed")]) == 0
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["packed"]
-    monkeypatch.setattr(pack_cifar10_jpeg, "pack", None)  # From here on refused before anything is read.
-    assert pack_cifar10_jpeg.main([*command[:2], str(tmp_path / "first.npz" / "packed")]) == 2
-    assert f"{tmp_path / 'first.npz'} is not a folder" in capsys.readouterr().err
-    assert pack_cifar10_jpeg.main([*command[:2], str(tmp_path / "new")]) == 2
-    assert (
-        capsys.readouterr().err == f"pack_cifar10_jpeg: {tmp_path / 'new'} is a folder, expected a file; move it away\n"
-    )
-    monkeypatch.undo()
-    monkeypatch.setattr(Cifar10, "read", lambda archive: {split: (None, own) for split, own in labels.items()})
-    monkeypatch.setattr(Cifar10, "check_file", lambda *_: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_cifar10_jpeg, "pack", None)  # These are refused before anything is read.
+        for out, wrong in (
+            (tmp_path / "first.npz" / "packed", f"{tmp_path / 'first.npz'} is not a folder"),
+            (tmp_path / "new", f"{tmp_path / 'new'} is a folder, expected a file; move it away"),
+        ):
+            assert pack_cifar10_jpeg.main([*command[:2], str(out)]) == 2
+            assert wrong in capsys.readouterr().err
 
     cats = tmp_path / "images" / "train" / "cat"
     (cats / "0009.jpg").write_bytes(b"")
