@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 PyTree = Any
+MOST_WORKERS = 1 << 20  # Of methods, traces and event logs; some need time or memory for each, even if few commit.
 WIDER = {"float96": "float64", "float128": "float64", "complex192": "complex128", "complex256": "complex128"}
 
 
@@ -49,8 +50,8 @@ def check_between(name: str, value: Any, lowest: float, highest: Any) -> None:
         raise ValueError(f"{name} must be between {lowest:g} and {highest:g}, got {value}")
 
 
-def check_positive_int(name: str, value: Any) -> None:
-    """Check that ``value`` is an integer >= 1 that fits into int32."""
+def check_positive_int(name: str, value: Any, most: int = 2**31 - 1) -> None:
+    """Check that ``value`` is an integer in [1, ``most``]; by default it must fit into int32."""
     if _concrete(value):
         try:
             valid = operator.index(value) >= 1 and not isinstance(value, bool)
@@ -58,8 +59,9 @@ def check_positive_int(name: str, value: Any) -> None:
             valid = False
         if not valid:
             raise ValueError(f"{name} must be a positive int, got {shown(value)}")
-        if operator.index(value) >= 2**31:
-            raise ValueError(f"{name} must be at most {2**31 - 1}, the largest int32, got {shown(value)}")
+        if operator.index(value) > most:
+            largest = ", the largest int32" if most == 2**31 - 1 else ""
+            raise ValueError(f"{name} must be at most {most}{largest}, got {shown(value)}")
         check_not_narrow(name, value)
 
 

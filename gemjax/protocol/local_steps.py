@@ -14,7 +14,7 @@ from gemjax.protocol.checks import check_at_least, check_between, check_method, 
 from gemjax.protocol.hooks import NeedsLocalSteps
 
 PyTree = Any
-LARGEST = 2**31 - 1  # Steps are counted in 32 bits.
+LONGEST = 1 << 20  # Steps per commit, whose batches are chosen all at once.
 
 
 class PeriodsEndError(ValueError):
@@ -44,7 +44,7 @@ class LocalSteps:
 
     Raises:
       TypeError: if ``tx`` is no optax transformation, or ``period`` is traced.
-      ValueError: if a period is not a positive integer of 32 bits.
+      ValueError: if a period is not a positive integer of at most 1,048,576.
 
     >>> import gemjax, jax.numpy as jnp, optax
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
@@ -233,6 +233,6 @@ def _checked(period: Any, depth: int = 2) -> Any:
         return found
     if isinstance(period, (bool, str)) or not isinstance(period, (int, np.integer)) or period < 1:
         raise ValueError(f"the period of LocalSteps must be an int of at least 1, got {period!r}")
-    if period > LARGEST:
-        raise ValueError(f"the period of LocalSteps must be at most {LARGEST}, got {period}")
+    if period > LONGEST:
+        raise ValueError(f"the period of LocalSteps must be at most {LONGEST}, got {period}")
     return int(period)

@@ -18,6 +18,7 @@ import optax
 
 from gemjax.protocol import slots
 from gemjax.protocol.checks import (
+    MOST_WORKERS,
     check_alike,
     check_kept,
     check_method,
@@ -251,8 +252,8 @@ def recorded_view(mine: PyTree, params: PyTree) -> PyTree | None:
 
 
 def check_num_workers(num_workers: Any) -> None:
-    """Check that ``num_workers`` is a positive integer; a traced value passes here and raises in ``init``."""
-    check_positive_int("num_workers", num_workers)
+    """Check that ``num_workers`` is an integer in [1, ``MOST_WORKERS``]; a traced one passes, and ``init`` raises."""
+    check_positive_int("num_workers", num_workers, most=MOST_WORKERS)
 
 
 def require_protocol(rule: str, **needed: Any) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gemjax.protocol.checks import integer, number, shown
+from gemjax.protocol.checks import MOST_WORKERS, integer, number, shown
 
 FORMAT = "gemjax.trace.1"
 COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
@@ -73,7 +73,7 @@ class Trace:
             "pulled_at": _integers("pulled_at", previous + 1 if pulled_at is None else pulled_at),
             "step": _integers("step", count if step is None else step),
             "time": np.arange(1.0, len(worker) + 1) if time is None else _times(time),
-            "num_workers": integer("num_workers", num_workers, 1),
+            "num_workers": integer("num_workers", num_workers, 1, MOST_WORKERS),
             "draw": _integers("draw", np.where(previous < 0, worker, num_workers + previous) if draw is None else draw),
         }
         for name, value in values.items():

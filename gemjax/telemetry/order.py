@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemjax.protocol.checks import MOST_WORKERS
 from gemjax.protocol.trace import Trace
-from gemjax.telemetry.schema import EARLIER_DIGITS, MOST_WORKERS, OUTCOMES, SLACK
+from gemjax.telemetry.schema import EARLIER_DIGITS, OUTCOMES, SLACK
 
 FAILURES = (
     "fault",

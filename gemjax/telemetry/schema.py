@@ -36,7 +36,6 @@ FOREIGN = {
 }  # Times of a cycle, logged by its earlier events alone.
 LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
 LATEST = 2.0**43  # Seconds, or units of virtual time: its microseconds are integers of 64 bits.
-MOST_WORKERS = 1 << 20
 SLACK = 2e-6  # Times are rounded to microseconds.
 EARLIER_DIGITS = 5e-9  # Relative; earlier versions wrote ``began`` with nine significant digits.
 

@@ -164,6 +164,7 @@ def test_a_variation_per_worker():
         (lambda: arrivals.ConstantSpeeds([]), "num_workers must be a positive int, got 0"),
         (lambda: arrivals.ConstantSpeeds([1.0, 0.0]), "speeds must be positive and finite"),
         (lambda: arrivals.ConstantSpeeds([1.0, float("inf")]), "speeds must be positive and finite"),
+        (lambda: arrivals.Gamma(2**31 - 1), "num_workers must be at most 1048576, got 2147483647"),
         (lambda: arrivals.RoundRobin(2).trace(-1), "num_commits must be an int in 0 … 2147483647, got -1"),
     ],
 )

@@ -115,6 +115,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--out {bench.out} is a folder; name a file")
         if bench.measured and Path(bench.out).resolve() == Path(bench.measured).resolve():
             raise UsageError(f"--out {bench.out} would replace the figures of --measured; name another file")
+    if bench.measured and "scale" not in bench.what:
+        raise UsageError("--measured is read by scale alone; name that part, or leave the flag out")
     # Known before the measurements of other parts, which may take an hour.
     if "scale" in bench.what:
         bench_scale.driver_of(bench.measured)

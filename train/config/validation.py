@@ -14,7 +14,8 @@ from train.config.datasets import DATASETS
 from train.config.methods import LOCAL_FLAGS, METHODS, methods_with
 
 MOST_LISTED = 20  # Choices in a message; more are in the help.
-MOST_WORKERS = 1 << 20  # That of event logs.
+MOST_WORKERS = 1 << 20  # That of gemjax.
+MOST_LOCAL_STEPS = 1 << 20  # That of gemjax.LocalSteps.
 MOST_DEVICES = 1 << 12
 MOST_LAYERS = 2000
 MOST_WIDTH = 1000.0
@@ -37,13 +38,14 @@ RANGES = (
     (("learning_rate", "kappa", "epochs", "checkpoint_seconds", "grace"), math.isfinite, "must be finite"),
     (("epochs",), lambda value: 0 < value <= 1e12, "must be positive and at most 1e12"),
     (("workers",), lambda value: value <= MOST_WORKERS, f"must be at most {MOST_WORKERS}"),
+    (("period",), lambda value: value <= MOST_LOCAL_STEPS, f"must be at most {MOST_LOCAL_STEPS}"),
     (
         ("central_devices", "central_hosts", "worker_devices"),
         lambda value: value <= MOST_DEVICES,
         f"must be at most {MOST_DEVICES}",
     ),
     (
-        ("batch_size", "period", "eval_every", "checkpoint_every", "keep_checkpoints", "retries", "max_staleness",
+        ("batch_size", "eval_every", "checkpoint_every", "keep_checkpoints", "retries", "max_staleness",
          "interrupt"),
         lambda value: value < 2**31,
         "must be below 2**31",

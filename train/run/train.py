@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 import gemjax
+from gemjax.engines.devices.hardware.placement import MOST_CPU_DEVICES
 from gemjax.engines.result import check_end, leave_result
 from gemjax.telemetry import eventlog
 from train.common import interrupts
@@ -124,11 +125,12 @@ def _train(
 def _cpu_devices(config: Config) -> int:
     """Return the number of devices that the CPU of this host is split into."""
     if config.engine != "devices":
-        return config.central_devices
+        return min(config.central_devices, MOST_CPU_DEVICES)
     # Each device compiles its own programs, and more devices than cores would only take turns.
     places = min(config.workers, cores() + 1) * config.worker_devices
     dedicated = config.central in ("auto", "dedicated")
-    return places + config.central_devices if dedicated else max(places, config.central_devices)
+    wanted = places + config.central_devices if dedicated else max(places, config.central_devices)
+    return min(wanted, MOST_CPU_DEVICES)
 
 
 def _placement(config: Config) -> gemjax.Placement:

@@ -44,6 +44,11 @@ def test_the_figures_that_are_read_are_not_replaced(tmp_path, capsys):
     assert file.read_text() == "{}"
 
 
+def test_figures_that_no_part_reads_are_refused(capsys):
+    assert cli.main(["bench", "arrivals", "--measured", "cluster.json"]) == 2
+    assert "--measured is read by scale alone; name that part, or leave the flag out" in capsys.readouterr().err
+
+
 def test_a_folder_in_place_of_the_file_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.bench_arrivals, "rates", None)
     assert cli.main(["bench", "arrivals", "--out", str(tmp_path)]) == 2

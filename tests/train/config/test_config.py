@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gemjax.telemetry import schema
+from gemjax.protocol import checks, local_steps
 from train.claims.runs import Run
 from train.config import presets, validation
 from train.config.config import Config
@@ -141,8 +141,9 @@ def test_numbers_without_a_fraction_and_missing_fields_are_possible(tmp_path):
     assert Config.load(tmp_path / "config.json") == Config(epochs=2.0, decay_epochs=(1.0,))
 
 
-def test_a_run_has_at_most_as_many_workers_as_an_event_log():
-    assert validation.MOST_WORKERS == schema.MOST_WORKERS
+def test_a_run_has_at_most_the_workers_and_local_steps_that_the_library_takes():
+    assert validation.MOST_WORKERS == checks.MOST_WORKERS
+    assert validation.MOST_LOCAL_STEPS == local_steps.LONGEST
 
 
 @pytest.mark.parametrize(

@@ -379,11 +379,13 @@ def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(folder, capsys
     assert refusal(capsys, folder, command) == f"train: run/{name} is {found}, expected a file; move it away\n"
 
 
-def test_a_report_is_refused_before_it_draws_if_the_last_replay_is_damaged(folder, capsys):
+def test_a_report_and_a_replay_are_refused_before_they_write_if_the_last_replay_is_damaged(folder, capsys):
     whole = json.dumps(signed({"verdict": "differs", "pieces": [{"end": 20}]}))
     for damaged in ("no replay", "[]", whole.replace("differs", "same to rounding"), whole.replace("20", "90")):
         folder.replay.write_text(damaged)
-        assert "replay.json is not the result of a replay" in refusal(capsys, folder, ["report", "run"])
+        for command in ("report", "replay"):
+            assert "replay.json is not the result of a replay" in refusal(capsys, folder, [command, "run"])
+            assert folder.replay.read_text() == damaged
     assert not (folder.path / "figures").exists()
 
 

@@ -246,6 +246,12 @@ def test_a_finished_run_is_not_placed(tiny, small, monkeypatch):
         run(dataclasses.replace(small, epochs=2.0), folder)
 
 
+@pytest.mark.parametrize("flag", ["central_devices", "worker_devices"])
+def test_a_host_is_split_into_no_more_devices_than_a_process_can_have(small, flag):
+    """The placement then says how many there are; JAX took further ones for those of another process."""
+    assert training._cpu_devices(dataclasses.replace(small, **{flag: 4096})) == 2048
+
+
 @pytest.mark.parametrize("cluster", ["barrier", "tiered_barrier"])
 def test_a_simulated_run_may_pull_between_its_evaluations(tiny, small, cluster):
     """All workers of a barrier pull after its last commit; there is nothing to show of a piece of pulls alone."""

@@ -21,6 +21,7 @@ from train.config.parsing import parse_flags
 from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
 from train.report.replay.simulator import Replayer
 from train.run.folder import RunFolder
+from train.run.records.conclusions import read_replay
 from train.run.records.kept import settings_of
 from train.run.records.log import check_trace
 from train.task.task import make_task
@@ -65,8 +66,8 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
       The content of `replay.json`.
 
     Raises:
-      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, lines of the log are
-        missing, or all checkpoints are removed meanwhile.
+      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, `replay.json` is not
+        that of a replay, lines of the log are missing, or all checkpoints are removed meanwhile.
       ValueError: if the event log or a checkpoint is damaged, or of another version.
     """
     if missing := folder.saved.why_none():
@@ -78,6 +79,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         )
     if not folder.events.exists():
         raise RecordError(f"{folder.path} cannot be replayed: it has no {folder.events.name}")
+    read_replay(folder.replay)  # It is replaced at the end, and may be a file of the user's.
     with folder.saved.open(read_only=True) as checkpoints:
         if not checkpoints.latest:
             raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")

@@ -14,6 +14,7 @@ from gemjax.engines.devices.hardware.sharding import Place, devices_of, is_devic
 from gemjax.protocol.checks import check_choice, shown
 from gemjax.protocol.staleness import check_num_workers
 
+MOST_CPU_DEVICES = 2048  # Per process; JAX takes further ones for those of another process.
 CENTRAL = ("dedicated", "host", "colocated")
 
 
@@ -207,17 +208,19 @@ def cpu_devices(count: int) -> list[jax.Device]:
     speed-up.
 
     Args:
-      count: number of devices, positive.
+      count: number of devices, positive and at most 2,048.
 
     Returns:
       The first ``count`` CPU devices.
 
     Raises:
-      ValueError: if ``count`` is not positive.
+      ValueError: if ``count`` is not such a number.
       RuntimeError: if JAX has started already, with fewer devices, or ``JAX_PLATFORMS`` leaves out the CPU.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a positive int, got {shown(count)}")
+    if count > MOST_CPU_DEVICES:
+        raise ValueError(f"count must be at most {MOST_CPU_DEVICES}, the most CPU devices of one process, got {count}")
     with contextlib.suppress(RuntimeError):  # JAX has started; its devices may be enough.
         jax.config.update("jax_num_cpu_devices", count)
     devices = host_devices()

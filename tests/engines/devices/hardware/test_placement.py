@@ -178,6 +178,11 @@ def test_cpu_devices_needs_a_positive_number(count):
         gemjax.cpu_devices(count)
 
 
+def test_cpu_devices_beyond_those_of_one_process_are_refused():
+    with pytest.raises(ValueError, match="count must be at most 2048, the most CPU devices of one process, got 2049"):
+        gemjax.cpu_devices(2049)
+
+
 @pytest.mark.slow
 def test_cpu_devices_splits_the_host_before_jax_has_started():
     code = """
