@@ -49,7 +49,9 @@ class Faults:
         self.injected: list[tuple[str, int, int]] = []
 
     def hang(self, worker: int, step: int) -> "Faults":
-        """Make the worker hang in that step until :meth:`let_go` releases it."""
+        """Make the worker hang in that step until :meth:`let_go` releases it; one that hangs there already is released."""
+        if (worker, step) in self._hangs:  # A worker may hang there now.
+            self._hangs[worker, step].set()
         self._hangs[worker, step] = threading.Event()
         self._let_go.discard((worker, step))
         return self
@@ -155,7 +157,7 @@ def run_in_python(
         view, batches.batch(batches.data if data is None else data, chosen), worker, step
     ))  # fmt: skip
     # A function of its own, which is traced anew. Outside of jit each call would compile its conditionals again.
-    update = jax.jit(lambda grads, state, params, **extra: transition.tx.update(grads, state, params, **extra))
+    update = jax.jit(lambda sent, state, params, worker: transition.update(sent, state, params, worker))
     views = [transition.view_of(slots.take(initial, worker)) for worker in range(trace.num_workers)]
     applied = 0
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
@@ -166,7 +168,7 @@ def run_in_python(
             data, selection = batches.gather(jax.tree.map(lambda column: column[0], chosen))
             sent = gradient(view, data, selection, worker, step)
             before = opt_state
-            updates, opt_state = update(sent.grads, opt_state, params, worker=worker, **sent.losses_by_name())
+            updates, opt_state = update(sent, opt_state, params, worker)
             if refused(before, opt_state):
                 opt_state = counting_refusals(before, opt_state)
             else:

@@ -243,6 +243,18 @@ def test_a_worker_that_hangs_may_be_released():
     assert result.trace.staleness[late] >= 18
 
 
+def test_a_hang_that_is_planned_again_releases_the_worker_that_hangs_there():
+    faults = Faults().hang(worker=1, step=1)
+    hangs = threading.Thread(target=faults, args=(1, 1), daemon=True)
+    with faults:
+        hangs.start()
+        while not faults.injected:
+            time.sleep(0.001)
+        faults.hang(worker=1, step=1)
+        hangs.join(60)
+    assert not hangs.is_alive()
+
+
 def run_with(faults, **options):
     options = {"gate": faults, **options}
     loss_fn, params, batches = quadratic()

@@ -108,17 +108,19 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
     found = model.durations(worker, rng, count)
     try:
         drawn = np.asarray(found)
-    except ValueError:  # Rows of unequal lengths.
-        drawn = np.array(None)
-    if drawn.dtype.kind not in "biuf":
+        drawn = drawn.astype(float, copy=False) if drawn.dtype.kind not in "cmMSU" else None
+    except (TypeError, ValueError, OverflowError):  # Rows of unequal lengths, or no numbers.
+        drawn = None
+    if drawn is None:
         wrong = shown(found)
     elif drawn.shape != (count,):
-        advice = "; repeat what was measured, as np.resize(measured, count) does" * (drawn.ndim == 1)
+        is_short = drawn.ndim == 1 and len(drawn) < count
+        advice = "; repeat what was measured, as np.resize(measured, count) does" if is_short else ""
         wrong = f"a shape of {list(drawn.shape)}{advice}"
     elif not (drawn >= 0).all():
         wrong = str(drawn[~(drawn >= 0)][0])
     else:
-        return drawn.astype(float, copy=False)
+        return drawn
     raise ValueError(
         f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, "
         f"got {wrong}"

@@ -34,7 +34,7 @@ class LocalBatches(Wrapper):
         """Return, per commit, its first local step, the number of its steps, and the selections of ``longest`` batches."""
         longest = self.local.longest
         first, count = self.local.span(worker, step)
-        if (last := int(np.max(first + count, initial=0))) >= 2**31:
+        if (last := int(np.max(first + count, initial=0))) > 2**31:  # They are numbered from 0.
             raise ValueError(
                 f"a worker would make {last} local steps, but their numbers must fit into int32; choose a shorter period"
             )

@@ -23,7 +23,7 @@ from gemjax.engines.checks import (
 from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
-from gemjax.protocol.checks import check_bool, kept, with_extra_args
+from gemjax.protocol.checks import check_bool, check_can_be_added, kept, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, is_wrapper, refused
 from gemjax.protocol.slots import Slots
@@ -212,11 +212,7 @@ class Transition(WorkerStep):
         observer = diagnostics.Observer({*self.diagnostics} - {*of_any})
         taken = jnp.logical_and(commits, gradient.finite > 0)
         before = slots.enable_writes(state.opt_state, taken, worker, own_rows)
-        updates, opt_state = self.tx.update(
-            gradient.grads, before, state.params, worker=worker, observe=observer, **gradient.losses_by_name()
-        )
-        if not is_wrapper(opt_state):  # Parts beside gemjax.asynchronous are checked here.
-            opt_state = kept("the state after update", opt_state, before, or_narrower=True)
+        updates, opt_state = self.update(gradient, before, state.params, worker, observe=observer)
         committed = state._replace(
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
@@ -262,6 +258,22 @@ class Transition(WorkerStep):
             draw=draw, arrivals=state.arrivals + 1,
         )  # fmt: skip
         return state, self._sent(view, state.commits), report
+
+    def update(
+        self, gradient: Gradient, opt_state: optax.OptState, params: PyTree, worker: jax.Array, **extra_args: Any
+    ) -> tuple[PyTree, optax.OptState]:
+        """Return the updates of the central variable and the method's state after a commit.
+
+        Raises:
+          ValueError: if updates cannot be added to the parameters, or a state is of another structure, shape or dtype.
+        """
+        updates, after = self.tx.update(
+            gradient.grads, opt_state, params, worker=worker, **extra_args, **gradient.losses_by_name()
+        )
+        if is_wrapper(after):  # It has checked both.
+            return updates, after
+        check_can_be_added("the tree of updates", updates, gradient.grads)
+        return updates, kept("the state after update", after, opt_state, or_narrower=True)
 
     def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states nor the next view."""

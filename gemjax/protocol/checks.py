@@ -326,6 +326,7 @@ def check_kept(
     if path is None:
         pairs = zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True)
         for (place, wanted), leaf in pairs:
+            check_range(f"{what} at {jax.tree_util.keystr(place) or 'the root'}", leaf, ValueError)
             # A Python int may be too large for any dtype.
             is_kept = type(leaf) is not int and jnp.result_type(leaf) == jnp.result_type(wanted)
             if not (is_kept or may_be(leaf, wanted)) or jnp.shape(leaf) != jnp.shape(wanted):
@@ -346,15 +347,33 @@ def _described(leaf: Any) -> str:
 def is_wider(leaf: Any, than: Any) -> bool:
     """Return True if the dtype of the second is promoted to that of the first, and none or both are complex."""
     if type(leaf) is int:
-        return jnp.issubdtype(jnp.result_type(than), jnp.number)
-    return jnp.iscomplexobj(leaf) == jnp.iscomplexobj(than) and _promoted(leaf, than) == jnp.result_type(leaf)
+        return jnp.issubdtype(jnp.result_type(than), jnp.number) and _holds(jnp.result_type(int), leaf)
+    return jnp.iscomplexobj(leaf) == jnp.iscomplexobj(than) and _are_promoted(leaf, than, jnp.result_type(leaf))
+
+
+def check_can_be_added(what: str, updates: PyTree, grads: PyTree) -> None:
+    """Check that ``optax.apply_updates`` adds ``updates`` as they are, up to rounding, to parameters like ``grads``.
+
+    It would spread a scalar over an array, and drop the imaginary part of an update of real parameters.
+
+    Raises:
+      ValueError: if a structure or shape differs, or an update is complex where the gradient is real.
+    """
+
+    def loses_no_part(update, grad):
+        if type(update) is int:
+            return is_wider(update, grad)
+        return jnp.iscomplexobj(grad) or not jnp.iscomplexobj(update)
+
+    check_kept(what, updates, grads, loses_no_part)
 
 
 def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = False) -> PyTree:
     """Return the tree that a rule returned, as arrays in the precision of ``expected``.
 
     A hyper-parameter that is an array, as with ``optax.inject_hyperparams``, widens half precision; a Python number does not.
-    With ``or_narrower`` a dtype that JAX promotes to the expected one is accepted, too.
+    With ``or_narrower`` a dtype that JAX promotes to the expected one is accepted, too, but no array of integers for floats,
+    which would round large counts.
 
     Raises:
       ValueError: if other things differ, as from :func:`check_kept`.
@@ -362,29 +381,33 @@ def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = Fals
 
     def is_kept(new, state):
         dtype = jnp.result_type(state)
-        if type(new) is int:
-            return _holds(dtype, new)
-        is_float = all(jnp.issubdtype(one, jnp.inexact) for one in (jnp.result_type(new), dtype))
-        return (is_float and is_wider(new, state)) or (or_narrower and _promoted(new, state) == dtype)
+        if isinstance(new, (int, np.integer)) and not isinstance(new, bool):
+            return _holds(dtype, int(new))
+        got = jnp.result_type(new)
+        is_float = all(jnp.issubdtype(one, jnp.inexact) for one in (got, dtype))
+        is_rounded = jnp.issubdtype(got, jnp.integer) and jnp.issubdtype(dtype, jnp.inexact)
+        return (is_float and is_wider(new, state)) or (
+            or_narrower and not is_rounded and _are_promoted(new, state, dtype)
+        )
 
     check_kept(what, found, expected, is_kept)
     return jax.tree.map(_in_dtype_of, found, expected)
 
 
-def _promoted(one: Any, other: Any) -> Any:
-    """Return the dtype to which JAX promotes two leaves; ``None`` if it promotes them to none, as random keys."""
+def _are_promoted(one: Any, other: Any, dtype: Any) -> bool:
+    """Return True if JAX promotes two leaves to this dtype. It promotes some pairs to none: random keys and other numbers."""
     try:
-        return jnp.promote_types(jnp.result_type(one), jnp.result_type(other))
+        return jnp.promote_types(jnp.result_type(one), jnp.result_type(other)) == dtype
     except (TypeError, ValueError):
-        return None
+        return False
 
 
 def _holds(dtype: Any, number: int) -> bool:
-    """Return True if an array of this dtype can hold a Python int exactly."""
+    """Return True if an array of this dtype, which is not bool, can hold a Python int exactly."""
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min <= number <= jnp.iinfo(dtype).max
-    is_float = jnp.issubdtype(dtype, jnp.floating) and abs(number) <= float(jnp.finfo(dtype).max)
-    return is_float and int(np.asarray(number, dtype)) == number
+    is_float = jnp.issubdtype(dtype, jnp.inexact) and abs(number) <= float(jnp.finfo(dtype).max)
+    return is_float and int(np.asarray(number, dtype).real) == number
 
 
 def _in_dtype_of(new: Any, old: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gemjax.protocol.checks import MOST_WORKERS, integer, number, shown
+from gemjax.protocol.checks import MOST_WORKERS, integer, shown
 
 FORMAT = "gemjax.trace.1"
 COLUMNS = ("worker", "pulled_at", "step", "time", "draw")
@@ -64,8 +64,7 @@ class Trace:
         worker = _integers("worker", worker)
         if num_workers is None:
             num_workers = int(worker.max(initial=0)) + 1
-        if number("num_workers", num_workers) < 1:
-            raise ValueError(f"a trace needs at least one worker, got num_workers={num_workers}")
+        num_workers = integer("num_workers", num_workers, 1, MOST_WORKERS)
         _check_rows(worker, (worker >= 0) & (worker < num_workers), "worker {} is not in range({})", num_workers)
         previous, count = previous_commits(worker)
         values = {
@@ -73,7 +72,7 @@ class Trace:
             "pulled_at": _integers("pulled_at", previous + 1 if pulled_at is None else pulled_at),
             "step": _integers("step", count if step is None else step),
             "time": np.arange(1.0, len(worker) + 1) if time is None else _times(time),
-            "num_workers": integer("num_workers", num_workers, 1, MOST_WORKERS),
+            "num_workers": num_workers,
             "draw": _integers("draw", np.where(previous < 0, worker, num_workers + previous) if draw is None else draw),
         }
         for name, value in values.items():

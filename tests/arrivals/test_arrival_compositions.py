@@ -1,7 +1,9 @@
 """Arrival models that wrap other models: speeds, latencies, queues, incidents, barriers."""
 
 import dataclasses
+import fractions
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -71,6 +73,24 @@ def test_durations_of_a_model_of_ones_own_are_checked(of):
     for first, found in ((-1.0, r"-1\.0"), (np.nan, "nan"), (1j, r"\(1j, 2\.0.*"), ("x", r"\('x', 2\.0.*")):
         with pytest.raises(ValueError, match=rf"Recorded\.durations.* positive numbers, got {found}$"):
             of(Recorded(2, (first, 2.0) * 999)).trace(200)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tuple, list, np.float16, jnp.bfloat16, jnp.float32, object, fractions.Fraction],
+    ids=lambda kind: kind.__name__,
+)
+def test_durations_may_be_numbers_of_any_type(kind):
+    class Measured(arrivals.Arrivals):
+        def durations(self, worker, rng, count):
+            values = [1.0 + worker, 2.0] * (count // 2 + 1)
+            if kind in (tuple, list):
+                return kind(values[:count])
+            if kind is fractions.Fraction:
+                return [kind(value) for value in values[:count]]
+            return (jnp if kind in (jnp.bfloat16, jnp.float32) else np).asarray(values[:count], kind)
+
+    assert Measured(2).trace(6).time.tolist() == [1.0, 2.0, 3.0, 4.0, 4.0, 6.0]
 
 
 @every_model

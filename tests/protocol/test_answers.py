@@ -11,9 +11,11 @@ import optax
 import pytest
 
 import gemjax
+from gemjax.protocol.checks import is_wider, kept
 from gemjax.protocol.compat import enable_x64
 from gemjax.protocol.hooks import Refusals
 from gemjax.protocol.slots import Slots
+from gemjax.testing import run_in_python
 
 PARAMS = {"x": jnp.array([1.0, -2.0])}
 
@@ -228,12 +230,83 @@ def test_a_state_of_another_kind_is_refused(first, change):
         ("float16", 70000),
         ("bfloat16", 257),
         ("float32", 10**400),
+        ("bfloat16", np.int32(257)),
+        ("complex64", 2**24 + 1),
     ],
 )
-def test_a_python_number_that_a_state_cannot_hold_is_refused(dtype, new):
+def test_a_number_that_a_state_cannot_hold_and_a_bool_for_an_int_are_refused(dtype, new):
     tx = rule(jnp.zeros([], dtype), lambda updates, state: (updates, new))
     with pytest.raises(ValueError, match=f"the state after update at the root is .*, expected {dtype}"):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0)
+
+
+def beside(update, state=()):
+    """Return what the engines need to run this rule behind a method, and functions that run it."""
+    part = optax.GradientTransformation(lambda params: state, update)
+    problem = (
+        optax.chain(gemjax.asgd(0.1, 2), part),
+        lambda p, b: jnp.sum(p["x"] ** 2),
+        PARAMS,
+        lambda worker, step: 0.0,
+    )
+    trace = gemjax.Trace([0, 1, 0])
+    return {
+        "simulate": lambda: gemjax.simulate(*problem, trace),
+        "devices": lambda: gemjax.run_on_devices(*problem, 3),
+        "python": lambda: run_in_python(*problem, trace),
+    }
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "python"])
+@pytest.mark.parametrize("number", [np.int64(2**40 + 5), np.array([2**40], np.int64)], ids=["scalar", "array"])
+def test_integers_of_numpy_that_do_not_fit_are_refused(number, engine):
+    """JAX would take them for others."""
+    run = beside(lambda u, s, params=None: (u, number), jnp.zeros(np.shape(number), jnp.int32))[engine]
+    with pytest.raises(
+        ValueError, match=r"the state after update at \[1\] has the integer 1099511\d+, which does not fit"
+    ):
+        run()
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "python"])
+@pytest.mark.parametrize("new", [jnp.int32(3), np.int32(2**24 + 1)])
+def test_a_part_beside_asynchronous_may_not_return_counts_that_its_floats_would_round(new, engine):
+    run = beside(lambda u, s, params=None: (u, new), jnp.ones([]))[engine]
+    with pytest.raises(ValueError, match=r"the state after update at \[1\] is int32\[\], expected float32\[\]"):
+        run()
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "python"])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (jnp.mean, r"float32\[\]"),
+        (lambda u: (1 + 5j) * u, r"complex64\[2\]"),
+        (lambda u: u[None], r"float32\[1, 2\]"),
+        (lambda u: 2**40, "1099511627776"),
+    ],
+)
+def test_updates_of_a_part_behind_asynchronous_are_checked(change, found, engine):
+    """``optax.apply_updates`` spreads a scalar over the parameters, and drops an imaginary part."""
+    run = beside(lambda u, s, params=None: ({"x": change(u["x"])}, s))[engine]
+    with pytest.raises(ValueError, match=rf"the tree of updates at \['x'\] is {found}, expected float32\[2\]"):
+        run()
+
+
+@pytest.mark.parametrize("engine", ["simulate", "devices", "python"])
+def test_updates_of_a_part_behind_asynchronous_may_be_of_another_precision(engine):
+    halve = lambda u, s, params=None: (jax.tree.map(lambda x: (0.5 * x).astype(jnp.bfloat16), u), s)
+    assert beside(halve)[engine]() is not None
+
+
+def test_keys_are_no_floats_of_64_bits():
+    """No dtype is what NumPy takes ``None`` for."""
+    with enable_x64(True):
+        state, key = jnp.zeros([], "float64"), jax.random.key(0)
+        for either in ((key, state), (state, key)):
+            assert not is_wider(*either)
+            with pytest.raises(ValueError, match=r"the state at the root is .*, expected"):
+                kept("the state", *either, or_narrower=True)
 
 
 @pytest.mark.parametrize("new", [0, True, np.int32(0), jnp.bfloat16(1)])

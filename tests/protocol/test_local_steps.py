@@ -11,6 +11,7 @@ from protocol.local_simulations import LATE, QUADRATIC, SGD, TURNS, pairs, perio
 
 import gemjax
 from gemjax import LocalSteps
+from gemjax.batches.local import LocalBatches
 from gemjax.methods.rates import scale_by_learning_rate
 from gemjax.protocol.checks import PASSED
 from gemjax.protocol.local_steps import displacements
@@ -187,6 +188,9 @@ def test_more_local_steps_than_int32_can_count_are_refused():
         ValueError, match="a worker would make 2800070000 local steps, but their numbers must fit into int32"
     ):
         run(LocalSteps(optax.sgd(0.1), 70_000), trace=trace, tx=gemjax.downpour(num_workers=1))
+    local = LocalBatches(gemjax.Computed(lambda worker, step: step), LocalSteps(optax.sgd(0.1), 2**15))
+    (first,), (count,), _ = local.select(np.array([0]), np.array([2**16 - 1]))
+    assert first + (count - 1) == 2**31 - 1
 
 
 def test_equal_local_steps_find_the_compiled_program():

@@ -425,6 +425,15 @@ def test_a_host_without_the_cpu_among_its_platforms_is_told_what_to_set(tmp_path
     )
 
 
+def test_a_platform_that_does_not_start_is_named_as_jax_names_it(monkeypatch):
+    def broken(backend=None):
+        raise RuntimeError("Unable to initialize backend 'tpu': no library")
+
+    monkeypatch.setattr(jax, "local_devices", broken)
+    with pytest.raises(RuntimeError, match=r"^Unable to initialize backend 'tpu': no library$"):
+        gemjax.cpu_devices(2)
+
+
 def test_a_folder_called_latest_is_refused(tmp_path, monkeypatch, capsys):
     """`--resume latest` and `report latest` would take another run, the newest under `runs/`."""
     monkeypatch.chdir(tmp_path)

@@ -13,10 +13,11 @@ from typing import Any, Self
 # A terminal sends SIGINT for Ctrl-C and SIGHUP when it is closed; schedulers of clusters and containers send SIGTERM.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
-# Seconds between signals of one request: `timeout`, shells and systemd send SIGTERM or SIGHUP twice, or one after the other.
+# Seconds of one request after its first signal: `timeout`, shells and systemd send SIGTERM or SIGHUP twice, or one after the
+# other, and launchers pass a Ctrl-C on as SIGTERM.
 ECHO = 1.0
 
-_last = -ECHO  # Time of the last signal.
+_began = -ECHO  # Time of the first signal of the last request.
 
 
 class Interrupted(KeyboardInterrupt):
@@ -125,16 +126,19 @@ def _raise(number: int, *_: object) -> None:
 
 
 def _is_echo(number: int) -> bool:
-    """Return True if a signal belongs to the same request as the previous one. Two Ctrl-C are two requests."""
-    global _last
-    before, _last = _last, time.monotonic()
-    return number != signal.SIGINT and _last - before < ECHO
+    """Return True if a signal belongs to the last request. Two Ctrl-C are two requests."""
+    global _began
+    now = time.monotonic()
+    if number != signal.SIGINT and now - _began < ECHO:
+        return True
+    _began = now
+    return False
 
 
 def _forget() -> None:
     """Let the next signal be a request of its own."""
-    global _last
-    _last = -ECHO
+    global _began
+    _began = -ECHO
 
 
 def _write(text: str) -> None:

@@ -28,7 +28,7 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """Give each test Python's own handlers, no earlier signal, and a clock whose time is constant."""
-    monkeypatch.setattr(interrupts, "_last", -interrupts.ECHO)
+    monkeypatch.setattr(interrupts, "_began", -interrupts.ECHO)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than a run.
     monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
@@ -54,7 +54,7 @@ def test_a_signal_ends_the_process_at_once_until_raising_is_enabled(number, stat
     assert ends == [status]
     assert capfd.readouterr().err == f"train: interrupted by {interrupts.name_of(number)}\n"
     interrupts.raise_again()
-    interrupts._last -= interrupts.ECHO
+    interrupts._began -= interrupts.ECHO
     with pytest.raises(KeyboardInterrupt) as stop:
         signal.raise_signal(number)
     assert interrupts.status_of(interrupts.number_of(stop.value)) == status
@@ -82,7 +82,7 @@ def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
         signal.raise_signal(number)
         assert (interrupt.is_set(), interrupt.number, woken, ends) == (True, number, [True], [])
         assert f"{interrupts.name_of(number)}: stopping after the commits in flight" in capfd.readouterr().err
-        interrupts._last -= interrupts.ECHO  # As if a second had passed.
+        interrupts._began -= interrupts.ECHO  # As if a second had passed.
         signal.raise_signal(number)
         assert ends == [status]
 
@@ -111,10 +111,21 @@ def test_one_request_that_comes_as_two_signals_is_one(has_ended, second, ends):
         signal.raise_signal(signal.SIGINT)
         assert ends == [130]
     interrupts.raise_again()
-    interrupts._last -= interrupts.ECHO
+    interrupts._began -= interrupts.ECHO
     with pytest.raises(Interrupted):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(second)
+
+
+def test_a_signal_that_comes_again_and_again_is_obeyed_after_a_second(ends):
+    """An echo does not begin another second in which signals are echoes."""
+    interrupts.end_at_once()
+    with Interrupt() as interrupt:
+        interrupt.unsaved = True
+        for expected in ([], [], [143]):
+            signal.raise_signal(signal.SIGTERM)
+            assert ends == expected
+            interrupts._began -= interrupts.ECHO / 2
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ def place(
 
     Raises:
       ValueError: if there are no workers, the choice is unknown, or there are not enough devices.
+      RuntimeError: if the CPU of the host is wanted or could help, and ``JAX_PLATFORMS`` leaves it out.
     """
     try:
         devices = list(jax.local_devices() if devices is None else devices)
@@ -179,6 +180,8 @@ def host_devices() -> tuple[jax.Device, ...]:
     try:
         return tuple(jax.local_devices(backend="cpu"))
     except RuntimeError as error:
+        if "Unknown backend" not in str(error):  # Another platform did not start.
+            raise
         raise RuntimeError(
             "a run needs the CPU, too, which JAX_PLATFORMS leaves out; add it, as in JAX_PLATFORMS=cuda,cpu"
         ) from error
