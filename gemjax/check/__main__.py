@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 open(chosen.json, "a").close()
             if new:
                 os.remove(chosen.json)
+            if os.path.isfile(chosen.json) and not _may_replace(pathlib.Path(chosen.json).read_bytes()):
+                parser.error(f"--json {chosen.json} is another file, which the check would replace; name another file")
         except OSError as error:
             parser.error(f"--json {chosen.json} cannot be written ({error.strerror}); name another file")
     if isinstance(sys.stdout, io.TextIOWrapper):  # An encoding may lack × and µ.
@@ -73,6 +75,11 @@ def _say(text: str) -> None:
     except OSError as error:
         os.write(2, f"gemjax.check: the output cannot be written: {error.strerror}\n".encode())
         os._exit(1)
+
+
+def _may_replace(content: bytes) -> bool:
+    """Return True for an empty file, and for one with the figures of a check."""
+    return not content or b'"verdict":' in content
 
 
 def _save(report: check.Report, path: str) -> bool:

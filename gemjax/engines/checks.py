@@ -273,7 +273,7 @@ def has_hash(value: Any) -> bool:
 
 def is_numeric(leaf: Any) -> bool:
     """Return True for a number, an array of numbers, truth values or typed keys, and the shape of such an array."""
-    if isinstance(leaf, numbers.Number):
+    if isinstance(leaf, (int, float, complex)):
         return True
     dtype = getattr(leaf, "dtype", None)
     kinds = (np.number, np.bool_, jax.dtypes.prng_key)

@@ -1,6 +1,7 @@
 """Checks of parameters and of arguments per seed."""
 
 import dataclasses
+import fractions
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,7 @@ def test_arrays_of_64_bits_without_x64_are_refused(engine, name):
             r"params at \['a'\]\[1\] is the str 'resnet', but params may have arrays only; keep it",
         ),
         ({"w": PARAMS, "act": jnp.tanh}, r"params at \['act'\] is a function, but params may have arrays only"),
+        ({"w": fractions.Fraction(1, 2)}, r"params at \['w'\] is .*, but params may have arrays only"),
         ({"w": np.array(["a"])}, r"params at \['w'\] is an array of shape \[1\], but params may have arrays only"),
         (
             nnx.split(nnx.Dropout(0.1, rngs=nnx.Rngs(0)))[1],

@@ -1,5 +1,7 @@
 """LSGD against its reference in both forms and against its limits."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -259,6 +261,24 @@ def test_a_commit_without_a_loss_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("anchors", [False, True])
+def test_anchors_for_some_of_the_parameters_are_refused(anchors):
+    method = gemjax.lsgd(0.1, num_workers=2, anchors=anchors)
+    problem = (
+        optax.partition({"leader": method, "plain": optax.sgd(0.1)}, {"a": "leader", "b": "plain"}),
+        lambda p, batch: p["a"] ** 2 + p["b"] ** 2,
+        {"a": jnp.float32(1.0), "b": jnp.float32(2.0)},
+        lambda worker, step: 0.0,
+    )
+    local = gemjax.LocalSteps(optax.sgd(0.1), 2)
+    for run in (
+        lambda: gemjax.simulate(*problem, gemjax.Trace([0, 1, 0]), local=local),
+        lambda: gemjax.run_on_devices(*problem, 3, local=local),
+    ):
+        with pytest.raises(ValueError, match="sends anchors for some of the parameters") if anchors else nullcontext():
+            assert run() is not None
+
+
 def test_an_exchange_moves_the_average_towards_the_leader(x64):
     """With one group and all workers at the same meeting, by the strength."""
     trace, taken = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.Gamma(WORKERS), period=3).trace(4, seed=1)

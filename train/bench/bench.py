@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import tyro
@@ -45,6 +46,9 @@ from train.config.validation import MOST_WORKERS
 PyTree = Any
 MOST = {"parameters": 1 << 31, "workers": MOST_WORKERS, "hosts": MOST_WORKERS, "batch_sizes": bench_simulate.IMAGES}
 
+Part = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check"]
+PARTS = get_args(Part)
+
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
@@ -55,12 +59,7 @@ class Bench:
     (`check`). The speed of making traces is measured, too.
     """
 
-    what: tyro.conf.Positional[
-        tuple[Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check"], ...]
-    ] = (
-        "simulate",
-        "devices",
-    )
+    what: tyro.conf.Positional[tuple[Part, ...]] = ("simulate", "devices")
     """What to measure."""
 
     rounds: int = 7
@@ -115,6 +114,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--out {bench.out} is a folder; name a file")
         if bench.measured and Path(bench.out).resolve() == Path(bench.measured).resolve():
             raise UsageError(f"--out {bench.out} would replace the figures of --measured; name another file")
+        if not _may_replace(Path(bench.out)):
+            raise UsageError(f"--out {bench.out} is another file, which this command would replace; name another file")
     if bench.measured and "scale" not in bench.what:
         raise UsageError("--measured is read by scale alone; name that part, or leave the flag out")
     # Known before the measurements of other parts, which may take an hour.
@@ -152,6 +153,13 @@ def main(argv: Sequence[str]) -> int:
     if bench.out:
         _write(bench.out, figures)
     return 0
+
+
+def _may_replace(path: Path) -> bool:
+    """Return True if there is no file, or an empty one, or one with figures of this command."""
+    content = path.read_bytes() if path.is_file() else b""
+    found = re.match(rb'\s*\{\s*"(\w+)": ', content)
+    return not content or (found is not None and found[1].decode() in PARTS)
 
 
 def _write(out: str, figures: Mapping[str, Any]) -> None:

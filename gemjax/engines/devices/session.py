@@ -162,6 +162,8 @@ def prepare(
         raise ValueError("to continue give state=result, or give both state= and recorded=, the trace of its commits")
     if num_commits < 0:
         raise ValueError(f"num_commits must not be negative, got {num_commits}")
+    if num_commits >= 2**31:
+        raise ValueError(f"num_commits must be at most {2**31 - 1}, as far as commits are counted, got {num_commits}")
     if recorded is not None and 0 < num_commits < len(recorded):  # No warning if equal: a finished run is resumed.
         warnings.warn(
             f"the run has made {len(recorded)} commits already, so num_commits={num_commits}, which counts these, asks for no "

@@ -164,6 +164,10 @@ def test_arrays_of_the_caller_are_not_donated():
         ({"callback_every": 0}, "callback_every must be positive, got 0"),
         ({"diagnostics": ["temperature"]}, "no member of this method reports temperature"),
         ({"num_commits": -1}, "num_commits must not be negative, got -1"),
+        (
+            {"num_commits": 2**31},
+            "num_commits must be at most 2147483647, as far as commits are counted, got 2147483648",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

@@ -44,6 +44,20 @@ def test_the_figures_that_are_read_are_not_replaced(tmp_path, capsys):
     assert file.read_text() == "{}"
 
 
+@pytest.mark.parametrize("content", ["my notes", '{"arrival": 1}', "[1]", '"arrivals": 1'])
+def test_a_file_of_the_user_is_not_replaced(tmp_path, monkeypatch, capsys, content):
+    monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"Gamma": 1.0})
+    out = tmp_path / "notes.txt"
+    out.write_text(content)
+    assert cli.main(["bench", "arrivals", "--out", str(out)]) == 2
+    assert f"--out {out} is another file, which this command would replace" in capsys.readouterr().err
+    assert out.read_text() == content
+    for own in ("", '{"scale": {"1": 2}}'):
+        out.write_text(own)
+        assert cli.main(["bench", "arrivals", "--out", str(out)]) == 0
+        assert json.loads(out.read_text()) == {"arrivals": {"Gamma": 1.0}}
+
+
 def test_figures_that_no_part_reads_are_refused(capsys):
     assert cli.main(["bench", "arrivals", "--measured", "cluster.json"]) == 2
     assert "--measured is read by scale alone; name that part, or leave the flag out" in capsys.readouterr().err
@@ -93,7 +107,7 @@ def test_what_a_later_part_needs_is_asked_for_first(without, tmp_path, monkeypat
 
 def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
-    out.write_text("of an earlier command")
+    out.write_text('{"methods": {}}')
 
     def fail(*_):
         raise RuntimeError("no memory")
@@ -104,7 +118,7 @@ def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch, capsys):
         bench.main(["arrivals", "methods", "--out", str(out)])
     assert json.loads((tmp_path / "figures.json.partial").read_text()) == {"arrivals": {"Gamma": 1.0}}
     assert f"the figures so far are in {out}.partial" in " ".join(capsys.readouterr().out.split()).replace("\n", "")
-    assert out.read_text() == "of an earlier command"
+    assert out.read_text() == '{"methods": {}}'
 
 
 @pytest.mark.slow
