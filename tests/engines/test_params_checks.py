@@ -70,7 +70,7 @@ def test_arrays_of_64_bits_without_x64_are_refused(engine, name):
             r"is .*, but only floats can be trained; keep integers and keys",
         ),
     ],
-    ids=["linen", "nnx", "train-state", "string", "function", "strings", "keys"],
+    ids=["linen", "nnx", "train-state", "string", "function", "fraction", "strings", "keys"],
 )
 def test_parameters_that_are_no_arrays(engine, params, found):
     with pytest.raises((TypeError, ValueError), match=found):

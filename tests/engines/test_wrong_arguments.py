@@ -83,7 +83,7 @@ def sweep(over=None, **options):
         (lambda: gemjax.Trace([[1], [2, 3]]), "worker must be a vector of integers, got [[1], [2, 3]]"),
         (lambda: gemjax.Trace([0], time=True), "time must be a vector of numbers, got True"),
         (lambda: gemjax.Trace([0], time=["x"]), "time must be a vector of numbers, got ['x']"),
-        (lambda: gemjax.Trace([0], num_workers="x"), "num_workers must be a number, got 'x'"),
+        (lambda: gemjax.Trace([0], num_workers="x"), "num_workers must be an int in 1 … 1048576, got 'x'"),
         (lambda: gemjax.arrivals.Gamma(2, "x"), "batch_variation must be a number, got 'x'"),
         (lambda: gemjax.arrivals.Exponential(2, None), "mean must be a number, got None"),
         (lambda: gemjax.arrivals.ConstantSpeeds(3), "speeds must be a sequence of numbers, got 3"),
