@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from numbers import Number
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -106,12 +107,7 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
       ValueError: if they are no numbers, not as many, or one is negative or NaN.
     """
     found = model.durations(worker, rng, count)
-    try:
-        drawn = np.asarray(found)
-        drawn = drawn.astype(float, copy=False) if drawn.dtype.kind not in "cmMSU" else None
-    except (TypeError, ValueError, OverflowError):  # Rows of unequal lengths, or no numbers.
-        drawn = None
-    if drawn is None:
+    if (drawn := _as_floats(found)) is None:
         wrong = shown(found)
     elif drawn.shape != (count,):
         is_short = drawn.ndim == 1 and len(drawn) < count
@@ -125,6 +121,19 @@ def durations_of(model: Arrivals, worker: int, rng: np.random.Generator, count: 
         f"{type(model).__name__}.durations(worker={worker}, rng, count={count}) must return {count} positive numbers, "
         f"got {wrong}"
     )
+
+
+def _as_floats(values: Any) -> np.ndarray | None:
+    """Return real numbers of any type as an array; ``None`` if they are no such numbers."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "cmMSUT":  # Complex numbers, times and texts.
+            return None
+        if array.dtype.kind == "O" and not all(isinstance(value, Number) for value in array.flat):
+            return None
+        return array.astype(float, copy=False)
+    except (TypeError, ValueError, OverflowError):  # Rows of unequal lengths, or no numbers.
+        return None
 
 
 def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:

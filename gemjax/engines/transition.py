@@ -270,10 +270,11 @@ class Transition(WorkerStep):
         updates, after = self.tx.update(
             gradient.grads, opt_state, params, worker=worker, **extra_args, **gradient.losses_by_name()
         )
-        if is_wrapper(after):  # It has checked both.
-            return updates, after
         check_can_be_added("the tree of updates", updates, gradient.grads)
-        return updates, kept("the state after update", after, opt_state, or_narrower=True)
+        # Inside of gemjax.asynchronous states are checked already.
+        return updates, after if is_wrapper(after) else kept(
+            "the state after update", after, opt_state, or_narrower=True
+        )
 
     def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states nor the next view."""

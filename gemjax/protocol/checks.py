@@ -313,7 +313,11 @@ def check_alike(what: str, found: PyTree, expected: PyTree) -> None:
 
 
 def check_kept(
-    what: str, found: PyTree, expected: PyTree, may_be: Callable[[Any, Any], bool] = lambda leaf, wanted: False
+    what: str,
+    found: PyTree,
+    expected: PyTree,
+    may_be: Callable[[Any, Any], bool] = lambda leaf, wanted: False,
+    keeps: str = "structure, shapes and dtypes",
 ) -> None:
     """Check that a rule returned a tree with the structure, shapes and dtypes of ``expected``.
 
@@ -335,8 +339,7 @@ def check_kept(
         else:
             return
     raise ValueError(
-        f"{what} at {jax.tree_util.keystr(path) or 'the root'} is {got}, expected {want}; a rule keeps structure, shapes "
-        "and dtypes"
+        f"{what} at {jax.tree_util.keystr(path) or 'the root'} is {got}, expected {want}; a rule keeps {keeps}"
     )
 
 
@@ -357,15 +360,15 @@ def check_can_be_added(what: str, updates: PyTree, grads: PyTree) -> None:
     It would spread a scalar over an array, and drop the imaginary part of an update of real parameters.
 
     Raises:
-      ValueError: if a structure or shape differs, or an update is complex where the gradient is real.
+      ValueError: if a structure or shape differs, or an update is complex where the gradient is real, or no number.
     """
 
     def loses_no_part(update, grad):
         if type(update) is int:
             return is_wider(update, grad)
-        return jnp.iscomplexobj(grad) or not jnp.iscomplexobj(update)
+        return _are_promoted(update, grad) and (jnp.iscomplexobj(grad) or not jnp.iscomplexobj(update))
 
-    check_kept(what, updates, grads, loses_no_part)
+    check_kept(what, updates, grads, loses_no_part, "structure and shapes, and real numbers real")
 
 
 def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = False) -> PyTree:
@@ -394,12 +397,13 @@ def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = Fals
     return jax.tree.map(_in_dtype_of, found, expected)
 
 
-def _are_promoted(one: Any, other: Any, dtype: Any) -> bool:
-    """Return True if JAX promotes two leaves to this dtype. It promotes some pairs to none: random keys and other numbers."""
+def _are_promoted(one: Any, other: Any, dtype: Any = None) -> bool:
+    """Return True if JAX promotes two leaves to this dtype, or to any. It promotes a number and a random key to none."""
     try:
-        return jnp.promote_types(jnp.result_type(one), jnp.result_type(other)) == dtype
+        found = jnp.promote_types(jnp.result_type(one), jnp.result_type(other))
     except (TypeError, ValueError):
         return False
+    return dtype is None or found == dtype
 
 
 def _holds(dtype: Any, number: int) -> bool:

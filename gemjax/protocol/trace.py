@@ -63,7 +63,7 @@ class Trace:
     ):
         worker = _integers("worker", worker)
         if num_workers is None:
-            num_workers = int(worker.max(initial=0)) + 1
+            num_workers = integer("the largest worker", int(worker.max(initial=0)), 0, MOST_WORKERS - 1) + 1
         num_workers = integer("num_workers", num_workers, 1, MOST_WORKERS)
         _check_rows(worker, (worker >= 0) & (worker < num_workers), "worker {} is not in range({})", num_workers)
         previous, count = previous_commits(worker)

@@ -70,7 +70,13 @@ def test_durations_of_a_model_of_ones_own_are_checked(of):
     ):
         of(Recorded(2)).trace(200)
     of(Recorded(2, (1.0, 2.0) * 999)).trace(200)
-    for first, found in ((-1.0, r"-1\.0"), (np.nan, "nan"), (1j, r"\(1j, 2\.0.*"), ("x", r"\('x', 2\.0.*")):
+    for first, found in (
+        (-1.0, r"-1\.0"),
+        (np.nan, "nan"),
+        (1j, r"\(1j, 2\.0.*"),
+        ("x", r"\('x', 2\.0.*"),
+        (None, r"\(None, 2\.0.*"),
+    ):
         with pytest.raises(ValueError, match=rf"Recorded\.durations.* positive numbers, got {found}$"):
             of(Recorded(2, (first, 2.0) * 999)).trace(200)
 

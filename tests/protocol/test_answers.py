@@ -241,14 +241,13 @@ def test_a_number_that_a_state_cannot_hold_and_a_bool_for_an_int_are_refused(dty
 
 
 def beside(update, state=()):
-    """Return what the engines need to run this rule behind a method, and functions that run it."""
-    part = optax.GradientTransformation(lambda params: state, update)
-    problem = (
-        optax.chain(gemjax.asgd(0.1, 2), part),
-        lambda p, b: jnp.sum(p["x"] ** 2),
-        PARAMS,
-        lambda worker, step: 0.0,
-    )
+    """Return functions that run this rule behind a method."""
+    return engines(optax.chain(gemjax.asgd(0.1, 2), optax.GradientTransformation(lambda params: state, update)))
+
+
+def engines(tx):
+    """Return functions that run a method for a few commits."""
+    problem = tx, lambda p, b: jnp.sum(p["x"] ** 2), PARAMS, lambda worker, step: 0.0
     trace = gemjax.Trace([0, 1, 0])
     return {
         "simulate": lambda: gemjax.simulate(*problem, trace),
@@ -276,7 +275,20 @@ def test_a_part_beside_asynchronous_may_not_return_counts_that_its_floats_would_
         run()
 
 
+def around(change):
+    """Return functions that run a method whose updates another transformation changes, which keeps its state."""
+    inner = gemjax.asgd(0.1, 2)
+
+    def update(updates, state, params=None, **extra_args):
+        updates, state = inner.update(updates, state, params, **extra_args)
+        return {"x": change(updates["x"])}, state
+
+    tx = optax.GradientTransformationExtraArgs(inner.init, update)
+    return engines(tx)
+
+
 @pytest.mark.parametrize("engine", ["simulate", "devices", "python"])
+@pytest.mark.parametrize("place", ["behind", "around"])
 @pytest.mark.parametrize(
     ("change", "found"),
     [
@@ -284,11 +296,14 @@ def test_a_part_beside_asynchronous_may_not_return_counts_that_its_floats_would_
         (lambda u: (1 + 5j) * u, r"complex64\[2\]"),
         (lambda u: u[None], r"float32\[1, 2\]"),
         (lambda u: 2**40, "1099511627776"),
+        (lambda u: jax.random.split(jax.random.key(0)), r"key<fry>\[2\]"),
+        (lambda u: u.astype("float8_e4m3fn"), r"float8_e4m3fn\[2\]"),
     ],
 )
-def test_updates_of_a_part_behind_asynchronous_are_checked(change, found, engine):
+def test_updates_outside_of_asynchronous_are_checked(change, found, place, engine):
     """``optax.apply_updates`` spreads a scalar over the parameters, and drops an imaginary part."""
-    run = beside(lambda u, s, params=None: ({"x": change(u["x"])}, s))[engine]
+    runs = around(change) if place == "around" else beside(lambda u, s, params=None: ({"x": change(u["x"])}, s))
+    run = runs[engine]
     with pytest.raises(ValueError, match=rf"the tree of updates at \['x'\] is {found}, expected float32\[2\]"):
         run()
 

@@ -85,7 +85,7 @@ def test_an_empty_trace_is_a_trace():
         ({"worker": [0, 1], "step": [0]}, r"equally long, got \{.*'step': 1.*\}"),
         ({"worker": [0, 1], "time": [0.0, 1.0, 2.0]}, r"equally long, got \{.*'time': 3.*\}"),
         ({"worker": [], "num_workers": 0}, r"num_workers must be an int in 1 … 1048576, got 0"),
-        ({"worker": [2**30]}, r"num_workers must be an int in 1 … 1048576, got 1073741825"),
+        ({"worker": [2**30]}, r"the largest worker must be an int in 0 … 1048575, got 1073741824"),
         ({"worker": [0.0, 1.0]}, r"worker must be a vector of integers, got float64\[2\]"),
         ({"worker": [0, 1], "pulled_at": [0.0, 0.0]}, r"pulled_at must be a vector of integers, got float64\[2\]"),
         ({"worker": [[0, 1]]}, r"worker must be a vector of integers, got int64\[1, 2\]"),

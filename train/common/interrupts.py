@@ -178,7 +178,9 @@ class Interrupt(threading.Event):
             signal.signal(*self._before.popitem())
 
     def _on_signal(self, number: int, *_: object) -> None:
-        if _is_echo(number) and self.is_set():
+        if not self.is_set():  # A request of its own, however soon after another one.
+            _forget()
+        if _is_echo(number):
             return
         if self.is_set() or not self.unsaved:
             self.__exit__()

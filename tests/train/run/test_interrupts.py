@@ -128,6 +128,19 @@ def test_a_signal_that_comes_again_and_again_is_obeyed_after_a_second(ends):
             interrupts._began -= interrupts.ECHO / 2
 
 
+def test_a_run_that_is_stopped_just_after_another_has_echoes_of_its_own(monkeypatch, ends):
+    interrupts.end_at_once()
+    for now in (0.0, 0.9):
+        monkeypatch.setattr(interrupts.time, "monotonic", lambda now=now: now)
+        with Interrupt() as interrupt:
+            interrupt.unsaved = True
+            signal.raise_signal(signal.SIGTERM)
+            monkeypatch.setattr(interrupts.time, "monotonic", lambda now=now: now + 0.5)
+            signal.raise_signal(signal.SIGTERM)
+            assert interrupt.is_set()
+    assert ends == []
+
+
 @pytest.mark.slow
 def test_a_signal_while_garbage_is_collected_is_raised_afterwards():
     """JAX has a callback there, of which Python ignores what is raised."""
