@@ -84,9 +84,9 @@ class Faults:
 
     def __call__(self, worker: int, step: int) -> Any:
         at = (worker, step)
-        if at in self._hangs:
+        if (hang := self._hangs.get(at)) is not None:
             self.injected.append(("hang", *at))
-            self._hangs[at].wait()
+            hang.wait()
         for slow, seconds, first, last in self._slow:
             if slow == worker and first <= step <= last:
                 self.injected.append(("slow", *at))

@@ -237,6 +237,9 @@ def _tune(state: TuneMomentumState, gradient: PyTree, decay: Any) -> tuple[Lands
 
 def _root(p: jax.Array) -> jax.Array:
     """Return the x in [0, 1] that minimises x^2 p + (1 - x)^4 / 2, by Cardano's formula in functions that do not cancel."""
+    # After a huge gradient p underflows to 0, where the product is one of 0 and infinity.
+    tiny = jnp.finfo(p.dtype).tiny
+    p = jnp.clip(p, tiny, 1 / tiny)
     y = -2 * jnp.sqrt(p / 3) * jnp.sinh(jnp.arcsinh(1.5 * jnp.sqrt(3 / p)) / 3)
     return jnp.clip(1 + y, 0.0, 1.0)
 

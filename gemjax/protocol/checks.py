@@ -355,18 +355,18 @@ def is_wider(leaf: Any, than: Any) -> bool:
 
 
 def check_can_be_added(what: str, updates: PyTree, grads: PyTree) -> None:
-    """Check that ``optax.apply_updates`` adds ``updates`` as they are, up to rounding, to parameters like ``grads``.
+    """Check that ``optax.apply_updates`` adds ``updates`` as they are, up to rounding, to real parameters like ``grads``.
 
-    It would spread a scalar over an array, and drop the imaginary part of an update of real parameters.
+    It would spread a scalar over an array, and drop an imaginary part.
 
     Raises:
-      ValueError: if a structure or shape differs, or an update is complex where the gradient is real, or no number.
+      ValueError: if a structure or shape differs, or an update is complex or no number.
     """
 
     def loses_no_part(update, grad):
         if type(update) is int:
             return is_wider(update, grad)
-        return _are_promoted(update, grad) and (jnp.iscomplexobj(grad) or not jnp.iscomplexobj(update))
+        return _are_promoted(update, grad) and not jnp.iscomplexobj(update)
 
     check_kept(what, updates, grads, loses_no_part, "structure and shapes, and real numbers real")
 
@@ -375,8 +375,7 @@ def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = Fals
     """Return the tree that a rule returned, as arrays in the precision of ``expected``.
 
     A hyper-parameter that is an array, as with ``optax.inject_hyperparams``, widens half precision; a Python number does not.
-    With ``or_narrower`` a dtype that JAX promotes to the expected one is accepted, too, but no array of integers for floats,
-    which would round large counts.
+    With ``or_narrower`` a dtype is accepted, too, of which the expected one holds all numbers.
 
     Raises:
       ValueError: if other things differ, as from :func:`check_kept`.
@@ -386,12 +385,8 @@ def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = Fals
         dtype = jnp.result_type(state)
         if isinstance(new, (int, np.integer)) and not isinstance(new, bool):
             return _holds(dtype, int(new))
-        got = jnp.result_type(new)
-        is_float = all(jnp.issubdtype(one, jnp.inexact) for one in (got, dtype))
-        is_rounded = jnp.issubdtype(got, jnp.integer) and jnp.issubdtype(dtype, jnp.inexact)
-        return (is_float and is_wider(new, state)) or (
-            or_narrower and not is_rounded and _are_promoted(new, state, dtype)
-        )
+        is_float = all(jnp.issubdtype(one, jnp.inexact) for one in (jnp.result_type(new), dtype))
+        return (is_float and is_wider(new, state)) or (or_narrower and _is_narrower(new, state))
 
     check_kept(what, found, expected, is_kept)
     return jax.tree.map(_in_dtype_of, found, expected)
@@ -406,8 +401,16 @@ def _are_promoted(one: Any, other: Any, dtype: Any = None) -> bool:
     return dtype is None or found == dtype
 
 
+def _is_narrower(leaf: Any, than: Any) -> bool:
+    """Return True if the dtype of the second leaf can hold each number of that of the first exactly."""
+    narrow, wide = jnp.result_type(leaf), jnp.result_type(than)
+    if jnp.issubdtype(narrow, jnp.integer):  # JAX promotes uint32 to int32, and int32 to float32.
+        return all(_holds(wide, int(limit)) for limit in (jnp.iinfo(narrow).min, jnp.iinfo(narrow).max))
+    return _are_promoted(leaf, than, wide)
+
+
 def _holds(dtype: Any, number: int) -> bool:
-    """Return True if an array of this dtype, which is not bool, can hold a Python int exactly."""
+    """Return True if an array of integers or floats of this dtype can hold a Python int exactly."""
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min <= number <= jnp.iinfo(dtype).max
     is_float = jnp.issubdtype(dtype, jnp.inexact) and abs(number) <= float(jnp.finfo(dtype).max)

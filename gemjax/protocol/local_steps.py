@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gemjax.protocol.checks import check_at_least, check_between, check_method, check_positive_int
+from gemjax.protocol.checks import MOST_WORKERS, check_at_least, check_between, check_method, check_positive_int
 from gemjax.protocol.hooks import NeedsLocalSteps
 
 PyTree = Any
-LONGEST = 1 << 20  # Steps per commit, whose batches are chosen all at once.
+LONGEST = 1 << 20  # Steps per commit. Their batches are chosen all at once, which takes some 200 bytes for each.
 
 
 class PeriodsEndError(ValueError):
@@ -200,7 +200,7 @@ def scale_by_progress(
             "with optax.scale"
         )
     check_at_least("period", period, 1.0)
-    check_positive_int("num_workers", num_workers)
+    check_positive_int("num_workers", num_workers, MOST_WORKERS)
 
     def update_fn(updates, state, params=None, **extra_args):
         del params

@@ -99,6 +99,26 @@ def test_the_root_minimises_what_the_paper_minimises(x64):
         assert found == pytest.approx(x[np.argmin(x**2 * p + (1 - x) ** 4 / 2)], abs=2e-5)
 
 
+@pytest.mark.parametrize(("p", "root"), [(0.0, 1.0), (1e-45, 1.0), (3e38, 0.0), (float("inf"), 0.0)])
+def test_the_root_has_its_limits_where_single_precision_ends(p, root):
+    assert yellowfin._root(jnp.float32(p)).item() == root
+
+
+@pytest.mark.parametrize("exponent", [17.0, 18.5, 19.2])
+def test_a_run_goes_on_after_a_huge_gradient(exponent):
+    """Its square is in the curvature and in the variance of the tuner for hundreds of commits."""
+    loss_fn = lambda p, batch: batch[0] * jnp.mean((p - batch[1]) ** 2)
+
+    def batches(worker, step):
+        noise = 0.1 * jax.random.normal(jax.random.fold_in(jax.random.key(worker), step), (4,))
+        return jnp.where((worker == 1) & (step == 40), 10.0**exponent, 1.0), noise
+
+    trace = gemjax.arrivals.Gamma(4).trace(600)
+    result = gemjax.simulate(gemjax.yellowfin(num_workers=4), loss_fn, jnp.ones(4), batches, trace)
+    assert int(result.state.rejected) == 0
+    assert float(jnp.max(jnp.abs(result.params))) < 1
+
+
 @pytest.mark.parametrize("p", [1e-20, 1e-6, 1.0, 1e6, 1e20])
 def test_the_root_does_not_cancel_in_single_precision(p):
     x = yellowfin._root(jnp.float32(p)).item()

@@ -268,10 +268,21 @@ def test_integers_of_numpy_that_do_not_fit_are_refused(number, engine):
 
 
 @pytest.mark.parametrize("engine", ["simulate", "devices", "python"])
-@pytest.mark.parametrize("new", [jnp.int32(3), np.int32(2**24 + 1)])
-def test_a_part_beside_asynchronous_may_not_return_counts_that_its_floats_would_round(new, engine):
-    run = beside(lambda u, s, params=None: (u, new), jnp.ones([]))[engine]
-    with pytest.raises(ValueError, match=r"the state after update at \[1\] is int32\[\], expected float32\[\]"):
+@pytest.mark.parametrize(
+    ("state", "new"),
+    [
+        (jnp.ones([]), jnp.int32(3)),
+        (jnp.ones([]), np.int32(2**24 + 1)),
+        (jnp.ones([], "bfloat16"), jnp.int16(3)),
+        (jnp.int32(0), jnp.uint32(3e9)),
+        (jnp.int32(0), np.array(3e9).astype("uint32")),
+    ],
+)
+def test_a_part_beside_asynchronous_may_not_return_integers_of_which_its_state_cannot_hold_all(state, new, engine):
+    """Large counts would be rounded, and those of no sign become negative."""
+    run = beside(lambda u, s, params=None: (u, new), state)[engine]
+    found = rf"the state after update at \[1\] is {new.dtype}\[\], expected {state.dtype}\[\]"
+    with pytest.raises(ValueError, match=found):
         run()
 
 
@@ -324,7 +335,7 @@ def test_keys_are_no_floats_of_64_bits():
                 kept("the state", *either, or_narrower=True)
 
 
-@pytest.mark.parametrize("new", [0, True, np.int32(0), jnp.bfloat16(1)])
+@pytest.mark.parametrize("new", [0, True, np.int32(0), jnp.bfloat16(1), jnp.int8(0), jnp.uint16(0)])
 def test_a_part_beside_asynchronous_may_return_what_its_state_can_hold(new):
     reset = optax.GradientTransformation(lambda params: jnp.ones([]), lambda u, s, params=None: (u, new))
     problem = (

@@ -74,7 +74,7 @@ def test_an_invalid_period_is_refused(period, found):
 
 
 @pytest.mark.parametrize("period", [2**20 + 1, (1, 10**10)])
-def test_a_period_whose_batches_would_take_gigabytes_to_choose_is_refused(period):
+def test_a_period_of_more_steps_than_a_commit_may_have_is_refused(period):
     with pytest.raises(ValueError, match=r"the period of LocalSteps must be at most 1048576, got [0-9]+$"):
         LocalSteps(SGD, period)
 

@@ -107,6 +107,8 @@ class Bench:
 def main(argv: Sequence[str]) -> int:
     """Run the benchmarks that the command line names."""
     bench = parse_flags(Bench, argv, "python -m train bench")
+    if bench.measured and "scale" not in bench.what:
+        raise UsageError("--measured is read by scale alone; name that part, or leave the flag out")
     if bench.out:
         check_out(Path(bench.out).parent)
         Path(bench.out).parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +118,6 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--out {bench.out} would replace the figures of --measured; name another file")
         if not _may_replace(Path(bench.out)):
             raise UsageError(f"--out {bench.out} is another file, which this command would replace; name another file")
-    if bench.measured and "scale" not in bench.what:
-        raise UsageError("--measured is read by scale alone; name that part, or leave the flag out")
     # Known before the measurements of other parts, which may take an hour.
     if "scale" in bench.what:
         bench_scale.driver_of(bench.measured)

@@ -34,7 +34,7 @@ class Replay:
     Each piece of the run, from a checkpoint to the next, is computed again from the recorded order of commits. The
     difference at its end is compared with the effect of rounding: that of one unit in the last place of the parameters at
     its beginning. The exit status is 0 if rounding explains every difference, and 1 if not. Writes `replay.json` into the run
-    folder if it can.
+    folder if it can, but not over a file that no replay has written.
     """
 
     run: tyro.conf.Positional[str] = "latest"

@@ -40,4 +40,4 @@ def read_replay(path: Path) -> tuple[str, int] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise RecordError(f"{path} is not the result of a replay ({error!r}); delete it") from error
+        raise RecordError(f"{path} is not the result of a replay ({error!r}); move it away") from error
