@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from numbers import Number
 from typing import Any, ClassVar
 
 import numpy as np
@@ -127,9 +126,9 @@ def _as_floats(values: Any) -> np.ndarray | None:
     """Return real numbers of any type as an array; ``None`` if they are no such numbers."""
     try:
         array = np.asarray(values)
-        if array.dtype.kind in "cmMSUT":  # Complex numbers, times and texts.
+        if array.dtype.kind in "cmMSUT" or array.dtype.names:  # Complex numbers, times, texts and structures.
             return None
-        if array.dtype.kind == "O" and not all(isinstance(value, Number) for value in array.flat):
+        if array.dtype.kind == "O" and any(value is None or isinstance(value, (str, bytes)) for value in array.flat):
             return None
         return array.astype(float, copy=False)
     except (TypeError, ValueError, OverflowError):  # Rows of unequal lengths, or no numbers.

@@ -169,6 +169,11 @@ class Transition(WorkerStep):
         opt_state = jax.tree.map(_no_number_of_python, self.tx.init(params))
         local = () if self.local is None else jax.tree.map(_no_number_of_python, self.local.tx.init(params))
         _, _, anchors = pull_with_anchors(slots.take(opt_state, 0), params)
+        if any(jax.tree.structure(anchor) != jax.tree.structure(params) for anchor in anchors):
+            raise ValueError(
+                "the method sends anchors for some of the parameters alone, but local steps move all of them; take a method "
+                "with anchors out of optax.partition or optax.masked, or leave anchors=True out"
+            )
         counters = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
         state = RunState(
             params=params,

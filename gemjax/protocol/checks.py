@@ -368,14 +368,20 @@ def check_can_be_added(what: str, updates: PyTree, grads: PyTree) -> None:
             return is_wider(update, grad)
         return _are_promoted(update, grad) and not jnp.iscomplexobj(update)
 
-    check_kept(what, updates, grads, loses_no_part, "structure and shapes, and real numbers real")
+    check_kept(
+        what,
+        updates,
+        grads,
+        loses_no_part,
+        "structure and shapes, and gives real numbers that can be added to the parameters",
+    )
 
 
 def kept(what: str, found: PyTree, expected: PyTree, *, or_narrower: bool = False) -> PyTree:
     """Return the tree that a rule returned, as arrays in the precision of ``expected``.
 
     A hyper-parameter that is an array, as with ``optax.inject_hyperparams``, widens half precision; a Python number does not.
-    With ``or_narrower`` a dtype is accepted, too, of which the expected one holds all numbers.
+    With ``or_narrower`` other dtypes are accepted, too, if the expected one can hold all their numbers.
 
     Raises:
       ValueError: if other things differ, as from :func:`check_kept`.

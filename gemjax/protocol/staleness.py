@@ -188,11 +188,7 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
 def pull_with_anchors(
     state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = None
 ) -> tuple[PyTree, PyTree, tuple[PyTree, ...]]:
-    """Do what :func:`pull` does, and also return the points for local steps that the method sends along with the view.
-
-    Raises:
-      ValueError: as :func:`pull` does, or if such a point has other parameters than the view.
-    """
+    """Do what :func:`pull` does, and also return the points for local steps that the method sends along with the view."""
     view, anchors = params, ()
 
     def arrive(mine):
@@ -220,11 +216,6 @@ def pull_with_anchors(
             )
     # No wrapper records the view before all nodes were called.
     arrived = map_nodes(lambda node: arrive(_checked_out(node, worker)[0]), is_wrapper, state)
-    if any(jax.tree.structure(anchor) != jax.tree.structure(params) for anchor in anchors):
-        raise ValueError(
-            "the method sends anchors for some of the parameters alone, but local steps move all of them; take a method with "
-            "anchors out of optax.partition or optax.masked, or leave anchors=True out"
-        )
     put = lambda node, mine: slots.put(node, record(mine), 0 if worker is None else worker)
     return view, map_nodes(put, is_wrapper, state, arrived), anchors
 

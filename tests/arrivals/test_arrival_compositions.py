@@ -83,7 +83,7 @@ def test_durations_of_a_model_of_ones_own_are_checked(of):
 
 @pytest.mark.parametrize(
     "kind",
-    [tuple, list, np.float16, jnp.bfloat16, jnp.float32, object, fractions.Fraction],
+    [tuple, list, np.float16, jnp.bfloat16, jnp.float32, object, fractions.Fraction, jnp.asarray],
     ids=lambda kind: kind.__name__,
 )
 def test_durations_may_be_numbers_of_any_type(kind):
@@ -92,7 +92,7 @@ def test_durations_may_be_numbers_of_any_type(kind):
             values = [1.0 + worker, 2.0] * (count // 2 + 1)
             if kind in (tuple, list):
                 return kind(values[:count])
-            if kind is fractions.Fraction:
+            if kind in (fractions.Fraction, jnp.asarray):
                 return [kind(value) for value in values[:count]]
             return (jnp if kind in (jnp.bfloat16, jnp.float32) else np).asarray(values[:count], kind)
 

@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(monkeypatch, c
     assert "cannot be written (No such file or directory); name another file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [None, '{"verdict": "before"}'])
+@pytest.mark.parametrize("content", [None, '{"passed": true, "verdict": "before"}'])
 def test_a_check_that_is_interrupted_leaves_the_file_as_it_was(monkeypatch, tmp_path, content):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
@@ -156,11 +156,15 @@ def test_a_check_that_is_interrupted_leaves_the_file_as_it_was(monkeypatch, tmp_
 def test_a_file_of_the_user_is_not_replaced(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(check, "run", None)
     path = tmp_path / "notes.txt"
-    path.write_text("my notes")
-    with pytest.raises(SystemExit):
-        command.main(["--json", str(path)])
-    assert f"--json {path} is another file, which the check would replace; name another file" in capsys.readouterr().err
-    assert path.read_text() == "my notes"
+    for content in ("my notes", '{"case": 7, "verdict": "guilty"}', '"verdict": 1', "[]"):
+        path.write_text(content)
+        with pytest.raises(SystemExit):
+            command.main(["--json", str(path)])
+        assert (
+            f"--json {path} is another file, which the check would replace; name another file"
+            in capsys.readouterr().err
+        )
+        assert path.read_text() == content
 
 
 def test_a_pipe_is_not_opened_before_there_are_figures(quick_parts, tmp_path):
@@ -182,11 +186,11 @@ def test_a_link_to_a_file_that_is_not_there_yet_makes_it(quick_parts, tmp_path):
 
 def test_a_full_disk_leaves_the_figures_of_before(quick_parts, capsys, tmp_path):
     path = tmp_path / "figures.json"
-    path.write_text('{"verdict": "before"}')
+    path.write_text('{"passed": true, "verdict": "before"}')
     with no_file_beyond(60):
         assert command.main(["--workers", "4", "--json", str(path)]) == 1
     assert f"the figures could not be saved in {path} (File too large)" in capsys.readouterr().err
-    assert path.read_text() == '{"verdict": "before"}'
+    assert path.read_text() == '{"passed": true, "verdict": "before"}'
 
 
 @pytest.mark.parametrize(

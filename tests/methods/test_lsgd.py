@@ -260,7 +260,6 @@ def test_a_commit_without_a_loss_is_refused():
         tx.update(jnp.zeros(1), tx.init(jnp.zeros(1)), jnp.zeros(1), worker=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("anchors", [False, True])
 def test_anchors_for_some_of_the_parameters_are_refused(anchors):
     method = gemjax.lsgd(0.1, num_workers=2, anchors=anchors)
@@ -277,8 +276,11 @@ def test_anchors_for_some_of_the_parameters_are_refused(anchors):
     ):
         with pytest.raises(ValueError, match="sends anchors for some of the parameters") if anchors else nullcontext():
             assert run() is not None
+    tx, params = problem[0], problem[2]
+    assert gemjax.pull(tx.init(params), params, worker=0)[0] == params  # In a loop of one's own nothing sends them.
 
 
+@pytest.mark.slow
 def test_an_exchange_moves_the_average_towards_the_leader(x64):
     """With one group and all workers at the same meeting, by the strength."""
     trace, taken = gemjax.arrivals.SemiSynchronous(gemjax.arrivals.Gamma(WORKERS), period=3).trace(4, seed=1)

@@ -1,9 +1,9 @@
 """`python -m train bench`: costs of the engines, relative to references timed in the same run."""
 
+import contextlib
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -109,20 +109,20 @@ def main(argv: Sequence[str]) -> int:
     bench = parse_flags(Bench, argv, "python -m train bench")
     if bench.measured and "scale" not in bench.what:
         raise UsageError("--measured is read by scale alone; name that part, or leave the flag out")
-    if bench.out:
-        check_out(Path(bench.out).parent)
-        Path(bench.out).parent.mkdir(parents=True, exist_ok=True)
-        if Path(bench.out).is_dir():
-            raise UsageError(f"--out {bench.out} is a folder; name a file")
-        if bench.measured and Path(bench.out).resolve() == Path(bench.measured).resolve():
-            raise UsageError(f"--out {bench.out} would replace the figures of --measured; name another file")
-        if not _may_replace(Path(bench.out)):
-            raise UsageError(f"--out {bench.out} is another file, which this command would replace; name another file")
+    if bench.out and bench.measured and Path(bench.out).resolve() == Path(bench.measured).resolve():
+        raise UsageError(f"--out {bench.out} would replace the figures of --measured; name another file")
     # Known before the measurements of other parts, which may take an hour.
     if "scale" in bench.what:
         bench_scale.driver_of(bench.measured)
     if "cluster" in bench.what:
         bench_cluster.imported_ray()
+    if bench.out:
+        check_out(Path(bench.out).parent)
+        Path(bench.out).parent.mkdir(parents=True, exist_ok=True)
+        if Path(bench.out).is_dir():
+            raise UsageError(f"--out {bench.out} is a folder; name a file")
+        if not _may_replace(Path(bench.out)):
+            raise UsageError(f"--out {bench.out} is another file, which this command would replace; name another file")
     gemjax.cpu_devices(9)
     console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
@@ -158,8 +158,12 @@ def main(argv: Sequence[str]) -> int:
 def _may_replace(path: Path) -> bool:
     """Return True if there is no file, or an empty one, or one with figures of this command."""
     content = path.read_bytes() if path.is_file() else b""
-    found = re.match(rb'\s*\{\s*"(\w+)": ', content)
-    return not content or (found is not None and found[1].decode() in PARTS)
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(content)
+        return isinstance(found, dict) and all(
+            part in PARTS and isinstance(found[part], (dict, list)) for part in found
+        )
+    return not content.strip()
 
 
 def _write(out: str, figures: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_the_figures_that_are_read_are_not_replaced(tmp_path, capsys):
     assert file.read_text() == "{}"
 
 
-@pytest.mark.parametrize("content", ["my notes", '{"arrival": 1}', "[1]", '"arrivals": 1'])
+@pytest.mark.parametrize("content", ["my notes", '{"arrival": {}}', "[1]", '"arrivals": 1', '{"check": "my notes"}'])
 def test_a_file_of_the_user_is_not_replaced(tmp_path, monkeypatch, capsys, content):
     monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"Gamma": 1.0})
     out = tmp_path / "notes.txt"
@@ -52,7 +52,7 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path, monkeypatch, capsys, conte
     assert cli.main(["bench", "arrivals", "--out", str(out)]) == 2
     assert f"--out {out} is another file, which this command would replace" in capsys.readouterr().err
     assert out.read_text() == content
-    for own in ("", '{"scale": {"1": 2}}'):
+    for own in ("", "\n", '{"scale":{"1":2},"check":{}}'):
         out.write_text(own)
         assert cli.main(["bench", "arrivals", "--out", str(out)]) == 0
         assert json.loads(out.read_text()) == {"arrivals": {"Gamma": 1.0}}
