@@ -276,10 +276,9 @@ class Transition(WorkerStep):
             gradient.grads, opt_state, params, worker=worker, **extra_args, **gradient.losses_by_name()
         )
         check_can_be_added("the tree of updates", updates, gradient.grads)
-        # Inside of gemjax.asynchronous states are checked already.
-        return updates, after if is_wrapper(after) else kept(
-            "the state after update", after, opt_state, or_narrower=True
-        )
+        if not is_wrapper(after):  # Inside of gemjax.asynchronous it has been checked.
+            after = kept("the state after update", after, opt_state, or_narrower=True)
+        return updates, after
 
     def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states nor the next view."""
