@@ -163,7 +163,7 @@ def check_numbers(name: str, leaf: Any) -> None:
 
 def is_numeric(dtype: np.dtype) -> bool:
     """Return True if devices take arrays of ``dtype``; kind V includes bfloat16."""
-    return dtype.kind in "biufcV" and dtype.type is not np.void
+    return dtype.kind in "biufcV" and not issubclass(dtype.type, np.void)
 
 
 def checked_seed(value: Any) -> int:

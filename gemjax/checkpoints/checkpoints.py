@@ -62,7 +62,11 @@ class Checkpoints:
         check_path("folder", folder)
         self.folder, self.keep, self.read_only = Path(folder).absolute(), keep, read_only
         if os.path.lexists(self.folder) and not self.folder.is_dir():
-            raise NotADirectoryError(f"{self.folder} is not a folder; give another name, or remove the file")
+            raise NotADirectoryError(
+                f"{self.folder} is a link that leads to no folder; mount or restore what it names"
+                if self.folder.is_symlink()
+                else f"{self.folder} is not a folder; give another name, or remove the file"
+            )
         try:
             str(self.folder).encode()
         except UnicodeEncodeError:

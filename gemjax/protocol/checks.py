@@ -5,6 +5,7 @@ import inspect
 import math
 import operator
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import optax
 
 PyTree = Any
 MOST_WORKERS = 1 << 20  # Of methods, traces and event logs; some need time or memory for each, even if few commit.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # As of a bucket, gs://name, of which a Path keeps one slash.
 WIDER = {"float96": "float64", "float128": "float64", "complex192": "complex128", "complex256": "complex128"}
 
 
@@ -102,11 +104,15 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_path(name: str, value: Any) -> None:
-    """Check that ``value`` is the name of a file or folder; an int would be that of an open file."""
+    """Check that ``value`` is the name of a file or folder of this host; an int would be that of an open file."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} must be a path (a str or an os.PathLike), got {shown(value)}")
     if value in ("", b""):
         raise ValueError(f"{name} is empty; for the current folder give '.'")
+    if ADDRESS.match(os.fsdecode(value)):
+        raise ValueError(
+            f"{name} is the address {shown(value)}, but gemjax writes files of this host; mount it as a folder"
+        )
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

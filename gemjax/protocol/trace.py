@@ -87,6 +87,7 @@ class Trace:
         _check_rows(
             self.pulled_at, self.pulled_at <= now, "it pulls the future: pulled_at is {}, the clock only {}", now
         )
+        _check_rows(self.pulled_at, self.pulled_at >= 0, "pulled_at is {}, but the clock begins at {}", 0)
         _check_rows(
             self.pulled_at,
             self.pulled_at > previous,

@@ -319,3 +319,6 @@ def test_selections_of_ones_own_are_checked(engine, batches, found):
 def test_raw_bytes_are_no_numbers():
     with pytest.raises(TypeError, match=r"devices take numbers only, but .* is an array of \|V4"):
         gemjax.Epochs(np.zeros(8, "V4"), 2)
+    records = np.rec.fromarrays([np.zeros(8), np.ones(8)], names="x,y")  # As those of a pandas.DataFrame.
+    with pytest.raises(TypeError, match="devices take numbers only, but"):
+        gemjax.Epochs(records, 2)

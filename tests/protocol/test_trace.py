@@ -70,7 +70,7 @@ def test_an_empty_trace_is_a_trace():
     [
         ({"worker": [0, 1, 0], "pulled_at": [0, 2, 1]}, r"row 1 .* pulls the future: pulled_at is 2, the clock only 1"),
         ({"worker": [0, 0], "pulled_at": [0, 0]}, r"row 1 .* repeats a commit: pulled_at is 0, .* at row 0"),
-        ({"worker": [0, 1], "pulled_at": [0, -1]}, r"row 1 .* repeats a commit: pulled_at is -1"),
+        ({"worker": [0, 0], "pulled_at": [0, 0]}, r"row 1 .* repeats a commit: pulled_at is 0"),
         ({"worker": [0, 3], "num_workers": 3}, r"row 1 .* worker 3 is not in range\(3\)"),
         ({"worker": [0, -1]}, r"row 1 .* worker -1 is not in range\(1\)"),
         ({"worker": [0, 1, 0], "step": [1, 0, 1]}, r"row 2 .* step 1 of a worker whose last step was 1"),
@@ -85,6 +85,7 @@ def test_an_empty_trace_is_a_trace():
         ({"worker": [0, 1], "step": [0]}, r"equally long, got \{.*'step': 1.*\}"),
         ({"worker": [0, 1], "time": [0.0, 1.0, 2.0]}, r"equally long, got \{.*'time': 3.*\}"),
         ({"worker": [], "num_workers": 0}, r"num_workers must be an int in 1 … 1048576, got 0"),
+        ({"worker": [0, 1], "pulled_at": [0, -1]}, r"row 1 .* pulled_at is -1, but the clock begins at 0"),
         ({"worker": [2**30]}, r"the largest worker must be an int in 0 … 1048575, got 1073741824"),
         ({"worker": [0.0, 1.0]}, r"worker must be a vector of integers, got float64\[2\]"),
         ({"worker": [0, 1], "pulled_at": [0.0, 0.0]}, r"pulled_at must be a vector of integers, got float64\[2\]"),

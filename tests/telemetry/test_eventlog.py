@@ -1,6 +1,7 @@
 """Event logs: plain JSON lines that survive a crash and contain the trace."""
 
 import json
+from pathlib import Path
 
 import hypothesis
 import jax.numpy as jnp
@@ -85,6 +86,18 @@ def test_what_is_no_path_is_refused(path):
         EventLog(path)
     with pytest.raises(TypeError, match="folder must be a path"):
         gemjax.Checkpoints(path)
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run", "file:///tmp/run", Path("gs://bucket/run")])
+def test_the_address_of_a_bucket_is_refused(address, tmp_path, monkeypatch):
+    """It would be the name of a folder here."""
+    monkeypatch.chdir(tmp_path)
+    for make, name in ((EventLog, "path"), (gemjax.Checkpoints, "folder")):
+        with pytest.raises(
+            ValueError, match=rf"^{name} is the address .*, but gemjax writes files of this host; mount"
+        ):
+            make(address)
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_empty_path_is_refused():

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -64,6 +65,7 @@ def check_regular(*paths: Path) -> None:
             )
 
 
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # As of a bucket, gs://name, of which a Path keeps one slash.
 DRAWN = b"Matplotlib"  # In each picture of :func:`write_picture`.
 
 
@@ -102,9 +104,12 @@ def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
     """Check that a folder can be made at `path`, or written to if it exists; nothing is made.
 
     Raises:
+      UsageError: if it is the address of a bucket or the like.
       OSError: if not, with `flag`, the path and the obstacle.
     """
     path = Path(path)
+    if ADDRESS.match(str(path)):
+        raise UsageError(f"{flag} {path} is an address, but gemjax writes files of this host; mount it as a folder")
     existing = path.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent

@@ -3,7 +3,19 @@ import os
 import pytest
 from matplotlib.figure import Figure
 
+from train import cli
 from train.common.files import in_words, write_picture, write_whole
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["sweep"], ["reproduce", "dana_accuracy"], ["bench", "arrivals"]], ids=lambda c: " ".join(c)
+)
+def test_the_address_of_a_bucket_is_refused(command, tmp_path, monkeypatch, capsys):
+    """It would be the name of a folder here."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*command, "--out", "gs://bucket/run"]) == 2
+    assert "is an address, but gemjax writes files of this host; mount it as a folder" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_file_is_replaced_whole(tmp_path):
