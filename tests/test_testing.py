@@ -244,12 +244,16 @@ def test_a_worker_that_hangs_may_be_released():
 
 
 def test_a_hang_that_is_planned_again_releases_the_worker_that_hangs_there():
-    faults = Faults().hang(worker=1, step=1)
+    class Told(list):
+        def append(self, fault):
+            reached.set()
+
+    reached, faults = threading.Event(), Faults().hang(worker=1, step=1)
+    faults.injected = Told()
     hangs = threading.Thread(target=faults, args=(1, 1), daemon=True)
     with faults:
         hangs.start()
-        while not faults.injected:
-            time.sleep(0.001)
+        assert reached.wait(60)
         faults.hang(worker=1, step=1)
         hangs.join(60)
     assert not hangs.is_alive()

@@ -112,6 +112,31 @@ def test_any_gradient_leaves_a_sound_state(make):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "locks"),
+    [
+        (lambda: gemjax.gap_aware(0.05, num_workers=4), True),
+        (lambda: gemjax.gap_aware_adam(0.05, num_workers=4), False),
+        (lambda: gemjax.asynchronous(optax.adam(0.05), 4), False),
+    ],
+    ids=["gap-aware", "gap-aware-adam", "adam"],
+)
+def test_an_average_of_squares_of_a_momentum_may_lock_a_run(method, locks):
+    """As the page of the protocol says: the momentum is still large, so each commit would lift the average beyond its limit."""
+    loss_fn = lambda p, batch: batch[0] * jnp.mean((p - batch[1]) ** 2)
+
+    def batches(worker, step):
+        noise = 0.1 * jax.random.normal(jax.random.fold_in(jax.random.key(worker), step), (4,))
+        return jnp.where((worker == 1) & (step == 40), 10.0**12.2, 1.0), noise
+
+    try:
+        result = gemjax.simulate(method(), loss_fn, jnp.ones(4), batches, gemjax.arrivals.Gamma(4).trace(600))
+    except gemjax.RunFailedError as error:
+        result = error.result
+    assert (int(result.state.rejected) > 100) == locks
+
+
+@pytest.mark.slow
 def test_the_devices_reject_the_same_commits():
     make = BY_NAME["dc-asgd"]
     problem = spiked((1, 2), 3e19)

@@ -60,7 +60,7 @@ def _train(
 ) -> dict[str, Any]:
     new = not folder.config.exists()
     if config.engine != "simulate":
-        gemjax.cpu_devices(_cpu_devices(config))
+        gemjax.cpu_devices(min(_cpu_devices(config), MOST_CPU_DEVICES))
     with warnings_on(console):
         logged = folder.verify(config)
     if may_be_large(config):
@@ -125,12 +125,11 @@ def _train(
 def _cpu_devices(config: Config) -> int:
     """Return the number of devices that the CPU of this host is split into."""
     if config.engine != "devices":
-        return min(config.central_devices, MOST_CPU_DEVICES)
+        return config.central_devices
     # Each device compiles its own programs, and more devices than cores would only take turns.
     places = min(config.workers, cores() + 1) * config.worker_devices
     dedicated = config.central in ("auto", "dedicated")
-    wanted = places + config.central_devices if dedicated else max(places, config.central_devices)
-    return min(wanted, MOST_CPU_DEVICES)
+    return places + config.central_devices if dedicated else max(places, config.central_devices)
 
 
 def _placement(config: Config) -> gemjax.Placement:

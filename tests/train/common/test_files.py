@@ -3,7 +3,9 @@ import os
 import pytest
 from matplotlib.figure import Figure
 
+from gemjax.protocol import checks
 from train import cli
+from train.common import files
 from train.common.files import in_words, write_picture, write_whole
 
 
@@ -16,6 +18,10 @@ def test_the_address_of_a_bucket_is_refused(command, tmp_path, monkeypatch, caps
     assert cli.main([*command, "--out", "gs://bucket/run"]) == 2
     assert "is an address, but gemjax writes files of this host; mount it as a folder" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
+
+
+def test_addresses_are_those_of_the_library():
+    assert files.ADDRESS == checks.ADDRESS
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -247,9 +247,14 @@ def test_a_finished_run_is_not_placed(tiny, small, monkeypatch):
 
 
 @pytest.mark.parametrize("flag", ["central_devices", "worker_devices"])
-def test_a_host_is_split_into_no_more_devices_than_a_process_can_have(small, flag):
+def test_a_host_is_split_into_no_more_devices_than_a_process_can_have(small, monkeypatch, flag):
     """The placement then says how many there are; JAX took further ones for those of another process."""
-    assert training._cpu_devices(dataclasses.replace(small, **{flag: 4096})) == 2048
+    split = []
+    monkeypatch.setattr(gemjax, "cpu_devices", split.append)
+    monkeypatch.setattr(training, "make_task", None)
+    with pytest.raises(TypeError, match="not callable"):
+        run(dataclasses.replace(small, engine="devices", **{flag: 4096}))
+    assert split == [2048]
 
 
 @pytest.mark.parametrize("cluster", ["barrier", "tiered_barrier"])
