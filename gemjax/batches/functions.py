@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from gemjax.batches.base import Batches
+from gemjax.protocol.checks import check_range
 
 PyTree = Any
 TOY = 16  # Numbers. A constant batch of no more is the target of a toy problem, so it causes no warning.
@@ -57,7 +58,10 @@ class Computed(Batches):
 
     def batch(self, data, selection):
         del data
-        return self.fn(*selection)
+        found = self.fn(*selection)
+        for path, leaf in jax.tree.leaves_with_path(found):
+            check_range(f"the batch of batches(worker, step){jax.tree_util.keystr(path)}", leaf)
+        return found
 
 
 def check_traceable(fn: Callable, trace: Callable = jax.eval_shape) -> Any:
@@ -79,7 +83,7 @@ def check_traceable(fn: Callable, trace: Callable = jax.eval_shape) -> Any:
     number = jax.ShapeDtypeStruct((), np.int32)
     try:
         return trace(fn, number, number)
-    except (TypeError, StopIteration, jax.errors.JAXIndexError) as error:
+    except (TypeError, StopIteration, OverflowError, jax.errors.JAXIndexError) as error:
         raise TypeError(
             "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "
             "for int32 scalars; for rows of NumPy data use gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class derived "

@@ -244,7 +244,13 @@ def previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return previous, count
 
 
+def _check_unmasked(name: str, values) -> None:
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked entries, and a trace has no mask; leave these rows out of all columns")
+
+
 def _integers(name: str, values) -> np.ndarray:
+    _check_unmasked(name, values)
     try:
         array = np.asarray(values)
     except ValueError:
@@ -257,6 +263,7 @@ def _integers(name: str, values) -> np.ndarray:
 
 
 def _times(values) -> np.ndarray:
+    _check_unmasked("time", values)
     try:
         array = np.asarray(values)
         if array.ndim != 1 or not np.can_cast(array.dtype, np.float64, "same_kind"):

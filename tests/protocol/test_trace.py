@@ -91,6 +91,8 @@ def test_an_empty_trace_is_a_trace():
         ({"worker": [0, 1], "pulled_at": [0.0, 0.0]}, r"pulled_at must be a vector of integers, got float64\[2\]"),
         ({"worker": [[0, 1]]}, r"worker must be a vector of integers, got int64\[1, 2\]"),
         ({"worker": [0, 2**32]}, r"worker must .*int32"),
+        ({"worker": np.ma.array([0, 1], mask=[False, True])}, "worker has masked entries, and a trace has no mask"),
+        ({"worker": [0, 1], "time": np.ma.array([1.0, 2.0], mask=[False, True])}, "time has masked entries"),
     ],
 )
 def test_impossible_traces_are_refused(columns, message):

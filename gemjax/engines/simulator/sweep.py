@@ -78,6 +78,20 @@ class SweepResult:
         return rows
 
 
+@contextlib.contextmanager
+def _advising_of_traced_points():
+    """Add a note to the error of JAX that a branch on a traced number raises."""
+    try:
+        yield
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            "a sweep traces the numbers of a point; if this error comes from make, its method needs one of them as a number of "
+            "Python, for a branch or a shape; call gemjax.simulate once per value of that one"
+        )
+        raise
+
+
+@_advising_of_traced_points()
 def sweep(
     make: Callable[..., Any],
     loss_fn: Callable,

@@ -103,3 +103,14 @@ def test_seeds_are_a_sequence(seeds):
     make, *given = RUN.values()
     with pytest.raises(TypeError, match="seeds must be a sequence of ints, got"):
         gemjax.sweep(make, *given, {}, seeds=seeds)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_method_that_branches_on_a_swept_number_is_explained(batched):
+    make = lambda decay: gemjax.asgd(optax.exponential_decay(0.1, 10, decay), num_workers=2)
+    with pytest.raises(jax.errors.ConcretizationTypeError) as failure:
+        gemjax.sweep(
+            make, lambda p, b: jnp.sum(p**2), jnp.ones(2), lambda worker, step: 0.0, gemjax.Trace([0, 1]),
+            {"decay": [0.5, 0.9]}, batched=batched,
+        )  # fmt: skip
+    assert "call gemjax.simulate once per value" in failure.value.__notes__[-1]
