@@ -126,13 +126,18 @@ def _as_floats(values: Any) -> np.ndarray | None:
     """Return real numbers of any type as an array; ``None`` if they are no such numbers."""
     try:
         array = np.asarray(values)
-        if array.dtype.kind in "cmMSUT" or array.dtype.names:  # Complex numbers, times, texts and structures.
+        if array.dtype.kind != "O":
+            return array.astype(float, copy=False) if _is_real(array.dtype) else None
+        if not all(_is_real(np.asarray(value).dtype) for value in array.flat):
             return None
-        if array.dtype.kind == "O" and any(value is None or isinstance(value, (str, bytes)) for value in array.flat):
-            return None
-        return array.astype(float, copy=False)
+        return np.fromiter(map(float, array.flat), float, array.size).reshape(array.shape)
     except (TypeError, ValueError, OverflowError):  # Rows of unequal lengths, or no numbers.
         return None
+
+
+def _is_real(dtype: np.dtype) -> bool:
+    """Return False for complex numbers, times, texts and structures; objects may be numbers."""
+    return dtype.kind == "O" or np.can_cast(dtype, np.float64, "same_kind")
 
 
 def per_worker(name: str, value, num_workers: int, *, lowest: float) -> tuple[float, ...]:

@@ -48,7 +48,7 @@ class Checkpoints:
     Raises:
       TypeError: if ``folder`` is no path.
       ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
-      NotADirectoryError: if there is a file of this name.
+      NotADirectoryError: if there is a file of this name, or a link that leads to no folder.
       CheckpointError: if the name is not UTF-8 or has text in brackets [ ] or a backslash in it, or the folder holds
         checkpoints of another program and is not ``read_only``.
     """
@@ -63,8 +63,8 @@ class Checkpoints:
         self.folder, self.keep, self.read_only = Path(folder).absolute(), keep, read_only
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise NotADirectoryError(
-                f"{self.folder} is a link that leads to no folder; mount or restore what it names"
-                if self.folder.is_symlink()
+                f"{self.folder} is a link that leads nowhere; mount or restore what it names, or give another name"
+                if not self.folder.exists()
                 else f"{self.folder} is not a folder; give another name, or remove the file"
             )
         try:

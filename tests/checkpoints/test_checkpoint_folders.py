@@ -87,9 +87,7 @@ def test_a_file_is_no_folder_of_checkpoints(tmp_path, read_only):
 
 def test_a_link_to_a_disk_that_is_not_mounted_is_not_to_be_removed(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "checkpoints")
-    with pytest.raises(
-        NotADirectoryError, match="link is a link that leads to no folder; mount or restore what it names"
-    ):
+    with pytest.raises(NotADirectoryError, match="link is a link that leads nowhere; mount or restore what it names"):
         gemjax.Checkpoints(tmp_path / "link")
 
 

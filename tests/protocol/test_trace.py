@@ -70,7 +70,6 @@ def test_an_empty_trace_is_a_trace():
     [
         ({"worker": [0, 1, 0], "pulled_at": [0, 2, 1]}, r"row 1 .* pulls the future: pulled_at is 2, the clock only 1"),
         ({"worker": [0, 0], "pulled_at": [0, 0]}, r"row 1 .* repeats a commit: pulled_at is 0, .* at row 0"),
-        ({"worker": [0, 0], "pulled_at": [0, 0]}, r"row 1 .* repeats a commit: pulled_at is 0"),
         ({"worker": [0, 3], "num_workers": 3}, r"row 1 .* worker 3 is not in range\(3\)"),
         ({"worker": [0, -1]}, r"row 1 .* worker -1 is not in range\(1\)"),
         ({"worker": [0, 1, 0], "step": [1, 0, 1]}, r"row 2 .* step 1 of a worker whose last step was 1"),

@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import tyro
@@ -38,7 +38,7 @@ from train.bench import (
 )
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import check_out, write_whole
+from train.common.files import check_no_address, check_out, write_whole
 from train.config.methods import METHODS, Method
 from train.config.parsing import parse_flags
 from train.config.validation import MOST_WORKERS
@@ -47,7 +47,7 @@ PyTree = Any
 MOST = {"parameters": 1 << 31, "workers": MOST_WORKERS, "hosts": MOST_WORKERS, "batch_sizes": bench_simulate.IMAGES}
 
 Part = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check"]
-PARTS = get_args(Part)
+MARK = {"command": "python -m train bench"}  # In each file of figures.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +117,14 @@ def main(argv: Sequence[str]) -> int:
     if "cluster" in bench.what:
         bench_cluster.imported_ray()
     if bench.out:
+        check_no_address(bench.out)
         check_out(Path(bench.out).parent)
         Path(bench.out).parent.mkdir(parents=True, exist_ok=True)
         if Path(bench.out).is_dir():
             raise UsageError(f"--out {bench.out} is a folder; name a file")
-        if not _may_replace(Path(bench.out)):
-            raise UsageError(f"--out {bench.out} is another file, which this command would replace; name another file")
+        for path in (bench.out, f"{bench.out}.partial"):
+            if not _may_replace(Path(path)):
+                raise UsageError(f"{path} is another file, which --out would replace; name another file")
     gemjax.cpu_devices(9)
     console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
@@ -160,11 +162,9 @@ def _may_replace(path: Path) -> bool:
     content = path.read_bytes() if path.is_file() else b""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(content)
-        return isinstance(found, dict) and all(
-            part in PARTS and isinstance(found[part], (dict, list)) for part in found
-        )
+        return isinstance(found, dict) and found.items() >= MARK.items()
     return not content.strip()
 
 
-def _write(out: str, figures: Mapping[str, Any]) -> None:
-    write_whole(out, json.dumps(figures, indent=2) + "\n")
+def _write(out: str, figures: dict[str, Any]) -> None:
+    write_whole(out, json.dumps(MARK | figures, indent=2) + "\n")

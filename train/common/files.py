@@ -65,7 +65,7 @@ def check_regular(*paths: Path) -> None:
             )
 
 
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # As of a bucket, gs://name, of which a Path keeps one slash.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(/|$)")  # As of a bucket, gs://name, of which a Path keeps one slash.
 DRAWN = b"Matplotlib"  # In each picture of :func:`write_picture`.
 
 
@@ -100,16 +100,24 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         raise
 
 
+def check_no_address(path: str | os.PathLike, flag: str = "--out") -> None:
+    """Raise `UsageError` for the address of a bucket or the like, unless there is a folder of that name here."""
+    if ADDRESS.match(os.fspath(path)) and not os.path.lexists(path):
+        raise UsageError(
+            f"{flag} {path} is an address, but gemjax reads and writes files of this host; give a path, such as that at which "
+            "a bucket is mounted"
+        )
+
+
 def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
     """Check that a folder can be made at `path`, or written to if it exists; nothing is made.
 
     Raises:
-      UsageError: if it is the address of a bucket or the like.
+      UsageError: if it is an address (:func:`check_no_address`).
       OSError: if not, with `flag`, the path and the obstacle.
     """
+    check_no_address(path, flag)
     path = Path(path)
-    if ADDRESS.match(str(path)):
-        raise UsageError(f"{flag} {path} is an address, but gemjax writes files of this host; mount it as a folder")
     existing = path.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent

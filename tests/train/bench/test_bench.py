@@ -44,18 +44,25 @@ def test_the_figures_that_are_read_are_not_replaced(tmp_path, capsys):
     assert file.read_text() == "{}"
 
 
-@pytest.mark.parametrize("content", ["my notes", '{"arrival": {}}', "[1]", '"arrivals": 1', '{"check": "my notes"}'])
+@pytest.mark.parametrize(
+    "content", ["my notes", '{"command": "ls"}', "[1]", '"arrivals": 1', '{"check": {"ok": true}}']
+)
 def test_a_file_of_the_user_is_not_replaced(tmp_path, monkeypatch, capsys, content):
     monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"Gamma": 1.0})
     out = tmp_path / "notes.txt"
     out.write_text(content)
     assert cli.main(["bench", "arrivals", "--out", str(out)]) == 2
-    assert f"--out {out} is another file, which this command would replace" in capsys.readouterr().err
+    assert f"{out} is another file, which --out would replace" in capsys.readouterr().err
     assert out.read_text() == content
-    for own in ("", "\n", '{"scale":{"1":2},"check":{}}'):
-        out.write_text(own)
+    partial = tmp_path / "notes.txt.partial"
+    for own in ("", "\n", None):  # Nothing, white space, and what the command wrote before.
+        if own is not None:
+            out.write_text(own)
         assert cli.main(["bench", "arrivals", "--out", str(out)]) == 0
-        assert json.loads(out.read_text()) == {"arrivals": {"Gamma": 1.0}}
+        assert json.loads(out.read_text()) == bench.MARK | {"arrivals": {"Gamma": 1.0}}
+    partial.write_text(content)
+    assert cli.main(["bench", "arrivals", "--out", str(out)]) == 2
+    assert f"{partial} is another file, which --out would replace" in capsys.readouterr().err
 
 
 def test_figures_that_no_part_reads_are_refused(capsys):
@@ -91,7 +98,7 @@ def test_the_folder_of_the_figures_is_made_before_anything_is_measured(tmp_path,
     out = tmp_path / "new" / "figures.json"
     monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"made": out.parent.is_dir()})
     assert cli.main(["bench", "arrivals", "--out", str(out)]) == 0
-    assert json.loads(out.read_text()) == {"arrivals": {"made": True}}
+    assert json.loads(out.read_text()) == bench.MARK | {"arrivals": {"made": True}}
 
 
 @pytest.mark.parametrize("without", ["--measured", "Ray"])
@@ -107,7 +114,8 @@ def test_what_a_later_part_needs_is_asked_for_first(without, tmp_path, monkeypat
 
 def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
-    out.write_text('{"methods": {}}')
+    before = json.dumps(bench.MARK | {"methods": {}})
+    out.write_text(before)
 
     def fail(*_):
         raise RuntimeError("no memory")
@@ -116,9 +124,9 @@ def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.bench_methods, "compare", fail)
     with pytest.raises(RuntimeError, match="no memory"):
         bench.main(["arrivals", "methods", "--out", str(out)])
-    assert json.loads((tmp_path / "figures.json.partial").read_text()) == {"arrivals": {"Gamma": 1.0}}
+    assert json.loads((tmp_path / "figures.json.partial").read_text()) == bench.MARK | {"arrivals": {"Gamma": 1.0}}
     assert f"the figures so far are in {out}.partial" in " ".join(capsys.readouterr().out.split()).replace("\n", "")
-    assert out.read_text() == '{"methods": {}}'
+    assert out.read_text() == before
 
 
 @pytest.mark.slow

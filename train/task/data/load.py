@@ -8,6 +8,7 @@ neither TensorFlow nor the network, and read back. Any other name is that of an 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pkgutil
 import zlib
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from train.common.errors import DataError
+from train.common.files import ADDRESS
 from train.config import networks
 from train.config.datasets import DATASETS, PerChannel
 from train.task.data import other_sets, prepared
@@ -180,6 +182,11 @@ def _pooled(images: np.ndarray, pool: int) -> np.ndarray:
 
 def _root(data_dir: str | None) -> Path:
     folder = data_dir or tfds.core.constants.DATA_DIR
+    if ADDRESS.match(str(folder)) and not os.path.lexists(folder):
+        raise DataError(
+            f"the folder of data sets, {folder}, is an address, but data are read from files of this host; give as data_dir a "
+            "path, such as that at which a bucket is mounted"
+        )
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from train.common.errors import DataError, RecordError, printable
+from train.common.errors import DataError, RecordError, UsageError, printable
 from train.common.files import check_out, check_regular, in_words, write_whole
 from train.task.data.builders import cifar10_jpeg
 from train.task.data.builders.cifar import Cifar10
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         np.savez_compressed(packed, **arrays)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, packed.getvalue())
-    except (OSError, DataError, RecordError) as error:
+    except (OSError, DataError, RecordError, UsageError) as error:
         print(
             f"pack_cifar10_jpeg: {printable(in_words(error) if isinstance(error, OSError) else str(error))}",
             file=sys.stderr,
