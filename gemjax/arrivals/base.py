@@ -126,6 +126,8 @@ def _as_floats(values: Any) -> np.ndarray | None:
     """Return real numbers of any type as an array; ``None`` if they are no such numbers."""
     try:
         array = np.asarray(values)
+        if np.ma.is_masked(values):
+            return None
         if array.dtype.kind != "O":
             return array.astype(float, copy=False) if _is_real(array.dtype) else None
         if not all(_is_real(np.asarray(value).dtype) for value in array.flat):

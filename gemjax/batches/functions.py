@@ -83,7 +83,7 @@ def check_traceable(fn: Callable, trace: Callable = jax.eval_shape) -> Any:
     number = jax.ShapeDtypeStruct((), np.int32)
     try:
         return trace(fn, number, number)
-    except (TypeError, StopIteration, OverflowError, jax.errors.JAXIndexError) as error:
+    except (TypeError, StopIteration, jax.errors.JAXIndexError) as error:
         raise TypeError(
             "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "
             "for int32 scalars; for rows of NumPy data use gemjax.Epochs, gemjax.Shards, gemjax.Stream, or a class derived "

@@ -16,7 +16,7 @@ import optax
 
 PyTree = Any
 MOST_WORKERS = 1 << 20  # Of methods, traces and event logs; some need time or memory for each, even if few commit.
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(/|$)")  # As of a bucket, gs://name, of which a Path keeps one slash.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # As of a bucket, gs://name, of which a Path keeps one slash.
 WIDER = {"float96": "float64", "float128": "float64", "complex192": "complex128", "complex256": "complex128"}
 
 
@@ -109,11 +109,19 @@ def check_path(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a path (a str or an os.PathLike), got {shown(value)}")
     if value in ("", b""):
         raise ValueError(f"{name} is empty; for the current folder give '.'")
-    if ADDRESS.match(path := os.fsdecode(value)) and not os.path.lexists(path):
-        raise ValueError(
-            f"{name} is the address {path}, but gemjax writes files of this host; give a path, such as that at which a bucket "
-            "is mounted"
-        )
+    if wrong := told_of_address(value):
+        raise ValueError(f"{name} {wrong}")
+
+
+def told_of_address(path: str | os.PathLike) -> str:
+    """Return what to say of the address of a bucket or the like; "" for other paths, as those from a folder here."""
+    text = os.fsdecode(path)
+    if not ADDRESS.match(text) or os.path.lexists(text.partition("/")[0]):
+        return ""
+    return (
+        f"is the address {text}, but gemjax reads and writes files of this host; give a path, such as that at which a bucket "
+        "is mounted"
+    )
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -246,7 +246,7 @@ def previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _check_unmasked(name: str, values) -> None:
     if np.ma.is_masked(values):
-        raise ValueError(f"{name} has masked entries, and a trace has no mask; leave these rows out of all columns")
+        raise ValueError(f"{name} has masked entries, and a trace has no mask; give all numbers")
 
 
 def _integers(name: str, values) -> np.ndarray:

@@ -124,7 +124,10 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--out {bench.out} is a folder; name a file")
         for path in (bench.out, f"{bench.out}.partial"):
             if not _may_replace(Path(path)):
-                raise UsageError(f"{path} is another file, which --out would replace; name another file")
+                raise UsageError(
+                    f"--out would replace {path}, which is not marked as a file of this command; name another file, or remove "
+                    "that one"
+                )
     gemjax.cpu_devices(9)
     console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -65,7 +64,6 @@ def check_regular(*paths: Path) -> None:
             )
 
 
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(/|$)")  # As of a bucket, gs://name, of which a Path keeps one slash.
 DRAWN = b"Matplotlib"  # In each picture of :func:`write_picture`.
 
 
@@ -101,12 +99,12 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def check_no_address(path: str | os.PathLike, flag: str = "--out") -> None:
-    """Raise `UsageError` for the address of a bucket or the like, unless there is a folder of that name here."""
-    if ADDRESS.match(os.fspath(path)) and not os.path.lexists(path):
-        raise UsageError(
-            f"{flag} {path} is an address, but gemjax reads and writes files of this host; give a path, such as that at which "
-            "a bucket is mounted"
-        )
+    """Raise `UsageError` for the address of a bucket or the like."""
+    if ":/" in os.fspath(path):
+        from gemjax.protocol.checks import told_of_address  # It imports JAX, and most paths are none.
+
+        if wrong := told_of_address(path):
+            raise UsageError(f"{flag} {wrong}")
 
 
 def check_out(path: str | os.PathLike, flag: str = "--out") -> None:

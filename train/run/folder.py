@@ -68,7 +68,7 @@ class RunFolder:
         default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
         check_name(folder.path)
-        check_out(folder.path)
+        check_out(config.out or default)
         folder.saved.check_name()
         if config.out is None:
             return folder

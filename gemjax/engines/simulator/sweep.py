@@ -78,20 +78,6 @@ class SweepResult:
         return rows
 
 
-@contextlib.contextmanager
-def _advising_of_traced_points():
-    """Add a note to the error of JAX that a branch on a traced number raises."""
-    try:
-        yield
-    except jax.errors.ConcretizationTypeError as error:
-        error.add_note(
-            "a sweep traces the numbers of a point; if this error comes from make, its method needs one of them as a number of "
-            "Python, for a branch or a shape; call gemjax.simulate once per value of that one"
-        )
-        raise
-
-
-@_advising_of_traced_points()
 def sweep(
     make: Callable[..., Any],
     loss_fn: Callable,
@@ -193,7 +179,7 @@ def sweep(
         seed, values = lane
         point = dict(zip(names, values, strict=True))
         return Transition(
-            tx=make(**point), loss_fn=loss_fn, num_workers=traces[0].num_workers, seed=seed,
+            tx=_made(make, point), loss_fn=loss_fn, num_workers=traces[0].num_workers, seed=seed,
             diagnostics=observed, average_model_state=average_model_state,
             local=local(**point) if callable(local) else local,
         ).bind(params, model_state)  # fmt: skip
@@ -248,6 +234,18 @@ def sweep(
             break
     state = state if batched else joined(state)
     return SweepResult(points, state, _history(events, parts, traces, runs if isinstance(trace, PerSeed) else 0))
+
+
+def _made(make: Callable[..., Any], point: Mapping[str, Any]) -> Any:
+    """Return ``make(**point)`` for traced numbers; an error of JAX about them gets a note."""
+    try:
+        return make(**point)
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
+        error.add_note(
+            "a sweep calls make with traced numbers, which Python cannot branch on; for such a hyper-parameter call "
+            "gemjax.simulate once per value"
+        )
+        raise
 
 
 def _history(events: list[Events], parts: list, traces: list[Trace], runs: int) -> History:

@@ -1,31 +1,32 @@
+import dataclasses
 import os
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
-from gemjax.protocol import checks
 from train import cli
-from train.common import files
 from train.common.files import in_words, write_picture, write_whole
+from train.config.config import Config
+from train.run.folder import RunFolder
 from train.task.data import pack_cifar10_jpeg
 
 
 @pytest.mark.parametrize(
     "command", [[], ["sweep"], ["reproduce", "dana_accuracy"], ["bench", "arrivals"]], ids=lambda c: " ".join(c)
 )
-@pytest.mark.parametrize("address", ["gs://bucket/run", "gs://"])
-def test_the_address_of_a_bucket_is_refused(command, address, tmp_path, monkeypatch, capsys):
+def test_the_address_of_a_bucket_is_refused(command, tmp_path, monkeypatch, capsys):
     """It would be the name of a folder here."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*command, "--out", address]) == 2
-    assert "is an address, but gemjax reads and writes files of this host; give a path" in capsys.readouterr().err
+    assert cli.main([*command, "--out", "gs://bucket/run"]) == 2
+    assert "--out is the address gs:/" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
 def test_data_at_the_address_of_a_bucket_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["--data-dir", "gs://bucket/data", "--out", "run"]) == 2
-    assert "gs://bucket/data, is an address, but data are read from files of this host" in capsys.readouterr().err
+    assert "data_dir is the address gs://bucket/data, but gemjax reads and writes" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
@@ -33,18 +34,14 @@ def test_a_folder_whose_name_looks_like_an_address_is_taken(tmp_path, monkeypatc
     """Earlier versions made such folders."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s3:" / "run").mkdir(parents=True)
-    files.check_out("s3:/run")
+    assert RunFolder.fresh(dataclasses.replace(Config(), out="s3:/run")).path == Path("s3:/run")
 
 
 def test_an_address_of_the_packed_file_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert pack_cifar10_jpeg.main(["archive", "images", "gs://bucket/packed.npz"]) == 2
-    assert "pack_cifar10_jpeg: the folder gs:/bucket is an address" in capsys.readouterr().err
+    assert "pack_cifar10_jpeg: the folder is the address gs:/bucket, but" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
-
-
-def test_addresses_are_those_of_the_library():
-    assert files.ADDRESS == checks.ADDRESS
 
 
 def test_a_file_is_replaced_whole(tmp_path):

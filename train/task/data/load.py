@@ -8,7 +8,6 @@ neither TensorFlow nor the network, and read back. Any other name is that of an 
 from __future__ import annotations
 
 import dataclasses
-import os
 import pkgutil
 import zlib
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 
+from gemjax.protocol.checks import told_of_address
 from train.common.errors import DataError
-from train.common.files import ADDRESS
 from train.config import networks
 from train.config.datasets import DATASETS, PerChannel
 from train.task.data import other_sets, prepared
@@ -182,11 +181,8 @@ def _pooled(images: np.ndarray, pool: int) -> np.ndarray:
 
 def _root(data_dir: str | None) -> Path:
     folder = data_dir or tfds.core.constants.DATA_DIR
-    if ADDRESS.match(str(folder)) and not os.path.lexists(folder):
-        raise DataError(
-            f"the folder of data sets, {folder}, is an address, but data are read from files of this host; give as data_dir a "
-            "path, such as that at which a bucket is mounted"
-        )
+    if wrong := told_of_address(folder):
+        raise DataError(f"data_dir {wrong}")
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
