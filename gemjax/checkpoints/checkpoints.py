@@ -49,7 +49,7 @@ class Checkpoints:
       TypeError: if ``folder`` is no path.
       ValueError: if ``keep`` is neither a positive int nor ``None``, or ``read_only`` no bool.
       NotADirectoryError: if there is a file of this name, or a link that leads to no folder.
-      CheckpointError: if the name is not UTF-8 or has text in brackets [ ] or a backslash in it, or the folder holds
+      CheckpointError: if the name is not UTF-8 or has text in brackets [ ], a backslash or gs:/ in it, or the folder holds
         checkpoints of another program and is not ``read_only``.
     """
 

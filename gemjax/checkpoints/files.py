@@ -23,7 +23,7 @@ DIGESTS = "gemjax.digests.json"  # Size and SHA-256 of every other file of a che
 METADATA = "_CHECKPOINT_METADATA"  # The file in which Orbax keeps what gemjax writes as metadata.
 OWN_METADATA = {"format", "commits", "num_workers", "user"}  # Names that every version writes.
 HAS_DIGESTS = "digests"  # In the metadata, true if digests belong to the checkpoint.
-MISREAD = re.compile(r"\[[^/]+\]|\\")  # Orbax's globs and TensorStore's paths take it for something else.
+MISREAD = re.compile(r"\[[^/]+\]|\\|gs:/")  # Orbax's globs and TensorStore's paths take it for something else.
 _WRITES = itertools.count()
 _writing: dict[Future, Path] = {}  # Writes in progress.
 

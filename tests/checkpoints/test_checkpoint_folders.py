@@ -104,7 +104,9 @@ def test_a_name_that_is_not_utf_8_is_refused(tmp_path, read_only):
 @pytest.mark.skipif(os.name != "posix", reason="a backslash separates names elsewhere")
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize(
-    ("name", "misread"), [("lr[0.1]", r"\[0\.1\]"), ("back\\slash", r"\\")], ids=["brackets", "backslash"]
+    ("name", "misread"),
+    [("lr[0.1]", r"\[0\.1\]"), ("back\\slash", r"\\"), ("gs:", "gs:/")],
+    ids=["brackets", "backslash", "address"],
 )
 def test_a_name_that_orbax_takes_for_a_pattern_is_refused(tmp_path, name, misread, read_only):
     """A checkpoint was written without its numbers, and then said to be damaged."""

@@ -23,7 +23,7 @@ class Saved:
 
     def open(self, keep: int = 2, *, read_only: bool = False) -> Checkpoints:
         """Open the checkpoints, of which the newest are kept, or all if `keep` is 0."""
-        return Checkpoints(self.path, keep or None, read_only=read_only)
+        return Checkpoints(self.path.absolute(), keep or None, read_only=read_only)
 
     def check_name(self) -> None:
         """Raise `RecordError` if no checkpoint can be written to a folder of this name."""
