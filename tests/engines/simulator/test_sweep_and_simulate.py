@@ -106,7 +106,7 @@ def test_seeds_are_a_sequence(seeds):
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_a_method_that_branches_on_a_swept_number_is_explained(batched):
+def test_a_make_that_branches_on_a_swept_number_is_explained(batched):
     make = lambda decay: gemjax.asgd(optax.exponential_decay(0.1, 10, decay), num_workers=2)
     with pytest.raises(jax.errors.ConcretizationTypeError) as failure:
         gemjax.sweep(

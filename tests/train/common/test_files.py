@@ -26,7 +26,10 @@ def test_the_address_of_a_bucket_is_refused(command, tmp_path, monkeypatch, caps
 def test_data_at_the_address_of_a_bucket_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["--data-dir", "gs://bucket/data", "--out", "run"]) == 2
-    assert "data_dir is the address gs://bucket/data, but gemjax reads and writes" in capsys.readouterr().err
+    assert (
+        "the folder of data sets (data_dir) is the address gs://bucket/data, but gemjax reads and writes"
+        in capsys.readouterr().err
+    )
     assert not any(tmp_path.iterdir())
 
 
