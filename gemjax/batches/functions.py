@@ -83,6 +83,10 @@ def check_traceable(fn: Callable, trace: Callable = jax.eval_shape) -> Any:
     number = jax.ShapeDtypeStruct((), np.int32)
     try:
         return trace(fn, number, number)
+    except OverflowError as error:
+        raise TypeError(
+            f"batches(worker, step) returns an integer that JAX does not hold ({error}); give floats or smaller integers"
+        ) from error
     except (TypeError, StopIteration, jax.errors.JAXIndexError) as error:
         raise TypeError(
             "batches(worker, step) must be traceable by JAX, because it runs on the device: with jax.numpy and jax.random, "

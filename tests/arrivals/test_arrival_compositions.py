@@ -81,6 +81,8 @@ def test_durations_of_a_model_of_ones_own_are_checked(of):
     ):
         with pytest.raises(ValueError, match=rf"Recorded\.durations.* positive numbers, got {found}$"):
             of(Recorded(2, (first, 2.0) * 999)).trace(200)
+    with pytest.raises(ValueError, match=r"Recorded\.durations.* positive numbers, got masked_array"):
+        of(Recorded(2, np.ma.masked_less(np.arange(1.0, 2001.0), 2.0))).trace(200)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 def check_no_address(path: str | os.PathLike, flag: str = "--out") -> None:
     """Raise `UsageError` for the address of a bucket or the like."""
     if ":/" in os.fspath(path):
-        from gemjax.protocol.checks import told_of_address  # It imports JAX, and most paths are none.
+        from gemjax.protocol.checks import told_of_address  # It imports JAX, and most paths are no addresses.
 
         if wrong := told_of_address(path):
             raise UsageError(f"{flag} {wrong}")

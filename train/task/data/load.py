@@ -182,7 +182,7 @@ def _pooled(images: np.ndarray, pool: int) -> np.ndarray:
 def _root(data_dir: str | None) -> Path:
     folder = data_dir or tfds.core.constants.DATA_DIR
     if wrong := told_of_address(folder):
-        raise DataError(f"the folder of data sets (data_dir) {wrong}")
+        raise DataError(f"the folder of data sets {wrong}, as data_dir")
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
