@@ -47,12 +47,18 @@ def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
         _mark_lost(top, {name: np.asarray(history["time"])[which] for name, which in lost.items()})
         _draw_staleness(middle, time, staleness)
         _draw_commits(bottom, time, worker, num_workers)
-        bottom.set_xlabel("time (s)" if "dispatched" in history else "virtual time (units of the trace)")
+        bottom.set_xlabel(_unit(history))
         bottom.margins(x=0.01)
         if 0 <= time[0] < 0.1 * time[-1]:  # Otherwise the history is that of a continued run.
             bottom.set_xlim(left=0.0)
         figure.align_ylabels()
     return figure
+
+
+def _unit(history: Mapping[str, np.ndarray]) -> str:
+    if "dispatched" not in history:
+        return "virtual time (units of the trace)"
+    return "virtual time and seconds" if np.isnan(history["dispatched"]).any() else "time (s)"
 
 
 def _draw_loss(axes: Axes, time: np.ndarray, loss: np.ndarray) -> None:

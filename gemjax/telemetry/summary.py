@@ -20,7 +20,8 @@ class Summary:
       num_workers: number of workers N.
       num_devices: devices that they compute on; N if that is not known.
       colocated: True if the central variable shares a device with a worker.
-      measured: True if dispatch and gradient were timed; in simulated runs they are not, and no worker waits.
+      measured: True if dispatch and gradient were timed. In a run that was simulated, or a part of it, they are not, and no
+        worker waits; ``span`` then adds units of the simulation to seconds.
       commits: commits applied.
       dropped: commits that the method refused.
       rejected: commits that were not finite.

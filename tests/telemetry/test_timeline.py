@@ -123,6 +123,24 @@ def test_a_history_gives_the_same_timeline_as_a_log(tmp_path):
     assert of_log.central.startswith("cpu:")
 
 
+@pytest.mark.parametrize("simulated_first", [True, False])
+def test_a_run_that_was_simulated_in_part_is_not_measured(simulated_first):
+    """Seconds and units of the simulation were added up, so workers that took turns were said to overlap."""
+    problem = gemjax.asgd(0.1, 2), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
+    measured = gemjax.run_on_devices(*problem, 20)
+    if simulated_first:
+        result = gemjax.run_on_devices(*problem, 40, state=gemjax.simulate(*problem, arrivals.Gamma(2).trace(20)))
+    else:
+        longer = gemjax.run_on_devices(*problem, 40, state=measured)
+        result = gemjax.simulate(*problem, longer.trace, state=measured)
+    run, summary = gemjax.timeline(result), gemjax.summarise(result)
+    assert gemjax.timeline(measured).measured
+    assert not run.measured
+    assert not summary.measured
+    assert run.cycles["ready"].tolist() == run.cycles["time"].tolist()
+    assert result.plot().axes[-1].get_xlabel() == "virtual time and seconds"
+
+
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
