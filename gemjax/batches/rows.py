@@ -131,8 +131,8 @@ class Epochs(OwnEpochs):
     many millions of rows take :class:`gemjax.Shards`, whose orders are those of shares, or :class:`gemjax.Stream`, with one.
 
     Args:
-      data: pytree of arrays with a common leading axis of n rows. They are not copied: a replay after they were changed is of
-        other data.
+      data: pytree of arrays with a common leading axis of n rows. No source of batches copies its data: a replay after they
+        were changed is of other data.
       batch_size: rows per batch, in 1 … n.
       seed: decides all orders; a non-negative int, default 0.
 

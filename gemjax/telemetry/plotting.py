@@ -58,7 +58,7 @@ def plot_run(history: Mapping[str, np.ndarray], num_workers: int) -> Figure:
 def _unit(history: Mapping[str, np.ndarray]) -> str:
     if "dispatched" not in history:
         return "virtual time (units of the trace)"
-    return "virtual time and seconds" if np.isnan(history["dispatched"]).any() else "time (s)"
+    return "time (seconds, or units of the trace)" if np.isnan(history["dispatched"]).any() else "time (s)"
 
 
 def _draw_loss(axes: Axes, time: np.ndarray, loss: np.ndarray) -> None:

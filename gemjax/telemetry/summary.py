@@ -20,8 +20,7 @@ class Summary:
       num_workers: number of workers N.
       num_devices: devices that they compute on; N if that is not known.
       colocated: True if the central variable shares a device with a worker.
-      measured: True if dispatch and gradient were timed. In a run that was simulated, or a part of it, they are not, and no
-        worker waits; ``span`` then adds units of the simulation to seconds.
+      measured: True if dispatch and gradient were timed; in simulated runs they are not, and no worker waits.
       commits: commits applied.
       dropped: commits that the method refused.
       rejected: commits that were not finite.
@@ -88,7 +87,8 @@ def summarise(
 
     Args:
       source: a :class:`gemjax.telemetry.Timeline`, the events of a log, a :class:`gemjax.Result`, or its ``history``,
-        which does not know the workers that committed nothing.
+        which does not know the workers that committed nothing. Of a run that was simulated in part, the part that was
+        measured is summarised.
       num_workers: number of workers N, if ``source`` does not have it.
 
     Raises:

@@ -37,8 +37,8 @@ class Timeline:
         NaN where a value is not known.
       incidents: the other events, as they were logged: faults with their errors, retirements, pauses, ….
       num_workers: number of workers N.
-      measured: True if times of dispatch are known; in a run that was simulated, or a part of it, a worker starts when its last
-        cycle ended, or, if it pulled later, when that view was there.
+      measured: True if times of dispatch are known; in a simulated run a worker starts when its last cycle
+        ended, or, if it pulled later, when that view was there.
       devices: name of each worker's device; empty if not known.
       central: name of the central variable's device; empty if not known.
       sizes: bytes of a view and of a gradient, ``view_bytes`` and ``gradient_bytes``, if they travel between hosts.
@@ -64,7 +64,8 @@ def timeline(
     """Order the records of a run by the cycles of its workers.
 
     Args:
-      source: the events of a log, from :func:`gemjax.eventlog.read`, a result, or its ``history``.
+      source: the events of a log, from :func:`gemjax.eventlog.read`, a result, or its ``history``. Of a history that was
+        simulated in part, the part that was measured is taken.
       num_workers: number of workers N; default that of the result or of the log's start, or else the largest worker plus one.
 
     Raises:
@@ -251,8 +252,9 @@ def _of_history(history: Mapping[str, np.ndarray]) -> Columns:
     for name, column in history.items():
         if (kept := names.get(name, name)) is not None:
             columns[kept] = np.array(column, np.int64 if name in ("worker", "step") else np.float64)
-    if np.isnan(columns["ready"]).any():  # A part was simulated: seconds and its units cannot be added.
-        columns |= {name: np.full(len(applied), np.nan) for name in TIMES}
+    measured = np.isfinite(columns["ready"])
+    if measured.any() and not measured.all():  # Seconds and the units of a simulation cannot be added.
+        columns = {name: column[measured] for name, column in columns.items()}
     return columns
 
 

@@ -13,7 +13,7 @@ TURNS = 1.1  # The same; with fewer they take turns.
 SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
 TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
-SIMULATED = "the order of the commits is that of a simulated trace; to change it, choose another arrival model."
+SIMULATED = "the order of the commits is that of the simulated trace; to change it, choose another arrival model."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +112,7 @@ def verdict(summary: Summary) -> Verdict:
         return Verdict("no", f"Not asynchronous: {decisive[0]}.", findings)
     if failed:
         return Verdict("partly", f"Asynchronous with reservations: {' and '.join(failed)}.", findings)
-    how = (
-        ""
-        if summary.measured
-        else ", by its trace (a simulated run, at least in part: no worker waits in virtual time)"
-    )
+    how = "" if summary.measured else ", by its trace (a simulated run: no worker waits in virtual time)"
     return Verdict("yes", f"Truly asynchronous{how}.", findings)
 
 

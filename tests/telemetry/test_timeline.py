@@ -124,21 +124,28 @@ def test_a_history_gives_the_same_timeline_as_a_log(tmp_path):
 
 
 @pytest.mark.parametrize("simulated_first", [True, False])
-def test_a_run_that_was_simulated_in_part_is_not_measured(simulated_first):
+def test_of_a_run_that_was_simulated_in_part_the_measured_part_is_told(simulated_first, tmp_path):
     """Seconds and units of the simulation were added up, so workers that took turns were said to overlap."""
     problem = gemjax.asgd(0.1, 2), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
-    measured = gemjax.run_on_devices(*problem, 20)
-    if simulated_first:
-        result = gemjax.run_on_devices(*problem, 40, state=gemjax.simulate(*problem, arrivals.Gamma(2).trace(20)))
-    else:
-        longer = gemjax.run_on_devices(*problem, 40, state=measured)
-        result = gemjax.simulate(*problem, longer.trace, state=measured)
-    run, summary = gemjax.timeline(result), gemjax.summarise(result)
-    assert gemjax.timeline(measured).measured
-    assert not run.measured
-    assert not summary.measured
-    assert run.cycles["ready"].tolist() == run.cycles["time"].tolist()
-    assert result.plot().axes[-1].get_xlabel() == "virtual time and seconds"
+    path = tmp_path / "log.jsonl"
+    with gemjax.EventLog(path) as log:
+        if simulated_first:
+            simulated = gemjax.simulate(*problem, arrivals.Gamma(2).trace(20))
+            result = gemjax.run_on_devices(*problem, 50, state=simulated, log=log)
+        else:
+            measured = gemjax.run_on_devices(*problem, 30, log=log)
+            longer = gemjax.run_on_devices(*problem, 50, state=measured)
+            result = gemjax.simulate(*problem, longer.trace, state=measured)
+    assert len(result.history["time"]) == 50
+    found, expected = (gemjax.timeline(source) for source in (result, eventlog.read(path)))
+    assert found.measured
+    assert len(found.cycles["worker"]) == 30
+    for name in ("worker", "step", "dispatch", "began", "ready", "time"):
+        np.testing.assert_allclose(found.cycles[name], expected.cycles[name], rtol=1e-6, atol=2e-6, err_msg=name)
+    judged = [gemjax.verdict(gemjax.summarise(run)).headline for run in (result, expected)]
+    assert judged[0] == judged[1]
+    assert gemjax.summarise(result).span < 10
+    assert result.plot().axes[-1].get_xlabel() == "time (seconds, or units of the trace)"
 
 
 @pytest.mark.parametrize(
