@@ -76,7 +76,7 @@ def test_durations_of_a_model_of_ones_own_are_checked(of):
         (1j, r"\(1j, 2\.0.*"),
         ("x", r"\('x', 2\.0.*"),
         (None, r"\(None, 2\.0.*"),
-        *((one, r"\(.*") for one in (np.void(b"12"), np.datetime64(1, "ns"), np.timedelta64(1), np.complex64(1j))),
+        *((one, r"\(.*") for one in (np.void(b"12"), np.datetime64(1, "ns"), np.timedelta64(1, "s"), np.complex64(1j))),
         (np.zeros(1, [("a", float)])[0], r"\(.*"),
     ):
         with pytest.raises(ValueError, match=rf"Recorded\.durations.* positive numbers, got {found}$"):
