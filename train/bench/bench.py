@@ -1,6 +1,5 @@
 """`python -m train bench`: costs of the engines, relative to references timed in the same run."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -38,7 +37,7 @@ from train.bench import (
 )
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import check_no_address, check_out, write_whole
+from train.common.files import check_no_address, check_out, check_replaces, write_whole
 from train.config.methods import METHODS, Method
 from train.config.parsing import parse_flags
 from train.config.validation import MOST_WORKERS
@@ -122,12 +121,9 @@ def main(argv: Sequence[str]) -> int:
         Path(bench.out).parent.mkdir(parents=True, exist_ok=True)
         if Path(bench.out).is_dir():
             raise UsageError(f"--out {bench.out} is a folder; name a file")
-        for path in (bench.out, f"{bench.out}.partial"):
-            if not _may_replace(Path(path)):
-                raise UsageError(
-                    f"--out would replace {path}, which is not marked as a file of this command; name another file, or remove "
-                    "that one"
-                )
+        for path in (Path(bench.out), Path(f"{bench.out}.partial")):
+            if path.is_file() and path.read_bytes().strip():
+                check_replaces(json.dumps(MARK)[1:-1].encode(), path)
     gemjax.cpu_devices(9)
     console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
@@ -158,15 +154,6 @@ def main(argv: Sequence[str]) -> int:
     if bench.out:
         _write(bench.out, figures)
     return 0
-
-
-def _may_replace(path: Path) -> bool:
-    """Return True if there is no file, or an empty one, or one with figures of this command."""
-    content = path.read_bytes() if path.is_file() else b""
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(content)
-        return isinstance(found, dict) and found.items() >= MARK.items()
-    return not content.strip()
 
 
 def _write(out: str, figures: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def check_replaces(mark: bytes, *paths: Path, first: bool = False) -> None:
         content = path.read_bytes() if path.exists() else mark
         if not (content.startswith(mark) if first else mark in content):
             raise RecordError(
-                f"{path} is another file, which this command would replace; move it away, or name another folder"
+                f"{path} is another file, which this command would replace; move it away, or name another place"
             )
 
 

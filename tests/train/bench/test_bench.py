@@ -52,7 +52,7 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path, monkeypatch, capsys, conte
     out = tmp_path / "notes.txt"
     out.write_text(content)
     assert cli.main(["bench", "arrivals", "--out", str(out)]) == 2
-    assert f"--out would replace {out}, which is not marked as a file of this command" in capsys.readouterr().err
+    assert f"{out} is another file, which this command would replace" in capsys.readouterr().err
     assert out.read_text() == content
     partial = tmp_path / "notes.txt.partial"
     for own in ("", "\n", None):  # Nothing, white space, and what the command wrote before.
@@ -62,7 +62,7 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path, monkeypatch, capsys, conte
         assert json.loads(out.read_text()) == bench.MARK | {"arrivals": {"Gamma": 1.0}}
     partial.write_text(content)
     assert cli.main(["bench", "arrivals", "--out", str(out)]) == 2
-    assert f"--out would replace {partial}, which is not marked" in capsys.readouterr().err
+    assert f"{partial} is another file, which this command would replace" in capsys.readouterr().err
 
 
 def test_figures_that_no_part_reads_are_refused(capsys):
