@@ -88,7 +88,7 @@ def summarise(
     Args:
       source: a :class:`gemjax.telemetry.Timeline`, the events of a log, a :class:`gemjax.Result`, or its ``history``,
         which does not know the workers that committed nothing. Of a run that was simulated in part, the part that was
-        measured is summarised.
+        measured last is summarised.
       num_workers: number of workers N, if ``source`` does not have it.
 
     Raises:
@@ -105,7 +105,9 @@ def summarise(
     commits, cycles = run.only("commit"), run.only(*OUTCOMES)
     computed = run.only(*OUTCOMES, "interrupt")  # Until it was called back, a worker computed, too.
     if not len(commits["worker"]):
-        raise ValueError("the run has no applied commit, so there is nothing to summarise")
+        raise ValueError(
+            "there is no applied commit to summarise (of a run that was simulated in part, the part on devices counts)"
+        )
     first, last = _spans(run)
     kinds = run.cycles["event"]
     paused = {name: _paused_before(run, cycles[name]) for name in (*TIMES, "time")}

@@ -65,7 +65,7 @@ def timeline(
 
     Args:
       source: the events of a log, from :func:`gemjax.eventlog.read`, a result, or its ``history``. Of a history that was
-        simulated in part, the part that was measured is taken.
+        simulated in part, the part that was measured last is taken.
       num_workers: number of workers N; default that of the result or of the log's start, or else the largest worker plus one.
 
     Raises:
@@ -91,6 +91,7 @@ def timeline(
     else:
         cycles, incidents, start = _of_events(source)
     seen = int(cycles["worker"].max(initial=-1)) + 1
+    cycles = _measured_last(cycles) if isinstance(source, Mapping) else cycles
     logged, devices = start.get("num_workers"), tuple(start.get("devices", ()))
     if None not in (logged, num_workers) and logged != num_workers:
         raise ValueError(f"it is of a run with {logged} workers, but the run has {num_workers} workers")
@@ -252,10 +253,16 @@ def _of_history(history: Mapping[str, np.ndarray]) -> Columns:
     for name, column in history.items():
         if (kept := names.get(name, name)) is not None:
             columns[kept] = np.array(column, np.int64 if name in ("worker", "step") else np.float64)
-    measured = np.isfinite(columns["ready"])
-    if measured.any() and not measured.all():  # Seconds and the units of a simulation cannot be added.
-        columns = {name: column[measured] for name, column in columns.items()}
     return columns
+
+
+def _measured_last(cycles: Columns) -> Columns:
+    """Return the cycles of the last run on devices, if there is one: its seconds cannot be added to virtual time."""
+    measured = np.flatnonzero(np.isfinite(cycles["ready"]))
+    if not len(measured):
+        return cycles
+    begin = np.flatnonzero(np.diff(measured) > 1).max(initial=-1) + 1  # Behind the last gap.
+    return {name: column[measured[begin] : measured[-1] + 1] for name, column in cycles.items()}
 
 
 def _fill(cycles: Columns, num_workers: int) -> None:

@@ -1,5 +1,6 @@
 """Cycles of workers from logs and histories."""
 
+import dataclasses
 import functools
 import tracemalloc
 
@@ -142,10 +143,38 @@ def test_of_a_run_that_was_simulated_in_part_the_measured_part_is_told(simulated
     assert len(found.cycles["worker"]) == 30
     for name in ("worker", "step", "dispatch", "began", "ready", "time"):
         np.testing.assert_allclose(found.cycles[name], expected.cycles[name], rtol=1e-6, atol=2e-6, err_msg=name)
-    judged = [gemjax.verdict(gemjax.summarise(run)).headline for run in (result, expected)]
-    assert judged[0] == judged[1]
+    assert [gemjax.summarise(run).commits for run in (result, expected)] == [30, 30]
     assert gemjax.summarise(result).span < 10
     assert result.plot().axes[-1].get_xlabel() == "time (seconds, or units of the trace)"
+
+
+def test_of_two_measured_parts_the_last_is_told_and_all_workers_count():
+    """The parts were joined over the virtual time between them, which counted as seconds."""
+    problem = gemjax.asgd(0.1, 3), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
+    measured = gemjax.run_on_devices(*problem, 10)
+    longer = gemjax.run_on_devices(*problem, 20, state=measured)
+    time = longer.trace.time + np.where(np.arange(20) < 10, 0, 100.0 * np.arange(20))
+    between = gemjax.simulate(*problem, dataclasses.replace(longer.trace, time=time), state=measured)
+    result = gemjax.run_on_devices(*problem, 35, state=between)
+    run = gemjax.timeline(result)
+    assert run.cycles["time"].tolist() == result.history["time"][20:].tolist()
+    assert gemjax.summarise(run).span < 10
+    history = result.history | {"worker": np.where(np.arange(35) == 15, 4, result.history["worker"])}
+    assert gemjax.timeline(history).num_workers == 5
+    with pytest.raises(ValueError, match="worker 4 commits, but the run has 3 workers"):
+        gemjax.timeline(history, num_workers=3)
+
+
+def test_a_part_on_devices_without_an_applied_commit_cannot_be_summarised():
+    problem = gemjax.asgd(0.1, 2), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
+    simulated = gemjax.simulate(*problem, arrivals.Gamma(2).trace(20))
+    with gemjax.testing.Faults() as faults:
+        for step in range(60):
+            faults.poison(0, step).poison(1, step)
+        with pytest.raises(gemjax.RunFailedError) as raised:
+            gemjax.run_on_devices(*problem, 30, state=simulated, gate=faults)
+    with pytest.raises(ValueError, match="of a run that was simulated in part, the part on devices counts"):
+        gemjax.summarise(raised.value.result)
 
 
 @pytest.mark.parametrize(

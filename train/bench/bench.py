@@ -46,7 +46,7 @@ PyTree = Any
 MOST = {"parameters": 1 << 31, "workers": MOST_WORKERS, "hosts": MOST_WORKERS, "batch_sizes": bench_simulate.IMAGES}
 
 Part = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check"]
-MARK = {"command": "python -m train bench"}  # In each file of figures.
+MARK = {"command": "python -m train bench"}  # At the beginning of each file of figures.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--out {bench.out} is a folder; name a file")
         for path in (Path(bench.out), Path(f"{bench.out}.partial")):
             if path.is_file() and path.read_bytes().strip():
-                check_replaces(json.dumps(MARK)[1:-1].encode(), path)
+                check_replaces(_text(MARK).partition("\n}")[0].encode(), path, first=True)
     gemjax.cpu_devices(9)
     console = RunConsole()
     console.print(f"{os.cpu_count()} cores, jax {jax.__version__}, {jax.devices()[0].device_kind}", highlight=False)
@@ -157,4 +157,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _write(out: str, figures: dict[str, Any]) -> None:
-    write_whole(out, json.dumps(MARK | figures, indent=2) + "\n")
+    write_whole(out, _text(MARK | figures))
+
+
+def _text(figures: dict[str, Any]) -> str:
+    return json.dumps(figures, indent=2) + "\n"

@@ -45,7 +45,15 @@ def test_the_figures_that_are_read_are_not_replaced(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "content", ["my notes", '{"command": "ls"}', "[1]", '"arrivals": 1', '{"check": {"ok": true}}']
+    "content",
+    [
+        "my notes",
+        '{"command": "ls"}',
+        "[1]",
+        '"arrivals": 1',
+        '{"check": {"ok": true}}',
+        '{"machine A": {"command": "python -m train bench"}}',
+    ],
 )
 def test_a_file_of_the_user_is_not_replaced(tmp_path, monkeypatch, capsys, content):
     monkeypatch.setattr(bench.bench_arrivals, "rates", lambda *_: {"Gamma": 1.0})
@@ -114,7 +122,7 @@ def test_what_a_later_part_needs_is_asked_for_first(without, tmp_path, monkeypat
 
 def test_figures_are_kept_if_a_later_part_fails(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
-    before = json.dumps(bench.MARK | {"methods": {}})
+    before = json.dumps(bench.MARK | {"methods": {}}, indent=2)
     out.write_text(before)
 
     def fail(*_):

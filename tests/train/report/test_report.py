@@ -194,7 +194,7 @@ def test_many_workers_and_commits_fit_on_the_page(tmp_path):
     ("name", "content", "wrong"),
     [
         ("events.jsonl", b"\x00\x01 no log", r"events\.jsonl, line 1: not an event"),
-        ("events.jsonl", b"", r"events\.jsonl: the run has no applied commit"),
+        ("events.jsonl", b"", r"events\.jsonl: there is no applied commit"),
         (
             "events.jsonl",
             b'{"event":"commit","time":1,"worker":9,"step":0,"pulled_at":0,"staleness":0}\n',
