@@ -106,7 +106,7 @@ def summarise(
     computed = run.only(*OUTCOMES, "interrupt")  # Until it was called back, a worker computed, too.
     if not len(commits["worker"]):
         raise ValueError(
-            "there is no applied commit to summarise (of a run that was simulated in part, the part on devices counts)"
+            "there is no applied commit to summarise (of a run that was simulated in part, the last part on devices counts)"
         )
     first, last = _spans(run)
     kinds = run.cycles["event"]

@@ -173,7 +173,7 @@ def test_a_part_on_devices_without_an_applied_commit_cannot_be_summarised():
             faults.poison(0, step).poison(1, step)
         with pytest.raises(gemjax.RunFailedError) as raised:
             gemjax.run_on_devices(*problem, 30, state=simulated, gate=faults)
-    with pytest.raises(ValueError, match="of a run that was simulated in part, the part on devices counts"):
+    with pytest.raises(ValueError, match="of a run that was simulated in part, the last part on devices counts"):
         gemjax.summarise(raised.value.result)
 
 

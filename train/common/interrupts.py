@@ -157,10 +157,12 @@ class Interrupt(threading.Event):
     Attributes:
       unsaved: True if the run has commits that no checkpoint holds. Without any, the first signal ends the process, too.
       number: signal that set the event.
+      go_on: command that continues the run; empty before it can be continued. It is named when a signal ends the process.
       wake: called by the first signal, in its handler.
     """
 
     unsaved = False
+    go_on = ""
     number: int = signal.SIGINT
     wake: Callable[[], None] = staticmethod(lambda: None)
 
@@ -185,6 +187,8 @@ class Interrupt(threading.Event):
         if self.is_set() or not self.unsaved:
             self.__exit__()
             _forget()
+            if self.go_on:
+                _write(f"\ngo on with: {self.go_on}\n")
             try:
                 signal.raise_signal(number)
             except BaseException as stop:

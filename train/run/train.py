@@ -99,6 +99,8 @@ def _train(
         say(console, f"compiling (once per {'worker' if workers else 'device'}) …")
         restored, recorded = _restore(config, task, folder, checkpoints, logged, console)
         folder.begin(config)  # After the checkpoint was found to fit.
+        if restored is not None or not config.central_hosts:  # Those write their first checkpoint during the run.
+            interrupt.go_on = f"python -m train --resume {in_shell(folder.path)}"
         with RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True)) as log:
             callback = RunCallback(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
             if restored is None and not config.central_hosts:
@@ -319,8 +321,7 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
     # Last, because a run with a summary is not resumed, even if other files are missing.
     write_whole(folder.summary, json.dumps(signed(summary), indent=2) + "\n")
     if result.stopped:
-        go_on = f"python -m train --resume {in_shell(folder.path)}"
-        name = interrupts.name_of(callback.interrupt.number)
+        name, go_on = interrupts.name_of(callback.interrupt.number), f"python -m train --resume {in_shell(folder.path)}"
         say(console, f"stopped by {name} at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")
     say(
         console,

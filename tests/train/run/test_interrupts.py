@@ -229,7 +229,8 @@ def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
         with pytest.raises(EndedError, match="130"):
             cli.main(flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data")))
     errors = capfd.readouterr().err.split("\n")
-    assert errors[:1] + errors[2:] == ["", "train: interrupted by Ctrl-C", ""]
+    go_on = "go on with: python -m train --resume run"
+    assert errors[:1] + errors[2:] == ["", "", go_on, "train: interrupted by Ctrl-C", ""]
     assert "Ctrl-C: stopping after the commits in flight, with a checkpoint; a second signal stops at once" in errors[1]
     folder = RunFolder("run")
     assert not folder.summary.exists()
@@ -237,6 +238,36 @@ def test_the_second_ctrl_c_ends_a_training_run_without_a_checkpoint(
     assert cli.main(["--resume", "run"]) == 0
     assert "continuing from the checkpoint at" in capfd.readouterr().out
     assert folder.finished(COMMITS)
+
+
+@pytest.mark.parametrize("moment", ["save_first", "make_up"])
+def test_a_run_that_a_signal_ends_before_a_commit_names_the_command_that_continues_it(
+    moment, monkeypatch, tmp_path, capfd, tmp_path_factory
+):
+    """The engine compiles for a while then, and a resumed run writes the evaluations that it lacks."""
+
+    def interrupted(self, *_):
+        signal.raise_signal(signal.SIGTERM)
+
+    def end(status):
+        raise EndedError(status)
+
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.chdir(tmp_path)
+    argv = flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data"))
+    interrupts.end_at_once()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "_exit", end)
+        for command in [argv] if moment == "save_first" else [argv, ["--resume", "run"]]:
+            patched.setattr(training.RunCallback, moment, interrupted)
+            patched.setattr(training, "_run_engine", lambda *_: interrupted(None))
+            with pytest.raises(EndedError, match="143"):
+                cli.main(command)
+            go_on = "\ngo on with: python -m train --resume run\ntrain: interrupted by SIGTERM\n"
+            assert capfd.readouterr().err == go_on
+            interrupts._began -= interrupts.ECHO
+    assert cli.main(["--resume", "run"]) == 0
+    assert RunFolder("run").finished(COMMITS)
 
 
 @pytest.mark.slow
