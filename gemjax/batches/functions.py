@@ -85,8 +85,8 @@ def check_traceable(fn: Callable, trace: Callable = jax.eval_shape) -> Any:
         return trace(fn, number, number)
     except OverflowError as error:
         raise TypeError(
-            f"batches(worker, step) raised OverflowError: {error}; floats must fit into those of Python, and integers into "
-            "those of JAX, which have 32 bits unless jax_enable_x64 is set"
+            f"batches(worker, step) raised OverflowError: {error}; numbers must fit into their types, and integers of "
+            "Python into int32, or int64 if jax_enable_x64 is set"
         ) from error
     except (TypeError, StopIteration, jax.errors.JAXIndexError) as error:
         raise TypeError(
