@@ -132,7 +132,7 @@ def test_the_reference_loop_passes_model_state_and_keys():
     assert seen == [(7, 1, 0, bits(1, 0)), (7, 0, 3, bits(0, 3)), (8, 1, 5, bits(1, 5))]
 
 
-@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.5), 3)])
+@pytest.mark.parametrize("local", [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.5), 3), marks=pytest.mark.slow)])
 def test_the_reference_loop_tells_a_rule_what_engines_tell(local):
     """The update is made of what the rule is told: the loss, the losses of local steps and their number."""
 

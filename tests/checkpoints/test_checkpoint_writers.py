@@ -159,6 +159,7 @@ def test_late_answers_to_a_read_are_discarded_in_a_process_that_never_writes(tmp
     assert reported == [other]
 
 
+@pytest.mark.slow
 def test_threads_may_save_at_the_same_time(tmp_path):
     """Orbax takes the folders of one write for those of another one."""
     failed = []

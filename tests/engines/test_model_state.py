@@ -198,7 +198,7 @@ def test_packing_keys_loses_no_bit(apart):
     assert_same_bits(keys.as_data(empty), jax.tree.map(jnp.zeros_like, keys.as_data(tree)))
 
 
-@pytest.mark.parametrize("average", [False, True], ids=["replaced", "averaged"])
+@pytest.mark.parametrize("average", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["replaced", "averaged"])
 @pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
 def test_infinities_that_a_commit_leaves_as_they_were_do_not_count(local, average, x64):
     """A mask of attention is made of them."""

@@ -165,6 +165,7 @@ def test_a_signal_in_a_finalizer_in_a_callback_ends_the_run(run):
     assert len(stop.value.result.trace) < len(signals.TRACE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
 def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised(kind):
     def run():
@@ -259,6 +260,7 @@ def test_the_memory_of_a_run_that_two_signals_end_is_freed_at_once():
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
 def test_a_signal_is_found_after_a_thread_that_began_earlier_has_read_a_checkpoint(kind):
     """The thread replaced hooks before the run did, and puts them back during it."""

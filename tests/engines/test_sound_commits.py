@@ -81,7 +81,7 @@ def assert_as_without(make, trace, result):
 
 
 @pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", "yellowfin"])
+@pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", pytest.param("yellowfin", marks=pytest.mark.slow)])
 def test_one_large_gradient_does_not_ruin_the_central_variable(name, window):
     trace, result = spiked_run(BY_NAME[name], 3e19, window=window)
     assert_as_without(BY_NAME[name], trace, result)

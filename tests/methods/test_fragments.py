@@ -395,8 +395,8 @@ def test_a_number_of_workers_cannot_be_injected(make):
         jax.jit(optax.inject_hyperparams(make)(0.05, num_workers=2).init)(jnp.zeros(3))
 
 
-@pytest.mark.parametrize("horizon", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["streaming_diloco", "async_pipeline"])
+@pytest.mark.parametrize("horizon", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param("streaming_diloco", marks=pytest.mark.slow), "async_pipeline"])
 def test_groups_that_a_function_chooses_are_the_same_in_methods_made_anew(name, horizon):
     """Its states could neither be swept nor continued, because the function was a part of them."""
     choose = {"streaming_diloco": "fragments", "async_pipeline": "stages"}[name]

@@ -104,7 +104,7 @@ def test_the_root_has_its_limits_where_single_precision_ends(p, root):
     assert yellowfin._root(jnp.float32(p)).item() == pytest.approx(root, abs=1e-6)
 
 
-@pytest.mark.parametrize("exponent", [17.0, 18.5, 19.2])
+@pytest.mark.parametrize("exponent", [17.0, *(pytest.param(more, marks=pytest.mark.slow) for more in (18.5, 19.2))])
 def test_a_run_goes_on_after_a_huge_gradient(exponent):
     """Its square is in the curvature and in the variance of the tuner for hundreds of commits."""
     loss_fn = lambda p, batch: batch[0] * jnp.mean((p - batch[1]) ** 2)

@@ -129,6 +129,7 @@ def test_a_run_in_pieces_reads_each_line_of_its_log_once(tmp_path, monkeypatch):
     assert eventlog.trace_of(path, 2) == result.trace
 
 
+@pytest.mark.slow
 def test_a_log_that_was_cut_while_it_was_open_is_read_anew(tmp_path):
     path = tmp_path / "log.jsonl"
     with EventLog(path) as log:

@@ -259,6 +259,7 @@ def test_the_log_of_a_run_can_be_read(tmp_path, real_log):
     assert all(0 <= event["began"] <= event["time"] for event in ready)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1e3, 1e5, 1e9])
 def test_the_log_of_a_long_run_can_be_read(tmp_path, after):
     """Nine digits of ``began`` were less than microseconds after 1,000 seconds, and the log counted as damaged."""

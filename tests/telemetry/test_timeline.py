@@ -47,6 +47,7 @@ def test_without_times_of_dispatch_a_worker_begins_when_its_last_cycle_ended():
         np.testing.assert_array_equal(run.cycles["ready"][mine], times)
 
 
+@pytest.mark.slow
 def test_a_simulated_worker_begins_when_there_was_the_view_that_it_pulled():
     """Worker 1 leaves at 2.5 and joins at 6.5; its view is that of the commit at 6."""
     incidents = [arrivals.Leaves(worker=1, at=2.5), arrivals.Joins(worker=1, at=6.5)]

@@ -54,6 +54,7 @@ def run(num_commits=30, tx=ASGD, problem=QUADRATIC, **options):
     return result
 
 
+@pytest.mark.slow
 def test_a_run_replays_and_its_workers_are_named(fake, tmp_path):
     with gemjax.EventLog(tmp_path / "log") as log:
         result = run(problem=quadratic_with_dropout(), log=log)

@@ -38,15 +38,19 @@ class InTurn(gemjax.batches.Rows):
         return (step % 8)[:, None].astype(np.int32)
 
 
-@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), period=2)], ids=["gradients", "local steps"])
+@pytest.mark.parametrize(
+    "local",
+    [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.1), period=2), marks=pytest.mark.slow)],
+    ids=["gradients", "local steps"],
+)
 @pytest.mark.parametrize(
     "make",
     [
         InTurn,
         lambda data: gemjax.Epochs(data, 2),
-        lambda data: gemjax.Shards(data, 2, num_workers=2),
-        lambda data: gemjax.Stream(data, 2),
-        lambda data: gemjax.OnHost(gemjax.Epochs(data, 2)),
+        pytest.param(lambda data: gemjax.Shards(data, 2, num_workers=2), marks=pytest.mark.slow),
+        pytest.param(lambda data: gemjax.Stream(data, 2), marks=pytest.mark.slow),
+        pytest.param(lambda data: gemjax.OnHost(gemjax.Epochs(data, 2)), marks=pytest.mark.slow),
         lambda data: gemjax.FromSource(data, batch_size=2),
     ],
     ids=["own", "epochs", "shards", "stream", "on host", "source"],

@@ -80,7 +80,9 @@ def simulated(loss_fn, batches=ones, tx=ASGD):
     return gemjax.simulate(tx, loss_fn, jnp.zeros(2), batches, gemjax.arrivals.RoundRobin(2).trace(6)).params
 
 
-@pytest.mark.parametrize("kind", cases())
+@pytest.mark.parametrize(
+    "kind", ["module", "dict", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*cases()][2:])]
+)
 def test_a_changed_value_counts_in_the_next_run(kind):
     loss_fn, change = cases()[kind]
     before = simulated(loss_fn)

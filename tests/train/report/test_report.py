@@ -257,6 +257,7 @@ def test_a_truncated_log_is_refused(tmp_path, capsys):
         assert len(error) < 300
 
 
+@pytest.mark.slow
 def test_a_run_may_end_while_it_is_reported(tmp_path, monkeypatch):
     folder, summarise = make_run(tmp_path / "run", free(rounds=4)), gemjax.summarise
 

@@ -463,6 +463,7 @@ def test_a_resumed_run_leaves_no_summary_or_replay_of_commits_that_it_makes_agai
     assert cli.main(["report", "run"]) == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_summary_of_its_last_commits(folder, monkeypatch):
     assert cli.main(["replay", "run"]) == 0
     with monkeypatch.context() as patched:

@@ -150,7 +150,7 @@ def test_a_run_whose_event_log_finds_the_disk_full_can_be_resumed(tiny, monkeypa
     assert len(eventlog.trace_of("run/events.jsonl", 3)) == COMMITS
 
 
-@pytest.mark.parametrize("engine", ["simulate", "devices"])
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("devices", marks=pytest.mark.slow)])
 def test_an_evaluation_whose_row_finds_the_disk_full_is_made_up(tiny, monkeypatch, engine):
     """On devices an evaluation may come some commits after the one at which it is due."""
     evaluated = lambda: [(row["commits"], row["train_loss"]) for row in read_lines("run/metrics.jsonl")]

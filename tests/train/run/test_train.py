@@ -257,6 +257,7 @@ def test_a_host_is_split_into_no_more_devices_than_a_process_can_have(small, mon
     assert split == [2048]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["barrier", "tiered_barrier"])
 def test_a_simulated_run_may_pull_between_its_evaluations(tiny, small, cluster):
     """All workers of a barrier pull after its last commit; there is nothing to show of a piece of pulls alone."""

@@ -53,8 +53,8 @@ def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
     assert sizes(many.central.slots[0]) == sizes(few.central.slots[0])
 
 
-@pytest.mark.parametrize("when", ["at a stack", "at the end"])
-@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.adam(0.1), 2)])
+@pytest.mark.parametrize("when", ["at a stack", pytest.param("at the end", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("local", [None, pytest.param(gemjax.LocalSteps(optax.adam(0.1), 2), marks=pytest.mark.slow)])
 def test_the_state_is_gathered_on_the_host_if_its_devices_have_no_room(monkeypatch, when, local):
     tx, batches = gemjax.downpour(num_workers=2) if local else gemjax.gem(0.1, num_workers=2), lambda worker, step: step
     run = functools.partial(
