@@ -260,7 +260,7 @@ def test_a_commit_without_a_loss_is_refused():
         tx.update(jnp.zeros(1), tx.init(jnp.zeros(1)), jnp.zeros(1), worker=0)
 
 
-@pytest.mark.parametrize("anchors", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("anchors", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_anchors_for_some_of_the_parameters_are_refused(anchors):
     method = gemjax.lsgd(0.1, num_workers=2, anchors=anchors)
     problem = (

@@ -24,13 +24,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a full disk.
 
 
 def in_shell(path: str | os.PathLike) -> str:
-    """Return a path as one word of a command line that is no flag.
+    """Return a path as one word of a command line that is no flag and no home folder.
 
-    >>> in_shell("my runs"), in_shell("-a")
-    ("'my runs'", './-a')
+    >>> in_shell("my runs"), in_shell("-a"), in_shell("~/a")
+    ("'my runs'", './-a', "'./~/a'")
     """
     word = os.fspath(path)
-    return shlex.quote(f"./{word}" if word.startswith("-") else word)
+    return shlex.quote(f"./{word}" if word.startswith(("-", "~")) else word)
 
 
 def in_words(error: OSError) -> str:

@@ -16,6 +16,7 @@ DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 # Seconds of one request after its first signal: `timeout`, shells and systemd send SIGTERM or SIGHUP twice, or one after the
 # other, and launchers pass a Ctrl-C on as SIGTERM.
 ECHO = 1.0
+SHOW_CURSOR = b"\x1b[?25h"  # A line of progress hides it in a terminal.
 
 _began = -ECHO  # Time of the first signal of the last request.
 
@@ -116,6 +117,9 @@ def _end(number: int, *_: object) -> None:
     if _is_echo(number):  # Of a request that a run has just followed.
         return
     _write(f"train: interrupted by {name_of(number)}\n")
+    with contextlib.suppress(OSError):
+        if os.isatty(1) and os.environ.get("TERM") not in ("dumb", "unknown"):
+            os.write(1, SHOW_CURSOR)
     leave(status_of(number))
 
 

@@ -296,6 +296,9 @@ def result_of(error: BaseException | None) -> gemjax.Result | None:
 
 def _conclude(config, task, folder, result, callback, seconds, console) -> dict[str, Any]:
     folder.check_in_place()
+    if result.stopped:  # Said before the picture, which takes seconds, is drawn.
+        name, go_on = interrupts.name_of(callback.interrupt.number), f"python -m train --resume {in_shell(folder.path)}"
+        say(console, f"stopped by {name} at {callback.line.done} of {task.num_commits} commits; go on with: {go_on}")
     loss, accuracy = task.evaluate(result.params, result.model_state)
     try:  # Over the whole run, including the parts before it was resumed.
         run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
@@ -320,9 +323,6 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
     figures.draw_run(folder, config, run)
     # Last, because a run with a summary is not resumed, even if other files are missing.
     write_whole(folder.summary, json.dumps(signed(summary), indent=2) + "\n")
-    if result.stopped:
-        name, go_on = interrupts.name_of(callback.interrupt.number), f"python -m train --resume {in_shell(folder.path)}"
-        say(console, f"stopped by {name} at {summary['commits']} of {task.num_commits} commits; go on with: {go_on}")
     say(
         console,
         f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, "

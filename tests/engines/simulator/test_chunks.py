@@ -97,7 +97,6 @@ def test_pieces_of_all_sizes_are_one_compiled_program():
     assert programs() == before
 
 
-@pytest.mark.slow
 def test_a_result_that_lacks_a_pull_of_the_longer_trace_is_not_continued():
     trace = gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(4)).trace(12, seed=0)
     part = lambda trace, **options: gemjax.simulate(GEM, *QUADRATIC[:3], trace, **options)

@@ -60,7 +60,6 @@ def test_a_value_out_of_range_is_a_run_like_others_wherever_it_stands(rates, bat
     assert result.state.rejected.tolist() == [20 * np.isnan(rate) for rate in rates]
 
 
-@pytest.mark.slow
 def test_bounds_of_the_clamp_are_swept():
     make = lambda high: gemjax.gem(0.05, num_workers=4, clamp=(0.0, high))
     highs, trace, problem = [0.5, 5.0], gemjax.arrivals.Gamma(4).trace(20), quadratic()
@@ -251,7 +250,6 @@ def test_the_mean_loss_of_a_table_is_not_that_of_half_precision():
     assert result.history["loss"].mean() == 1.0
 
 
-@pytest.mark.slow
 def test_the_state_of_all_runs_is_not_taken_for_that_of_one(tmp_path):
     """Its first axis is that of runs; with as many workers the wrong results would look right."""
     problem, trace = (

@@ -78,13 +78,24 @@ def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
     interrupts.end_at_once()
     woken = []
     with Interrupt() as interrupt:
-        interrupt.unsaved, interrupt.wake = True, lambda: woken.append(True)
+        interrupt.unsaved, interrupt.wake, interrupt.go_on = True, lambda: woken.append(True), "run again"
         signal.raise_signal(number)
         assert (interrupt.is_set(), interrupt.number, woken, ends) == (True, number, [True], [])
         assert f"{interrupts.name_of(number)}: stopping after the commits in flight" in capfd.readouterr().err
         interrupts._began -= interrupts.ECHO  # As if a second had passed.
         signal.raise_signal(number)
         assert ends == [status]
+        assert capfd.readouterr().err.startswith("\ngo on with: run again\n")
+
+
+def test_a_signal_that_ends_the_process_shows_the_cursor(monkeypatch, ends, capfd):
+    """The line of progress has hidden it."""
+    interrupts.end_at_once()
+    for terminal, kind, expected in ((True, "xterm", "\x1b[?25h"), (True, "dumb", ""), (False, "xterm", "")):
+        monkeypatch.setattr(os, "isatty", lambda _, terminal=terminal: terminal)
+        monkeypatch.setenv("TERM", kind)
+        signal.raise_signal(signal.SIGINT)
+        assert capfd.readouterr().out == expected
 
 
 @pytest.mark.parametrize(("number", "status"), STATUS)

@@ -119,8 +119,7 @@ def test_a_whole_simulation_without_its_summary_gets_no_more_commits(tiny, small
     assert summary["test_loss"] == expected["test_loss"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["barrier", "homogeneous"])
+@pytest.mark.parametrize("cluster", ["barrier", pytest.param("homogeneous", marks=pytest.mark.slow)])
 def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, cluster):
     """With a barrier it counted as finished, because its trace goes on; and so did each that was resumed at its end."""
     config = dataclasses.replace(
