@@ -252,7 +252,11 @@ class Checkpoints:
             if commits is None:
                 return None
             self._check_files(commits, only=files.METADATA)
-            return self._read_metadata(commits)[0]["user"]
+            name = self._name(commits)
+            # Orbax would read files of the arrays, too, whose digests take longer, and print what it finds damaged in them.
+            if (found := files.custom_metadata(files.path_of(self.folder, commits))) is None:
+                raise damage(name, f"its file {files.METADATA} cannot be read")
+            return contents.check_metadata(found, name, commits)["user"]
 
         return self._steadily(None, read)
 

@@ -154,10 +154,10 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
 
 def _had_digests(checkpoint: Path) -> bool:
     """Return True if the checkpoint was named after its digests were written; Orbax reports unreadable metadata."""
-    return (_metadata(checkpoint) or {}).get(HAS_DIGESTS) is True
+    return (custom_metadata(checkpoint) or {}).get(HAS_DIGESTS) is True
 
 
-def _metadata(checkpoint: Path) -> dict[str, Any] | None:
+def custom_metadata(checkpoint: Path) -> dict[str, Any] | None:
     """Return what was given to Orbax as metadata of a checkpoint; ``None`` if that is damaged or missing."""
     try:
         return dict(json.loads(_read(checkpoint / METADATA))["custom_metadata"] or {})
@@ -213,11 +213,11 @@ def is_doubtful(checkpoint: Path) -> bool:
 
 def _is_own(checkpoint: Path) -> bool:
     """Return True if gemjax has written a checkpoint; earlier versions wrote no digests, and a name may be damaged."""
-    return (checkpoint / DIGESTS).is_file() or _has_own_names(_metadata(checkpoint))
+    return (checkpoint / DIGESTS).is_file() or _has_own_names(custom_metadata(checkpoint))
 
 
 def _is_foreign(checkpoint: Path) -> bool:
-    found = _metadata(checkpoint)  # Read once: another process may replace the checkpoint.
+    found = custom_metadata(checkpoint)  # Read once: another process may replace the checkpoint.
     return found is not None and not _has_own_names(found) and not (checkpoint / DIGESTS).exists()
 
 

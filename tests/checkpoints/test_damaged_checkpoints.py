@@ -217,6 +217,16 @@ def test_a_flipped_byte_of_an_array_is_found(saved, tmp_path):
         assert f"{largest.name}' has other bytes than were written; restore it from a copy" in refusal(tmp_path)
 
 
+def test_metadata_are_read_without_the_files_of_arrays(saved, tmp_path):
+    """Orbax read those before their digests were compared; TensorStore's answers may come, and be shown, after the refusal."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    for path in (tmp_path / "5" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"x")
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.metadata == USER
+
+
 def test_the_metadata_of_a_damaged_checkpoint_are_refused(damaged):
     path = damaged / "5" / files.METADATA
     path.write_text(path.read_text().replace('"user"', '"used"'))
