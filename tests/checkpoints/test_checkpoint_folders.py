@@ -212,7 +212,7 @@ def test_a_file_of_the_name_of_a_checkpoint_stays(tmp_path):
 def test_a_folder_is_opened_while_another_process_replaces_a_checkpoint(tmp_path, monkeypatch):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(like(), arrivals.Gamma(3).trace(3))
-    away, read = (tmp_path / "3").rename(tmp_path / "away"), files._metadata
+    away, read = (tmp_path / "3").rename(tmp_path / "away"), files.custom_metadata
 
     def read_and_replace(checkpoint):
         found = read(checkpoint)
@@ -221,7 +221,7 @@ def test_a_folder_is_opened_while_another_process_replaces_a_checkpoint(tmp_path
         return found
 
     monkeypatch.setattr(files, "numbers", lambda folder: [3])
-    monkeypatch.setattr(files, "_metadata", read_and_replace)
+    monkeypatch.setattr(files, "custom_metadata", read_and_replace)
     gemjax.Checkpoints(tmp_path)
 
 
