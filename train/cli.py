@@ -13,7 +13,7 @@ from typing import Any
 from train.common import compilation, interrupts
 from train.common.console import RunConsole, adapt_output
 from train.common.errors import DataError, RecordError, UsageError, printable
-from train.common.files import FULL, in_shell, in_words
+from train.common.files import FULL, in_words
 from train.config import helptext
 from train.config.config import Config
 from train.config.parsing import check_resumed, in_flags, parse_flags, start_from, take_resume
@@ -179,14 +179,13 @@ def _train(argv: list[str]) -> int:
         raise UsageError(str(error)) from error
     except gemjax.RunFailedError as error:
         unsaved = result_of(error) is None and folder.config.exists() and folder.can_be_resumed()
-        go_on = f"; go on with: python -m train --resume {in_shell(folder.path)}" if unsaved else ""
+        go_on = f"; go on with: {folder.go_on}" if unsaved else ""
         advice = f"; {MORE_MEMORY}" if "RESOURCE_EXHAUSTED" in str(error) else ""
         raise UsageError(f"the run failed: {error}{advice}{go_on}") from error
     except OSError as error:
         if folder.config.exists() and (error.errno in FULL or isinstance(error, CheckpointWriteError)):
             advice = "make room" if error.errno in FULL else "fix that"
-            resume = f"go on with: python -m train --resume {in_shell(folder.path)}"
-            go_on = resume if folder.can_be_resumed() else folder.begin_again(config)
+            go_on = f"go on with: {folder.go_on}" if folder.can_be_resumed() else folder.begin_again(config)
             newest = "" if isinstance(error, CheckpointWriteError) else f"; {folder.saved.newest()}"
             print(f"train: {in_words(error)}{newest}; {advice} and {go_on}", file=sys.stderr)
             return 1

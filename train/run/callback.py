@@ -13,7 +13,7 @@ from gemjax.checkpoints import CheckpointError, CheckpointWriteError
 from gemjax.telemetry import eventlog
 from train.common.console import say
 from train.common.errors import FolderMovedError
-from train.common.files import in_shell, in_words
+from train.common.files import in_words
 from train.config.config import Config
 from train.run.means import Means
 from train.run.progress import ProgressLine
@@ -209,7 +209,7 @@ class RunCallback:
             say(
                 self.console,
                 f"the {len(trace)} commits before the error{f', {refused} of them refused,' if refused else ''} are saved; go "
-                f"on with: python -m train --resume {in_shell(self.folder.path)}",
+                f"on with: {self.folder.go_on}",
             )
 
     def _due(self, done: int) -> int:

@@ -267,6 +267,11 @@ class RunFolder:
                 f"would delete; restore the checkpoints, or {self.begin_again(config)}"
             )
 
+    @property
+    def go_on(self) -> str:
+        """The command that continues the run."""
+        return f"python -m train --resume {files.in_shell(self.path)}"
+
     def begin_again(self, config: Config) -> str:
         """Return the advice to begin the same run in a folder that does not exist."""
         path = self.path if self.path.name not in ("", "..") else self.path.resolve()

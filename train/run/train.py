@@ -100,7 +100,7 @@ def _train(
         restored, recorded = _restore(config, task, folder, checkpoints, logged, console)
         folder.begin(config)  # After the checkpoint was found to fit.
         if restored is not None or not config.central_hosts:  # Those write their first checkpoint during the run.
-            interrupt.go_on = f"python -m train --resume {in_shell(folder.path)}"
+            interrupt.go_on = folder.go_on
         with RunLog(folder.events, functools.partial(setattr, interrupt, "unsaved", True)) as log:
             callback = RunCallback(config, task, folder, checkpoints, log, interrupt, console, trace, len(recorded))
             if restored is None and not config.central_hosts:
@@ -297,8 +297,11 @@ def result_of(error: BaseException | None) -> gemjax.Result | None:
 def _conclude(config, task, folder, result, callback, seconds, console) -> dict[str, Any]:
     folder.check_in_place()
     if result.stopped:  # Said before the picture, which takes seconds, is drawn.
-        name, go_on = interrupts.name_of(callback.interrupt.number), f"python -m train --resume {in_shell(folder.path)}"
-        say(console, f"stopped by {name} at {callback.line.done} of {task.num_commits} commits; go on with: {go_on}")
+        name = interrupts.name_of(callback.interrupt.number)
+        say(
+            console,
+            f"stopped by {name} at {callback.line.done} of {task.num_commits} commits; go on with: {folder.go_on}",
+        )
     loss, accuracy = task.evaluate(result.params, result.model_state)
     try:  # Over the whole run, including the parts before it was resumed.
         run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
