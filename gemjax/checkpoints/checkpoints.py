@@ -194,8 +194,11 @@ class Checkpoints:
 
         Raises:
           CheckpointWriteError: (an OSError) if the checkpoint could not be written.
+          RuntimeError: in a process that was forked during the write, which never ends there.
         """
         if self._writing is not None:
+            if not self._writing.done():
+                turns.check_not_forked()
             with self._recovering():
                 if (
                     timeout is not None

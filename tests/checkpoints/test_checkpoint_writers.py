@@ -352,7 +352,7 @@ def test_a_process_that_was_forked_during_a_write_neither_keeps_the_lock_nor_wai
 
 
 IN_A_FORK = """
-import os, sys, warnings
+import concurrent.futures, os, sys, warnings
 import gemjax
 from gemjax import arrivals
 
@@ -367,6 +367,8 @@ if early == 0:
     sys.exit(checkpoints.load(like())[1] != trace)
 child = os.fork()
 if child == 0:
+    print("read", checkpoints.metadata, checkpoints.commits)
+    checkpoints._writing = concurrent.futures.Future()  # As if the fork had come during a write in the background.
     calls = (lambda: checkpoints.save(None, trace), lambda: checkpoints.load(None), lambda: checkpoints.metadata)
     for call in calls:
         try:
@@ -389,3 +391,4 @@ def test_checkpoints_are_refused_in_a_process_forked_after_jax_was_used(tmp_path
     assert done.returncode == 0, done.stderr
     refused = done.stdout.count("this process was forked from one that uses JAX")
     assert refused == (3 if when == "late" else 0)
+    assert done.stdout.startswith("read {} [20]\n" if when == "late" else "")
