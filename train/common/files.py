@@ -82,9 +82,7 @@ def check_replaces(mark: bytes, *paths: Path, first: bool = False) -> None:
     for path in paths:
         content = path.read_bytes() if path.exists() else mark
         if not (content.startswith(mark) if first else mark in content):
-            raise RecordError(
-                f"{path} is another file, which this command would replace; move it away, or name another place"
-            )
+            raise RecordError(f"{path} is another file, which this command would replace; move it away")
 
 
 @contextlib.contextmanager
