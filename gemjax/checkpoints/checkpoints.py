@@ -248,7 +248,8 @@ class Checkpoints:
         """The ``metadata`` that the newest checkpoint was saved with; ``None`` if there is no checkpoint.
 
         Raises:
-          CheckpointError: if the checkpoint is damaged, or not written by gemjax.
+          CheckpointError: if the metadata are damaged, a file is missing or of another size, or the checkpoint is not written
+            by gemjax. Only :meth:`load` compares all bytes.
         """
 
         def read(commits: int | None) -> dict[str, Any] | None:
@@ -258,7 +259,7 @@ class Checkpoints:
             name = self._name(commits)
             # Orbax would read files of the arrays, too, whose digests take longer, and print what it finds damaged in them.
             if (found := files.custom_metadata(files.path_of(self.folder, commits))) is None:
-                raise damage(name, f"its file {files.METADATA} cannot be read")
+                raise damage(name, f"its file {files.METADATA} holds no metadata of gemjax")
             return contents.check_metadata(found, name, commits)["user"]
 
         return self._steadily(None, read)

@@ -127,7 +127,7 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
 
     Args:
       checkpoint: folder of the checkpoint.
-      only: the one file to check; default all.
+      only: the one file whose bytes to compare, and not only its size; default all.
     """
     if not checkpoint.is_dir():
         return "it is not a folder"
@@ -138,9 +138,9 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
         return f"its file {DIGESTS} is missing" if _had_digests(checkpoint) else None
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"its file {DIGESTS} cannot be read ({type(error).__name__})"
-    for name in digests if only is None else [only]:
+    for name in digests if only is None or only in digests else [only]:
         try:
-            found = _digest(checkpoint / name)
+            found = _digest(checkpoint / name) if only in (None, name) else _size(checkpoint / name, digests[name])
         except FileNotFoundError:
             return f"its file {name!a} is missing"
         except (OSError, ValueError) as error:
@@ -153,7 +153,7 @@ def damage_of(checkpoint: Path, only: str | None = None) -> str | None:
 
 
 def _had_digests(checkpoint: Path) -> bool:
-    """Return True if the checkpoint was named after its digests were written; Orbax reports unreadable metadata."""
+    """Return True if the checkpoint was named after its digests were written."""
     return (custom_metadata(checkpoint) or {}).get(HAS_DIGESTS) is True
 
 
@@ -168,6 +168,11 @@ def custom_metadata(checkpoint: Path) -> dict[str, Any] | None:
 def _read(path: Path) -> bytes:
     _check_no_pipe(path)
     return path.read_bytes()
+
+
+def _size(path: Path, expected: tuple[int, str]) -> tuple[int, str]:
+    """Return the size of a file, with the expected digest."""
+    return path.stat().st_size, expected[1]
 
 
 def _digest(path: Path) -> tuple[int, str]:

@@ -220,10 +220,26 @@ def test_a_flipped_byte_of_an_array_is_found(saved, tmp_path):
 def test_metadata_are_read_without_the_files_of_arrays(saved, tmp_path, monkeypatch):
     """Orbax read those before their digests were compared; TensorStore's answers may come, and be shown, after the refusal."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    shutil.rmtree(tmp_path / "5" / "state")
+    for path in (tmp_path / "5" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(bytes(path.stat().st_size))
     monkeypatch.setattr("orbax.checkpoint.v1.metadata", lambda *_: pytest.fail("Orbax was asked"))
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.metadata == USER
+
+
+def test_metadata_beside_an_incomplete_state_are_refused(saved, tmp_path):
+    """Who reads them, as `BestCheckpoint` does, relies on that state."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    largest = max((tmp_path / "5" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    size = largest.stat().st_size
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        largest.write_bytes(largest.read_bytes()[:-1])
+        with pytest.raises(gemjax.CheckpointError, match=f"has {size - 1} bytes instead of {size}; restore it"):
+            _ = checkpoints.metadata
+        largest.unlink()
+        with pytest.raises(gemjax.CheckpointError, match=f"{largest.name}' is missing; restore it"):
+            _ = checkpoints.metadata
 
 
 def test_the_metadata_of_a_damaged_checkpoint_are_refused(damaged):

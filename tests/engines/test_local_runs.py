@@ -400,9 +400,8 @@ def test_an_optimizer_with_injected_hyper_parameters_keeps_the_dtypes_of_its_sta
     again = simulated(result.trace, given, gemjax.easgd(num_workers=WORKERS), LocalSteps(tx, 3))
     assert kinds(locals_of(result)) == kinds(locals_of(again)) == kinds(tx.init(params))
     assert_close(jax.device_get(result.params), again.params, rtol=1e-2)
-    assert (
-        min(again.history["loss"]) < 0.5 * again.history["loss"][0]
-    )  # The last commit may be the first of its worker.
+    # The last commit may be the first of its worker.
+    assert min(again.history["loss"]) < 0.5 * again.history["loss"][0]
 
 
 @pytest.mark.slow

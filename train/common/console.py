@@ -30,6 +30,9 @@ class RunConsole(Console):
     output is full. Ctrl-C still ends it, with a checkpoint.
     """
 
+    def __init__(self):
+        super().__init__(emoji=False)  # A folder may be named a:smile:b.
+
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()

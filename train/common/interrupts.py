@@ -7,7 +7,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 # A terminal sends SIGINT for Ctrl-C and SIGHUP when it is closed; schedulers of clusters and containers send SIGTERM.
@@ -182,6 +182,14 @@ class Interrupt(threading.Event):
     def __exit__(self, *_: object) -> None:
         while self._before:
             signal.signal(*self._before.popitem())
+
+    @contextlib.contextmanager
+    def while_unsaved(self) -> Iterator[None]:
+        """Let commits be saved within this context; after it, the first signal ends the process."""
+        try:
+            yield
+        finally:
+            self.unsaved = False
 
     def _on_signal(self, number: int, *_: object) -> None:
         if not self.is_set():  # A request of its own, however soon after another one.

@@ -49,14 +49,14 @@ def train(config: Config, folder: RunFolder, console: Console, interrupt: Interr
       OSError: if the records, or the last checkpoint, cannot be written, or another process writes this run; earlier
         checkpoints remain valid.
     """
-    with contextlib.ExitStack() as lock:
+    with contextlib.ExitStack() as until_summary:
         if folder.config.exists():
-            lock.enter_context(folder.alone())
-        return _train(config, folder, console, interrupt or Interrupt(), lock)
+            until_summary.enter_context(folder.alone())
+        return _train(config, folder, console, interrupt or Interrupt(), until_summary)
 
 
 def _train(
-    config: Config, folder: RunFolder, console: Console, interrupt: Interrupt, lock: contextlib.ExitStack
+    config: Config, folder: RunFolder, console: Console, interrupt: Interrupt, until_summary: contextlib.ExitStack
 ) -> dict[str, Any]:
     new = not folder.config.exists()
     if config.engine != "simulate":
@@ -90,9 +90,10 @@ def _train(
     say_batch_size(config, task, console)
     with (
         ray_cluster(config, console) as workers,
-        contextlib.nullcontext(lock.enter_context(folder.alone())),  # Until the summary is written.
+        contextlib.nullcontext(until_summary.enter_context(folder.alone())),
         folder.saved.open(config.keep_checkpoints) as checkpoints,
-        interrupt,
+        contextlib.nullcontext(until_summary.enter_context(interrupt)),  # After Ray, which has a handler of its own.
+        interrupt.while_unsaved(),
     ):
         if new:
             folder.check_new()

@@ -36,9 +36,9 @@ def test_a_size_that_is_none_is_ignored(size, monkeypatch, capsys):
     assert capsys.readouterr().out == "text\n"
 
 
-@pytest.mark.parametrize("name", ["runs/[exp 1] gem", "runs/a[/b]", "[bold]x[/bold]"])
-def test_brackets_are_no_style(name, capsys):
-    """They were left out of the name of a folder, or ended the command."""
+@pytest.mark.parametrize("name", ["runs/[exp 1] gem", "runs/a[/b]", "[bold]x[/bold]", "a:smile:b"])
+def test_names_are_printed_as_they_are(name, capsys):
+    """Brackets are a style to Rich, and words between colons are pictures."""
     say(RunConsole(), f"picture: {name}/run.png")
     assert capsys.readouterr().out == f"picture: {name}/run.png\n"
 

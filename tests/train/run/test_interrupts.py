@@ -190,12 +190,15 @@ def test_a_run_that_a_signal_stops_continues_bit_for_bit(
         if progress.commits == 22:
             signal.raise_signal(number)
 
+    drawn = []
     with monkeypatch.context() as patched:
         patched.setattr(training.RunCallback, "poll", signalled)
+        patched.setattr(training.figures, "draw_run", lambda *_: drawn.append(capfd.readouterr()))
         assert cli.main(argv) == status
-    output, name = capfd.readouterr(), interrupts.name_of(number)
-    assert f"stopped by {name} at 22 of 33 commits; go on with: python -m train --resume run" in output.out
-    assert output.err.count("\n") == 2
+    (before,), name = drawn, interrupts.name_of(number)  # Drawing takes longer than a user may wait.
+    assert f"stopped by {name} at 22 of 33 commits; go on with: python -m train --resume run" in before.out
+    assert before.err.count("\n") == 2
+    assert capfd.readouterr().err == ""
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     folder = RunFolder("run")
     assert sorted(os.listdir(folder.saved.path)) == ["0", "22"]
@@ -277,6 +280,39 @@ def test_a_run_that_a_signal_ends_before_a_commit_names_the_command_that_continu
             go_on = "\ngo on with: python -m train --resume run\ntrain: interrupted by SIGTERM\n"
             assert capfd.readouterr().err == go_on
             interrupts._began -= interrupts.ECHO
+    assert cli.main(["--resume", "run"]) == 0
+    assert RunFolder("run").finished(COMMITS)
+
+
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["first", "second"])
+def test_a_signal_while_the_summary_is_made_names_the_command(second, monkeypatch, tmp_path, capfd, tmp_path_factory):
+    """All commits are saved then, or all until the first signal; the picture takes seconds."""
+
+    def interrupted(*_):
+        interrupts._began -= interrupts.ECHO
+        signal.raise_signal(signal.SIGTERM)
+
+    def end(status):
+        raise EndedError(status)
+
+    def stopped(self, progress):
+        poll(self, progress)
+        if progress.commits == 22 and second:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.chdir(tmp_path)
+    interrupts.end_at_once()
+    poll = training.RunCallback.poll
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "_exit", end)
+        patched.setattr(training.RunCallback, "poll", stopped)
+        patched.setattr(training.figures, "draw_run", interrupted)
+        with pytest.raises(EndedError, match="143"):
+            cli.main(flags("run", "--data-dir", str(tmp_path_factory.getbasetemp() / "data")))
+    go_on = "\ngo on with: python -m train --resume run\ntrain: interrupted by SIGTERM\n"
+    assert capfd.readouterr().err.endswith(go_on)
+    assert not RunFolder("run").summary.exists()
     assert cli.main(["--resume", "run"]) == 0
     assert RunFolder("run").finished(COMMITS)
 
