@@ -154,7 +154,7 @@ def run_in_python(
     batches = batches if local is None else LocalBatches(batches, local)
     # A function of arrays: a batch of local steps is a closure, which cannot pass through jit.
     gradient = jax.jit(lambda view, data, chosen, worker, step: transition.gradient(
-        view, batches.batch(batches.data if data is None else data, chosen), worker, step
+        view, batches.batch(data, chosen), worker, step
     ))  # fmt: skip
     # A function of its own, which is traced anew. Outside of jit each call would compile its conditionals again.
     update = jax.jit(lambda sent, state, params, worker: transition.update(sent, state, params, worker))
@@ -166,7 +166,7 @@ def run_in_python(
         if commits:
             chosen = select(batches, np.array([worker]), np.array([step]), np.array([draw]))
             data, selection = batches.gather(jax.tree.map(lambda column: column[0], chosen))
-            sent = gradient(view, data, selection, worker, step)
+            sent = gradient(view, batches.data if data is None else data, selection, worker, step)
             before = opt_state
             updates, opt_state = update(sent, opt_state, params, worker)
             if refused(before, opt_state):

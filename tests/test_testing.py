@@ -267,3 +267,27 @@ def run_with(faults, **options):
     replay = gemjax.simulate(tx, loss_fn, params, batches, result.trace)
     np.testing.assert_allclose(jax.device_get(result.params)["x"], replay.params["x"], rtol=1e-3, atol=1e-5)
     return result
+
+
+class Windows(gemjax.batches.Batches):
+    """Parts of a text in host memory."""
+
+    def __init__(self, text):
+        self.data = text
+
+    def select(self, worker, step):
+        return (worker + step).astype(np.int32) % len(self.data)
+
+    def batch(self, data, selection):
+        return data[selection]
+
+
+@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
+def test_the_loop_takes_batches_of_the_user_as_engines_do(local):
+    """NumPy cannot be indexed with the number of a row that is traced."""
+    batches = Windows(np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32))
+    loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
+    tx = gemjax.asgd(0.1, num_workers=2) if local is None else gemjax.downpour(num_workers=2)
+    problem = tx, loss_fn, jnp.zeros(3), batches, gemjax.arrivals.Gamma(2).trace(10)
+    found, expected = run_in_python(*problem, local=local), gemjax.simulate(*problem, local=local).params
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
