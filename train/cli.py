@@ -13,7 +13,7 @@ from typing import Any
 from train.common import compilation, interrupts
 from train.common.console import RunConsole, adapt_output
 from train.common.errors import DataError, RecordError, UsageError, printable
-from train.common.files import FULL, in_words
+from train.common.files import FULL, in_words, release
 from train.config import helptext
 from train.config.config import Config
 from train.config.parsing import check_resumed, in_flags, parse_flags, start_from, take_resume
@@ -192,7 +192,7 @@ def _train(argv: list[str]) -> int:
         raise
     finally:
         if not is_named:
-            folder.release()
+            release(folder.path)
     return 0 if summary["finished"] else interrupts.status_of(interrupt.number)
 
 

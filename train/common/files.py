@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import shlex
 import shutil
@@ -83,6 +84,32 @@ def check_replaces(mark: bytes, *paths: Path, first: bool = False) -> None:
         content = path.read_bytes() if path.exists() else mark
         if not (content.startswith(mark) if first else mark in content):
             raise RecordError(f"{path} is another file, which this command would replace; move it away")
+
+
+def names(path: Path) -> Iterator[Path]:
+    """Yield a path, and others with a number behind its name."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+
+
+def reserve(path: Path) -> Path:
+    """Create a folder for one command alone, under a further name if it is there already, and return its path."""
+
+    def is_made(path: Path) -> bool:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            return False
+        return True
+
+    return next(filter(is_made, names(path)))
+
+
+def release(path: Path) -> None:
+    """Remove a reserved folder, and the one of all runs, if nothing is in it."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+        path.parent.rmdir()
 
 
 @contextlib.contextmanager

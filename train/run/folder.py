@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -83,21 +82,7 @@ class RunFolder:
 
     def reserved(self) -> "RunFolder":
         """Create the folder of a run without `--out`; under a further name if a run that began in the same second has this."""
-
-        def is_made(path: Path) -> bool:
-            try:
-                path.mkdir(parents=True)
-            except FileExistsError:
-                return False
-            return True
-
-        return RunFolder(next(filter(is_made, _names(self.path))))
-
-    def release(self) -> None:
-        """Remove the folder, and the one of all runs, if nothing is in it."""
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
-            self.path.parent.rmdir()
+        return RunFolder(files.reserve(self.path))
 
     def check_new(self) -> None:
         """Raise `FileExistsError` if the folder holds a run."""
@@ -275,7 +260,7 @@ class RunFolder:
     def begin_again(self, config: Config) -> str:
         """Return the advice to begin the same run in a folder that does not exist."""
         path = self.path if self.path.name not in ("", "..") else self.path.resolve()
-        out = next(other for other in _names(path) if not os.path.lexists(other))
+        out = next(other for other in files.names(path) if not os.path.lexists(other))
         return f"begin the run again in another folder: {command_of(dataclasses.replace(config, out=str(out)))}"
 
     def can_be_resumed(self) -> bool:
@@ -323,9 +308,3 @@ class RunFolder:
             return read_metrics(self.metrics)
         except ValueError as error:
             raise RecordError(str(error)) from error
-
-
-def _names(path: Path) -> Iterator[Path]:
-    """Yield a path, and others with a number behind its name."""
-    yield path
-    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from train.common.errors import RecordError
-from train.common.files import check_name, check_out, check_regular, write_whole
+from train.common.files import check_name, check_out, check_regular, reserve, write_whole
 from train.common.machine import generator, other_generator
 from train.run.folder import RUNS
 from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
@@ -63,6 +63,10 @@ class SweepFolder(Store[Cell, list[Row]]):
                 f"--out {folder.path} holds {' and '.join(others)} that no sweep has written there; choose another --out"
             )
         return folder
+
+    def reserved(self) -> "SweepFolder":
+        """Create the folder of a sweep without `--out`; under a further name if one that began in the same second has this."""
+        return SweepFolder(reserve(self.path))
 
     @classmethod
     def find(cls, name: str) -> "SweepFolder":

@@ -14,7 +14,7 @@ from gemjax.engines.memory import check_fits, readable
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import alone, in_shell
+from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
 from train.config.parsing import check_resumed, parse_flags, start_from, take_resume
@@ -41,7 +41,7 @@ sweep.csv (a line per run, for pandas.read_csv), sweep.png, and each cell when i
 
 def main(argv: Sequence[str]) -> int:
     """Run the sweep that the command line asks for and return the exit status."""
-    grid, folder = parse(argv)
+    grid, folder, is_named = parse(argv)
     console = RunConsole()
     if grid.dry_run:
         return until_interrupted(lambda: dry_run(grid, console), console, str)
@@ -53,11 +53,17 @@ def main(argv: Sequence[str]) -> int:
         )
 
     say(console, f"sweep on {grid.dataset}: preparing data and parameters …")
-    return until_interrupted(lambda: run(grid, folder, console), console, resume)
+    try:
+        if not is_named:
+            folder = folder.reserved()
+        return until_interrupted(lambda: run(grid, folder, console), console, resume)
+    finally:
+        if not is_named:
+            release(folder.path)
 
 
-def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
-    """Return the sweep that `argv` asks for, and its folder.
+def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder, bool]:
+    """Return the sweep that `argv` asks for, its folder, and whether `argv` names that.
 
     Raises:
       UsageError: if it is wrong.
@@ -79,7 +85,8 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
         raise UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")
     check_dataset(grid.dataset, grid.data_dir)
     grid = dataclasses.replace(grid, resume=None)
-    return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
+    folder = SweepFolder.find(resume) if resume else SweepFolder.of(grid)
+    return grid, folder, bool(resume or grid.out)
 
 
 @in_its_precision

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 
 import jax
@@ -16,6 +17,7 @@ import small_sweeps
 from small_sweeps import arguments, pretend, run
 
 from train import cli
+from train.common.errors import DataError
 from train.sweep import sweep
 from train.sweep.folder import SweepFolder
 from train.sweep.grid import Grid
@@ -23,6 +25,26 @@ from train.task.data import load
 
 data_dir, small = small_sweeps.data_dir, small_sweeps.small
 undrawn, pretended = small_sweeps.undrawn, small_sweeps.pretended
+
+
+@pytest.mark.usefixtures("undrawn", "pretended")
+def test_sweeps_that_begin_in_the_same_second_have_folders_of_their_own(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda format: "now")
+    argv = ["sweep", *arguments(dataclasses.replace(small, out=None))]
+
+    def without_data(config):
+        assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2", "now-digits-sweep-3"]
+        raise DataError("no data")
+
+    assert [cli.main(argv), cli.main(argv)] == [0, 0]
+    assert "folder runs/now-digits-sweep-2\n" in capsys.readouterr().out
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep, "make_task", without_data)
+        assert cli.main(argv) == 2
+    assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2"]
+    assert cli.main(["sweep", "--resume", "runs/now-digits-sweep-2"]) == 0
+    assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2"]
 
 
 @pytest.mark.usefixtures("undrawn")
