@@ -229,7 +229,7 @@ def test_metadata_are_read_without_the_files_of_arrays(saved, tmp_path, monkeypa
 
 
 def test_metadata_beside_an_incomplete_state_are_refused(saved, tmp_path):
-    """Who reads them, as `BestCheckpoint` does, relies on that state."""
+    """A reader of metadata, such as `BestCheckpoint`, relies on the state beside them."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     largest = max((tmp_path / "5" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
     size = largest.stat().st_size
