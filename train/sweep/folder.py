@@ -5,6 +5,7 @@ import io
 import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from train.common.errors import RecordError
@@ -31,15 +32,31 @@ class SweepFolder(Store[Cell, list[Row]]):
 
     `sweep.json` (the grid), `cells/<method>-<workers>.json` (the runs of a finished cell), `sweep.csv` (one line per run) and
     `sweep.png`. Each file is complete or absent, whenever the sweep is killed.
+
+    Attributes:
+      is_named: True if the user has named the folder, or it is created.
     """
 
     def __init__(self, path: str | os.PathLike):
         super().__init__(path)
-        self.grid = self.path / "sweep.json"
-        self.table = self.path / "sweep.csv"
-        self.picture = self.path / "sweep.png"
+        self.is_named = True
         self._grid: Grid | None = None  # By :meth:`check`.
         self.data: str | None = None  # Checksum of the data, when they have been read.
+
+    @property
+    def grid(self) -> Path:
+        """The file of the grid."""
+        return self.path / "sweep.json"
+
+    @property
+    def table(self) -> Path:
+        """The file with one line per run."""
+        return self.path / "sweep.csv"
+
+    @property
+    def picture(self) -> Path:
+        """The file of the picture."""
+        return self.path / "sweep.png"
 
     @classmethod
     def of(cls, grid: Grid) -> "SweepFolder":
@@ -52,6 +69,7 @@ class SweepFolder(Store[Cell, list[Row]]):
           RecordError: if it has something else in place of a file of a sweep.
         """
         folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
+        folder.is_named = grid.out is not None
         if (folder.path / "config.json").exists():
             raise FileExistsError(f"{folder.path} holds a run; choose another --out for the sweep")
         check_name(folder.path)
@@ -63,10 +81,6 @@ class SweepFolder(Store[Cell, list[Row]]):
                 f"--out {folder.path} holds {' and '.join(others)} that no sweep has written there; choose another --out"
             )
         return folder
-
-    def reserved(self) -> "SweepFolder":
-        """Create the folder of a sweep without `--out`; under a further name if one that began in the same second has this."""
-        return SweepFolder(reserve(self.path))
 
     @classmethod
     def find(cls, name: str) -> "SweepFolder":
@@ -100,8 +114,15 @@ class SweepFolder(Store[Cell, list[Row]]):
             )
         self._grid = grid
 
+    def create(self) -> None:
+        """Create the folder; without `--out` under a further name if a sweep that began in the same second has this."""
+        if self.is_named:
+            self.path.mkdir(parents=True, exist_ok=True)
+        else:
+            self.path, self.is_named = reserve(self.path), True
+
     def begin(self, grid: Grid) -> None:
-        """Create the folder and write the grid, unless that is done."""
+        """Write the grid, unless that is done."""
         (self.path / "cells").mkdir(parents=True, exist_ok=True)
         if not self.grid.exists():
             write_whole(self.grid, grid.text())

@@ -14,7 +14,7 @@ from gemjax.engines.memory import check_fits, readable
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import alone, in_shell, release
+from train.common.files import alone, in_shell
 from train.common.machine import in_its_precision
 from train.config import helptext
 from train.config.parsing import check_resumed, parse_flags, start_from, take_resume
@@ -41,7 +41,7 @@ sweep.csv (a line per run, for pandas.read_csv), sweep.png, and each cell when i
 
 def main(argv: Sequence[str]) -> int:
     """Run the sweep that the command line asks for and return the exit status."""
-    grid, folder, is_named = parse(argv)
+    grid, folder = parse(argv)
     console = RunConsole()
     if grid.dry_run:
         return until_interrupted(lambda: dry_run(grid, console), console, str)
@@ -53,17 +53,11 @@ def main(argv: Sequence[str]) -> int:
         )
 
     say(console, f"sweep on {grid.dataset}: preparing data and parameters …")
-    try:
-        if not is_named:
-            folder = folder.reserved()
-        return until_interrupted(lambda: run(grid, folder, console), console, resume)
-    finally:
-        if not is_named:
-            release(folder.path)
+    return until_interrupted(lambda: run(grid, folder, console), console, resume)
 
 
-def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder, bool]:
-    """Return the sweep that `argv` asks for, its folder, and whether `argv` names that.
+def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
+    """Return the sweep that `argv` asks for, and its folder.
 
     Raises:
       UsageError: if it is wrong.
@@ -85,8 +79,7 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder, bool]:
         raise UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")
     check_dataset(grid.dataset, grid.data_dir)
     grid = dataclasses.replace(grid, resume=None)
-    folder = SweepFolder.find(resume) if resume else SweepFolder.of(grid)
-    return grid, folder, bool(resume or grid.out)
+    return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
 
 
 @in_its_precision
@@ -99,7 +92,8 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
       BlockingIOError: if another process runs this sweep.
     """
     try:
-        _known(grid, folder)
+        if folder.is_named:  # Otherwise what is there is of another sweep.
+            _known(grid, folder)
         if may_be_large(grid):
             _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
         task = make_task(grid.config(grid.cells[0]))
@@ -107,7 +101,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
         folder.data = task.data_checksum()
     except (ValueError, MemoryError) as error:
         raise UsageError(str(error)) from error
-    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.create()
     with alone(folder.path) as folder.check_in_place:
         try:
             known = _known(grid, folder)  # Another process may have begun, or ended, a sweep there meanwhile.

@@ -24,6 +24,7 @@ from gemjax.engines.cluster.connection import (
     hide_token,
     imported_ray,
     on_loopback,
+    shut_down,
     signals_kept,
 )
 from gemjax.engines.devices.hardware.sharding import Place, is_device
@@ -214,7 +215,7 @@ class Cluster:
             check_reachable(self.address)
         self._connected = True
         self._connection.callback(setattr, Cluster, "_own", False)
-        self._connection.callback(ray.shutdown)
+        self._connection.callback(shut_down, ray.shutdown)
         with signals_kept(ray.shutdown), on_loopback(self.address is None), warnings.catch_warnings():
             # Ray forks only to start other programs, which is harmless.
             warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)

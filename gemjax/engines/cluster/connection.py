@@ -85,6 +85,16 @@ def explained(address: str | None) -> Iterator[None]:
         ) from error
 
 
+def shut_down(shutdown: Callable[[], None]) -> None:
+    """Call ``ray.shutdown``, and set the handler of SIGTERM again: the system has none after it, which Python does not see."""
+    shutdown()
+    if (
+        threading.current_thread() is threading.main_thread()
+        and (handler := signal.getsignal(signal.SIGTERM)) is not None
+    ):
+        signal.signal(signal.SIGTERM, handler)
+
+
 @contextlib.contextmanager
 def signals_kept(shutdown: Callable[[], None]) -> Iterator[None]:
     """Keep the caller's handler of SIGTERM, which ``ray.init`` replaces.
@@ -100,7 +110,7 @@ def signals_kept(shutdown: Callable[[], None]) -> Iterator[None]:
     except SystemExit as stop:
         if stop.code == signal.SIGTERM and handler is not None:  # Raised by Ray's handler.
             signal.signal(signal.SIGTERM, handler)  # First, because signals may come twice.
-            shutdown()
+            shut_down(shutdown)
             signal.raise_signal(signal.SIGTERM)
         raise
     finally:

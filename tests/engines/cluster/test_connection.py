@@ -93,3 +93,19 @@ with signals_kept(lambda: print("Ray has ended", flush=True)):
 def test_without_a_handler_the_signal_ends_the_process():
     run = subprocess.run([sys.executable, "-c", DEFAULT, connection.__file__], capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (-signal.SIGTERM, "Ray has ended\n", "")
+
+
+AFTERWARDS = """
+import signal, gemjax
+signal.signal(signal.SIGTERM, lambda number, frame: print("handler of", signal.Signals(number).name, flush=True))
+with gemjax.Cluster(1):
+    pass
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+def test_the_callers_handler_is_called_after_a_cluster_is_closed():
+    """The system has the default one after `ray.shutdown`, though Python shows the caller's."""
+    run = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout) == (0, "handler of SIGTERM\n"), run.stderr

@@ -24,7 +24,7 @@ def test_every_flag_of_a_sweep_that_a_run_has_reaches_its_runs(monkeypatch):
 
 
 def test_a_configuration_comes_first():
-    grid, *_ = sweep.parse(["mnist", "--workers", "4", "8", "--methods", "easgd", "gem", "--period", "2"])
+    grid, _ = sweep.parse(["mnist", "--workers", "4", "8", "--methods", "easgd", "gem", "--period", "2"])
     assert (grid.dataset, grid.batch_size, grid.workers, grid.methods) == ("mnist", 64, (4, 8), ("easgd", "gem"))
     assert grid.config(Cell("gem", 4)).period == 1
     assert grid.config(Cell("easgd", 4)).period == 2
