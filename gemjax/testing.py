@@ -1,6 +1,7 @@
 """Tools for tests of asynchronous code: injected faults, a plain reference loop, toy problems."""
 
 import collections
+import functools
 import threading
 from typing import Any, Self
 
@@ -158,6 +159,9 @@ def run_in_python(
     ))  # fmt: skip
     # A function of its own, which is traced anew. Outside of jit each call would compile its conditionals again.
     update = jax.jit(lambda sent, state, params, worker: transition.update(sent, state, params, worker))
+    on_device = functools.cache(
+        lambda: jax.device_put(batches.data)
+    )  # Not of a source that gathers them from elsewhere.
     views = [transition.view_of(slots.take(initial, worker)) for worker in range(trace.num_workers)]
     applied = 0
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
@@ -166,7 +170,7 @@ def run_in_python(
         if commits:
             chosen = select(batches, np.array([worker]), np.array([step]), np.array([draw]))
             data, selection = batches.gather(jax.tree.map(lambda column: column[0], chosen))
-            sent = gradient(view, batches.data if data is None else data, selection, worker, step)
+            sent = gradient(view, on_device() if data is None else data, selection, worker, step)
             before = opt_state
             updates, opt_state = update(sent, opt_state, params, worker)
             if refused(before, opt_state):

@@ -105,9 +105,8 @@ def summarise(
     commits, cycles = run.only("commit"), run.only(*OUTCOMES)
     computed = run.only(*OUTCOMES, "interrupt")  # Until it was called back, a worker computed, too.
     if not len(commits["worker"]):
-        raise ValueError(
-            "there is no applied commit to summarise (of a run that was simulated in part, the last part on devices counts)"
-        )
+        of_parts = " (of a run that was simulated in part, the last part on devices counts)"
+        raise ValueError(f"there is no applied commit to summarise{'' if isinstance(source, Timeline) else of_parts}")
     first, last = _spans(run)
     kinds = run.cycles["event"]
     paused = {name: _paused_before(run, cycles[name]) for name in (*TIMES, "time")}

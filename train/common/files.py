@@ -81,12 +81,15 @@ def check_replaces(mark: bytes, *paths: Path, first: bool = False) -> None:
     """
     check_regular(*paths)
     for path in paths:
-        content = path.read_bytes() if path.exists() else mark
-        if not (content.startswith(mark) if first else mark in content):
+        if not path.exists():
+            continue
+        with path.open("rb") as file:
+            found = file.read(len(mark) if first else -1)
+        if mark not in found:
             raise RecordError(f"{path} is another file, which this command would replace; move it away")
 
 
-def names(path: Path) -> Iterator[Path]:
+def numbered(path: Path) -> Iterator[Path]:
     """Yield a path, and others with a number behind its name."""
     yield path
     yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
@@ -102,7 +105,7 @@ def reserve(path: Path) -> Path:
             return False
         return True
 
-    return next(filter(is_made, names(path)))
+    return next(filter(is_made, numbered(path)))
 
 
 def release(path: Path) -> None:

@@ -260,7 +260,7 @@ class RunFolder:
     def begin_again(self, config: Config) -> str:
         """Return the advice to begin the same run in a folder that does not exist."""
         path = self.path if self.path.name not in ("", "..") else self.path.resolve()
-        out = next(other for other in files.names(path) if not os.path.lexists(other))
+        out = next(other for other in files.numbered(path) if not os.path.lexists(other))
         return f"begin the run again in another folder: {command_of(dataclasses.replace(config, out=str(out)))}"
 
     def can_be_resumed(self) -> bool:

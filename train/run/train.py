@@ -122,6 +122,7 @@ def _train(
                     raise
                 seconds = time.perf_counter() - began
             callback.finish(result.state, result.trace)
+            interrupt.go_on = folder.go_on  # Of any run, as there is a checkpoint.
     return _conclude(config, task, folder, result, callback, seconds, console)
 
 

@@ -286,15 +286,18 @@ def test_figures_are_not_written_through_a_link(tmp_path, capsys):
     assert not list(elsewhere.iterdir())
 
 
-@pytest.mark.parametrize("name", ["report.html", "timeline.json", "figures/loss.png"])
-def test_a_file_of_the_user_is_not_replaced(tmp_path, capsys, name):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("report.html", "<p>of the user</p>"), ("timeline.json", '[{"traceEvents": []}]'), ("figures/loss.png", "drawn")],
+)
+def test_a_file_of_the_user_is_not_replaced(tmp_path, capsys, name, text):
     folder = make_run(tmp_path / "run", free(rounds=8))
     path = folder.path / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text("of the user")
+    path.write_text(text)
     assert cli.main(["report", str(folder.path)]) == 2
     assert capsys.readouterr().err == f"train: {path} is another file, which this command would replace; move it away\n"
-    assert path.read_text() == "of the user"
+    assert path.read_text() == text
     path.unlink()
     for _ in range(2):  # The second one replaces the first.
         assert cli.main(["report", str(folder.path)]) == 0
