@@ -159,9 +159,8 @@ def run_in_python(
     ))  # fmt: skip
     # A function of its own, which is traced anew. Outside of jit each call would compile its conditionals again.
     update = jax.jit(lambda sent, state, params, worker: transition.update(sent, state, params, worker))
-    on_device = functools.cache(
-        lambda: jax.device_put(batches.data)
-    )  # Not of a source that gathers them from elsewhere.
+    # At the first use: a source that gathers its data on the host may have more than a device can hold.
+    on_device = functools.cache(lambda: jax.device_put(batches.data))
     views = [transition.view_of(slots.take(initial, worker)) for worker in range(trace.num_workers)]
     applied = 0
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):

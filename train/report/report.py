@@ -41,7 +41,7 @@ class Report:
     """Report whether a run was truly asynchronous.
 
     Writes `report.html` (one page with everything), `figures/*.png` and `timeline.json` (for ui.perfetto.dev) into the run
-    folder. It also works while the run goes on.
+    folder, but not over files that no report has written. It also works while the run goes on.
     """
 
     run: tyro.conf.Positional[str] = "latest"
