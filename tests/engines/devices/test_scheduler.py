@@ -1,6 +1,7 @@
 """The scheduler in real runs, which are all replayed: transfers, its clock, gates and room per device."""
 
 import math
+import threading
 import types
 
 import jax
@@ -90,16 +91,28 @@ def test_the_clock_of_the_roster_is_that_of_the_central_variable(monkeypatch):
 def test_gradients_in_flight_per_device_are_limited(monkeypatch):
     monkeypatch.setattr(Roster, "ROOM", 2)
     devices, most = jax.devices()[:3], [0]
-    dispatch = Scheduler.dispatch
+    dispatch, prepared, seen, all_are_prepared = Scheduler.dispatch, Roster.prepared, set(), threading.Event()
 
     def counting(self, instruction):
         dispatch(self, instruction)
         places = self.programs.placement.workers
         most.append(sum(places[other] == places[instruction.worker] for other in self.roster.in_flight))
 
+    def noting(self, worker):
+        prepared(self, worker)
+        seen.add(worker)
+        if len(seen) == 9:
+            all_are_prepared.set()
+
+    def gate(worker, step):
+        """Let each worker have its turn: on a busy host the others could make all commits before its first batch is there."""
+        all_are_prepared.wait(60)
+
     monkeypatch.setattr(Scheduler, "dispatch", counting)
+    monkeypatch.setattr(Roster, "prepared", noting)
     placement = gemjax.place(9, devices=devices)
-    result = run(90, gemjax.asgd(0.01, num_workers=9), 9, placement=placement, gate=Abreast(9))
+    result = run(90, gemjax.asgd(0.01, num_workers=9), 9, placement=placement, gate=gate)
+    assert all_are_prepared.is_set()
     assert max(most) == 2
     assert set(result.trace.worker) == set(range(9))
 
