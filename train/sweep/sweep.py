@@ -14,7 +14,7 @@ from gemjax.engines.memory import check_fits, readable
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import alone, in_shell
+from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
 from train.config.parsing import check_resumed, parse_flags, start_from, take_resume
@@ -47,13 +47,19 @@ def main(argv: Sequence[str]) -> int:
         return until_interrupted(lambda: dry_run(grid, console), console, str)
 
     def resume() -> str:
+        if not folder.is_named:  # Nothing of this sweep is there yet.
+            return ""
         done = f" with {len(folder.known(grid.cells))} of {_count(len(grid.cells), 'cell')} done"
         return done + (
             f"; resume with: python -m train sweep --resume {in_shell(folder.path)}" if folder.grid.exists() else ""
         )
 
     say(console, f"sweep on {grid.dataset}: preparing data and parameters …")
-    return until_interrupted(lambda: run(grid, folder, console), console, resume)
+    try:
+        return until_interrupted(lambda: run(grid, folder, console), console, resume)
+    finally:
+        if grid.out is None:
+            release(folder.path)
 
 
 def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:

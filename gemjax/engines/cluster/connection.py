@@ -87,12 +87,13 @@ def explained(address: str | None) -> Iterator[None]:
 
 def shut_down(shutdown: Callable[[], None]) -> None:
     """Call ``ray.shutdown``, and set the handler of SIGTERM again: the system has none after it, which Python does not see."""
-    shutdown()
-    if (
-        threading.current_thread() is threading.main_thread()
-        and (handler := signal.getsignal(signal.SIGTERM)) is not None
-    ):
-        signal.signal(signal.SIGTERM, handler)
+    try:
+        shutdown()
+    finally:
+        handler = signal.getsignal(signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            is_of_ray = str(getattr(handler, "__module__", "")).startswith("ray.")  # Where the caller had none.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if is_of_ray else handler)
 
 
 @contextlib.contextmanager

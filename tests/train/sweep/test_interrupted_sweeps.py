@@ -17,7 +17,6 @@ import small_sweeps
 from small_sweeps import arguments, pretend, run
 
 from train import cli
-from train.common.errors import DataError
 from train.sweep import sweep
 from train.sweep.folder import SweepFolder
 from train.sweep.grid import Grid
@@ -33,15 +32,19 @@ def test_sweeps_that_begin_in_the_same_second_have_folders_of_their_own(small, t
     monkeypatch.setattr(time, "strftime", lambda format: "now")
     argv = ["sweep", *arguments(dataclasses.replace(small, out=None))]
 
-    def without_data(config):
-        raise DataError("no data")
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data")
 
     assert [cli.main(argv), cli.main([*argv, "--seeds", "4"])] == [0, 0]
     assert "folder runs/now-digits-sweep-2\n" in capsys.readouterr().out
-    with monkeypatch.context() as patched:
-        patched.setattr(sweep, "make_task", without_data)
-        assert cli.main(argv) == 2
-    assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2"]
+    # Before and after the folder is created.
+    for place, said in (("make_task", "Stopped\n"), ("interrupts.raise_again", "Stopped with 0 of 4 cells done\n")):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"train.sweep.sweep.{place}", full)
+            patched.setattr(SweepFolder, "begin", lambda self, grid: None)
+            assert cli.main(argv) == 1
+        assert capsys.readouterr().err.endswith(f"make room. {said}")
+        assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2"]
     assert cli.main(["sweep", "--resume", "runs/now-digits-sweep-2"]) == 0
     assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2"]
 
