@@ -88,7 +88,7 @@ def test_what_is_no_path_is_refused(path):
         gemjax.Checkpoints(path)
 
 
-@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run", "file:///tmp/run", Path("gs://bucket/run")])
+@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run", "file:///data/run", Path("gs://bucket/run")])
 def test_the_address_of_a_bucket_is_refused(address, tmp_path, monkeypatch):
     """It would be the name of a folder here."""
     monkeypatch.chdir(tmp_path)

@@ -34,12 +34,12 @@ class SweepFolder(Store[Cell, list[Row]]):
     `sweep.png`. Each file is complete or absent, whenever the sweep is killed.
 
     Attributes:
-      is_named: True if the user has named the folder, or it is created.
+      is_final: True if `path` is final: the user has named it, or it is created.
     """
 
     def __init__(self, path: str | os.PathLike):
         super().__init__(path)
-        self.is_named = True
+        self.is_final = True
         self._grid: Grid | None = None  # By :meth:`check`.
         self.data: str | None = None  # Checksum of the data, when they have been read.
 
@@ -69,7 +69,7 @@ class SweepFolder(Store[Cell, list[Row]]):
           RecordError: if it has something else in place of a file of a sweep.
         """
         folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
-        folder.is_named = grid.out is not None
+        folder.is_final = grid.out is not None
         if (folder.path / "config.json").exists():
             raise FileExistsError(f"{folder.path} holds a run; choose another --out for the sweep")
         check_name(folder.path)
@@ -116,10 +116,10 @@ class SweepFolder(Store[Cell, list[Row]]):
 
     def create(self) -> None:
         """Create the folder; without `--out` under a further name if a sweep that began in the same second has this."""
-        if self.is_named:
+        if self.is_final:
             self.path.mkdir(parents=True, exist_ok=True)
         else:
-            self.path, self.is_named = reserve(self.path), True
+            self.path, self.is_final = reserve(self.path), True
 
     def begin(self, grid: Grid) -> None:
         """Write the grid, unless that is done."""

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         return until_interrupted(lambda: dry_run(grid, console), console, str)
 
     def resume() -> str:
-        if not folder.is_named:  # Nothing of this sweep is there yet.
+        if not folder.is_final:  # Nothing of this sweep is there yet.
             return ""
         done = f" with {len(folder.known(grid.cells))} of {_count(len(grid.cells), 'cell')} done"
         return done + (
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return until_interrupted(lambda: run(grid, folder, console), console, resume)
     finally:
-        if grid.out is None:
+        if grid.out is None and folder.is_final:  # Otherwise it may be that of another sweep.
             release(folder.path)
 
 
@@ -98,7 +98,7 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
       BlockingIOError: if another process runs this sweep.
     """
     try:
-        if folder.is_named:  # Otherwise what is there is of another sweep.
+        if folder.is_final:  # Otherwise what is there is of another sweep.
             _known(grid, folder)
         if may_be_large(grid):
             _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))

@@ -45,6 +45,14 @@ def test_sweeps_that_begin_in_the_same_second_have_folders_of_their_own(small, t
             assert cli.main(argv) == 1
         assert capsys.readouterr().err.endswith(f"make room. {said}")
         assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2"]
+    os.rename("runs", "earlier")
+    os.makedirs("runs/now-digits-sweep")  # Of another sweep, which has written nothing yet.
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep, "make_task", full)
+        assert cli.main(argv) == 1
+    assert os.listdir("runs") == ["now-digits-sweep"]
+    os.removedirs("runs/now-digits-sweep")
+    os.rename("earlier", "runs")
     assert cli.main(["sweep", "--resume", "runs/now-digits-sweep-2"]) == 0
     assert sorted(os.listdir("runs")) == ["now-digits-sweep", "now-digits-sweep-2"]
 
