@@ -1,6 +1,7 @@
 """The loss function of a run: its two forms, and checks of what it returns."""
 
 import inspect
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -43,9 +44,7 @@ def checked_loss(loss_fn: Callable) -> Callable:
         if type(loss) is float:  # A constant, whose gradient is 0.
             loss = jnp.asarray(loss, jnp.result_type(float))
         if jnp.shape(loss):
-            raise ValueError(
-                f"loss_fn must return one number, got an array of shape {list(jnp.shape(loss))}; take its mean"
-            )
+            raise ValueError(f"the loss has shape {jnp.shape(loss)}, a scalar was expected; take its mean")
         if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             raise TypeError(
                 f"loss_fn returned a loss of {jnp.result_type(loss)}, expected a real float; others have no gradient"
@@ -81,7 +80,7 @@ def _long_form(loss_fn: Callable) -> Callable:
 
     def long(params, model_state, batch, key):
         del key
-        loss = _call(loss_fn, (params, batch), batch)
+        loss = _call(loss_fn, (params, batch), batch, model_state)
         _check_no_gradient(loss, params)
         if not jax.tree_util.all_leaves([loss]):
             raise TypeError(
@@ -93,24 +92,27 @@ def _long_form(loss_fn: Callable) -> Callable:
     return long
 
 
-def _call(loss_fn: Callable, args: tuple, batch: PyTree, model_state: PyTree = None) -> Any:
-    """Return ``loss_fn(*args)``; add notes about the arguments to an exception.
+def _call(loss_fn: Callable, args: tuple, batch: PyTree, model_state: PyTree) -> Any:
+    """Return ``loss_fn(*args)``; add notes about the batch and the model state to an exception.
 
-    Args:
-      loss_fn: the function as given to the engine.
-      args: its arguments.
-      batch: the batch among them.
-      model_state: the model state among them; ``None`` if the function takes none.
+    Raises:
+      ValueError: if the function has built a network from too few arrays, as without a model state.
     """
     try:
         return loss_fn(*args)
     except Exception as error:
+        forgotten = not jax.tree.leaves(model_state)
+        if forgotten and isinstance(error, ValueError) and re.search(r"\d+ leaves", str(error)):
+            raise ValueError(
+                "the run was given no model_state=, which loss_fn(params, model_state, batch, key) needs to build a network "
+                f"that has more than parameters: {error}"
+            ) from error
         leaves = jax.tree_util.tree_leaves_with_path(batch)
         kinds = [f"{jax.tree_util.keystr(path)} {_kind(leaf)}".strip() for path, leaf in leaves[:12]]
         kinds += ["…"] * (len(leaves) > 12)
         error.add_note(f"loss_fn was called with a batch of {', '.join(kinds) or 'no arrays'}")
-        if model_state is not None and not jax.tree.leaves(model_state):
-            error.add_note("no model_state= was given to the engine")
+        if forgotten and len(args) == 4:
+            error.add_note("the run was given no model_state=")
         raise
 
 
@@ -122,9 +124,10 @@ def _check_no_gradient(returned: Any, params: PyTree) -> None:
     found = [kind(part) == kind(params) for part in (returned, *(returned if _is_pair(returned) else ()))]
     if any(found):
         given, what = ("grad", "a gradient") if found[0] or found[1] else ("value_and_grad", "(loss, gradient)")
-        raise TypeError(
-            f"loss_fn returned {what}, as jax.{given}(loss) does; give the loss itself, which engines differentiate"
-        )
+        cause = f"loss_fn returned {what}, as jax.{given}(loss) does; give the loss itself, which engines differentiate"
+        if given == "grad" and jax.tree_util.all_leaves([params]):  # Losses per row may have the shape of one array.
+            cause = f"the loss has shape {jnp.shape(params)}, a scalar was expected; take its mean, unless {cause}"
+        raise TypeError(cause)
 
 
 def _check_model_state(returned: PyTree, given: PyTree) -> None:
@@ -132,6 +135,8 @@ def _check_model_state(returned: PyTree, given: PyTree) -> None:
     what = "loss_fn returned another model state than it was given"
     found, wanted = jax.tree.structure(returned), jax.tree.structure(given)
     if found != wanted:
+        if not wanted.num_leaves:
+            what = f"the run was given no model_state=, but {what}"
         raise ValueError(f"{what}: the tree {found}, expected {wanted}; return a tree like the one given")
     for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(given), jax.tree.leaves(returned), strict=True):
         if _kind(new) != _kind(old):

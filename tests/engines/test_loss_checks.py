@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from engines.entrances import PARAMS, TRACE, asgd, every_engine, run, squares, with_metrics
+from flax import nnx
 
 import gemjax
 from gemjax.engines.loss import checked_loss
@@ -53,6 +54,27 @@ def test_a_loss_that_returns_something_else(engine, loss_fn, found):
 def test_a_differentiated_loss(engine, loss_fn, found):
     with pytest.raises(TypeError, match=found):
         run(engine, loss_fn)
+
+
+@every_engine
+def test_a_loss_without_a_mean_may_have_the_shape_of_the_parameters(engine):
+    message = r"the loss has shape \(4,\), a scalar was expected; take its mean, unless loss_fn returned a gradient"
+    with pytest.raises(TypeError, match=message):
+        run(engine, lambda params, batch: (params - batch) ** 2)
+
+
+@every_engine
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda params, batch: (params["w"] - batch) ** 2,
+        lambda params, model_state, batch, key: ((params["w"] - batch) ** 2, (model_state, {})),
+    ],
+    ids=["short", "long"],
+)
+def test_a_loss_without_a_mean(engine, loss_fn):
+    with pytest.raises(ValueError, match=r"the loss has shape \(4,\), a scalar was expected; take its mean(\n|$)"):
+        run(engine, loss_fn, {"w": PARAMS})
 
 
 @every_engine
@@ -167,8 +189,35 @@ def test_a_forgotten_model_state_is_named():
         gemjax.simulate(*given)
     assert raised.value.__notes__[:2] == [
         "loss_fn was called with a batch of ['x'] float32[4]",
-        "no model_state= was given to the engine",
+        "the run was given no model_state=",
     ]
+
+
+def make_net():
+    """Return the structure, the parameters and the other variables of a network with batch normalisation and dropout."""
+    net = nnx.Sequential(nnx.BatchNorm(4, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    return nnx.split(net, nnx.Param, ...)
+
+
+@every_engine
+def test_a_forgotten_model_state_of_a_network_of_nnx_is_the_first_cause_named(engine):
+    graphdef, params, _ = make_net()
+
+    def long(params, model_state, batch, key):
+        net = nnx.merge(graphdef, params, model_state)
+        return jnp.mean(net(batch[None])), (nnx.split(net, nnx.Param, ...)[2], {})
+
+    short = lambda params, batch: jnp.mean(nnx.merge(graphdef, params)(batch[None]))
+    for loss_fn in (long, short):
+        with pytest.raises(ValueError, match=r"^the run was given no model_state=, .*expected \d+ leaves, but got \d+"):
+            run(engine, loss_fn, params)
+
+
+def test_a_model_state_that_only_the_loss_makes_is_named():
+    made = lambda params, model_state, batch, key: (squares(params, batch), ({"mean": jnp.zeros(4)}, {}))
+    for given in ((), {}):
+        with pytest.raises(ValueError, match=r"^the run was given no model_state=, but loss_fn returned another"):
+            run("simulate", made, model_state=given)
 
 
 def test_an_error_of_the_loss_names_the_batch():

@@ -100,7 +100,7 @@ def test_an_optimizer_is_no_local_steps():
 
 
 def test_a_loss_of_several_numbers_is_refused():
-    with pytest.raises(ValueError, match=r"loss_fn must return one number, got an array of shape \[4\]; take its mean"):
+    with pytest.raises(ValueError, match=r"the loss has shape \(4,\), a scalar was expected; take its mean"):
         gemjax.simulate(gemjax.asgd(0.1, 4), lambda p, b: p["x"] ** 2, *QUADRATIC[1:3], LATE)
 
 
