@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from gemjax.protocol.compat import settings_here
 
@@ -20,55 +20,65 @@ SECONDS_AT_EXIT = 5.0  # For a read, which may never return.
 ALIKE: contextvars.ContextVar[int] = contextvars.ContextVar("ALIKE", default=1)
 
 
-class Threads(Protocol):
-    """Some daemon threads."""
-
-    def are_inside(self) -> bool:
-        """Return True if a thread is in compiled code, which it leaves by itself."""
-        ...
-
-
-_all: weakref.WeakKeyDictionary[Threads, float] = weakref.WeakKeyDictionary()
+_all: weakref.WeakKeyDictionary[threading.Thread, float] = weakref.WeakKeyDictionary()
 _adding = threading.Lock()
 
 
-def wait_for(threads: Threads, seconds: float = AT_MOST) -> None:
-    """Let the end of the interpreter wait, for at most ``seconds``, until none of ``threads`` is in compiled code.
+def start_thread(function: Callable[..., Any], *args: Any, name: str, seconds: float = AT_MOST) -> threading.Thread:
+    """Call a function in a daemon thread whose end the interpreter waits for before it ends itself.
 
     A daemon thread that requests the interpreter's lock during the end is stopped at once. Below the frames of compiled
-    code (``block_until_ready``, readers of data) this is an exception that nothing may catch: "FATAL: exception not
-    rethrown", status 134, after a successful run. Threads that wait in Python stop without an error.
+    code (``block_until_ready``, readers of data, the release of an array on a device) this is an exception that nothing may
+    catch: "FATAL: exception not rethrown", status 134, after a successful run. So a thread counts until it has ended, whatever
+    it does: user code may compute, and the thread's last references may be those of arrays.
+
+    Args:
+      function: called with ``args``; it has to return once its work is not wanted any more.
+      args: its arguments.
+      name: name of the thread.
+      seconds: time that the end of the interpreter waits for the thread, at most.
+
+    Returns:
+      The thread, which has begun.
+
+    Raises:
+      OSError: if the system allows no more threads.
+
+    >>> start_thread(print, "in another thread", name="printer").join()
+    in another thread
     """
+    thread = threading.Thread(target=function, args=args, name=name, daemon=True)
     with _adding:
-        _all[threads] = seconds
+        _all[thread] = seconds
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(
+            f"the system allows no more threads ({error}), and a run needs one per worker and more to read data; take fewer "
+            "workers or threads, or raise the limit, as by ulimit -u or that of the container"
+        ) from error
+    return thread
 
 
-def _inside() -> list[float]:
-    """Return the seconds to wait for each of those that are in compiled code."""
-    with _adding:  # A thread that still computes may begin others.
-        known = list(_all.items())
-    return [seconds for threads, seconds in known if threads.are_inside()]
+def _alive() -> dict[threading.Thread, float]:
+    """Return the threads that have not ended, with the seconds to wait for each."""
+    with _adding:  # A thread that has not ended may begin others.
+        return {thread: seconds for thread, seconds in _all.items() if thread.is_alive()}
 
 
 @atexit.register
 def _wait() -> None:
     began = time.perf_counter()
-    while inside := _inside():
-        if time.perf_counter() > began + max(inside):
+    while alive := _alive():
+        thread = max(alive, key=alive.__getitem__)
+        left = began + alive[thread] - time.perf_counter()
+        if left <= 0:
             print(
-                f"gemjax: threads are still busy {max(inside):g} s after the end; not waiting any longer",
+                f"gemjax: threads are still busy {alive[thread]:g} s after the end; not waiting any longer",
                 file=sys.stderr,
             )
             return
-        time.sleep(0.01)
-
-
-def no_threads(error: RuntimeError) -> OSError:
-    """Return what to raise if a thread cannot be started."""
-    return OSError(
-        f"the system allows no more threads ({error}), and a run needs one per worker and more to read data; take fewer "
-        "workers or threads, or raise the limit, as by ulimit -u or that of the container"
-    )
+        thread.join(left)
 
 
 class _Crew:
@@ -78,13 +88,8 @@ class _Crew:
         self._function, self._left = function, iter(enumerate(items))
         self.found: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self.dismissed = False
-        self._inside = 0
         self._lock = threading.Lock()
         self._settings = settings_here()  # Those of the calling thread: sources and programs compute with JAX.
-
-    def are_inside(self) -> bool:
-        """Return True if a thread computes."""
-        return self._inside > 0
 
     def help(self, turns: threading.Semaphore | None) -> None:
         """Compute in another thread, which ends a turn."""
@@ -102,14 +107,11 @@ class _Crew:
                     number, item = next(self._left, (None, None))
                     if number is None:
                         return
-                    self._inside += 1
                 value, error = None, None
                 try:
                     value = self._function(item)
                 except BaseException as raised:  # Raised again in the calling thread; items before this one have begun.
                     error, self.dismissed = raised, True
-                with self._lock:
-                    self._inside -= 1
                 self.found.put((number, value, error))
                 del value, error
 
@@ -137,19 +139,17 @@ def each(
     """
     items = list(items)
     crew = _Crew(function, items)
-    wait_for(crew, seconds)
     known: dict[int, Any] = {}
     try:
         for number in range(min(len(items), threads)):
             if number and turns is not None and not turns.acquire(blocking=False):
                 break
             own = None if number == 0 else turns
-            helper = threading.Thread(target=crew.help, args=(own,), name=f"gemjax-worker-{number}", daemon=True)
             try:
-                helper.start()
-            except RuntimeError as error:
+                start_thread(crew.help, own, name=f"gemjax-worker-{number}", seconds=seconds)
+            except OSError:
                 if number == 0:
-                    raise no_threads(error) from error
+                    raise
                 if own is not None:
                     own.release()
                 break

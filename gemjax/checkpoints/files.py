@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from gemjax.batches.threads import start_thread
+
 UNFINISHED = ".orbax-checkpoint-tmp"  # In the names of folders of failed or running writes.
 REPLACED = ".replaced-"  # Prefix of a checkpoint that is being replaced.
 SUPERSEDED = "superseded-"  # Prefix of a checkpoint of another continuation of the run.
@@ -101,8 +103,8 @@ def completed(
     _writing[done] = checkpoint
     done.add_done_callback(_writing.pop)
     try:
-        threading.Thread(target=finish, name="gemjax-checkpoint", daemon=True).start()
-    except RuntimeError as error:  # The system has no more threads.
+        start_thread(finish, name="gemjax-checkpoint")
+    except OSError as error:  # The system has no more threads.
         release()
         done.set_exception(error)
     return done

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import jax
 
+from gemjax.batches.threads import SECONDS_AT_EXIT, start_thread
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.cluster.actor import Actor
 from gemjax.engines.cluster.connection import (
@@ -334,9 +335,7 @@ class Cluster:
     def restart(self, worker: int, wake: Callable[[], None]) -> None:
         """Wait in a thread until the actor of ``worker`` has begun the run anew; then call ``wake``."""
         run = self._begin
-        threading.Thread(
-            target=self._revive, args=(worker, run, wake), name=f"gemjax-revive-{worker}", daemon=True
-        ).start()
+        start_thread(self._revive, worker, run, wake, name=f"gemjax-revive-{worker}", seconds=SECONDS_AT_EXIT)
 
     def _revive(self, worker: int, run: tuple, wake: Callable[[], None]) -> None:
         try:

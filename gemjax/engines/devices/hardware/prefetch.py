@@ -14,7 +14,7 @@ import numpy as np
 
 from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
-from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, wait_for
+from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, start_thread
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.interrupts import Held
 from gemjax.protocol.compat import settings_here
@@ -131,7 +131,7 @@ class Prefetcher:
         self._wanted: queue.SimpleQueue[tuple[Hashable, concurrent.futures.Future] | None] = queue.SimpleQueue()
         self._known: dict[Hashable, concurrent.futures.Future] = {}
         self._when_read: Callable[[], None] = lambda: None
-        self._reading = [False] * threads
+        self._threads = threads
         self._begun = self._closed = False
         self._starting = threading.Lock()  # The first batches are taken in several threads.
         self._settings = settings_here()  # Those of the calling thread: a source may compute its rows with JAX.
@@ -168,33 +168,26 @@ class Prefetcher:
         """Forget a batch."""
         self._known.pop(key, None)
 
-    def are_inside(self) -> bool:
-        """Return True if a thread is reading."""
-        return any(self._reading)
-
     def close(self) -> None:
         """Read nothing more, without waiting for reads that are in progress."""
         self._closed = True
-        for _ in self._reading:
+        for _ in range(self._threads):
             self._wanted.put(None)
 
     def _start(self) -> None:
-        wait_for(self, SECONDS_AT_EXIT)
-        for number in range(len(self._reading)):
-            name = f"gemjax-reader-{number}"
+        for number in range(self._threads):
             try:
-                threading.Thread(target=self._read_wanted, args=(number,), name=name, daemon=True).start()
-            except RuntimeError as error:
+                start_thread(self._read_wanted, name=f"gemjax-reader-{number}", seconds=SECONDS_AT_EXIT)
+            except OSError:
                 if number == 0:
-                    raise no_threads(error) from error
+                    raise
                 break  # The others read all batches.
         self._begun = True
 
-    def _read_wanted(self, number: int) -> None:
-        ALIKE.set(len(self._reading))
+    def _read_wanted(self) -> None:
+        ALIKE.set(self._threads)
         while (wanted := self._wanted.get()) is not None and not self._closed:
             key, future = wanted
-            self._reading[number] = True
             try:
                 with self._settings():
                     read = self._read(key)
@@ -202,7 +195,6 @@ class Prefetcher:
                 future.set_exception(error)
             else:
                 future.set_result(read)
-            self._reading[number] = False
             del wanted, future, key
             read = None
             self._when_read()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from gemjax.batches.threads import no_threads, wait_for
+from gemjax.batches.threads import start_thread
 from gemjax.protocol.compat import settings_here
 
 
@@ -44,7 +44,7 @@ class Waiters:
 
     First finished, first served: no worker is overtaken by one that finished later, so none starves. The threads are daemons.
     They wait for devices, which releases the interpreter's lock, and dispatch local steps that can be interrupted. The end of
-    the interpreter waits for such threads (:func:`gemjax.batches.threads.wait_for`).
+    the interpreter waits for them (:func:`gemjax.batches.threads.start_thread`).
     """
 
     def __init__(
@@ -56,14 +56,9 @@ class Waiters:
         self._gate, self._wait_for = gate, wait or wait_for_arrays
         self._ready: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._watched = [False] * num_workers  # Set by the scheduler, reset by the worker's thread.
-        self._inside = [False] * num_workers  # True while the worker's thread waits for a device.
         self._closed = False
         self._settings = settings_here()  # Those of the calling thread: local steps and gates compute.
         self._inboxes = [queue.SimpleQueue() for _ in range(num_workers)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(inbox,), name=f"gemjax-waiter-{w}", daemon=True)
-            for w, inbox in enumerate(self._inboxes)
-        ]
 
     def watch(self, worker: int, number: int, step: int, dispatched: float, view: Any, gradient: Any) -> None:
         """Let the worker's thread wait for ``view``, if it is still in transfer, and for ``gradient``, and queue the latter."""
@@ -89,10 +84,6 @@ class Waiters:
         """Return True if the worker's last gradient is not in the queue yet."""
         return self._watched[worker]
 
-    def are_inside(self) -> bool:
-        """Return True if a thread waits for a device."""
-        return any(self._inside)
-
     def wake(self) -> None:
         """Let :meth:`next` return although no worker has finished; callable in any thread."""
         self._ready.put(None)
@@ -108,16 +99,13 @@ class Waiters:
                 break
             error = began = network = None
             try:
-                self._inside[worker] = True
                 gradient, began, network = self._wait_for(in_transfer, gradient)
-                self._inside[worker] = False
                 if self._gate is not None:
                     change = self._gate(worker, step)
                     if change is not None and gradient is not None:  # None: the worker was called back.
                         gradient = change(gradient)
             except BaseException as raised:  # The scheduler handles it, and the thread goes on.
                 error = raised
-                self._inside[worker] = False
             # Reset first: once the worker is queued, the scheduler may dispatch it again.
             self._watched[worker] = False
             ready = time.perf_counter()
@@ -125,14 +113,11 @@ class Waiters:
             del item, in_transfer, gradient  # So that they are not kept until the next gradient.
 
     def __enter__(self) -> Self:
-        wait_for(self)
         try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException as error:  # Also Ctrl-C.
+            for worker, inbox in enumerate(self._inboxes):
+                start_thread(self._serve, inbox, name=f"gemjax-waiter-{worker}")
+        except BaseException:  # Also Ctrl-C.
             self.__exit__()
-            if isinstance(error, RuntimeError):
-                raise no_threads(error) from error
             raise
         return self
 
