@@ -56,13 +56,13 @@ class Central:
         nothing = jax.eval_shape(gradient.zeros)
         after = jax.eval_shape(step, shared, slot, jax.eval_shape(gradient.unpack, nothing), COMMIT)
         self._shared, self._slot = self._packer(shared, after[0]), self._packer(slot, after[1])
+        apart = self._slot.alone(range(len(jax.tree.leaves(slot)))) if lend else []
+        self._lent = [apart.index(leaf) if leaf in apart else None for leaf in view.alone(self._kept)]
 
         def commit(shared, slot, packed, event):
             shared, slot, sent, report = step(*self._unpack(shared, slot), gradient.unpack(packed), event)
             slot, sent = self._slot.pack(slot), view.pack(sent)
-            kept = {id(leaf): index for index, leaf in enumerate(slot.apart)} if lend else {}
-            self._lent = [kept.get(id(leaf)) for leaf in sent.apart]  # Set by tracing.
-            own = [leaf for leaf in sent.apart if id(leaf) not in kept]
+            own = [leaf for leaf, at in zip(sent.apart, self._lent, strict=True) if at is None]
             return self._shared.pack(shared), slot, sent._replace(apart=own), report
 
         def first_view(shared, slot):
@@ -98,7 +98,11 @@ class Central:
         slot, _, shared = slots.split(state)
         named = numbers_of(report)
         self.reported = {name: np.dtype(value.dtype) for name, value in named.items()}  # Set by tracing.
-        return shared, slot, self._outcome(view, report.applied), packed_report(named)
+        sent = self._outcome(view, report.applied)
+        # Which leaf of the slot each leaf of the view is: from JAX 0.11.2 on the caller of a jitted function cannot see it.
+        kept = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(slot))}
+        self._kept = [kept.get(id(leaf)) for leaf in jax.tree.leaves(sent)]  # Set by tracing.
+        return shared, slot, sent, packed_report(named)
 
     def _packer(self, tree: PyTree, after: PyTree) -> Packer:
         """Return the packer of ``tree``; a commit returns a tree like ``after``."""

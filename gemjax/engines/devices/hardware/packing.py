@@ -60,8 +60,11 @@ class Packer:
             if not apart:
                 # A weak dtype becomes a strong one.
                 by_dtype.setdefault(dtype, []).append(jnp.ravel(leaf).astype(dtype))
-        alone = [leaf for leaf, apart in zip(leaves, self._apart, strict=True) if apart]
-        return Packed({dtype: jnp.concatenate(parts) for dtype, parts in by_dtype.items()}, alone)
+        return Packed({dtype: jnp.concatenate(parts) for dtype, parts in by_dtype.items()}, self.alone(leaves))
+
+    def alone(self, values: Iterable[Any]) -> list[Any]:
+        """Return those of ``values``, one per leaf, whose leaves stay apart."""
+        return [value for value, apart in zip(values, self._apart, strict=True) if apart]
 
     def zeros(self) -> Packed:
         """Return a packed tree of zeros."""
