@@ -17,6 +17,7 @@ from train.claims.reproduce import Reproduce
 from train.common import compilation
 from train.common.files import write_whole
 from train.config.config import Config
+from train.race.race import Race
 from train.report.replay.replay import Replay
 from train.report.report import Report
 from train.sweep import sweep
@@ -34,6 +35,7 @@ PAGES = (
     "colab/README.md",
 )
 PARSERS = {
+    "race": lambda argv: tyro.cli(Race, args=argv),
     "sweep": sweep.parse,
     "benchmark": lambda argv: tyro.cli(Benchmark, args=argv),
     "reproduce": reproduce.parse,
@@ -90,7 +92,9 @@ def test_commands_parse(argv, tmp_path, monkeypatch):
 
 
 def test_the_page_of_the_command_line_names_flags_that_exist():
-    fields = {field.name for kind in (Config, Grid, Benchmark, Reproduce, Bench) for field in dataclasses.fields(kind)}
+    fields = {
+        field.name for kind in (Config, Grid, Benchmark, Reproduce, Bench, Race) for field in dataclasses.fields(kind)
+    }
     known = {"--help", "--help-all", compilation.FLAG, *(f"--{name.replace('_', '-')}" for name in fields)}
     text = re.sub(
         r"^```yaml\n.*?^```$|(?:^|`)ray [^`\n]*", "", _text("train/README.md"), flags=re.DOTALL | re.MULTILINE

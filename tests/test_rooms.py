@@ -22,7 +22,7 @@ LAYERS = {
     "train": (
         ("__main__",),
         ("cli",),
-        ("bench", "report", "sweep"),
+        ("bench", "race", "report", "sweep"),
         ("claims",),
         ("run",),
         ("task",),
@@ -98,8 +98,8 @@ def upward(package, rows):
 
 
 def entries(folder):
-    """Return the files and folders in a folder, without its page, `__init__` and `__main__`."""
-    seen = {path.name for path in folder.iterdir() if path.suffix == ".py" or (path.is_dir() and holds_files(path))}
+    """Return the modules and packages in a folder, without `__init__` and `__main__`; a folder of data is neither."""
+    seen = {path.name for path in folder.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))}
     return seen - {"__init__.py", "__main__.py"}
 
 

@@ -38,6 +38,7 @@ MORE_MEMORY = (
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.
 {helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume continues it. Other commands:
+  python -m train race             asynchronous against synchronous training with a slow worker, in seconds
   python -m train report [RUN]     was a run truly asynchronous, and what slowed it down
   python -m train replay [RUN]     does a run replay in the simulator to the same parameters
   python -m train sweep            compare methods, numbers of workers and learning rates
@@ -49,6 +50,7 @@ Compiled programs are kept in your cache folder for the next start. With every c
 --compilation-cache PATH moves that folder, and --compilation-cache off does without."""
 # Modules with a `main`, each imported only for its own command: some import JAX, others Matplotlib.
 COMMANDS = {
+    "race": "train.race.race",
     "bench": "train.bench.bench",
     "sweep": "train.sweep.sweep",
     "benchmark": "train.sweep.benchmark.benchmark",

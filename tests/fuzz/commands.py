@@ -14,6 +14,7 @@ from train.claims.papers import CLAIMS
 from train.claims.reproduce import Reproduce
 from train.claims.summary_table import Results
 from train.config.config import Config
+from train.race.race import Race
 from train.report.report import Report
 from train.sweep.grid import Grid
 
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[type, tuple[str, ...]]] = {
     "sweep": (Grid, ("digits", "mnist")),
     "reproduce": (Reproduce, (*CLAIMS, "all")),
     "results": (Results, ()),
+    "race": (Race, ()),
     "report": (Report, ("run", "latest")),
     "bench": (Bench, ("simulate", "devices", "methods", "network", "arrivals")),
 }

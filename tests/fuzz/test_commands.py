@@ -24,6 +24,7 @@ import gemjax
 from train import cli
 from train.bench import bench
 from train.claims import reproduce, summary_table
+from train.race import race
 from train.report import report
 from train.run import train as training
 from train.sweep import sweep
@@ -47,7 +48,7 @@ def no_work(monkeypatch):
     for module, name in (
         (training, "make_task"), (sweep, "make_task"), (reproduce, "reproduce"), (bench.bench_simulate, "ratios"),
         (bench.bench_network, "compare"), (bench.bench_devices, "measure"), (bench.bench_arrivals, "rates"),
-        (bench.bench_methods, "compare"),
+        (bench.bench_methods, "compare"), (race, "make_task"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, reached)
     monkeypatch.setattr(gemjax, "cpu_devices", lambda count: None)

@@ -20,6 +20,7 @@ from train.common import interrupts
 from train.common.errors import DataError
 from train.config import helptext, parsing
 from train.config.config import Config
+from train.race import race
 from train.run import train as story
 from train.run.folder import RunFolder
 from train.sweep import sweep
@@ -66,7 +67,7 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
         (
             ["imagenet"],
-            "there is no configuration or command 'imagenet'; choose one of digits, mnist, report, replay, sweep, benchmark, "
+            "there is no configuration or command 'imagenet'; choose one of digits, mnist, race, report, replay, sweep, benchmark, "
             "reproduce, results, bench",
         ),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
@@ -279,10 +280,11 @@ def test_a_dry_run_prints_the_memory_and_leaves_nothing(capsys, tmp_path, monkey
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", [[], ["sweep"], ["reproduce", "gem_figure_2"], ["bench", "arrivals"]])
+@pytest.mark.parametrize("command", [[], ["sweep"], ["reproduce", "gem_figure_2"], ["bench", "arrivals"], ["race"]])
 def test_an_out_that_cannot_be_made_is_refused_before_anything_is_compiled(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(story, "make_task", None)
     monkeypatch.setattr(sweep, "make_task", None)
+    monkeypatch.setattr(race, "make_task", None)
     (tmp_path / "file").write_text("")
     assert cli.main([*command, "--out", str(tmp_path / "file" / "run" / "x")]) == 2
     error = capsys.readouterr().err

@@ -18,7 +18,7 @@ from train.config.config import Config
 from train.config.datasets import DATASETS
 from train.config.validation import flag, one_of
 
-COMMANDS = ("report", "replay", "sweep", "benchmark", "reproduce", "results", "bench")
+COMMANDS = ("race", "report", "replay", "sweep", "benchmark", "reproduce", "results", "bench")
 
 
 def in_flags(text: str) -> str:

@@ -13,7 +13,9 @@ from train.task.data import pack_cifar10_jpeg
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["sweep"], ["reproduce", "dana_accuracy"], ["bench", "arrivals"]], ids=lambda c: " ".join(c)
+    "command",
+    [[], ["sweep"], ["reproduce", "dana_accuracy"], ["bench", "arrivals"], ["race"]],
+    ids=lambda c: " ".join(c),
 )
 def test_the_address_of_a_bucket_is_refused(command, tmp_path, monkeypatch, capsys):
     """It would be the name of a folder here."""
