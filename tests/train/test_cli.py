@@ -67,8 +67,8 @@ def test_a_configuration_name_comes_first_and_flags_change_it():
         (["--workers", "many"], "Error parsing --workers: invalid literal for int() with base 10: 'many'"),
         (
             ["imagenet"],
-            "there is no configuration or command 'imagenet'; choose one of digits, mnist, race, report, replay, sweep, benchmark, "
-            "reproduce, results, bench",
+            "there is no configuration or command 'imagenet'; choose one of digits, mnist, race, report, replay, sweep, "
+            "benchmark, reproduce, results, bench",
         ),
         (["--workers", "0"], "--workers must be at least 1; got 0"),
         (["--method", "asgd", "--kappa", "2"], "--kappa acts only with --method gem; --method is asgd"),

@@ -1,7 +1,7 @@
 """The contestants of a race: rules for the same gradients, each at its best rate."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -35,18 +35,24 @@ class Contestant:
         """Return the number of gradients that commit together."""
         return 1 if self.late is None else max(1, workers - self.late)
 
-    def make(self, workers: int) -> Any:
-        """Return the method."""
+    def make(self, workers: int, learning_rate: Any = None) -> Any:
+        """Return the method, at its own rate or another one."""
         momentum = {} if self.momentum is None else {"momentum": self.momentum}
-        return getattr(gemjax, self.method)(self.learning_rate, num_workers=workers, **momentum)
+        rate = self.learning_rate if learning_rate is None else learning_rate
+        return getattr(gemjax, self.method)(rate, num_workers=workers, **momentum)
 
 
+SYNCHRONOUS = (0.00625, 0.0125, 0.025, 0.05, 0.1)
 CONTESTANTS = {
-    "synchronous": Contestant("momentum_asgd", 0.05, 0.9, 0, (0.0125, 0.025, 0.05, 0.1)),
-    "quorum": Contestant("momentum_asgd", 0.05, 0.9, 1, (0.0125, 0.025, 0.05, 0.1)),
-    "asgd": Contestant("asgd", 0.2, None, None, (0.05, 0.1, 0.2, 0.4, 0.8)),
-    "gem": Contestant("gem", 0.05, 0.9, None, (0.0125, 0.025, 0.05, 0.1, 0.2)),
+    "synchronous": Contestant("momentum_asgd", 0.0125, 0.9, 0, SYNCHRONOUS),
+    "quorum": Contestant("momentum_asgd", 0.025, 0.9, 1, SYNCHRONOUS),
+    "asgd": Contestant("asgd", 0.1, None, None, (0.05, 0.1, 0.2, 0.4, 0.8)),
+    "gem": Contestant("gem", 0.4, 0.9, None, (0.05, 0.1, 0.2, 0.4, 0.8)),
 }
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = Literal[tuple(CONTESTANTS)]
 
 
 def label(name: str, workers: int) -> str:

@@ -15,7 +15,10 @@ from train.race.contestants import label
 from train.run.figures import COMPUTING, IDLE
 
 DELAY = "#e0a3a0"
-LOOKS = {"synchronous": style.look("synchronous", ls="-"), "quorum": style.look("yellowfin", ls="-")}
+LOOKS: dict[str, dict[str, Any]] = {
+    "synchronous": style.look("synchronous", ls="-"),
+    "quorum": style.look("yellowfin", ls="-"),
+}
 
 
 def draw(found: Mapping[str, Any], path: str | os.PathLike) -> None:
@@ -23,7 +26,8 @@ def draw(found: Mapping[str, Any], path: str | os.PathLike) -> None:
     laps = found["contestants"]
     with style.style():
         figure = style.picture(columns=2, height=4.4)
-        upper, lower = figure.subfigures(2, 1, height_ratios=(2.8, 1.6))
+        parts: Any = figure.subfigures(2, 1, height_ratios=(2.8, 1.6))
+        upper, lower = parts
         _draw_losses(upper.subplots(), found)
         _draw_timelines(lower.subplots(1, len(laps), sharey=True, squeeze=False)[0], found)
         title = f"The same {found['gradients']} gradients per run. {delay(found)}"
@@ -46,12 +50,13 @@ def _draw_losses(axes: Axes, found: Mapping[str, Any]) -> None:
     for name, lap in laps:
         looks, seconds = LOOKS.get(name, style.look(name)), lap["seconds_to_target"]
         words = "not reached" if seconds is None else f"{seconds:.1f} s"
-        losses, marker = np.array(lap["losses"], float), {"ms": 6, "mec": "white", "zorder": 4}
+        losses = np.array(lap["losses"], float)
+        marked: dict[str, Any] = looks | {"ms": 6, "mec": "white", "zorder": 4}
         axes.plot(lap["seconds"], losses, **looks | {"marker": ""})
         ends.append(lap["seconds"][-1] if seconds is None else seconds)
         if seconds is not None:
-            axes.plot(seconds, target, **looks | marker)
-        handles += axes.plot([], [], label=f"{label(name, found['workers'])}: {words}", **looks | marker)
+            axes.plot(seconds, target, **marked)
+        handles += axes.plot([], [], label=f"{label(name, found['workers'])}: {words}", **marked)
     if target is not None:
         axes.axhline(target, color=style.QUIET, ls=":", lw=1, zorder=1)
         axes.set_ylim(bottom=0.6 * target)
@@ -84,6 +89,6 @@ def _draw_timelines(rows: Any, found: Mapping[str, Any]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     rows[0].set_ylabel("worker")
-    kinds = {"computes": COMPUTING, "artificial delay": DELAY, "waits for the others": IDLE}
+    kinds = {"computes": COMPUTING, "artificial delay": DELAY, "waits": IDLE}
     handles = [Patch(color=color, label=kind) for kind, color in kinds.items()]
     rows[0].figure.legend(handles=handles, loc="outside lower center", ncols=3)

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,14 +21,15 @@ from train.config.config import Config
 from train.config.parsing import parse_flags
 from train.config.validation import MOST_WORKERS
 from train.race import picture
-from train.race.contestants import CONTESTANTS, Lap, label, run
+from train.race.contestants import CONTESTANTS, Lap, Name, label, run
+from train.race.tuning import LOSS, tune
 from train.run.folder import RUNS
-from train.task.task import make_task
+from train.task.task import Task, make_task
 
 USAGE = "python -m train race"
 MARK = {"command": USAGE}  # At the beginning of each file of figures.
 SLOW = 0.2  # Seconds.
-MARGIN = 1.05  # Of the target over the worst of the best losses.
+MARGIN = 1.5  # Of the target over the worst of the best losses; late differences are chance.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Race:
     seconds, above the timelines of the workers.
     """
 
-    methods: tuple[Literal["synchronous", "quorum", "asgd", "gem"], ...] = tuple(CONTESTANTS)
+    methods: tuple[Name, ...] = tuple(CONTESTANTS)
     """Contestants, in the order in which they run; `quorum` is synchronous without waiting for the last worker."""
     workers: int = 4
     """Number of workers; the last one is slow. The learning rates were tuned with 4."""
@@ -47,6 +48,8 @@ class Race:
     """Artificial delay per gradient of the slow worker, in seconds; 0 is none. Default: 0.2, with several accelerators 0."""
     gradients: int = 400
     """Gradients of each contestant."""
+    tune: bool = False
+    """Only simulate each contestant at all learning rates of its grid, and print the seconds to a test loss of 0.12."""
     out: str | None = None
     """Folder of race.png and race.json; default: a new one in runs/."""
 
@@ -70,6 +73,9 @@ def main(argv: Sequence[str]) -> int:
     check_replaces(json.dumps(MARK)[:-1].encode(), folder / "race.json", first=True)
     console = RunConsole()
     with precision(False):
+        if race.tune:
+            console.print(tuned(race, console))
+            return 0
         found = compete(race, console)
     if race.out is None:
         folder = reserve(folder)
@@ -88,12 +94,7 @@ def compete(race: Race, console: Console) -> dict[str, Any]:
       UsageError: if no commit of a contestant is applied any more.
     """
     gemjax.cpu_devices(race.workers + 1)
-    slow = race.slow
-    if slow is None:
-        accelerators = [device for device in jax.local_devices() if device.platform != "cpu"]
-        slow = 0.0 if len(accelerators) > 1 else SLOW
-    task = make_task(Config(workers=race.workers, batch_size=256))
-    laps = {}
+    slow, task, laps = slow_of(race), task_of(race), {}
     for name in dict.fromkeys(race.methods):
         say(console, f"{label(name, race.workers)}: compiling, then {race.gradients} gradients …")
         try:
@@ -103,6 +104,30 @@ def compete(race: Race, console: Console) -> dict[str, Any]:
             raise UsageError(f"{name} failed: {error}; name the others with --methods") from error
         say(console, f"{label(name, race.workers)}: {laps[name].seconds[-1]:.1f} s")
     return figures(laps, race, slow)
+
+
+def slow_of(race: Race) -> float:
+    """Return the artificial delay of a race in seconds."""
+    accelerators = [device for device in jax.local_devices() if device.platform != "cpu"]
+    return race.slow if race.slow is not None else 0.0 if len(accelerators) > 1 else SLOW
+
+
+def task_of(race: Race) -> Task:
+    """Return the task of a race; on a CPU device its gradient takes about 14 ms."""
+    return make_task(Config(workers=race.workers, batch_size=256))
+
+
+def tuned(race: Race, console: Console) -> Table:
+    """Simulate the grids of the contestants and return the table of their rates."""
+    slow, task = slow_of(race), task_of(race)
+    shown = Table("", "rate", f"to {LOSS:g}", "best loss", title=f"simulated, delay {slow:g} s")
+    for name in dict.fromkeys(race.methods):
+        say(console, f"{name}: simulating {len(CONTESTANTS[name].tried)} rates …")
+        for rate, lap in tune(name, task, race.workers, slow, race.gradients):
+            reached = lap.reached(LOSS)
+            seconds = "not reached" if reached is None else f"{lap.seconds[reached]:.2f} s"
+            shown.add_row(name, f"{rate:g}", seconds, f"{np.nanmin(lap.losses):.3f}")
+    return shown
 
 
 def figures(laps: Mapping[str, Lap], race: Race, slow: float) -> dict[str, Any]:
@@ -124,16 +149,12 @@ def figures(laps: Mapping[str, Lap], race: Race, slow: float) -> dict[str, Any]:
 
 
 def target_of(laps: Mapping[str, Lap]) -> float | None:
-    """Return the loss that all contestants reach: 5 % above the worst of their best losses, rounded up to two digits.
+    """Return the loss that all contestants reach: one and a half times the worst of their best losses, to two digits.
 
     A contestant that does not halve its loss does not count; `None` if all are like that.
     """
-    best = [lap.losses.min() for lap in laps.values() if np.nanmin(lap.losses) < lap.losses[0] / 2]
-    if not best:
-        return None
-    target = MARGIN * max(best)
-    digit = 10.0 ** (np.floor(np.log10(target)) - 1)
-    return float(f"{np.ceil(target / digit) * digit:.2g}")
+    best = [least for lap in laps.values() if (least := np.nanmin(lap.losses)) < lap.losses[0] / 2]
+    return float(f"{MARGIN * max(best):.2g}") if best else None
 
 
 def window_of(laps: Mapping[str, Lap], slow: float) -> float:
@@ -166,13 +187,14 @@ def _contestant(name: str, lap: Lap, race: Race, target: float | None, window: f
 
 def table(found: Mapping[str, Any]) -> Table:
     """Return the table of a race for the terminal."""
-    heads = ("", "rate", f"seconds to loss {found['target']}", "gradients to it", "seconds in all", "best loss")
+    heads = ("", "rate", f"to loss {found['target']}", "gradients", f"all {found['gradients']}", "best loss")
     shown = Table(*heads, title=picture.delay(found))
     for name, lap in found["contestants"].items():
-        to_target = "not reached" if (seconds := lap["seconds_to_target"]) is None else f"{seconds:.2f}"
+        seconds = lap["seconds_to_target"]
         best = min((loss for loss in lap["losses"] if loss is not None), default=float("nan"))
         shown.add_row(
-            label(name, found["workers"]), f"{lap['learning_rate']:g}", to_target,
-            str(lap["gradients_to_target"] or ""), f"{lap['seconds'][-1]:.1f}", f"{best:.3f}",
+            label(name, found["workers"]), f"{lap['learning_rate']:g}",
+            "not reached" if seconds is None else f"{seconds:.2f} s", str(lap["gradients_to_target"] or ""),
+            f"{lap['seconds'][-1]:.1f} s", f"{best:.3f}",
         )  # fmt: skip
     return shown

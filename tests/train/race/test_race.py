@@ -11,7 +11,7 @@ import pytest
 from shrunk import Dense
 
 from train import cli
-from train.race import picture, race
+from train.race import picture, race, tuning
 from train.race.contestants import CONTESTANTS, Lap, label, run
 from train.task import models
 
@@ -37,7 +37,7 @@ def constant_gradient():
 
 @pytest.mark.parametrize("name", ["asgd", "synchronous", "quorum"])
 def test_a_loss_is_that_of_the_parameters_after_its_commit(name):
-    found = run(CONTESTANTS["asgd"] if name == "asgd" else CONTESTANTS[name], constant_gradient(), 3, 0.0, 24)
+    found = run(CONTESTANTS[name], constant_gradient(), 3, 0.0, 24)
     assert found.losses[0] == 0.0
     assert found.commits[-1] == 24
     assert list(found.commits) == sorted(set(found.commits))
@@ -58,7 +58,7 @@ def test_the_last_worker_is_slow_and_a_round_waits_for_it():
 
 
 def test_the_target_is_the_least_loss_that_all_contestants_reach_and_a_margin():
-    quick, late, lost = lap([2.0, 0.5, 0.1]), lap([2.0, 1.0, 0.333]), lap([2.0, 1.9, 5.0])
+    quick, late, lost = lap([2.0, 0.5, 0.1]), lap([2.0, 1.0, 0.231]), lap([2.0, 1.9, 5.0])
     assert race.target_of({"gem": quick, "asgd": late}) == 0.35
     assert race.target_of({"gem": quick, "asgd": late, "quorum": lost}) == 0.35
     assert race.target_of({"quorum": lost}) is None
@@ -76,10 +76,8 @@ def test_a_contestant_that_learns_nothing_is_in_the_table_and_in_the_picture(tmp
     laps = {"gem": lap([2.0, 0.5, 0.1]), "asgd": lap([2.0, np.nan, 5.0])}
     found = race.figures(laps, race.Race(workers=2), 0.0)
     assert found["contestants"]["gem"]["seconds_to_target"] == 0.2
-    assert (
-        found["contestants"]["asgd"] | {"seconds_to_target": None, "losses": [2.0, None, 5.0]}
-        == found["contestants"]["asgd"]
-    )
+    lost = found["contestants"]["asgd"]
+    assert (lost["seconds_to_target"], lost["losses"]) == (None, [2.0, None, 5.0])
     assert "not reached" in [cell for column in race.table(found).columns for cell in column.cells]
     picture.draw(json.loads(json.dumps(found)), tmp_path / "race.png")
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
@@ -108,6 +106,46 @@ def test_the_command_writes_figures_and_picture_and_its_own_files_again(tmp_path
     assert (found["slow"], found["gradients"]) == (0.01, 10)
     assert {path.name for path in tmp_path.iterdir()} == {"race.json", "race.png"}
     assert "worker 1 waits 0.01 s per gradient" in capsys.readouterr().out
+
+
+def test_tuning_simulates_each_rate_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(models, "DigitsCNN", Dense)
+    monkeypatch.setattr(tuning, "EVERY", 4)
+    argv = [
+        "race",
+        "--tune",
+        "--methods",
+        "quorum",
+        "--workers",
+        "3",
+        "--gradients",
+        "10",
+        "--out",
+        str(tmp_path / "none"),
+    ]
+    assert cli.main(argv) == 0
+    printed = capsys.readouterr().out
+    assert [f" {rate:g} " in printed for rate in CONTESTANTS["quorum"].tried] == [True] * len(
+        CONTESTANTS["quorum"].tried
+    )
+    assert not (tmp_path / "none").exists()
+
+
+def test_tuning_evaluates_the_parameters_after_a_commit():
+    found = dict(tuning.tune("asgd", constant_gradient(), 3, 0.2, 40))
+    assert list(found) == list(CONTESTANTS["asgd"].tried)
+    for rate, one in found.items():
+        assert list(one.commits) == [0, 16, 32, 40]
+        np.testing.assert_allclose(one.losses, -rate * one.commits, rtol=1e-5)
+        assert (np.diff(one.seconds) > 0).all()
+
+
+def test_a_simulated_round_waits_for_the_slow_worker_only_at_the_barrier():
+    barrier, without = (tuning.trace_of(4, quorum, 0.2, 12) for quorum in (4, 3))
+    assert list(barrier.pulled_at) == [0] * 4 + [4] * 4 + [8] * 4
+    assert (np.diff(barrier.time[::4]) > 0.2).all()
+    assert without.time[8] < 0.1
+    assert 3 not in without.worker[:9]
 
 
 @pytest.mark.parametrize("name", ["race.json", "race.png"])
