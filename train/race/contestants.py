@@ -47,7 +47,7 @@ CONTESTANTS = {
     "synchronous": Contestant("momentum_asgd", 0.0125, 0.9, 0, SYNCHRONOUS),
     "quorum": Contestant("momentum_asgd", 0.025, 0.9, 1, SYNCHRONOUS),
     "asgd": Contestant("asgd", 0.1, None, None, (0.05, 0.1, 0.2, 0.4, 0.8)),
-    "gem": Contestant("gem", 0.4, 0.9, None, (0.05, 0.1, 0.2, 0.4, 0.8)),
+    "gem": Contestant("gem", 0.2, 0.9, None, (0.05, 0.1, 0.2, 0.4, 0.8)),
 }
 if TYPE_CHECKING:
     Name = str
