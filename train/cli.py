@@ -38,7 +38,7 @@ MORE_MEMORY = (
 BROKEN_PIPE = 141  # Exit status that shells report for a process that SIGPIPE ended.
 ABOUT = f"""Train a network with asynchronous workers, on the devices of this machine, on a Ray cluster or in a simulator.
 {helptext.START} Ctrl-C, SIGTERM and SIGHUP write a checkpoint and end the run; --resume continues it. Other commands:
-  python -m train race             with a slow worker: synchronous and asynchronous training in seconds
+  python -m train race             seconds that a slow worker costs, with a barrier and without
   python -m train report [RUN]     was a run truly asynchronous, and what slowed it down
   python -m train replay [RUN]     does a run replay in the simulator to the same parameters
   python -m train sweep            compare methods, numbers of workers and learning rates

@@ -85,44 +85,25 @@ def test_a_contestant_that_learns_nothing_is_in_the_table_and_in_the_picture(tmp
 
 def test_the_command_writes_figures_and_picture_and_its_own_files_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "DigitsCNN", Dense)
-    argv = [
-        "race",
-        "--methods",
-        "asgd",
-        "gem",
-        "--workers",
-        "2",
-        "--slow",
-        "0.01",
-        "--gradients",
-        "10",
-        "--out",
-        str(tmp_path),
-    ]
-    for _ in range(2):
-        assert cli.main(argv) == 0
+    argv = ["race", "--methods", "asgd", "gem", "--workers", "2", "--slow", "0.01", "--gradients", "10"]
+    argv += ["--out", str(tmp_path)]
+    assert cli.main(argv) == 0
     found = json.loads((tmp_path / "race.json").read_text())
     assert list(found["contestants"]) == ["asgd", "gem"]
     assert (found["slow"], found["gradients"]) == (0.01, 10)
     assert {path.name for path in tmp_path.iterdir()} == {"race.json", "race.png"}
     assert "worker 1 waits 0.01 s per gradient" in capsys.readouterr().out
+    monkeypatch.setattr(race, "compete", lambda *_: found | {"slow": 0.02})
+    assert cli.main(argv) == 0
+    assert json.loads((tmp_path / "race.json").read_text())["slow"] == 0.02
 
 
+@pytest.mark.slow
 def test_tuning_simulates_each_rate_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "DigitsCNN", Dense)
     monkeypatch.setattr(tuning, "EVERY", 4)
-    argv = [
-        "race",
-        "--tune",
-        "--methods",
-        "quorum",
-        "--workers",
-        "3",
-        "--gradients",
-        "10",
-        "--out",
-        str(tmp_path / "none"),
-    ]
+    argv = ["race", "--tune", "--methods", "quorum", "--workers", "3", "--gradients", "10"]
+    argv += ["--out", str(tmp_path / "none")]
     assert cli.main(argv) == 0
     printed = capsys.readouterr().out
     assert [f" {rate:g} " in printed for rate in CONTESTANTS["quorum"].tried] == [True] * len(
