@@ -16,7 +16,7 @@ from train.common.errors import DataError, RecordError, UsageError, printable
 from train.common.files import FULL, in_words, release
 from train.config import helptext
 from train.config.config import Config
-from train.config.parsing import check_resumed, in_flags, parse_flags, start_from, take_resume
+from train.config.parsing import check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
 from train.config.validation import check_acts
 from train.run import tensorboard as scalars
 from train.task.data.names import check_dataset
@@ -25,7 +25,7 @@ USAGE = "python -m train"
 POLICIES: dict[str, Any] = {
     "interrupt": None,
     "max_staleness": None,
-    "quorum": 1,
+    "quorum": None,
 }  # Fields of which a run has one, and what stands for none.
 NO_POLICY = POLICIES | {"grace": 0.0}
 EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Another such choice.
@@ -224,6 +224,8 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
         if any(f"__{name}" in words for name in alternatives):  # It replaces that of the run which is resumed.
             default = dataclasses.replace(default, **none)
     config = parse_flags(Config, argv, USAGE, default)
+    if not resume and config.engine == "simulate":
+        config = in_rounds(config, [config.method], argv)
     if not resume:
         check_acts(config, [config.method], "momentum")
     if resume and (changed := config.changed(default)):

@@ -15,7 +15,8 @@ from gemjax.batches.per_seed import PerSeed
 from gemjax.protocol.checks import check_range, check_width, with_extra_args
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.staleness import is_asynchronous, needs_local_steps
+from gemjax.protocol.staleness import is_asynchronous, needs_local_steps, needs_rounds
+from gemjax.protocol.trace import Trace
 
 PyTree = Any
 WIDE = ("float64", "complex128", "int64", "uint64")  # Of JAX arrays with jax_enable_x64 only.
@@ -322,6 +323,24 @@ def warn_of_two_rates(tx: optax.GradientTransformation, params: PyTree, local: L
             f"the method multiplies the displacements of local steps, which have the rate of their own optimizer, by "
             f"learning_rate={rate:g}; give learning_rate=1.0, or a method made for displacements (downpour, easgd, lsgd, "
             "diloco, …)",
+            RunWarning, stacklevel=3,
+        )  # fmt: skip
+
+
+def warn_without_rounds(
+    tx: optax.GradientTransformation, params: PyTree, local: LocalSteps | None, *traces: Trace
+) -> None:
+    """Warn if ``tx`` is defined in rounds, but a trace has commits at views that are older than their round of N commits."""
+
+    def is_older(trace: Trace) -> bool:
+        begins = np.arange(len(trace)) // trace.num_workers * trace.num_workers
+        return bool(np.any(trace.pulled_at < begins))
+
+    if local is not None and any(map(is_older, traces)) and needs_rounds(shapes_of(tx.init, params)):
+        warnings.warn(
+            "the method is defined in rounds, whose steps average displacements of all workers from the same view, but the "
+            "trace has none; give that of gemjax.arrivals.Barrier(model), or take a method without rounds, such as "
+            "gemjax.delayed_nesterov",
             RunWarning, stacklevel=3,
         )  # fmt: skip
 

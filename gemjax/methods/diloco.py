@@ -19,9 +19,10 @@ def diloco(
     r"""DiLoCo: one Nesterov step by the mean displacement of N commits.
 
     Workers run hundreds of local steps and commit their displacements. The mean of N displacements is the gradient of one
-    central step; the commits in between change nothing. If all workers wait for each other and pull after the N-th commit, that
-    is DiLoCo. If workers do not wait, it is the buffered form: any N commits make a step, and a worker that pulls in between
-    gets the central variable of the last step.
+    central step; the commits in between change nothing. All workers wait for each other and pull after the N-th commit: with
+    real workers that is the default of :class:`gemjax.Policy`, and in a simulation a trace of :class:`gemjax.arrivals.Barrier`.
+    If workers do not wait, it is the buffered form: any N commits make a step, also of views that differ, and a worker that
+    pulls in between gets the central variable of the last step.
 
     .. math::
 
@@ -72,9 +73,7 @@ def diloco(
     Readings: the asynchronous form is what `a notebook by authors of DiLoCo <https://github.com/google-deepmind/asyncdiloco>`_
     calls delayed SGD: the mean of as many displacements as there are workers, several of which may come from one worker.
 
-    Deviations from the paper:
-      1. The barrier is left to the engine.
-      2. The mean is taken in the default float type, whatever the parameters' dtype.
+    Deviation from the paper: the mean is taken in the default float type, whatever the parameters' dtype.
     """
     check_learning_rate(learning_rate)
     check_momentum("momentum", momentum)
@@ -82,7 +81,9 @@ def diloco(
     check_num_workers(num_workers)
     # Outside the rounds, so that its schedule counts commits.
     outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
-    return asynchronous(optax.chain(displacements(), outer, scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(
+        optax.chain(displacements(in_rounds=True), outer, scale_by_learning_rate(learning_rate)), num_workers
+    )
 
 
 def in_rounds(inner: optax.GradientTransformation, count: int) -> optax.GradientTransformationExtraArgs:

@@ -38,8 +38,8 @@ def streaming_diloco(
 
     at every N-th commit of fragment :math:`f`, with :math:`v = 0` at the start, :math:`\Delta_j^f` the displacement of the
     fragment since its worker's last pull of it, and the last line at a worker's pull, :math:`D` of its commits after that of
-    its displacement. :func:`gemjax.by_fragment` has the exact order. If all workers wait for each other, this is Streaming
-    DiLoCo; if they do not, any N displacements of a fragment make a step, as with :func:`gemjax.diloco`.
+    its displacement. :func:`gemjax.by_fragment` has the exact order. All workers wait for each other, by default as with
+    :func:`gemjax.diloco`; if they do not, any N displacements of a fragment make a step.
 
     Reductions: with one fragment, ``keep=0`` and ``delay=0`` it is :func:`gemjax.diloco`; with a barrier and ``keep=1`` workers
     train alone.
@@ -85,10 +85,9 @@ def streaming_diloco(
     <https://github.com/meta-pytorch/torchft>`_, whose recorded numbers are in the tests.
 
     Deviations from the paper:
-      1. The barrier is left to the engine (:class:`gemjax.arrivals.Barrier`, ``gemjax.Policy(quorum=N)``).
-      2. Equal fragments are consecutive leaves. The paper also takes every F-th layer; a function does that.
-      3. Displacements are not rounded to four bits (the cluster can compress what it sends).
-      4. The engines keep a worker's parameters at the central variable, as for :func:`gemjax.easgd`, and send all of them:
+      1. Equal fragments are consecutive leaves. The paper also takes every F-th layer; a function does that.
+      2. Displacements are not rounded to four bits (the cluster can compress what it sends).
+      3. The engines keep a worker's parameters at the central variable, as for :func:`gemjax.easgd`, and send all of them:
          ``exchanged`` counts what a program with parameters at the worker would send.
     """
     check_learning_rate(learning_rate)
@@ -97,4 +96,6 @@ def streaming_diloco(
     check_num_workers(num_workers)
     outer = in_rounds(optax.trace(momentum, nesterov=nesterov), num_workers)
     atom = by_fragment(outer, fragments, keep=keep, delay=delay, every=every)
-    return asynchronous(optax.chain(displacements(), atom, scale_by_learning_rate(learning_rate)), num_workers)
+    return asynchronous(
+        optax.chain(displacements(in_rounds=True), atom, scale_by_learning_rate(learning_rate)), num_workers
+    )

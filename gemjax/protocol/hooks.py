@@ -11,6 +11,7 @@ The state contains                                   Effect
 a node with ``next_row()``                           Index of the row inside it that the next commit writes.
 ``ReadsStaleParams()``                               ``update`` receives ``stale_params``, the view that the worker pulled.
 ``NeedsLocalSteps()``                                Engines require ``local=``.
+``NeedsRounds()``                                    The same; and workers wait for each other, unless a policy is given.
 a node with ``refuses(staleness)``                   It is asked before each commit; see ``Refusals``.
 a node with ``on_pull(params, view, moved)``         It is called at each pull; see ``PullHook``.
 ===================================================  ===================================================================
@@ -57,6 +58,15 @@ class NeedsLocalSteps(NamedTuple):
 
     Engines do not run such a rule without ``local=``, because it would receive gradients.
     """
+
+
+class NeedsRounds(NeedsLocalSteps):
+    """Mark of a rule that is defined in rounds: a step takes one displacement of each worker, all from the same view.
+
+    With real workers a barrier is then the default of :class:`gemjax.Policy`, and simulations warn of a trace without rounds.
+    """
+
+    __slots__ = ()
 
 
 @jax.tree_util.register_dataclass

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from gemjax.protocol.checks import MOST_WORKERS, check_at_least, check_between, check_method, check_positive_int
-from gemjax.protocol.hooks import NeedsLocalSteps
+from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds
 
 PyTree = Any
 LONGEST = 1 << 20  # Steps per commit. Their batches are chosen all at once, which takes some 200 bytes for each.
@@ -102,8 +102,15 @@ class LocalSteps:
         return [np.concatenate([[0], np.cumsum(row)]) for row in self.period]
 
 
-def displacements() -> optax.GradientTransformationExtraArgs:
+def displacements(*, in_rounds: bool = False) -> optax.GradientTransformationExtraArgs:
     """No-op that marks a method as expecting local-step displacements, so that engines require ``local=``.
+
+    Args:
+      in_rounds: True for a method that is defined in rounds: each of its steps takes one displacement of each worker, all from
+        the same view, as with :func:`gemjax.diloco`. Workers then wait for each other by default; default False.
+
+    Returns:
+      A transformation whose state is the mark.
 
     >>> displacements().init(None)
     NeedsLocalSteps()
@@ -113,7 +120,8 @@ def displacements() -> optax.GradientTransformationExtraArgs:
         del params, extra_args
         return updates, state
 
-    return optax.GradientTransformationExtraArgs(lambda params: NeedsLocalSteps(), update_fn)
+    mark = NeedsRounds() if in_rounds else NeedsLocalSteps()
+    return optax.GradientTransformationExtraArgs(lambda params: mark, update_fn)
 
 
 def pull_to_anchors(*strengths: float) -> optax.GradientTransformationExtraArgs:

@@ -28,7 +28,7 @@ from gemjax.protocol.checks import (
     with_extra_args,
 )
 from gemjax.protocol.diagnostics import offer_injected_rate
-from gemjax.protocol.hooks import NeedsLocalSteps, ReadsStaleParams, answer_pull, has_on_pull
+from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds, ReadsStaleParams, answer_pull, has_on_pull
 from gemjax.protocol.nodes import (
     StalenessState,
     Unnamed,
@@ -223,6 +223,11 @@ def pull_with_anchors(
 def needs_local_steps(state: PyTree) -> bool:
     """Return True if a member of the method expects displacements of local steps."""
     return bool(nodes(state, NeedsLocalSteps))
+
+
+def needs_rounds(state: PyTree) -> bool:
+    """Return True if a member of the method is defined in rounds of all workers."""
+    return bool(nodes(state, NeedsRounds))
 
 
 def is_asynchronous(state: PyTree) -> bool:

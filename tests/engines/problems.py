@@ -20,7 +20,8 @@ from gemjax.engines.devices.roster import Roster
 def every_method(*fast: str, only=lambda row: True):
     """Parametrize over the methods for which ``only`` is true; those that are not named are slow."""
     assert set(fast) <= {row.name for row in METHODS}
-    marks = {row.name: () if row.name in fast else pytest.mark.slow for row in METHODS}
+    slow = lambda row: () if row.name in fast else (pytest.mark.slow,)
+    marks = {row.name: (*slow(row), *row.without_rounds) for row in METHODS}
     return pytest.mark.parametrize(
         "make", [pytest.param(row, id=row.name, marks=marks[row.name]) for row in METHODS if only(row)]
     )

@@ -27,6 +27,8 @@ class Row:
         left out.
       gathers: True for a rule that moves the central variable once per several commits.
       takes_displacements: True for a rule that needs local steps in an engine.
+      in_rounds: True for a rule whose steps take one displacement of each worker from the same view; tests run it on other
+        traces, too.
       local_optimizer: the optimizer of these steps.
       moves_at_rest: True for a rule that moves the central variable though the learning rate is 0.
       partitioned: True for a rule with ``optax.partition``, whose states have no leaf where a part has no parameter.
@@ -43,6 +45,7 @@ class Row:
     measures_ahead: bool = False
     gathers: bool = False
     takes_displacements: bool = False
+    in_rounds: bool = False
     local_optimizer: optax.GradientTransformation = NESTEROV
     moves_at_rest: bool = False
     partitioned: bool = False
@@ -56,8 +59,14 @@ class Row:
 
     @property
     def marks(self):
-        """Mark a variant as slow."""
-        return pytest.mark.slow if self.variant else ()
+        """Mark a variant as slow, and let a rule that is defined in rounds run without them."""
+        return (*([pytest.mark.slow] if self.variant else []), *self.without_rounds)
+
+    @property
+    def without_rounds(self):
+        """Marks that allow traces without rounds."""
+        ignored = "ignore:the method is defined in rounds:gemjax.RunWarning"
+        return (pytest.mark.filterwarnings(ignored),) if self.in_rounds else ()
 
     def __call__(self, num_workers: int, learning_rate: optax.ScalarOrSchedule | None = None):
         """Return the transformation for ``num_workers`` workers."""
@@ -211,7 +220,16 @@ METHODS = (
         factor=lambda staleness, _: (1 + staleness) ** -0.5,
     ),
     Row("delayed-nesterov", gemjax.delayed_nesterov, 0.1, {"momentum": 0.5}, variant=True, takes_displacements=True),
-    Row("diloco", gemjax.diloco, 0.1, {"momentum": 0.5}, variant=True, gathers=True, takes_displacements=True),
+    Row(
+        "diloco",
+        gemjax.diloco,
+        0.1,
+        {"momentum": 0.5},
+        variant=True,
+        gathers=True,
+        takes_displacements=True,
+        in_rounds=True,
+    ),
     Row(
         "muloco",
         gemjax.diloco,
@@ -220,9 +238,10 @@ METHODS = (
         variant=True,
         gathers=True,
         takes_displacements=True,
+        in_rounds=True,
         local_optimizer=optax.contrib.muon(0.01),
     ),
-    Row("streaming-diloco", streaming_diloco, 0.4, variant=True, **OF_FRAGMENTS),
+    Row("streaming-diloco", streaming_diloco, 0.4, variant=True, in_rounds=True, **OF_FRAGMENTS),
     Row("decoupled-diloco", decoupled_diloco, 0.1, variant=True, **OF_FRAGMENTS),
     Row("momentum-lookahead", gemjax.momentum_lookahead, 0.01, variant=True, takes_displacements=True),
     Row("heloco", gemjax.heloco, 0.03, variant=True, takes_displacements=True),

@@ -13,7 +13,7 @@ from methods.rows import METHODS, every_method
 import gemjax
 from gemjax import arrivals
 from gemjax.protocol.compat import enable_x64
-from gemjax.protocol.hooks import NeedsLocalSteps
+from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds
 
 # --- Convergence -----------------------------------------------------------------------------------------------------
 
@@ -248,13 +248,12 @@ def test_unexpected_extra_args_are_accepted(row):
 
 
 @every_method
-def test_engines_can_see_whether_it_needs_local_steps(row):
-    def is_mark(node):
-        return isinstance(node, NeedsLocalSteps)
-
+def test_engines_can_see_whether_it_needs_local_steps_or_rounds(row):
     params, _ = _toy()
     state = jax.eval_shape(row(3).init, params)
-    assert any(map(is_mark, jax.tree.leaves(state, is_leaf=is_mark))) == row.takes_displacements
+    for mark, expected in ((NeedsLocalSteps, row.takes_displacements), (NeedsRounds, row.in_rounds)):
+        is_mark = lambda node: isinstance(node, mark)  # noqa: B023
+        assert any(map(is_mark, jax.tree.leaves(state, is_leaf=is_mark))) == expected
 
 
 @every_method

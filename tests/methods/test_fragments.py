@@ -269,6 +269,7 @@ def test_leaves_of_one_path_may_be_in_two_groups():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the method is defined in rounds")
 def test_a_continued_run_with_windows_is_the_same():
     problem = lambda params, batch: jnp.sum((params["b"] - batch) ** 2) + jnp.sum((params["w"] + 1.0) ** 2)
     params, trace = {"b": jnp.zeros(3), "w": jnp.ones((2, 2))}, gemjax.arrivals.Gamma(3).trace(30)
@@ -395,6 +396,7 @@ def test_a_number_of_workers_cannot_be_injected(make):
         jax.jit(optax.inject_hyperparams(make)(0.05, num_workers=2).init)(jnp.zeros(3))
 
 
+@pytest.mark.filterwarnings("ignore:the method is defined in rounds")
 @pytest.mark.parametrize("horizon", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [pytest.param("streaming_diloco", marks=pytest.mark.slow), "async_pipeline"])
 def test_groups_that_a_function_chooses_are_the_same_in_methods_made_anew(name, horizon):

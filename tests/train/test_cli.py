@@ -219,15 +219,31 @@ def test_resuming_starts_from_the_configuration_of_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "cluster"),
+    [
+        (["--method", "diloco"], "barrier"),
+        (["--method", "streaming_diloco"], "barrier"),
+        (["--method", "diloco", "--cluster", "homogeneous"], "homogeneous"),
+        (["--method=diloco", "--cluster=tiered"], "tiered"),
+        (["--method", "delayed_nesterov"], "homogeneous"),
+    ],
+)
+def test_workers_of_a_method_in_rounds_wait_for_each_other_unless_a_cluster_is_given(given, cluster):
+    assert cli.parse(["--engine", "simulate", *given])[0].cluster == cluster
+    swept = [word.replace("--method", "--methods") for word in given]
+    assert sweep.parse([*swept, "--out", "nowhere"])[0].cluster == cluster
+
+
+@pytest.mark.parametrize(
     ("begun", "given", "policy"),
     [
         ({"interrupt": 2}, ["--quorum", "2"], (None, None, 2, 0.0)),
-        ({"quorum": 2}, ["--max-staleness=5"], (None, 5, 1, 0.0)),
-        ({"max_staleness": 5}, ["--interrupt", "3"], (3, None, 1, 0.0)),
-        ({"max_staleness": 5}, ["--epochs", "2"], (None, 5, 1, 0.0)),
+        ({"quorum": 2}, ["--max-staleness=5"], (None, 5, None, 0.0)),
+        ({"max_staleness": 5}, ["--interrupt", "3"], (3, None, None, 0.0)),
+        ({"max_staleness": 5}, ["--epochs", "2"], (None, 5, None, 0.0)),
         ({"quorum": 2}, ["--quorum", "1"], (None, None, 1, 0.0)),
-        ({"quorum": 2, "grace": 0.1}, ["--max-staleness", "3"], (None, 3, 1, 0.0)),
-        ({"quorum": 2, "grace": 0.1}, ["--interrupt", "3", "--grace=0"], (3, None, 1, 0.0)),
+        ({"quorum": 2, "grace": 0.1}, ["--max-staleness", "3"], (None, 3, None, 0.0)),
+        ({"quorum": 2, "grace": 0.1}, ["--interrupt", "3", "--grace=0"], (3, None, None, 0.0)),
         ({"quorum": 2, "grace": 0.1}, ["--quorum", "1"], (None, None, 1, 0.0)),
         ({"quorum": 2, "grace": 0.1}, ["--quorum", "3", "--grace", "0.2"], (None, None, 3, 0.2)),
         ({"quorum": 2, "grace": 0.1}, ["--grace", "0.2"], (None, None, 2, 0.2)),

@@ -78,7 +78,7 @@ class Common:
     decay_factor: float = 0.1
     """Factor on the learning rate at each of `--decay-epochs`, in (0, 1]."""
     cluster: Cluster = "homogeneous"
-    """Speeds of simulated workers: equal; unequal; in turn; full to quarter; the same with a barrier."""
+    """Speeds of simulated workers: equal; unequal; in turn; full to quarter; the same with a barrier, as `diloco` has."""
     variation: float = 0.1
     """Coefficient of variation of the time of a simulated gradient."""
     x64: bool = False
@@ -139,8 +139,8 @@ class Config(Common):
     """Largest staleness of a gradient, in commits; faster workers wait for slower ones. Default: no bound."""
     interrupt: int | None = None
     """Staleness, in commits, at which a worker is called back and begins its step again. Default: never."""
-    quorum: int = 1
-    """Gradients to collect before any is committed; as many as workers make a barrier."""
+    quorum: int | None = None
+    """Gradients to collect before any is committed; all workers' with `diloco` and `streaming_diloco`, else 1."""
     grace: float = 0.0
     """Seconds in which more gradients may arrive after the quorum."""
     deadline: float | None = None

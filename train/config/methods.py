@@ -18,11 +18,13 @@ class MethodFacts:
       takes: fields of a configuration, besides the learning rate, that are arguments of that function.
       local: True if workers take local steps between two commits; the learning rate is then that of the local steps.
       most_strength: largest `strength`, if there is one.
+      rounds: True if it is defined in rounds, for which workers wait for each other unless the command line says otherwise.
     """
 
     takes: tuple[str, ...] = ()
     local: bool = False
     most_strength: float | None = None
+    rounds: bool = False
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -64,8 +66,8 @@ METHODS = {
     "lsgd": MethodFacts(("strength",), local=True, most_strength=1.0),
     "outer_nesterov": MethodFacts(("momentum",), local=True),
     "delayed_nesterov": MethodFacts(("momentum",), local=True),
-    "diloco": MethodFacts(("momentum",), local=True),
-    "streaming_diloco": MethodFacts(("momentum",), local=True),
+    "diloco": MethodFacts(("momentum",), local=True, rounds=True),
+    "streaming_diloco": MethodFacts(("momentum",), local=True, rounds=True),
     "decoupled_diloco": MethodFacts(("momentum",), local=True),
     "momentum_lookahead": MethodFacts(("momentum",), local=True),
     "heloco": MethodFacts(("momentum",), local=True),

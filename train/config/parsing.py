@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tyro
@@ -16,6 +16,7 @@ from train.common.errors import UsageError
 from train.config import presets
 from train.config.config import Config
 from train.config.datasets import DATASETS
+from train.config.methods import METHODS
 from train.config.validation import flag, one_of
 
 COMMANDS = ("race", "report", "replay", "sweep", "benchmark", "reproduce", "results", "bench")
@@ -117,6 +118,14 @@ def parse_flags(options: type, argv: Sequence[str], usage: str, default: Any = N
             message += f"; a configuration comes first: {min(late)} and then flags"
         raise UsageError(f"{message} ({usage} --help)")
     return asked
+
+
+def in_rounds(options: Any, methods: Iterable[str], argv: Iterable[str]) -> Any:
+    """Return the options of simulated runs, with a barrier if no cluster is given and all methods are defined in rounds."""
+    given = any(word.split("=")[0] == "--cluster" for word in argv)
+    if given or not all(METHODS[method].rounds for method in methods):
+        return options
+    return dataclasses.replace(options, cluster="barrier")
 
 
 def command_of(config: Config) -> str:

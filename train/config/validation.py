@@ -220,18 +220,19 @@ def check_acts(options: Any, methods: Iterable[str], momentum: str) -> None:
 
 
 def _check_policy(config: Any) -> None:
-    if config.quorum > config.workers:
+    waits = config.quorum is not None and config.quorum > 1
+    if config.quorum is not None and config.quorum > config.workers:
         raise ValueError(f"--quorum must be at most --workers, {config.workers}; got {config.quorum}")
-    if config.max_staleness is not None and config.quorum > 1:
+    if config.max_staleness is not None and waits:
         raise ValueError(f"give --max-staleness or --quorum, not both; --max-staleness is {config.max_staleness}")
-    if config.interrupt is not None and (config.max_staleness is not None or config.quorum > 1):
+    if config.interrupt is not None and (config.max_staleness is not None or waits):
         raise ValueError(f"give one of --interrupt, --max-staleness and --quorum; --interrupt is {config.interrupt}")
     if config.interrupt is not None and METHODS[config.method].local and config.worker_devices > 1:
         raise ValueError(
             f"--interrupt with the local steps of {config.method} needs one device per worker; --worker-devices is "
             f"{config.worker_devices}"
         )
-    if config.grace and config.quorum == 1:
+    if config.grace and not waits:
         raise ValueError(f"--grace is the time after a quorum and acts only with --quorum; got {config.grace}")
 
 

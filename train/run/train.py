@@ -28,7 +28,7 @@ from train.run.callback import RunCallback, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records.log import RunLog, check_trace
-from train.task.cluster import ray_cluster, traces
+from train.task.cluster import policy, ray_cluster, traces
 from train.task.memory import check_memory, in_words, may_be_large, say_batch_size
 from train.task.methods import local_steps, make_method
 from train.task.task import Task, make_task, parameter_shapes
@@ -190,10 +190,6 @@ def _run_engine(
         run = functools.partial(gemjax.run_on_cluster, cluster=workers, compression=compression)
     else:
         run = functools.partial(gemjax.run_on_devices, placement=_placement(config))
-    policy = gemjax.Policy(
-        max_staleness=config.max_staleness, quorum=config.quorum, grace=config.grace, deadline=config.deadline,
-        retries=config.retries, interrupt=config.interrupt,
-    )  # fmt: skip
     # Compiled before the clock starts: the first evaluation would delay all workers.
     task.evaluate(task.params, task.model_state)
     members = gemjax.Members(config.workers)
@@ -202,7 +198,7 @@ def _run_engine(
         members.look()
     return run(
         tx, task.loss_fn, task.params, task.batches, task.num_commits,
-        policy=policy, members=members, model_state=task.model_state, local=local, seed=config.seed,
+        policy=policy(config), members=members, model_state=task.model_state, local=local, seed=config.seed,
         diagnostics=("gap",), recorded=None if initial[0] is None else recorded, state=initial.pop(), log=log,
         callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from train.common.errors import UsageError
 from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
-from train.config.parsing import check_resumed, parse_flags, start_from, take_resume
+from train.config.parsing import check_resumed, in_rounds, parse_flags, start_from, take_resume
 from train.config.validation import check_acts
 from train.run.groups.batch import Finished, fit, memory_of_run, programs, run_batch
 from train.run.groups.progress import GroupProgress
@@ -80,6 +80,7 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
         check_resumed(list(given), default, begun)
     grid = parse_flags(Grid, argv, USAGE, begun)
     if not resume:
+        grid = in_rounds(grid, grid.methods, argv)
         check_acts(grid, grid.methods, "momenta")
     if resume and grid.out != begun.out:
         raise UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")

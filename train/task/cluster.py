@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from train.common.console import say, warnings_on
 from train.common.errors import UsageError
+from train.config.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gemjax import Cluster, Trace, arrivals
+    from gemjax import Cluster, Policy, Trace, arrivals
 
 TIERS = (1.0, 0.75, 0.5, 0.25)
 """Speeds of the workers of a `tiered` cluster, in turn."""
@@ -76,6 +77,20 @@ def cluster(config: Any) -> "arrivals.Arrivals":
         scales = [speed * config.period / count for speed, count in zip(speeds(config), counts, strict=True)]
         model = arrivals.Scaled(model, scales)
     return arrivals.Barrier(model) if config.cluster.endswith("barrier") else model
+
+
+def policy(config: Any) -> "Policy":
+    """Return the scheduler's policy of a run with real workers, a barrier for a method that is defined in rounds.
+
+    >>> from train.config.config import Config
+    >>> [policy(Config(method="diloco", workers=4, quorum=quorum)).quorum for quorum in (None, 1, 2)]
+    [4, 1, 2]
+    """
+    from gemjax import Policy  # As above.
+
+    names = ("max_staleness", "quorum", "grace", "deadline", "retries", "interrupt")
+    given = Policy(**{name: getattr(config, name) for name in names})
+    return given.resolved(config.workers, METHODS[config.method].rounds)
 
 
 def traces(config: Any, num_commits: int) -> "tuple[Trace, Trace]":

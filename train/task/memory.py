@@ -10,6 +10,7 @@ from train.common.console import say
 from train.common.machine import in_its_precision
 from train.config.config import Common, Config
 from train.config.parsing import in_flags
+from train.task.cluster import policy
 from train.task.methods import local_steps, make_method
 from train.task.task import PyTree, Task, make_task, parameter_shapes
 
@@ -93,7 +94,7 @@ def _kept(config: Config, params: PyTree) -> dict[str, int]:
         copy, gradients = kept["central variable"], config.workers
         # A CPU may not be split into its devices yet, and on a cluster each worker has its own.
         if config.engine == "devices" and jax.default_backend() != "cpu":
-            gradients = min(gradients, Roster.ROOM * len(jax.local_devices()) + config.quorum - 1)
+            gradients = min(gradients, Roster.ROOM * len(jax.local_devices()) + (policy(config).quorum or 1) - 1)
         kept |= {"views": kept["views"] + config.workers * copy, "gradients": gradients * copy}
     return kept
 

@@ -17,7 +17,8 @@ class Policy:
     :func:`gemjax.drop_stale`.)
 
     **Quorum.** With ``quorum=Q`` gradients wait until there are Q of them, then for another ``grace`` seconds, or until no
-    worker is in flight. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier.
+    worker is in flight. Then all of them commit one after the other, and only then do their workers pull. Q = N is a barrier,
+    the default of a method that is defined in rounds (:func:`gemjax.diloco`, :func:`gemjax.streaming_diloco`).
 
     **Interruption.** With ``interrupt=R`` a worker whose staleness reaches R while it computes is called back: what it has
     computed is dropped, it pulls, and begins its step again (algorithm 2 of Ringmaster ASGD; in the simulator
@@ -34,7 +35,8 @@ class Policy:
 
     Args:
       max_staleness: K, a non-negative int; ``None`` (default) sets no bound. It cannot be combined with a quorum.
-      quorum: Q, a positive int, default 1: each gradient commits when it is finished.
+      quorum: Q, a positive int. ``None`` (default) is N for a method that is defined in rounds, unless ``max_staleness`` or
+        ``interrupt`` is given; else 1: each gradient commits when it is finished.
       grace: seconds, not negative, default 0.
       deadline: longest time in seconds from the dispatch of a gradient to its arrival, and for the batch of a worker that waits
         for it to be read, positive; ``None`` (default) sets no limit. It must be longer than the slowest worker needs.
@@ -52,7 +54,7 @@ class Policy:
     """
 
     max_staleness: int | None = None
-    quorum: int = 1
+    quorum: int | None = None
     grace: float = 0.0
     deadline: float | None = None
     retries: int = 2
@@ -62,7 +64,7 @@ class Policy:
         with_plain_numbers(self)
         for name, lowest in (("max_staleness", 0), ("quorum", 1), ("retries", 0), ("interrupt", 1)):
             value = getattr(self, name)
-            if value is None and name in ("max_staleness", "interrupt"):
+            if value is None and name != "retries":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise ValueError(f"{name} must be an int of at least {lowest}, got {shown(value)}")
@@ -70,17 +72,29 @@ class Policy:
             raise ValueError(f"grace must be a finite number of seconds, not negative, got {self.grace!r}")
         if self.deadline is not None and not (math.isfinite(number("deadline", self.deadline)) and self.deadline > 0):
             raise ValueError(f"deadline must be a positive number of seconds or None, got {self.deadline!r}")
-        if self.max_staleness is not None and self.quorum > 1:
+        waits = self.quorum is not None and self.quorum > 1
+        if self.max_staleness is not None and waits:
             raise ValueError("max_staleness and quorum both decide when a gradient may commit; give one of them")
-        if self.interrupt is not None and (self.max_staleness is not None or self.quorum > 1):
+        if self.interrupt is not None and (self.max_staleness is not None or waits):
             raise ValueError("interrupt discards what max_staleness or a quorum would keep; give only one of the three")
-        if self.grace and self.quorum == 1:
+        if self.grace and not waits:
             raise ValueError("grace is the time after a quorum; give quorum= as well")
 
-    def check(self, num_workers: int) -> None:
-        """Raise ``ValueError`` unless the policy suits a run with ``num_workers`` workers."""
+    def resolved(self, num_workers: int, in_rounds: bool) -> "Policy":
+        """Return the policy with its default quorum, for a method that is or is not defined in rounds.
+
+        Raises:
+          ValueError: unless it suits a run with ``num_workers`` workers.
+
+        >>> Policy(retries=0).resolved(4, in_rounds=True).quorum, Policy(max_staleness=2).resolved(4, in_rounds=True).quorum
+        (4, 1)
+        """
+        if self.quorum is None:
+            barrier = in_rounds and self.max_staleness is None and self.interrupt is None
+            return dataclasses.replace(self, quorum=num_workers if barrier else 1)
         if self.quorum > num_workers:
             raise ValueError(f"quorum={self.quorum}, but the run has {num_workers} workers")
+        return self
 
     def admits(self, in_flight: int) -> bool:
         """Return True if a worker may be dispatched while ``in_flight`` others have not committed."""

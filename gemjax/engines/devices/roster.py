@@ -88,6 +88,7 @@ class Roster:
     ):  # fmt: skip
         self.policy, self.num_commits, self.steps, self.devices = policy, num_commits, list(steps), devices
         self.clock, self.pulled_at = commits, [commits - since for since in behind]
+        self._quorum = policy.quorum or 1
         self.watchdog = Watchdog(policy.deadline, now)
         self.closed = False  # True once no worker can join any more.
         self.in_flight: dict[int, float] = {}  # With the deadline.
@@ -272,7 +273,7 @@ class Roster:
         self.pulled_at[worker] = self.clock
         self.steps[worker] += 1
         self._faults[worker] = self._losses[worker] = self.interruptions[worker] = 0
-        self._put(worker, self.waiting if self.policy.quorum == 1 else self.pulling)
+        self._put(worker, self.waiting if self._quorum == 1 else self.pulling)
 
     def refused(self, commits: int) -> None:
         """Take back the commit made at clock ``commits``, which was rejected or dropped according to its report."""
@@ -392,10 +393,10 @@ class Roster:
         if not (self.ready and self.is_short):
             self._releasing, self._quorum_at = False, INFINITY
             return None
-        if self.policy.quorum == 1:
+        if self._quorum == 1:
             return next((w for w in self.ready if self.policy.may_commit(self.clock, self._views_of_others(w))), None)
         if not self._releasing:
-            if len(self.ready) < self.policy.quorum:  # A worker may have left.
+            if len(self.ready) < self._quorum:  # A worker may have left.
                 self._quorum_at = INFINITY
             elif self._quorum_at == INFINITY:
                 self._quorum_at = now + self.policy.grace

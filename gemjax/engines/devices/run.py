@@ -80,7 +80,8 @@ def run_on_devices(
         worker keeps its step and its view. ``history`` begins with the rows of the earlier ``Result``, or with this call.
       recorded: the trace of the run so far, with a bare ``state`` only.
       policy: decides when gradients are dispatched and committed, and when a worker is retired; default ``gemjax.Policy()``: a
-        finished worker commits at once, and one that raises three times in a row is retired.
+        finished worker commits at once, or with a method that is defined in rounds (:func:`gemjax.diloco`) when all have
+        finished; and one that raises three times in a row is retired.
       members: lets workers join and leave during the run; default: all take part throughout.
       log: the log to which events are written.
       callback: called every ``callback_every`` commits, in the dispatching thread; ends the run if it returns True. Gradients

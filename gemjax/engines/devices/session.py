@@ -47,6 +47,7 @@ from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import real
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.staleness import needs_rounds
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
 
@@ -178,8 +179,9 @@ def prepare(
         tx=tx, loss_fn=loss_fn, num_workers=num_workers, seed=seed, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local,
     )  # fmt: skip
-    policy, members = policy or Policy(), members or Members(num_workers)
-    policy.check(num_workers)
+    # Only a run with local steps can have rounds.
+    in_rounds = local is not None and needs_rounds(shapes_of(tx.init, params))
+    policy, members = (policy or Policy()).resolved(num_workers, in_rounds), members or Members(num_workers)
     if members.num_workers != num_workers:
         raise ValueError(f"members are for {members.num_workers} workers, but the run has {num_workers}")
     return Run(

@@ -12,7 +12,14 @@ import optax
 from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
-from gemjax.engines.checks import check_callback, check_placed, check_untraced, ends_run, warn_of_two_rates
+from gemjax.engines.checks import (
+    check_callback,
+    check_placed,
+    check_untraced,
+    ends_run,
+    warn_of_two_rates,
+    warn_without_rounds,
+)
 from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
 from gemjax.engines.result import (
@@ -106,9 +113,10 @@ def simulate(
 
     Warns:
       RunWarning: if ``tx`` is a method for gradients with a learning rate other than 1 and there are local steps, which have
-        a rate of their own; at the end, if the run has diverged: the median loss of the last 100 applied commits is over a
-        million times the first one (or 1, if that is larger), or more than half of the last 100 commits, and more than 7, were
-        rejected.
+        a rate of their own; if ``tx`` is defined in rounds, as :func:`gemjax.diloco`, and ``trace`` is not (such as one of
+        :class:`gemjax.arrivals.Barrier`); at the end, if the run has diverged: the median loss of the last 100 applied commits
+        is over a million times the first one (or 1, if that is larger), or more than half of the last 100 commits, and more
+        than 7, were rejected.
 
     Raises:
       TypeError: if an argument is of the wrong type, such as a method that is not called.
@@ -163,6 +171,7 @@ def simulate(
     ).bind(params, model_state)  # fmt: skip
     state = begin(transition, params, model_state, state)
     warn_of_two_rates(tx, params, local)
+    warn_without_rounds(tx, params, local, trace)
     batches = as_batches(batches, trace.num_workers)
     batches._check_range(in_files=True)  # In the block above errors of types are left to checks such as this one.
     batches = batches if local is None else LocalBatches(batches, local)

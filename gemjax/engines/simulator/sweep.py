@@ -19,6 +19,7 @@ from gemjax.engines.checks import (
     checked_stops,
     ends_run,
     warn_of_two_rates,
+    warn_without_rounds,
 )
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import History
@@ -196,7 +197,9 @@ def sweep(
     if steps is not None:
         for _, values in lanes:
             with contextlib.suppress(ValueError):  # A point may be out of range.
-                warn_of_two_rates(make(**dict(zip(names, values, strict=True))), starts[0], steps)
+                made = make(**dict(zip(names, values, strict=True)))
+                warn_of_two_rates(made, starts[0], steps)
+                warn_without_rounds(made, starts[0], steps, *traces)
                 break
     data = [offload_if_needed(one, needed, default_device(), advice=advice) for one in data]
     data = data if steps is None else [LocalBatches(one, steps) for one in data]

@@ -67,5 +67,5 @@ def test_values_outside_their_range_are_refused(fields, message):
 
 def test_a_quorum_cannot_be_larger_than_the_run():
     with pytest.raises(ValueError, match="quorum=5, but the run has 4 workers"):
-        Policy(quorum=5).check(4)
-    Policy(quorum=4).check(4)
+        Policy(quorum=5).resolved(4, in_rounds=False)
+    assert Policy(quorum=4).resolved(4, in_rounds=False).quorum == 4

@@ -56,6 +56,7 @@ def test_every_method_can_be_made_from_a_configuration(name):
     state = make_method(Config(method=name, workers=3)).init(jnp.zeros(2))
     assert gemjax.protocol.staleness.num_workers_of(state) == 3
     assert gemjax.protocol.staleness.needs_local_steps(state) == METHODS[name].local
+    assert gemjax.protocol.staleness.needs_rounds(state) == METHODS[name].rounds
     assert (local_steps(Config(method=name)) is not None) == METHODS[name].local
 
 

@@ -49,7 +49,10 @@ FAST = ("asgd", "gem", "dana_slim", "easgd")
 
 
 def some(method):
-    return method if method in FAST else pytest.param(method, marks=pytest.mark.slow)
+    marks = [] if method in FAST else [pytest.mark.slow]
+    if METHODS[method].rounds:
+        marks.append(pytest.mark.filterwarnings("ignore:the method is defined in rounds"))
+    return pytest.param(method, marks=marks)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Runs of a claim that differ only in learning rate and seed, in one program: small networks compile longer than they run."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,9 +64,11 @@ def record_together(
             tell(run.name, done // len(runs))
 
     over = [dict(zip(names, point, strict=True)) for point in points]
-    records = dict(
-        run_batch(config, task, total, over, seeds, summarise, progress=progress, stops=stops, evaluate=evaluate)
-    )
+    with warnings.catch_warnings():  # As in `single.record`.
+        warnings.filterwarnings("ignore", "the method is defined in rounds", gemjax.RunWarning)
+        records = dict(
+            run_batch(config, task, total, over, seeds, summarise, progress=progress, stops=stops, evaluate=evaluate)
+        )
     seconds = round((time.perf_counter() - began) / len(runs), 2)
     return [records[run] | {"seconds": seconds, "commits_per_second": None} for run in runs]
 

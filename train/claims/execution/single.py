@@ -52,6 +52,8 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
     try:
         with warnings.catch_warnings():  # A run that diverges is a result of a claim.
             warnings.filterwarnings("ignore", "the run has diverged", gemjax.RunWarning)
+            # The configuration names its cluster: without a barrier DiLoCo is a buffered method.
+            warnings.filterwarnings("ignore", "the method is defined in rounds", gemjax.RunWarning)
             for end, diagnostics in segments(total, config.workers, run.diagnostics):
                 watcher.until = end
                 result = gemjax.simulate(
