@@ -32,7 +32,7 @@ BOOKKEEPING = (
 # Further fields that may change when a run is resumed.
 RESUMABLE = (
     "epochs", "learning_rate", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline",
-    "retries", "address", "central_hosts", "worker_cpus", "worker_gpus", "worker_tpus",
+    "retries", "address", "min_workers", "central_hosts", "worker_cpus", "worker_gpus", "worker_tpus",
 )  # fmt: skip
 
 
@@ -127,6 +127,8 @@ class Config(Common):
     """Devices per worker, which share each of its batches (`--engine devices`)."""
     address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Running Ray cluster to join, or `auto` to find it (`--engine cluster`); default: a Ray of its own on this host."""
+    min_workers: int = 1
+    """Workers with which a run begins; Ray's later ones join then (`--engine cluster`)."""
     worker_cpus: float = 1.0
     """Cores that Ray reserves per worker (`--engine cluster`)."""
     worker_gpus: float = 0.0

@@ -25,7 +25,8 @@ ADDRESS = re.compile(r"auto|(?:\[[\da-fA-F:.]+\]|\w[\w.-]*):(\d{1,5})", re.ASCII
 # Fields with what their values must be; None is always possible.
 RANGES = (
     (
-        ("workers", "batch_size", "period", "pool", "central_devices", "worker_devices", "quorum", "interrupt"),
+        ("workers", "batch_size", "period", "pool", "central_devices", "worker_devices", "quorum", "interrupt",
+         "min_workers"),
         lambda value: value >= 1,
         "must be at least 1",
     ),
@@ -87,7 +88,7 @@ NEEDS = [
     ("dynamic_periods", "cluster", ["tiered", "tiered_barrier"]),
     ("local_momentum", "local_optimizer", ["sgd"]),
     ("worker_devices", "engine", ["devices"]),
-    *((name, "engine", ["cluster"]) for name in ("address", "compression", "central_hosts", *RESOURCES)),
+    *((name, "engine", ["cluster"]) for name in ("address", "min_workers", "compression", "central_hosts", *RESOURCES)),
     *((name, "engine", ["devices", "cluster"]) for name in (
         "central", "central_devices", "max_staleness", "interrupt", "quorum", "grace", "deadline", "retries",
     )),
@@ -181,6 +182,8 @@ def check(config: Any) -> None:
     networks.check(config, networks.pooled(facts.shape, config.pool) if facts else None, given & {"dropout", "width"})
     _check_schedule(config, given)
     _check_policy(config)
+    if config.min_workers > config.workers:
+        raise ValueError(f"--min-workers must be at most --workers, {config.workers}; got {config.min_workers}")
     if config.engine == "cluster" and config.central == "colocated":
         raise ValueError("--central must be auto, host or dedicated with --engine cluster; got colocated")
     if config.central_hosts and config.compression != "none":

@@ -128,7 +128,8 @@ def ray_cluster(config: Any, console: "Console") -> "Iterator[Cluster | None]":
         try:
             with warnings_on(console):
                 cluster = stack.enter_context(gemjax.Cluster(
-                    config.workers, address=config.address, num_cpus=config.worker_cpus, num_gpus=config.worker_gpus,
+                    config.workers, min_workers=config.min_workers, address=config.address,
+                    num_cpus=config.worker_cpus, num_gpus=config.worker_gpus,
                     resources={"TPU": config.worker_tpus} if config.worker_tpus else None,
                     central=devices[0] if count == 1 else tuple(devices[:count]),
                     central_hosts=config.central_hosts or None,

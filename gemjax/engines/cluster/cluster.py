@@ -63,6 +63,8 @@ class Cluster:
 
     Args:
       num_workers: number of workers N, positive.
+      min_workers: number of workers with which a run may begin, from 1 (default) to N. Ray has a minute for the others that the
+        cluster has room for; those that it places later join then, and pull.
       address: ``None`` (default) starts a Ray of its own on this host, which listens on the loopback interface only and has as
         many CPUs as the workers need; ``"auto"``, ``"host:port"`` or ``"ray://host:port"`` joins a running one. If the caller
         has called ``ray.init``, that connection is used and left open.
@@ -70,7 +72,8 @@ class Cluster:
       num_gpus: GPUs per worker, not negative, default 0.
       resources: further resources per worker, such as ``{"TPU": 4}``; default none.
       groups: number of groups of consecutive workers, as of :func:`gemjax.lsgd`; it must divide N. Ray places the workers of a
-        group on one host and the groups on different hosts, where there is room. Default: each worker is placed for itself.
+        group on one host and the groups on different hosts, where there is room, all of them at once. Default: each worker is
+        placed for itself.
       central: device of the central variable on the driver's host, or a tuple of devices over which it is sharded; default the
         host's CPU.
       central_hosts: number of hosts over which central variable and method state are divided, positive; see
@@ -85,8 +88,8 @@ class Cluster:
       ConnectionError: on entering, if there is no Ray at ``address``.
 
     Warns:
-      RunWarning: on entering, if Ray has not started all workers after a minute (it goes on waiting), or if no host has room
-        for a group.
+      RunWarning: on entering, if fewer than N workers begin; if Ray has not started ``min_workers`` of them after a minute (it
+        goes on waiting); or if no host has room for a group.
 
     Two runs on the same four actors (not run as a test, because Ray takes seconds to start):
 
@@ -105,6 +108,7 @@ class Cluster:
         self,
         num_workers: int,
         *,
+        min_workers: int = 1,
         address: str | None = None,
         num_cpus: float = 1,
         num_gpus: float = 0,
@@ -115,6 +119,7 @@ class Cluster:
         runtime_env: Mapping[str, Any] | None = None,
     ):
         check_num_workers(num_workers)
+        check_positive_int("min_workers", min_workers, num_workers)
         for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
             check_at_least(name, value, 0.0)
         for name, mapping in (("resources", resources), ("runtime_env", runtime_env)):
@@ -131,11 +136,12 @@ class Cluster:
             check_positive_int("central_hosts", central_hosts)
         imported_ray()
         self.central_hosts = central_hosts
-        self.num_workers, self.address = num_workers, address
+        self.num_workers, self.min_workers, self.address = num_workers, min_workers, address
         self._needs = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {})}
         self._runtime_env = dict(runtime_env or {}) or None
         self._central, self._groups = central, groups
         self.actors: list[Any] = []
+        self._pings: list[Any] = []  # Replies of the actors, once Ray has placed them.
         self._central_actors: list[list[Any]] = []  # Of the last run, and of the one that begins.
         self._restarts: queue.SimpleQueue = queue.SimpleQueue()
         self._connection = contextlib.ExitStack()  # Made by this object, and ended with it.
@@ -165,7 +171,8 @@ class Cluster:
             if self._groups is not None:
                 self._reserved = self._reserve(ray, self._groups)
             self.actors = [self._make(ray, worker) for worker in range(self.num_workers)]
-            self._await(ray, [actor.ping.remote() for actor in self.actors])
+            self._pings = [actor.ping.remote() for actor in self.actors]
+            self._await_enough(ray)
         except BaseException:
             self.close()
             raise
@@ -303,20 +310,35 @@ class Cluster:
                     imported_ray().kill(actors.pop())
         self._central_actors = list(filter(None, self._central_actors))
 
-    def _await(self, ray: Any, replies: list[Any]) -> None:
-        """Wait for all replies; warn once of resources that the actors wait for."""
-        _, late = ray.wait(replies, num_returns=len(replies), timeout=PATIENCE, fetch_local=False)
-        if late:
-            missing = self._missing(ray.cluster_resources())
-            warnings.warn(
-                f"Ray has not started {len(late)} of {self.num_workers} workers after {PATIENCE:g} s; "
-                + (f"they need {missing}" if missing else "the cluster is busy, or its hosts cannot import gemjax"),
-                RunWarning, stacklevel=3,
-            )  # fmt: skip
-            ray.wait(replies, num_returns=len(replies), fetch_local=False)
+    def _await_enough(self, ray: Any) -> None:
+        """Wait for the actors that the cluster has room for, or with patience for ``min_workers``; warn of the others."""
+        found = ray.cluster_resources()
+        room = min(
+            (int(found.get(name, 0) // count) for name, count in self._needed(1).items()), default=self.num_workers
+        )
+        expected = min(self.num_workers, max(self.min_workers, room))
+        begun, late = ray.wait(self._pings, num_returns=expected, timeout=PATIENCE, fetch_local=False)
+        if not late:
+            return
+        missing = self._missing(found)
+        why = f"they need {missing}" if missing else "the cluster is busy, or its hosts cannot import gemjax"
+        if len(begun) >= self.min_workers:
+            words = (
+                f"Ray has started {len(begun)} of {self.num_workers} workers, which begin; the others join when it has"
+            )
+        else:
+            words = f"Ray has not started {len(late)} of {self.num_workers} workers after {PATIENCE:g} s"
+        warnings.warn(f"{words}; {why}", RunWarning, stacklevel=3)
+        ray.wait(self._pings, num_returns=self.min_workers, fetch_local=False)
 
-    def begin(self, pickle: Callable[[], bytes], by_value: Callable[[str], bool]) -> tuple[str, list[str]]:
-        """Prepare all actors for a run; return its name and the names of the devices.
+    @property
+    def placed(self) -> list[int]:
+        """Workers whose actors Ray has placed by now."""
+        placed, _ = imported_ray().wait(self._pings, num_returns=len(self._pings), timeout=0, fetch_local=False)
+        return [worker for worker, ping in enumerate(self._pings) if ping in placed]
+
+    def begin(self, pickle: Callable[[], bytes], by_value: Callable[[str], bool]) -> tuple[str, dict[int, str]]:
+        """Prepare the placed actors for a run; return its name, and per worker the name of its devices.
 
         Args:
           pickle: returns the pickled :class:`gemjax.engines.cluster.actor.Job`.
@@ -326,20 +348,23 @@ class Cluster:
         ray = imported_ray()
         while True:
             self._begin = (uuid.uuid4().hex, settings(), ray.put(pickle()))
-            replies = [actor.begin.remote(*self._begin) for actor in self.actors]
-            self._await(ray, replies)
-            answers = [self._begun(ray, worker, self._begin, reply) for worker, reply in enumerate(replies)]
+            replies = {worker: self.actors[worker].begin.remote(*self._begin) for worker in self.placed}
+            answers = [self._begun(ray, worker, self._begin, reply) for worker, reply in replies.items()]
             if not sent_by_value(answers, by_value):
-                return self._begin[0], _distinct([name for _, name in answers])
+                return self._begin[0], dict(zip(replies, _distinct([name for _, name in answers]), strict=True))
 
     def restart(self, worker: int, wake: Callable[[], None]) -> None:
-        """Wait in a thread until the actor of ``worker`` has begun the run anew; then call ``wake``."""
+        """Wait in a thread until the actor of ``worker`` has been placed and has begun the run; then call ``wake``."""
         run = self._begin
         start_thread(self._revive, worker, run, wake, name=f"gemjax-revive-{worker}", seconds=SECONDS_AT_EXIT)
 
     def _revive(self, worker: int, run: tuple, wake: Callable[[], None]) -> None:
+        ray = imported_ray()
         try:
-            self._begun(imported_ray(), worker, run)
+            while not ray.wait([self._pings[worker]], num_returns=1, timeout=PAUSE, fetch_local=False)[0]:
+                if self._closed.wait(PAUSE) or self._begin is not run:
+                    return
+            self._begun(ray, worker, run)
         except Exception:
             # Its next gradient is lost, too, so that it is retired in the end, and the run does not wait forever.
             if self._closed.wait(PAUSE) or self._begin is not run:

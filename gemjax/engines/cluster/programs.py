@@ -110,8 +110,11 @@ class ClusterPrograms(CentralPrograms):
     def warm_up(self) -> None:
         """Compile all programs: those of the actors, at the same time, and the commit."""
         self._run, names = self.cluster.begin(self._pickled_job, by_value)
-        self.placement.devices.extend(names)
-        waiting = dict.fromkeys(filter(self._has_periods, range(self.num_workers)), self._retries)
+        self.placement.devices.extend(names.get(worker, f"later:{worker}") for worker in range(self.num_workers))
+        self.late = [worker for worker in range(self.num_workers) if worker not in names]
+        for worker in self.late:
+            self.recover(worker)
+        waiting = dict.fromkeys(filter(self._has_periods, names), self._retries)
         with Held() as held:
             while waiting:
                 calls = {worker: self.compute(worker, None)() for worker in waiting}

@@ -72,6 +72,9 @@ def run_on_cluster(
     ``Checkpoints.load(..., in_files=True)`` lets each read its own; the folder must be in a file system that all hosts share.
     ``result.params`` and ``result.model_state`` are arrays. The driver keeps the states of local optimizers.
 
+    **Late workers.** A run begins with the workers that Ray has placed (``Cluster(..., min_workers=n)``). The others join when
+    they are placed, and pull then.
+
     **Failures.** If the process or the host of a worker ends, its gradient is lost and the worker leaves. It joins again when
     Ray has restarted its actor, on any host, and pulls. No commit is made twice. An exception in a worker is a fault, as on
     devices, with its traceback in the log of the caller. A worker that is silent beyond the ``deadline`` is killed, and counts
@@ -110,7 +113,7 @@ def run_on_cluster(
       were spent outside of its actor; ``began`` is the time when its computation began, as if the network time came before.
 
     Warns:
-      RunWarning: as :func:`gemjax.run_on_devices`; and if Ray has not started all workers after a minute.
+      RunWarning: as :func:`gemjax.run_on_devices`; and if fewer than N workers begin.
 
     Raises:
       ImportError: if Ray is not installed.

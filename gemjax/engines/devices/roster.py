@@ -60,8 +60,8 @@ class Roster:
 
     A worker is in one place at a time: ``in_flight`` (computing), ``ready`` (its gradient waits to be committed),
     ``pulling`` (it needs a fresh view), ``waiting`` (to be dispatched), ``returning`` (it has joined, but still computes an
-    earlier gradient), or outside: ``absent``, ``lost`` (its process or host), ``silent`` beyond its deadline, or ``retired``.
-    Places are in order of entry: first finished, first committed, first dispatched.
+    earlier gradient), or outside: ``absent``, ``lost`` (its process or host, or there is none yet), ``silent`` beyond its
+    deadline, or ``retired``. Places are in order of entry: first finished, first committed, first dispatched.
 
     The only clock is that of the central variable. A commit whose report has not been read counts as applied until
     :meth:`refused` takes it back, so that no staleness is underestimated. Before a gradient is given up for its staleness, all
@@ -75,6 +75,7 @@ class Roster:
       steps: next step of each worker.
       devices: device of each worker; at most ``ROOM`` gradients are in flight on one.
       absent: workers that do not take part at the start.
+      lost: workers that are not there yet at the start; :meth:`returned` reports that they are.
       now: the time in seconds, by the clock of all events.
     """
 
@@ -84,11 +85,11 @@ class Roster:
 
     def __init__(
         self, policy: Policy, num_commits: int, *, commits: int = 0, behind: Sequence[int], steps: Sequence[int],
-        devices: Sequence[Hashable], absent: Iterable[int] = (), now: float = 0.0,
+        devices: Sequence[Hashable], absent: Iterable[int] = (), lost: Iterable[int] = (), now: float = 0.0,
     ):  # fmt: skip
         self.policy, self.num_commits, self.steps, self.devices = policy, num_commits, list(steps), devices
-        self.clock, self.pulled_at = commits, [commits - since for since in behind]
         self._quorum = policy.quorum or 1
+        self.clock, self.pulled_at = commits, [commits - since for since in behind]
         self.watchdog = Watchdog(policy.deadline, now)
         self.closed = False  # True once no worker can join any more.
         self.in_flight: dict[int, float] = {}  # With the deadline.
@@ -97,7 +98,7 @@ class Roster:
         self.waiting: dict[int, None] = {}
         self.returning: dict[int, float] = {}  # With the deadline.
         self.absent: dict[int, None] = dict.fromkeys(absent)
-        self.lost: dict[int, None] = {}
+        self.lost: dict[int, None] = {worker: None for worker in lost if worker not in self.absent}
         self.silent: dict[int, None] = {}
         self.retired: dict[int, None] = {}
         self._active = (self.in_flight, self.ready, self.pulling, self.waiting, self.returning)
@@ -120,7 +121,9 @@ class Roster:
         self._quorum_at = INFINITY  # End of the grace period that follows the quorum.
         self._releasing = False  # True while the gradients of a quorum commit.
         self._arrived_at, self._in_time_at, self._warned = now, now, False
-        for worker in sorted(set(range(len(self.steps))) - set(self.absent), key=lambda worker: -behind[worker]):
+        for worker in sorted(
+            set(range(len(self.steps))) - {*self.absent, *self.lost}, key=lambda worker: -behind[worker]
+        ):
             self.waiting[worker] = None
 
     def instruct(self, now: float) -> Dispatch | Commit | Pull | Interrupt | Confirm | Record | None:
@@ -189,7 +192,7 @@ class Roster:
             "waiting for a device or for their data": self.pulling | self.waiting,
             "have joined, but still compute an earlier gradient": self.returning,
             "have left": self.absent,
-            "are lost, and awaited": self.lost,
+            "are lost or not started yet, and awaited": self.lost,
             "are silent beyond their deadline": self.silent,
             "were retired": self.retired,
         }

@@ -53,7 +53,7 @@ class Scheduler:
             self.roster = Roster(
                 self.policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
                 steps=self.programs.steps, devices=self.programs.placement.workers, absent=self.members.absent,
-                now=time.perf_counter(),
+                lost=self.programs.late, now=time.perf_counter(),
             )  # fmt: skip
             self.history.on_refusal = self.roster.refused
             timed = callback is not None and callback_seconds is not None

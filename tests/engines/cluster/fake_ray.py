@@ -3,6 +3,8 @@
 import concurrent.futures
 import functools
 import pickle
+import threading
+import time
 import types
 
 import pytest
@@ -20,6 +22,7 @@ class FakeRay(types.ModuleType):
     Attributes:
       lose: called with (actor, method, its arguments) before each call; the actor ends if it returns True.
       calls: what was called, as (method, its arguments).
+      places: events of actors by their number; such an actor answers nothing before its event, as if Ray had no room for it.
     """
 
     node_address, alive = "127.0.0.1", True
@@ -28,7 +31,7 @@ class FakeRay(types.ModuleType):
 
     def __init__(self, lose=lambda actor, method, arguments: False):
         super().__init__("ray")
-        self.lose, self.calls, self.puts, self.running, self.handles = lose, [], [], False, []
+        self.lose, self.calls, self.puts, self.running, self.handles, self.places = lose, [], [], False, [], {}
 
     def is_initialized(self):
         return self.running
@@ -79,7 +82,12 @@ class FakeRay(types.ModuleType):
             raise ray.exceptions.GetTimeoutError("it has not answered") from None
 
     def wait(self, replies, num_returns, timeout=None, fetch_local=True):
-        done = concurrent.futures.wait(replies, timeout).done
+        done, until = set(), time.monotonic() + (threading.TIMEOUT_MAX if timeout is None else timeout)
+        while len(done) < num_returns:
+            left, rest = max(0.0, until - time.monotonic()), set(replies) - done
+            if not (more := concurrent.futures.wait(rest, left, concurrent.futures.FIRST_COMPLETED).done):
+                break
+            done |= more
         return [reply for reply in replies if reply in done], [reply for reply in replies if reply not in done]
 
     def kill(self, handle, no_restart=True):
@@ -145,6 +153,8 @@ class Handle:
         return pickle.loads(self.fake.cloudpickle.dumps(part))
 
     def serve(self, method, arguments, reply):
+        if self.number in self.fake.places:
+            self.fake.places[self.number].wait()
         actor = self.actor
         if self.fake.lose(self.number, method, arguments):
             return self.restart()

@@ -172,6 +172,7 @@ def test_flags_of_local_steps_are_checked(fields, message):
         ({"address": "host"}, "--address must be auto or HOST:PORT; got host"),
         ({"address": "host:65536"}, "--address must be auto or HOST:PORT; got host:65536"),
         ({"address": "-x:1"}, "--address must be auto or HOST:PORT; got -x:1"),
+        ({"min_workers": 3, "workers": 2}, "--min-workers must be at most --workers, 2; got 3"),
         ({"worker_cpus": -1.0}, r"--worker-cpus must be in \[0, 4096\]; got -1.0"),
         ({"worker_gpus": float("nan")}, r"--worker-gpus must be in \[0, 4096\]; got nan"),
         ({"worker_gpus": 1.5}, "--worker-gpus must be a whole number, or a fraction below 1; got 1.5"),

@@ -40,6 +40,7 @@ class CentralPrograms(abc.ABC):
       steps: per worker, the step that it computes.
       draws: per worker, the index of its batch in a shared stream.
       behind: per worker, the commits since its pull when the run begins.
+      late: workers that are not there yet after :meth:`warm_up`; :meth:`returned` names them when they are.
       prefetcher: prefetches batches that have to be read on this host; ``None`` if there are none.
       reported: names of the numbers of a report, in order, with their dtypes.
       largest_packed: bytes of the largest array that is packed with others.
@@ -47,6 +48,7 @@ class CentralPrograms(abc.ABC):
       lends_views: True if arrays of a view may be those of its worker's slot, which the worker's next commit overwrites.
     """
 
+    late: Sequence[int] = ()
     prefetcher: Any = None
     measures_network = False
     largest_packed = math.inf

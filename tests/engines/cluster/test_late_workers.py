@@ -1,0 +1,116 @@
+"""Clusters without room for all workers: a run begins with those that Ray has placed, and the others join later."""
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+from engines.problems import Abreast, NotedLog, assert_close, quadratic
+
+import gemjax
+
+N = 4
+ASGD = gemjax.asgd(0.05, num_workers=N)
+QUADRATIC = quadratic()
+FEWER = "Ray has started 2 of 4 workers, which begin; the others join when it has; they need 4 CPU"
+
+
+@pytest.fixture
+def full(fake):
+    """Ray of the caller's own with room for two workers; the others are placed when their events are set."""
+    fake.running, fake.cluster_resources = True, lambda: {"CPU": 2.0}
+    fake.places = {worker: threading.Event() for worker in (2, 3)}
+    yield fake
+    for event in fake.places.values():
+        event.set()
+    fake.running = False
+
+
+@contextlib.contextmanager
+def begun(num_workers, message=FEWER, **options):
+    """Enter a cluster that warns of workers that are not there."""
+    cluster = gemjax.Cluster(num_workers, **options)
+    with contextlib.ExitStack() as stack:
+        with pytest.warns(gemjax.RunWarning, match=message):
+            stack.enter_context(cluster)
+        yield cluster
+
+
+def counts(trace):
+    return np.bincount(trace.worker, minlength=N)
+
+
+def test_a_run_begins_with_the_workers_that_are_placed_and_the_others_join(full, tmp_path):
+    early = []
+
+    def callback(progress):
+        trace = progress.trace()
+        early.append(counts(trace))
+        for event in full.places.values():
+            event.set()
+        return bool((counts(trace) > 0).all())
+
+    with begun(N) as cluster, NotedLog(tmp_path / "log") as log:
+        result = gemjax.run_on_cluster(
+            ASGD, *QUADRATIC[:3], 10**6, cluster=cluster, log=log, callback=callback, callback_every=6
+        )
+    assert early[0][2:].tolist() == [0, 0]
+    assert result.stopped
+    assert {("join", 2), ("join", 3)} <= set(log.noted)
+    assert_close(result.params, gemjax.simulate(ASGD, *QUADRATIC[:3], result.trace).params, rtol=1e-4)
+
+
+def test_a_run_may_end_without_them_and_the_next_one_has_them(full):
+    with begun(N) as cluster:
+        first = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 8, cluster=cluster)
+        for worker, event in full.places.items():
+            event.set()
+            cluster._pings[worker].result()
+        second = gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 5 * N, cluster=cluster, gate=Abreast(N))
+    assert counts(first.trace)[2:].tolist() == [0, 0]
+    assert (counts(second.trace) > 0).all()
+
+
+def test_no_run_begins_with_fewer_than_its_least_number(full, monkeypatch):
+    """With a warning it waits for them."""
+    monkeypatch.setattr("gemjax.engines.cluster.cluster.PATIENCE", 0.0)
+    waited = []
+
+    def wait(replies, num_returns, timeout=None, fetch_local=True):
+        if timeout is None:
+            waited.append(num_returns)
+            full.places[2].set()
+        return type(full).wait(full, replies, num_returns, timeout, fetch_local)
+
+    monkeypatch.setattr(full, "wait", wait)
+    message = "Ray has not started . of 4 workers after 0 s; they need 4 CPU"
+    with begun(N, message, min_workers=3):
+        assert waited == [3]
+
+
+@pytest.mark.parametrize("least", [0, 5, True])
+def test_the_least_number_of_workers_is_checked(least):
+    pytest.importorskip("ray", reason="the cluster engine needs Ray")
+    with pytest.raises(ValueError, match="min_workers must be"):
+        gemjax.Cluster(N, min_workers=least)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_workers_join_when_the_cluster_grows(two_nodes):
+    """On Ray: a node with room for two workers, and later another one."""
+    added, until = [], time.monotonic() + 900.0
+
+    def callback(progress):
+        assert time.monotonic() < until, f"not after {progress.commits} commits"
+        if not added:
+            added.append(two_nodes.add_node(num_cpus=2))
+        return bool((counts(progress.trace()) > 0).all())
+
+    with begun(N, "Ray has (not )?started", address=two_nodes.address) as cluster:  # Later, on a busy host.
+        result = gemjax.run_on_cluster(
+            ASGD, *QUADRATIC[:3], 10**6, cluster=cluster, callback=callback, callback_seconds=0.5
+        )
+    assert result.stopped
+    assert counts(result.trace)[2:].min() > 0
