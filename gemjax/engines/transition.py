@@ -257,7 +257,8 @@ class Transition(WorkerStep):
         draw = Slots(jnp.where(commits, drawn, state.draw.value))
         state = slots.select(applied, committed, left)
         params, opt_state, anchors = pull_with_anchors(state.opt_state, state.params, worker)
-        view = KeptView(params, state.model_state, state.view.value.local, anchors)
+        model_state = slots.with_own_keys(state.model_state, worker)
+        view = KeptView(params, model_state, state.view.value.local, anchors)
         state = state._replace(
             opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
             draw=draw, arrivals=state.arrivals + 1,

@@ -17,7 +17,8 @@ def per_worker(
 
     A worker's commit sees and changes only its own moments, counts and traces. Several published methods are no more than that:
     Multi-ASGD is ``per_worker(optax.trace(momentum))`` in front of a learning rate, DANA-Slim is
-    ``per_worker(optax.trace(momentum, nesterov=True))``.
+    ``per_worker(optax.trace(momentum, nesterov=True))``. PRNG keys in the state are folded with the worker, so that no two
+    workers draw the same numbers; worker 0 draws those of ``inner`` alone.
 
     Args:
       inner: any optax transformation, written for one worker.

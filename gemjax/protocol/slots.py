@@ -6,6 +6,8 @@ the order of reads and writes: a compiled loop that reads and then writes one st
 whole stack.
 """
 
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from jax import lax
 from gemjax.protocol.checks import check_worker
 
 PyTree = Any
+WORKERS = 0x67656D  # Separates keys of workers from those that rules make of theirs.
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -25,8 +28,9 @@ class Slots:
 
     Write a rule as if there were one worker: ``init`` puts ``Slots(value)`` in the state, and at a commit ``update`` finds in
     ``state.memory.value`` the value of the worker that commits, and returns ``Slots(new_value)``. All workers share the rest
-    of the state. :func:`gemjax.asynchronous` keeps a copy of the value per worker, with the same initial value, and a commit
-    leaves the copies of other workers untouched.
+    of the state. :func:`gemjax.asynchronous` keeps a copy of the value per worker, with the same initial value, except that
+    PRNG keys are folded with the worker, and a commit leaves the copies of other workers untouched. Leaves that begin as copies
+    of the parameters are copies of the central variable after a pull of a worker that has never committed.
 
     Args:
       value: the state of one worker (``num_workers is None``), or that of all of them with a leading ``[N]`` axis on
@@ -235,19 +239,50 @@ def _map_slots(fn: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
 
 
 def stack(tree: PyTree, num_workers: int) -> PyTree:
-    """Give each worker its own copy of each slot in ``tree``; nodes that are stacked already stay as they are."""
+    """Give each worker its own copy of each slot in ``tree``, with its own PRNG keys; nodes that are stacked already stay."""
 
-    def repeat(x):
+    def repeat(path, x):
         x = jnp.asarray(x)
+        if _is_key(path, x):
+            return jax.vmap(functools.partial(_folded, x))(jnp.arange(num_workers))
         return jnp.tile(x[None], (num_workers,) + (1,) * x.ndim)
 
-    def stack_one(node):
+    def stack_one(path, node):
+        if not is_slots(node):
+            return node
         if node.num_workers is not None:
             check_number(node.num_workers, num_workers)
             return node
-        return Slots(jax.tree.map(repeat, node.value), num_workers)
+        value = jax.tree_util.tree_map_with_path(lambda inside, x: repeat((*path, *inside), x), node.value)
+        return Slots(value, num_workers)
 
-    return _map_slots(stack_one, tree)
+    return jax.tree_util.tree_map_with_path(stack_one, tree, is_leaf=is_slots)
+
+
+def with_own_keys(tree: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
+    """Fold the PRNG keys in ``tree`` with the worker, so that no two workers draw the same numbers; worker 0 keeps them.
+
+    Keys are typed ones, and vectors of uint32 as ``jax.random.PRNGKey`` returns them if "key" or "rng" is in their name.
+    """
+    fold = lambda path, leaf: _folded(leaf, worker) if _is_key(path, leaf) else leaf
+    return jax.tree_util.tree_map_with_path(fold, tree)
+
+
+def _is_key(path: tuple, leaf: Any) -> bool:
+    dtype = jnp.result_type(leaf)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    if dtype != jnp.uint32 or not re.search("key|rng", jax.tree_util.keystr(path[-1:]).lower()):
+        return False
+    return jnp.shape(leaf) == jax.eval_shape(jax.random.PRNGKey, 0).shape
+
+
+def _folded(keys: jax.Array, worker: jax.typing.ArrayLike) -> jax.Array:
+    # jax.random.split(key)[1] is fold_in(key, 1), the key of worker 1 if it were folded with that number alone.
+    fold = lambda key, worker: jax.random.fold_in(jax.random.fold_in(key, WORKERS), worker)
+    for _ in range(keys.ndim - (not jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key))):
+        fold = jax.vmap(fold, (0, None))
+    return jnp.where(worker == 0, keys, fold(keys, worker))
 
 
 def check_number(inside: int, num_workers: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from engines.problems import Abreast, Problem, assert_close, assert_same_bits
 
 import gemjax
+from gemjax import arrivals
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packer
 from gemjax.engines.devices.hardware.placement import Placement
@@ -235,3 +236,34 @@ def test_an_average_with_an_infinity_is_that_infinity(engine):
         result = gemjax.simulate(*problem, gemjax.arrivals.RoundRobin(2).trace(20), **options)
     assert int(result.state.rejected) == 0
     assert np.all(np.isposinf(result.model_state["least"]))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(arrivals.RoundRobin(8), id="asynchronous", marks=pytest.mark.slow),
+        pytest.param(arrivals.Barrier(arrivals.RoundRobin(8)), id="barrier"),
+    ],
+)
+def test_workers_draw_numbers_of_their_own(model):
+    """Keys come from the model state; the variance of a sum of 16 independent numbers is 16."""
+
+    def loss_fn(params, model_state, batch, key):
+        stream, draw = jax.random.split(model_state["stream"])
+        return jnp.vdot(params, jax.random.normal(draw, params.shape)), ({"stream": stream}, {})
+
+    result = gemjax.simulate(
+        gemjax.asgd(1.0, 8), loss_fn, jnp.zeros(20_000), lambda worker, step: 0.0, model.trace(16),
+        model_state={"stream": jax.random.key(0)},
+    )  # fmt: skip
+    np.testing.assert_allclose(jnp.var(result.params), 16.0, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_local_optimizers_draw_numbers_of_their_own():
+    local = gemjax.LocalSteps(optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(1)), optax.sgd(1.0)), 1)
+    result = gemjax.simulate(
+        gemjax.downpour(num_workers=8), lambda params, batch: 0.0 * jnp.sum(params), jnp.zeros(20_000),
+        lambda worker, step: 0.0, arrivals.RoundRobin(8).trace(8), local=local,
+    )  # fmt: skip
+    np.testing.assert_allclose(jnp.var(result.params), 8.0, rtol=0.05)

@@ -98,3 +98,28 @@ def test_parts_with_rows_or_refusals_of_each_worker_are_the_same_in_every_loop(p
     trace = gemjax.arrivals.Gamma(3, 0.8).trace(20)
     found = gemjax.simulate(tx, *problem, trace)
     np.testing.assert_allclose(found.params, gemjax.testing.run_in_python(tx, *problem, trace), rtol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
+def test_workers_draw_numbers_of_their_own(impl):
+    """The variance of a sum of eight independent numbers is 8; if they were equal it would be 64."""
+    noise, zeros = optax.add_noise(1.0, 0.0, jax.random.key(5, impl=impl)), jnp.zeros(100_000)
+    tx = gemjax.per_worker(noise, num_workers=8)
+
+    def commit(worker, carry):
+        state, total = carry
+        updates, state = tx.update(zeros, state, zeros, worker=worker)
+        return state, total + updates
+
+    _, total = jax.lax.fori_loop(0, 8, commit, (tx.init(zeros), zeros))
+    np.testing.assert_allclose(jnp.var(total), 8.0, rtol=0.03)
+
+
+def test_one_worker_draws_the_numbers_of_optax():
+    inner = optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(5)), optax.trace(0.9))
+    tx = gemjax.per_worker(inner, num_workers=1)
+    state, alone = tx.init(PARAMS), inner.init(PARAMS)
+    for t in range(2):
+        found, state = tx.update(gradients(t), state, PARAMS)
+        expected, alone = inner.update(gradients(t), alone, PARAMS)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
