@@ -103,7 +103,7 @@ def memory_of(
 
     >>> import gemjax, jax.numpy as jnp
     >>> gemjax.memory_of(gemjax.multi_asgd(0.1, num_workers=100), jnp.zeros(1000))
-    {'central variable': 4000, 'views': 400000, 'method': 400404, 'local optimizers': 0}
+    {'central variable': 4000, 'views': 400000, 'method': 400804, 'local optimizers': 0}
     """
     check_given(no_loss, params, model_state)
     num_workers = workers_of(tx, params) if num_workers is None else num_workers

@@ -283,7 +283,7 @@ class Transition(WorkerStep):
 
     def is_sound(self, before: RunState, after: RunState, worker: jax.Array) -> jax.Array:
         """Return True if the commit that led to ``after`` ruined neither parameters nor states nor the next view."""
-        view, opt_state, anchors = pull_with_anchors(after.opt_state, after.params, worker)
+        view, opt_state, anchors = pull_with_anchors(after.opt_state, after.params, worker, has_begun=True)
         points = (view, *anchors)
         return stays_sound(
             (before.params, before.model_state, before.opt_state, *(after.params for _ in points)),

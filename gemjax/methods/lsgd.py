@@ -49,15 +49,20 @@ class Following(NamedTuple):
 
     def on_pull(self, params: PyTree, view: PyTree, moved: jax.Array) -> tuple:
         """Return the worker's position after the pull to its group's leader and, if it is time, to the global leader."""
-        position = self.positions.read(self.worker.value)
+        position = self.position_of(self.worker.value, params)
         for leader, strength in zip(
             self.leaders(), (self.strength, self.global_strength * self.is_global()), strict=True
         ):
-            point = self.positions.read(leader)
+            point = self.position_of(leader, params)
             position = jax.tree.map(lambda x, z, c=strength: x - jnp.asarray(c, x.dtype) * (x - z), position, point)
-        return self, where_present(lambda own, _: own, position, view), self.anchors()
+        return self, where_present(lambda own, _: own, position, view), self.anchors(params)
 
-    def anchors(self) -> tuple[PyTree, ...]:
+    def position_of(self, worker: jax.typing.ArrayLike, params: PyTree) -> PyTree:
+        """Return a worker's position; before its first commit that is the central variable."""
+        has_committed, row = self.losses[worker] < jnp.inf, self.positions.read(worker)
+        return jax.tree.map(lambda own, now: jnp.where(has_committed, own, now), row, match_mask(params, row))
+
+    def anchors(self, params: PyTree) -> tuple[PyTree, ...]:
         """Return the points that are sent with the view."""
         return ()
 
@@ -65,18 +70,18 @@ class Following(NamedTuple):
 class FollowingLeader(Following):
     """One group: the leader's position is sent with the view."""
 
-    def anchors(self) -> tuple[PyTree, ...]:
+    def anchors(self, params: PyTree) -> tuple[PyTree, ...]:
         """Return the position of the leader."""
-        return (self.positions.read(self.leaders()[1]),)
+        return (self.position_of(self.leaders()[1], params),)
 
 
 class FollowingLeaders(Following):
     """Several groups: the positions of the global leader and of the group's leader are sent with the view."""
 
-    def anchors(self) -> tuple[PyTree, ...]:
+    def anchors(self, params: PyTree) -> tuple[PyTree, ...]:
         """Return the positions of the global leader and of the group's leader."""
         of_group, of_all = self.leaders()
-        return self.positions.read(of_all), self.positions.read(of_group)
+        return self.position_of(of_all, params), self.position_of(of_group, params)
 
 
 class FollowingKeptLeader(NamedTuple):
@@ -295,7 +300,7 @@ def lsgd(
       1. In the asynchronous form the leaders are those at a worker's pull, and their positions are those of their last
          commits.
       2. A worker's mean has only losses that it has reported. In the program missing losses count as zero.
-      3. The leader of a group without any commit is its first worker, at the initial parameters.
+      3. The leader of a group without any commit is its first worker, at the central variable.
       4. With several groups and ``global_period=1`` both pulls happen. The program switches the group pull and its proximal
          term off if the two periods are equal; ``groups=1`` is that case.
       5. In the program an evaluation overwrites the stored :math:`a_w` with the average of the workers until the next global

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +10,49 @@ import jax.numpy as jnp
 import optax
 
 from gemjax.protocol.hooks import Refusals, can_refuse, has_on_pull
-from gemjax.protocol.slots import Slots, is_rows
+from gemjax.protocol.slots import Slots, is_rows, is_slots
 
 PyTree = Any
+
+
+@jax.tree_util.register_static
+class Copies:
+    """Places of the leaves of :class:`gemjax.Slots` that begin as copies of parameters.
+
+    They are a part of the structure of a state. Those of a state without parameters, which ``optax.tree.map_params`` makes to
+    compare structures, equal any other.
+
+    Args:
+      sources: path of a leaf in the state -> path of its parameter; ``None`` if there were no parameters.
+    """
+
+    def __init__(self, sources: Mapping[str, str] | None):
+        self.sources = sources
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Copies) and (None in (self.sources, other.sources) or self.sources == other.sources)
+
+    def __hash__(self) -> int:
+        return hash(Copies)
+
+    def __repr__(self) -> str:
+        return f"Copies({self.sources!r})"
+
+    def renewed(self, state: PyTree, params: PyTree, never_committed: jax.Array) -> PyTree:
+        """Return ``state`` with a worker's slot checked out, whose copies are of ``params`` if it has ``never_committed``."""
+        if not self.sources:
+            return state
+        now = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+        def renew(path, leaf):
+            source = self.sources.get(_name(path))
+            if source not in now:
+                return leaf
+            # A loop without iterations costs nothing; a choice would read both.
+            new = jnp.asarray(now[source], leaf.dtype)
+            return jax.lax.fori_loop(0, never_committed.astype(jnp.int32), lambda _, old: new, leaf)
+
+        return jax.tree_util.tree_map_with_path(renew, state, is_leaf=is_rows)
 
 
 class StalenessState(NamedTuple):
@@ -25,6 +65,31 @@ class StalenessState(NamedTuple):
     pulled_at: Slots  # int32 [] per worker; the clock when it pulled.
     stale_params: Slots | None  # Like params, per worker; the view it pulled. None where no member reads it.
     inner_state: optax.OptState  # State of the members; their Slots hold one worker's, the rest is shared.
+    own_commits: Slots  # int32 [] per worker; its commits that were applied. Without any it begins anew at each pull.
+    copies: Copies  # The parts of inner_state that are then copies of the central variable; no array.
+
+
+def copies_in(init: Callable, params: PyTree) -> Copies:
+    """Return the copies of parameters in the slots of ``init(params)``, which is traced; none if it cannot be.
+
+    >>> copies_in(lambda params: {"own": Slots(params), "shared": params, "sum": Slots(0 * params["w"])}, {"w": jnp.ones(2)})
+    Copies({"['own'].value['w']": "['w']"})
+    """
+    inputs = jax.tree_util.tree_leaves_with_path(params)
+    if not inputs:
+        return Copies(None)
+    try:
+        closed, state = jax.make_jaxpr(init, return_shape=True)(params)
+    except TypeError:  # Also of JAX, for an `init` that looks at numbers.
+        return Copies({})
+    # By identity, because literals have no hash.
+    sources = {id(var): _name(path) for (path, _), var in zip(inputs, closed.jaxpr.invars, strict=True)}
+    for equation in closed.jaxpr.eqns:
+        if equation.primitive.name in ("copy", "convert_element_type") and id(equation.invars[0]) in sources:
+            sources[id(equation.outvars[0])] = sources[id(equation.invars[0])]
+    in_slots = jax.tree.map(lambda node: jax.tree.map(lambda _: is_slots(node), node), state, is_leaf=is_slots)
+    places = zip(jax.tree_util.tree_leaves_with_path(in_slots), closed.jaxpr.outvars, strict=True)
+    return Copies({_name(path): sources[id(var)] for (path, is_in), var in places if is_in and id(var) in sources})
 
 
 class Unnamed(NamedTuple):
@@ -163,3 +228,7 @@ def _is_own_count(node: PyTree) -> bool:
 
 def _is_refusals_or_asked(node: PyTree) -> bool:
     return _is_refusals(node) or can_refuse(node)
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path)

@@ -8,6 +8,7 @@ a pull. Both are pure functions of arrays. Threads, devices and clocks belong to
 
 import contextlib
 import contextvars
+import functools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,7 @@ from gemjax.protocol.nodes import (
     ask,
     check_of_one_run,
     check_protocol,
+    copies_in,
     counts_itself,
     is_wrapper,
     is_wrapper_or,
@@ -100,13 +102,15 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
     def init_fn(params):
         number = static_num_workers(num_workers)
         with members_of(number):
-            inner_state = inner.init(params)
+            inner_state, copies = inner.init(params), copies_in(inner.init, params)
         check_protocol(inner_state)
         state = StalenessState(
             clock=jnp.zeros([], jnp.int32),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
             stale_params=Slots(params) if nodes(inner_state, ReadsStaleParams) else None,
             inner_state=inner_state,
+            own_commits=Slots(jnp.zeros([], jnp.int32)),
+            copies=copies,
         )
         return slots.stack(state, number)
 
@@ -138,7 +142,10 @@ def asynchronous(inner: optax.GradientTransformation, num_workers: int = 1) -> o
         inner_state = kept("the state after update", inner_state, before)
         if extra_args.get("observe") is not None:
             offer_injected_rate(extra_args["observe"], inner_state)
-        new = mine._replace(clock=jnp.asarray(optax.safe_increment(mine.clock)), inner_state=inner_state)
+        clock, own_commits = map(optax.safe_increment, (mine.clock, mine.own_commits.value))
+        new = mine._replace(
+            clock=jnp.asarray(clock), own_commits=Slots(jnp.asarray(own_commits)), inner_state=inner_state
+        )
         if refused is not None:
             updates = jax.tree.map(lambda u: jnp.where(refused, jnp.zeros_like(u), u), updates)
             new = slots.select(~refused, new, unchanged)
@@ -155,7 +162,8 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
 
     Finds the staleness state anywhere in ``state`` (inside ``chain``, ``masked``, ``inject_hyperparams``, …), sets
     ``pulled_at[worker]`` to the clock and, where kept, ``stale_params[worker]`` to the view. Before its first pull a worker
-    counts as having pulled the parameters that ``init`` received.
+    counts as having pulled the parameters that ``init`` received. One that has never committed begins at ``params``: copies of
+    the parameters that the method keeps for it (EASGD's positions) are renewed.
 
     Args:
       state: optimizer state, of any optax transformation; without :func:`asynchronous` inside it is returned as it is.
@@ -186,9 +194,12 @@ def pull(state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = No
 
 
 def pull_with_anchors(
-    state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = None
+    state: PyTree, params: PyTree, worker: jax.typing.ArrayLike | None = None, *, has_begun: bool = False
 ) -> tuple[PyTree, PyTree, tuple[PyTree, ...]]:
-    """Do what :func:`pull` does, and also return the points for local steps that the method sends along with the view."""
+    """Do what :func:`pull` does, and also return the points for local steps that the method sends along with the view.
+
+    With ``has_begun`` the worker has committed, or the state is that of :func:`begun`.
+    """
     view, anchors = params, ()
 
     def arrive(mine):
@@ -215,9 +226,20 @@ def pull_with_anchors(
                 "put the whole chain inside of one, gemjax.asynchronous(optax.chain(…), num_workers=N)"
             )
     # No wrapper records the view before all nodes were called.
-    arrived = map_nodes(lambda node: arrive(_checked_out(node, worker)[0]), is_wrapper, state)
+    begin = (lambda mine: mine) if has_begun else functools.partial(begun, params=params)
+    arrived = map_nodes(lambda node: arrive(begin(_checked_out(node, worker)[0])), is_wrapper, state)
     put = lambda node, mine: slots.put(node, record(mine), 0 if worker is None else worker)
     return view, map_nodes(put, is_wrapper, state, arrived), anchors
+
+
+def begun(state: PyTree, params: PyTree) -> PyTree:
+    """Return ``state``, in which the checked-out worker begins at ``params`` if it has never committed."""
+
+    def begin(mine):
+        inner_state = map_nodes(begin, is_wrapper, mine.inner_state)
+        return mine._replace(inner_state=mine.copies.renewed(inner_state, params, mine.own_commits.value == 0))
+
+    return map_nodes(begin, is_wrapper, state)
 
 
 def needs_local_steps(state: PyTree) -> bool:

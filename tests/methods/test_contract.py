@@ -12,6 +12,7 @@ from methods.rows import METHODS, every_method
 
 import gemjax
 from gemjax import arrivals
+from gemjax.protocol import slots
 from gemjax.protocol.compat import enable_x64
 from gemjax.protocol.hooks import NeedsLocalSteps, NeedsRounds
 
@@ -343,6 +344,35 @@ def test_multi_steps(row):
     assert clocks == [0, 1, 1]
     assert moved == [False, True, False]
     assert _types(found) == _types(params)
+
+
+def _begun_at(state, fresh, worker):
+    """Return ``state`` with all that is of ``worker`` from the state ``fresh``."""
+    (own, _, _), (_, join, shared) = slots.split(slots.take(fresh, worker)), slots.split(state)
+    state = slots.put(state, join(own, shared), worker)
+    with_row = lambda now, new: now.write(worker, new.read(worker)) if slots.is_rows(now) else now
+    return jax.tree.map(with_row, state, fresh, is_leaf=slots.is_rows)
+
+
+@every_method
+def test_a_late_worker_is_no_older_than_its_pull(row):
+    """A worker that has never committed has a slot as made from the central variable of its pull, also at a second one."""
+    tx, commit, _ = _three_workers(row)
+    pull = jax.jit(gemjax.pull)
+    params, grads = _toy()
+    state = tx.init(params)
+    for worker in (0, 1, 0, 1):
+        params, state, *_ = commit(params, state, grads, worker)
+    _, state = pull(state, params, 2)
+    for worker in (0, 0, 1, 0, 1):
+        params, state, *_ = commit(params, state, grads, worker)
+    expected, begun = params, _begun_at(state, tx.init(params), 2)
+    (view, state), (other, begun) = (pull(one, params, 2) for one in (state, begun))
+    _equal(view, other)
+    for worker in (2, 0, 2, 1, 2):
+        params, state, _, view = commit(params, state, grads, worker)
+        expected, begun, _, other = commit(expected, begun, grads, worker)
+        _equal((params, view), (expected, other))
 
 
 @every_method

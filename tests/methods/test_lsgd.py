@@ -212,11 +212,12 @@ def test_a_rejected_displacement_leaves_no_trace(x64):
 
 
 @pytest.mark.slow
-def test_the_leader_of_a_group_without_a_commit_is_at_the_initial_parameters(x64):
+def test_the_leader_of_a_group_without_a_commit_is_at_the_central_variable(x64):
     params, tx = jnp.zeros(1), lsgd(strength=0.5, groups=2, global_strength=0.0)
     updates, state = tx.update(jnp.array([-8.0]), tx.init(params), params, worker=0, value=jnp.array(0.1))
-    view, _ = gemjax.pull(state, params + updates, worker=2)
-    np.testing.assert_array_equal(view, [0.0])
+    for worker in (2, 3):
+        view, _ = gemjax.pull(state, params + updates, worker)
+        np.testing.assert_array_equal(view, [8.0])
 
 
 def test_copies_of_the_parameters():
@@ -317,14 +318,14 @@ def test_average_position_of_another_method_is_refused():
 
 @pytest.mark.parametrize("strength", [0.0, 0.25])
 def test_a_worker_may_pull_again_before_its_first_commit(strength):
-    """It continues from its own position and is pulled to the leader of its own group."""
+    """It begins at the central variable and is pulled to the leader of its own group."""
     params, tx = jnp.zeros(1), lsgd(strength=strength, groups=2, global_strength=0.0)
     state = tx.init(params)
     for worker, moved in ((0, -1.0), (2, -8.0)):  # The leader of group 0 is at 1, that of group 1 at 8.
         updates, state = tx.update(jnp.array([moved]), state, params, worker=worker, value=jnp.array(0.1))
         params = params + updates
     view, _ = gemjax.pull(state, params, worker=3)
-    np.testing.assert_allclose(view, [8.0 * strength])
+    np.testing.assert_allclose(view, [1.0 + 7.0 * strength])
 
 
 def test_the_average_of_other_methods_or_of_several_is_refused():

@@ -137,7 +137,7 @@ def test_arrays_have_the_paths_of_earlier_checkpoints(name):
     for _ in range(2):
         found = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
         kept = [".stale_params.value"] if state.stale_params is not None else []
-        assert found == [".clock", ".pulled_at.value", *kept, *inner]
+        assert found == [".clock", ".pulled_at.value", *kept, *inner, ".own_commits.value"]
         _, state = gemjax.pull(tx.update(PARAMS, state, PARAMS, worker=0, value=jnp.zeros([]))[1], PARAMS, 0)
 
 
@@ -160,7 +160,7 @@ def test_an_injected_threshold_adds_no_array():
     """The paths are those of earlier checkpoints."""
     tx = optax.inject_hyperparams(gemjax.ringmaster, static_args=("num_workers",))(0.1, num_workers=2, threshold=2)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tx.init(PARAMS).inner_state)]
-    assert paths == [".clock", ".pulled_at.value", ".inner_state[0].refusals.count"]
+    assert paths == [".clock", ".pulled_at.value", ".inner_state[0].refusals.count", ".own_commits.value"]
 
 
 def counting_in_update():

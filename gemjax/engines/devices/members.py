@@ -15,10 +15,10 @@ class Members:
     """Requests that workers join or leave a run on devices. All methods may be called from any thread and from callbacks.
 
     The run does not wait for a worker that leaves, and discards its gradient. A worker that joins pulls and continues with its
-    next step and with the method's memory of it. N is fixed: it is the largest number of workers at a time. A run that all
-    workers have left waits for one to join, and warns after a minute; :meth:`close` ends such a run. After a run, ``absent``
-    has the workers that had left: a run that continues it with the same members begins without them. Two runs at a time need
-    members of their own.
+    next step and with the method's memory of it; one that has never committed begins at the central variable. N is fixed: it
+    is the largest number of workers at a time. A run that all workers have left waits for one to join, and warns after a
+    minute; :meth:`close` ends such a run. After a run, ``absent`` has the workers that had left: a run that continues it with
+    the same members begins without them. Two runs at a time need members of their own.
 
     Args:
       num_workers: number of workers N, positive.
