@@ -1,6 +1,8 @@
 """Simulations that stop and continue: no bit differs from the run that did not stop."""
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from engines.problems import assert_close, assert_same_bits, poisoned
 from engines.simulator.simulations import LATE, MLP, QUADRATIC, asgd, gem, multi_asgd, run
@@ -135,3 +137,14 @@ def test_a_resumed_run_whose_worker_pulled_several_times_in_one_cycle_is_continu
         both = gemjax.run_on_devices(tx, *problem, 40, policy=policy, gate=faults, state=first)
     continued = gemjax.simulate(tx, *problem, both.trace, state=first)
     assert_close(continued.params, both.params, rtol=1e-5)
+
+
+def test_an_injected_number_is_a_part_of_the_state():
+    """It is set there; the one that the transformation is made with counts for a new run alone."""
+    sgd, trace = optax.inject_hyperparams(optax.sgd), gemjax.Trace(worker=np.zeros(20, int))
+    problem = lambda params, batch: jnp.sum(params), jnp.zeros(1), lambda worker, step: 0.0
+    first = gemjax.simulate(sgd(1.0), *problem, trace, chunk_size=10, callback=stop_after(1))
+    continued = lambda state: float(gemjax.simulate(sgd(0.1), *problem, trace, state=state).params[0])
+    assert continued(first.state) == -20.0
+    slower = optax.tree.set(first.opt_state, learning_rate=jnp.float32(0.1))
+    np.testing.assert_allclose(continued(first.state._replace(opt_state=slower)), -11.0, rtol=1e-6)
