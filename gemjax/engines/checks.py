@@ -155,14 +155,36 @@ def check_params(params: PyTree) -> None:
             )
 
 
-def check_no_line_search(opt_state: Any) -> None:
-    """Raise ``TypeError`` if an optimizer with this state evaluates the loss at further points, which no commit can."""
-    searches = lambda node: "Linesearch" in type(node).__name__
-    if any(map(searches, jax.tree.leaves(opt_state, is_leaf=searches))):
-        raise TypeError(
-            "the optimizer has a line search, which evaluates the loss at further points, but a commit has a gradient alone; "
-            "give one without, such as optax.scale_by_lbfgs() with optax.scale_by_learning_rate(…)"
-        )
+# Optimizers that need more than gradients, by a part of the name of their state: the reason, and what to give instead.
+DEMANDING = {
+    "Linesearch": (
+        "has a line search, which evaluates the loss at further points, but a commit has a gradient alone; give one without, "
+        "such as optax.scale_by_lbfgs() with optax.scale_by_learning_rate(…)"
+    ),
+    "LookaheadState": (
+        "is optax.lookahead, which trains pairs of parameters, but workers pull one of them; give "
+        "gemjax.downpour(slow_step_size, num_workers) and local=gemjax.LocalSteps(fast_optimizer, sync_period)"
+    ),
+    "HutchinsonState": (
+        "has optax.contrib.hutchinson_estimator_diag_hessian, as sophia does, which differentiates the loss again, but a "
+        "commit has a gradient alone; give one without, such as optax.contrib.ademamix(…)"
+    ),
+}
+OF_ONE_WORKER = {
+    "SAMState": (
+        "is optax.contrib.sam, which goes to a second point and back, but other workers commit in between; give it to local "
+        "steps with an even period, as gemjax.LocalSteps(optax.GradientTransformation(sam.init, sam.update), 2)"
+    ),
+}
+
+
+def check_gradients_are_enough(opt_state: Any, num_workers: int = 1) -> None:
+    """Raise ``TypeError`` if an optimizer with this state needs more than the gradients of the workers that share it."""
+    demanding = DEMANDING | (OF_ONE_WORKER if num_workers > 1 else {})
+    name_of = lambda node: next((name for name in demanding if name in type(node).__name__), None)
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: name_of(node) is not None):
+        if (name := name_of(node)) is not None:
+            raise TypeError(f"the optimizer {demanding[name]}")
 
 
 def check_option(name: str, value: Any, kind: type, example: str) -> None:

@@ -12,7 +12,7 @@ import optax
 
 from gemjax.engines.checks import (
     check_given,
-    check_no_line_search,
+    check_gradients_are_enough,
     check_option,
     check_params,
     check_tx,
@@ -127,8 +127,8 @@ class Transition(WorkerStep):
         """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
 
         Raises:
-          TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, an optimizer has
-            a line search, or a leaf no array.
+          TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, an optimizer
+            one that needs more than gradients, or a leaf no array.
           ValueError: if ``tx`` or ``local`` is for another number of workers, ``tx`` needs local steps and has none, or
             ``average_model_state`` is no bool.
         """
@@ -137,9 +137,9 @@ class Transition(WorkerStep):
         check_params(params)
         check_bool("average_model_state", self.average_model_state)
         check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
+        opt_state = shapes_of(self.tx.init, params)
+        check_gradients_are_enough(opt_state, self.num_workers)
         tx = _with_extra_args(self.tx)
-        opt_state = shapes_of(tx.init, params)
-        check_no_line_search(opt_state)
         if not is_asynchronous(opt_state):
             tx = _asynchronous(tx, self.num_workers)
         elif (made_for := staleness.num_workers_of(opt_state)) != self.num_workers:
@@ -150,7 +150,7 @@ class Transition(WorkerStep):
         if self.local is not None:
             self.local.check(self.num_workers)
             local_state = shapes_of(self.local.tx.init, params)
-            check_no_line_search(local_state)
+            check_gradients_are_enough(local_state)
             if is_asynchronous(local_state):
                 raise TypeError(
                     "the optimizer of LocalSteps is that of one worker, such as optax.sgd(0.1), and not a whole method, which "

@@ -179,6 +179,52 @@ def test_an_optimizer_with_a_line_search_is_refused(engine):
     run(engine, tx=make(optax.scale_by_lbfgs(), optax.scale_by_learning_rate(0.01)))
 
 
+SAM = optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)))
+SAM_ALONE = optax.GradientTransformation(SAM.init, SAM.update)
+
+
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), r"is optax.lookahead, which .*; give gemjax.downpour\("),
+        (SAM, r"is optax.contrib.sam, which .*; give it to local steps"),
+        (gemjax.per_worker(SAM_ALONE, 2), r"is optax.contrib.sam, which .*; give it to local steps"),
+        (optax.contrib.sophia(0.1), "hutchinson_estimator_diag_hessian, as sophia does, .* give one without"),
+    ],
+    ids=["lookahead", "sam", "sam per worker", "sophia"],
+)
+def test_an_optimizer_that_needs_more_than_gradients_is_refused(tx, message):
+    with pytest.raises(TypeError, match=f"the optimizer .*{message}"):
+        run("simulate", tx=tx)
+
+
+def test_sam_takes_local_steps():
+    """The advice of the message; one worker's commit of two steps is both steps of SAM."""
+    params, state, update = PARAMS, SAM.init(PARAMS), jax.jit(SAM.update)
+    for step in range(8):
+        updates, state = update(jax.grad(squares)(params, ones(0, step)), state, params)
+        params = optax.apply_updates(params, updates)
+    trace, local = gemjax.Trace(worker=np.zeros(4, int)), gemjax.LocalSteps(SAM_ALONE, 2)
+    found = gemjax.simulate(gemjax.downpour(), squares, PARAMS, ones, trace, local=local)
+    np.testing.assert_allclose(found.params, params, rtol=1e-5)
+
+
+def test_lookahead_is_downpour_with_local_steps():
+    """The advice of the message: slow parameters follow the last of five fast ones by half."""
+    trace = gemjax.Trace(worker=np.zeros(4, int))
+    batches = lambda worker, step: jnp.cos(step + jnp.arange(4.0))
+    found = gemjax.simulate(
+        gemjax.downpour(0.5), squares, PARAMS, batches, trace, local=gemjax.LocalSteps(optax.adam(0.1), 5)
+    )
+    tx = optax.lookahead(optax.adam(0.1), 5, 0.5)
+    params = optax.LookaheadParams.init_synced(PARAMS)
+    state, update = tx.init(params), jax.jit(tx.update)
+    for step in range(20):
+        updates, state = update(jax.grad(squares)(params.fast, batches(0, step)), state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(found.params, params.slow, rtol=1e-5)
+
+
 def test_a_local_optimizer_with_a_line_search_is_refused():
     local = gemjax.LocalSteps(optax.lbfgs(), 2)
     with pytest.raises(TypeError, match="the optimizer has a line search"):
