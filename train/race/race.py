@@ -134,11 +134,11 @@ def figures(laps: Mapping[str, Lap], race: Race, slow: float) -> dict[str, Any]:
     """Return the figures of a race."""
     target = target_of(laps)
     window = window_of(laps, slow)
-    about = describe()
-    places = "CPU device" if about["backend"] == "cpu" else about["device"]
+    about, count = describe(), len(set(gemjax.place(race.workers).workers))
+    places = f"{count} CPU devices of {cores()} cores" if about["backend"] == "cpu" else f"{count} × {about['device']}"
     return MARK | {
         "machine": about,
-        "devices": f"{race.workers} workers, each a {places}, on {cores()} cores",
+        "devices": f"{race.workers} workers on {places}",
         "workers": race.workers,
         "slow": slow,
         "gradients": race.gradients,
