@@ -42,7 +42,7 @@ def start_thread(function: Callable[..., Any], *args: Any, name: str, seconds: f
       The thread, which has begun.
 
     Raises:
-      OSError: if the system allows no more threads.
+      RuntimeError: if the system allows no more threads; :func:`no_threads` says what a run can do.
 
     >>> start_thread(print, "in another thread", name="printer").join()
     in another thread
@@ -50,14 +50,16 @@ def start_thread(function: Callable[..., Any], *args: Any, name: str, seconds: f
     thread = threading.Thread(target=function, args=args, name=name, daemon=True)
     with _adding:
         _all[thread] = seconds
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise OSError(
-            f"the system allows no more threads ({error}), and a run needs one per worker and more to read data; take fewer "
-            "workers or threads, or raise the limit, as by ulimit -u or that of the container"
-        ) from error
+    thread.start()
     return thread
+
+
+def no_threads(error: RuntimeError) -> OSError:
+    """Return what a run raises if a thread cannot be started."""
+    return OSError(
+        f"the system allows no more threads ({error}), and a run needs one per worker and more to read data; take fewer "
+        "workers or threads, or raise the limit, as by ulimit -u or that of the container"
+    )
 
 
 def _alive() -> dict[threading.Thread, float]:
@@ -147,9 +149,9 @@ def each(
             own = None if number == 0 else turns
             try:
                 start_thread(crew.help, own, name=f"gemjax-worker-{number}", seconds=seconds)
-            except OSError:
+            except RuntimeError as error:
                 if number == 0:
-                    raise
+                    raise no_threads(error) from error
                 if own is not None:
                     own.release()
                 break

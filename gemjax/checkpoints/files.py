@@ -104,7 +104,7 @@ def completed(
     done.add_done_callback(_writing.pop)
     try:
         start_thread(finish, name="gemjax-checkpoint")
-    except OSError as error:  # The system has no more threads.
+    except RuntimeError as error:  # The system has no more threads.
         release()
         done.set_exception(error)
     return done

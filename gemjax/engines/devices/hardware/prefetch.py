@@ -14,7 +14,7 @@ import numpy as np
 
 from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
-from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, start_thread
+from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, start_thread
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.interrupts import Held
 from gemjax.protocol.compat import settings_here
@@ -178,9 +178,9 @@ class Prefetcher:
         for number in range(self._threads):
             try:
                 start_thread(self._read_wanted, name=f"gemjax-reader-{number}", seconds=SECONDS_AT_EXIT)
-            except OSError:
+            except RuntimeError as error:
                 if number == 0:
-                    raise
+                    raise no_threads(error) from error
                 break  # The others read all batches.
         self._begun = True
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from gemjax.batches.threads import start_thread
+from gemjax.batches.threads import no_threads, start_thread
 from gemjax.protocol.compat import settings_here
 
 
@@ -116,8 +116,10 @@ class Waiters:
         try:
             for worker, inbox in enumerate(self._inboxes):
                 start_thread(self._serve, inbox, name=f"gemjax-waiter-{worker}")
-        except BaseException:  # Also Ctrl-C.
+        except BaseException as error:  # Also Ctrl-C.
             self.__exit__()
+            if isinstance(error, RuntimeError):
+                raise no_threads(error) from error
             raise
         return self
 
