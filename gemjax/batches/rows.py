@@ -222,6 +222,13 @@ def any_worker_takes(batches: Any) -> bool:
     return getattr(type(batches), "select", None) is Stream.select
 
 
+def rows_per_batch(batches: Any) -> int:
+    """Return the rows per batch of :class:`Epochs`, :class:`gemjax.Shards` and :class:`Stream`; 0 for any other source."""
+    while isinstance(batches, Wrapper):
+        batches = batches.batches  # pyrefly: ignore[missing-attribute] (of every subclass)
+    return batches.batch_size if isinstance(batches, (OwnEpochs, Stream)) else 0
+
+
 def described(batches: Any, *names: str) -> str:
     """Return the ``repr`` of rows of data: their number and the settings, with the values of further attributes ``names``.
 

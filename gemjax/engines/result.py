@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gemjax.batches.rows import rows_per_batch
 from gemjax.engines.checks import RunWarning as RunWarning
 from gemjax.engines.checks import check_option
 from gemjax.engines.memory import here
 from gemjax.engines.transition import RunState, check_led_to
 from gemjax.protocol.hooks import Refusals, can_refuse
+from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import COLUMNS, Trace
 
@@ -348,6 +350,44 @@ def continued(state: RunState, recorded: Trace) -> RunState:
         return state
     unused = 1 + max(held.max(), last.max()) + np.arange(len(held), dtype=held.dtype)
     return state._replace(draw=Slots(jnp.asarray(unused), num_workers))
+
+
+def continue_numbers(state: RunState, batches: Any, local: LocalSteps | None) -> tuple[RunState, LocalSteps | None]:
+    """Return the state and the local steps of a run that begins with ``state``, with numbers that go on from there.
+
+    Args:
+      state: with all slots.
+      batches: the run's batches, not grouped for local steps.
+      local: the run's local steps.
+
+    Raises:
+      ValueError: if batches have another number of rows than those before, or a shared stream another period.
+    """
+    before, size, step = int(state.batch_size), rows_per_batch(batches), np.asarray(state.step.value)
+    if step.any() and before and size and before != size:
+        raise ValueError(
+            f"the run to continue from has made its steps on batches of {before} rows, but batches= has {size} per batch; give "
+            f"batch_size={before}, because batches are numbered: workers would repeat rows or skip them"
+        )
+    if local is not None:
+        made, of_these = np.asarray(state.local_step.value), local.made_before(step)
+        local = local.continued(step, made)
+        if batches.shared and (made != of_these).any():
+            worker = int(np.argmax(made != of_these))
+            raise ValueError(
+                "batches= is a stream that all workers share, and the run to continue from had another period of LocalSteps: "
+                f"worker {worker} has made {made[worker]} local steps in {step[worker]} commits; give that period, because its "
+                "draws are numbered, or batches that workers do not share (gemjax.Epochs, gemjax.Shards)"
+            )
+    return state._replace(batch_size=jnp.int32(size or before)), local
+
+
+def with_numbers(state: RunState, step: Any, local: LocalSteps | None) -> RunState:
+    """Return ``state``, or the stacked states of several runs, with the local steps that workers made before ``step``."""
+    if local is None:
+        return state
+    made = jnp.asarray(local.made_before(np.asarray(step)), jnp.int32)
+    return state._replace(local_step=Slots(made, state.step.num_workers))
 
 
 def checked_state(state: RunState, initial: RunState, *, elsewhere: bool = False) -> RunState:

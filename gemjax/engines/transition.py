@@ -46,7 +46,9 @@ class RunState(NamedTuple):
     view: Slots  # View per worker: the point of its gradient.
     step: Slots  # int32 [] per worker; the step that it computes.
     pulled_at: Slots  # int32 [] per worker; the engine's clock when it pulled.
+    local_step: Any  # Slots of int32 [] per worker: local steps that it has made; () without local steps.
     draw: Slots  # int32 [] per worker; the index of its batch in a shared stream.
+    batch_size: jax.Array  # int32 []; rows per batch; 0 if the source does not tell.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: jax.Array  # int32 []; gradients that arrived so far, applied or not.
     dropped: jax.Array  # int32 []; commits that the method refused so far.
@@ -174,7 +176,7 @@ class Transition(WorkerStep):
                 "the method sends anchors for some of the parameters alone, but local steps move all of them; take a method "
                 "with anchors out of optax.partition or optax.masked, or leave anchors=True out"
             )
-        counters = ("commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
+        counters = ("batch_size", "commits", "arrivals", "dropped", "rejected", "rejected_in_a_row")
         state = RunState(
             params=params,
             opt_state=opt_state,
@@ -182,6 +184,7 @@ class Transition(WorkerStep):
             view=_slot(KeptView(params, model_state, local, anchors), opt_state),
             step=Slots(jnp.zeros([], jnp.int32)),
             pulled_at=Slots(jnp.zeros([], jnp.int32)),
+            local_step=() if self.local is None else Slots(jnp.zeros([], jnp.int32)),
             draw=Slots(jnp.arange(self.num_workers, dtype=jnp.int32), self.num_workers),
             **{name: jnp.zeros([], jnp.int32) for name in counters},
         )

@@ -40,7 +40,9 @@ class LocalSteps:
         :func:`gemjax.scale_by_progress` the rates of workers of unequal speed follow the progress of the run together.
       period: :math:`\tau \ge 1`, steps per commit: an int for all workers; a sequence of N ints, one per worker (dynamic local
         updates, see :func:`gemjax.dynamic_periods`); or N sequences of ints, one per commit of that worker, as
-        :class:`gemjax.arrivals.SemiSynchronous` makes them.
+        :class:`gemjax.arrivals.SemiSynchronous` makes them. A run may be continued with another one: batches and keys are
+        numbered by the local steps that a worker has made, so none is repeated or skipped. Only with a
+        :class:`gemjax.Stream` the period must stay.
 
     Raises:
       TypeError: if ``tx`` is no optax transformation, or ``period`` is traced.
@@ -57,6 +59,8 @@ class LocalSteps:
 
     tx: optax.GradientTransformation
     period: Any = 1
+    # Per worker, the local steps that it has made beyond those of these periods, if it made some with others.
+    _beyond: Any = dataclasses.field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         check_method("the optimizer of LocalSteps", self.tx)
@@ -72,6 +76,20 @@ class LocalSteps:
         if isinstance(self.period, tuple) and len(self.period) != num_workers:
             raise ValueError(f"LocalSteps has periods for {len(self.period)} workers, but the run has {num_workers}")
 
+    def continued(self, step: np.ndarray, made: np.ndarray) -> "LocalSteps":
+        """Return the same periods for a run whose workers are at the commits ``step``, after ``made`` local steps each."""
+        later = dataclasses.replace(self)
+        object.__setattr__(later, "_beyond", made - later.made_before(step))
+        return later
+
+    def made_before(self, step: np.ndarray) -> np.ndarray:
+        """Return the local steps that each worker has made before its commit ``step[..., worker]``."""
+        step = np.asarray(step, np.int64)
+        if isinstance(self.period, tuple) and not isinstance(self.period[0], int):
+            made = [begins[np.minimum(step[..., w], len(begins) - 1)] for w, begins in enumerate(self._begins)]
+            return np.stack(made, axis=-1) + self._beyond
+        return step * np.array(self.period) + self._beyond
+
     def span(self, worker: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the first local step, counted from the run's start, and the number of steps of each (worker, commit).
 
@@ -80,21 +98,23 @@ class LocalSteps:
         """
         worker, step = np.asarray(worker), np.asarray(step, np.int64)
         if isinstance(self.period, int):
-            return step * self.period, np.full_like(step, self.period)
-        if isinstance(self.period[0], int):
+            first, count = step * self.period, np.full_like(step, self.period)
+        elif isinstance(self.period[0], int):
             count = np.array(self.period)[worker]
-            return step * count, count
-        begins = self._begins
-        for w, s in zip(worker.tolist(), step.tolist(), strict=True):
-            if s + 1 >= len(begins[w]):
-                raise PeriodsEndError(
-                    f"LocalSteps has {len(begins[w]) - 1} periods for worker {w}, but none for its commit {s}"
-                )
-        first, last = (
-            np.array([begins[w][s + k] for w, s in zip(worker.tolist(), step.tolist(), strict=True)], int)
-            for k in (0, 1)
-        )
-        return first, last - first
+            first = step * count
+        else:
+            begins, pairs = self._begins, list(zip(worker.tolist(), step.tolist(), strict=True))
+            for w, s in pairs:
+                if s + 1 >= len(begins[w]):
+                    raise PeriodsEndError(
+                        f"LocalSteps has {len(begins[w]) - 1} periods for worker {w}, but none for its commit {s}"
+                    )
+            first, last = (np.array([begins[w][s + k] for w, s in pairs], int) for k in (0, 1))
+            count = last - first
+        if np.ndim(self._beyond):
+            # Not below 0 for commits before those that follow, which engines select for their shapes.
+            first = np.maximum(first + self._beyond[worker], 0)
+        return first, count
 
     @functools.cached_property
     def _begins(self) -> list[np.ndarray]:
@@ -181,7 +201,9 @@ def scale_by_progress(
     all workers are equal to within one period of each, and workers that wait for each other have those that a count of their
     own steps would give.
 
-    Use it in a *local* optimizer whose learning rate is 1, behind all else but :func:`gemjax.pull_to_anchors`.
+    Use it in a *local* optimizer whose learning rate is 1, behind all else but :func:`gemjax.pull_to_anchors`. A run that is
+    continued with another period counts all its commits with that one: where workers have made ``m`` local steps each, in ``c``
+    commits of all, give ``lambda step: schedule(step + m - c * period / num_workers)``.
 
     Args:
       schedule: the learning rate after a number of local steps per worker, a float scalar; see ``optax.cosine_decay_schedule``.

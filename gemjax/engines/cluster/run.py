@@ -1,6 +1,7 @@
 """The cluster engine: the scheduler of the device engine, with actors of Ray as workers."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +20,7 @@ from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
-from gemjax.engines.result import Callback, Result, leaving
+from gemjax.engines.result import Callback, Result, continue_numbers, leaving
 from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
@@ -161,10 +162,12 @@ def run_on_cluster(
 
     def programs(begin: RunState) -> ClusterPrograms:
         plain = as_batches(batches, num_workers)
-        grouped = plain if local is None else LocalBatches(plain, local)
+        begin, periods = continue_numbers(begin, plain, local)
+        transition = dataclasses.replace(run.transition, local=periods)
+        grouped = plain if periods is None else LocalBatches(plain, periods)
         kind = ClusterPrograms if workers.central_hosts is None else DividedPrograms
         return kind(
-            run.transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression,
+            transition, plain, grouped, workers.central, begin, retries=run.policy.retries, compression=compression,
             parts=workers.central_hosts or 0, interruptible=run.policy.interrupt is not None,
         )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The device engine: one host thread dispatches gradients to many devices and commits them as they finish."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +19,7 @@ from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.memory import bytes_of, offload_if_needed
-from gemjax.engines.result import Callback, Result
+from gemjax.engines.result import Callback, Result, continue_numbers
 from gemjax.engines.transition import RunState, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
@@ -142,10 +143,13 @@ def run_on_devices(
     del state  # The run has a copy, so the caller can free this one.
 
     def programs(begin: RunState) -> Programs:
-        kept = _on_workers(as_batches(batches, run.num_workers), placement, begin)
-        kept = kept if local is None else LocalBatches(kept, local)
+        kept = as_batches(batches, run.num_workers)
+        begin, periods = continue_numbers(begin, kept, local)
+        transition = dataclasses.replace(run.transition, local=periods)
+        kept = _on_workers(kept, placement, begin)
+        kept = kept if periods is None else LocalBatches(kept, periods)
         interruptible = run.policy.interrupt is not None
-        return Programs(run.transition, kept, placement, begin, retries=run.policy.retries, interruptible=interruptible)
+        return Programs(transition, kept, placement, begin, retries=run.policy.retries, interruptible=interruptible)
 
     return run.execute(programs, lambda programs: Waiters(run.num_workers, gate))
 

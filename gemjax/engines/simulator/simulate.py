@@ -32,9 +32,11 @@ from gemjax.engines.result import (
     begin_from,
     check_rejections,
     concatenate,
+    continue_numbers,
     leave_result,
     rejections_to_fail,
     warn_if_diverged,
+    with_numbers,
 )
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
@@ -174,6 +176,7 @@ def simulate(
     warn_without_rounds(tx, params, local, trace)
     batches = as_batches(batches, trace.num_workers)
     batches._check_range(in_files=True)  # In the block above errors of types are left to checks such as this one.
+    state, local = continue_numbers(state, batches, local)
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
     chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
@@ -189,7 +192,7 @@ def simulate(
         cut, state, reports = latest
         if cut not in parts:
             parts[cut] = _history(Events(*(column[slice(*cut)] for column in events)), reports, trace)
-        return state, begun if cut is None else int(ends[cut[1] - 1])
+        return with_numbers(state, state.step.value, local), begun if cut is None else int(ends[cut[1] - 1])
 
     with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.per_seed import PerSeed
+from gemjax.batches.rows import rows_per_batch
 from gemjax.engines.checks import (
     check_callback,
     check_given,
@@ -22,7 +24,7 @@ from gemjax.engines.checks import (
     warn_without_rounds,
 )
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
-from gemjax.engines.result import History
+from gemjax.engines.result import History, with_numbers
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
@@ -171,6 +173,8 @@ def sweep(
     first = {name: points[name][0].item() for name in names}
     steps = local(**first) if callable(local) else local
     data, starts = batches_of(batches, each, traces[0].num_workers), starts_of(params, each)
+    sizes = {rows_per_batch(one) for one in data}
+    size = sizes.pop() if len(sizes) == 1 else 0
     if batched is not None:
         check_bool("batched", batched)
     else:
@@ -186,7 +190,7 @@ def sweep(
         ).bind(params, model_state)  # fmt: skip
 
     def begin(lane: Lane, params: PyTree) -> RunState:
-        return transition(lane, params).init(params, model_state)
+        return transition(lane, params).init(params, model_state)._replace(batch_size=jnp.int32(size))
 
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
@@ -232,10 +236,12 @@ def sweep(
             for run in range(runs):
                 # In containers of its own, into which `at_stop` may write.
                 one = lambda leaf: leaf[run] if batched else leaf  # noqa: B023
-                at_stop(commits, run, jax.tree.map(one, state if batched else state[run]))
+                own = jax.tree.map(one, state if batched else state[run])
+                at_stop(commits, run, with_numbers(own, own.step.value, steps))
         if callback is not None and ends_run(callback(end, arrivals)):
             break
     state = state if batched else joined(state)
+    state = with_numbers(state, state.step.value, steps)
     return SweepResult(points, state, _history(events, parts, traces, runs if isinstance(trace, PerSeed) else 0))
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gemjax
+from gemjax.engines.result import with_numbers
 from train.config.config import Config
 from train.run.train import optimizers, state_shapes
 from train.task.task import Task
@@ -78,9 +79,10 @@ class Replayer:
         most = np.where(following < 0, found, step[following])
         steps = jnp.asarray(np.where((implied <= found) & (found <= most), implied, found), jnp.int32)
         arrivals, none = jnp.int32(done), jnp.int32(0)
-        return state._replace(
+        state = state._replace(
             arrivals=arrivals, dropped=none, rejected=none, step=jax.tree.map(lambda _: steps, state.step)
         )
+        return with_numbers(state, steps, self._optimizers(0)[1])
 
     def _make(self, number: int) -> tuple[Any, Any]:
         return optimizers(dataclasses.replace(self.config, **self.settings[number][1]), self.task)

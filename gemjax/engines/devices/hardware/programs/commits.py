@@ -14,7 +14,7 @@ from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
-from gemjax.engines.result import RunFailedError
+from gemjax.engines.result import RunFailedError, with_numbers
 from gemjax.engines.transition import RunState, Transition, View
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots
@@ -57,7 +57,7 @@ class CentralPrograms(abc.ABC):
     def __init__(
         self, transition: Transition, batches: Any, placement: Any, state: RunState, homes: Sequence[Place], example: PyTree
     ):  # fmt: skip
-        self.placement, self.num_workers = placement, transition.num_workers
+        self.placement, self.num_workers, self._periods = placement, transition.num_workers, transition.local
         self.steps, self.draws = (column.value.tolist() for column in (state.step, state.draw))
         self.behind = (state.commits - state.pulled_at.value).tolist()
         self._drawn = 1 + max(self.draws)  # The next draw; the worker that arrived last has the newest one.
@@ -234,6 +234,7 @@ class CentralPrograms(abc.ABC):
         state = self.central.gather(to)
         locals_ = [self._local_at(worker, to) for worker in range(self.num_workers)]
         local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *locals_)
+        state = with_numbers(state, self.steps, self._periods)
         return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
 
     def reached(self) -> RunState:
