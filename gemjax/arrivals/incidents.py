@@ -1,5 +1,6 @@
 """Workers that become slower, leave and come back."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ import numpy as np
 
 from gemjax.arrivals.base import Around, durations_of
 from gemjax.protocol.checks import number, shown, with_plain_numbers
+from gemjax.protocol.trace import Draws, Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,23 @@ class Incidents(Around):
     @property
     def losses(self):
         return sum(isinstance(incident, Leaves) for incident in self.incidents)
+
+    def trace(self, num_commits, seed=0):
+        """Return the trace; a draw of a worker that is absent or leaves goes to the worker that draws next."""
+        trace = super().trace(num_commits, seed)
+        moves = collections.deque(incident for incident in self.incidents if not isinstance(incident, Slows))
+        draws, first = Draws(range(self.num_workers)), {move.worker: move for move in reversed(moves)}
+        for worker in (worker for worker, move in first.items() if isinstance(move, Joins)):
+            draws.give_back(worker)
+        drawn = np.empty_like(trace.draw)
+        for row, (worker, time) in enumerate(zip(trace.worker.tolist(), trace.time.tolist(), strict=True)):
+            while moves and moves[0].at < time:
+                move = moves.popleft()
+                (draws.of if isinstance(move, Joins) else draws.give_back)(move.worker)
+            drawn[row] = draws.of(worker)
+            draws.use(worker)
+            draws.of(worker)
+        return Trace(trace.worker, trace.pulled_at, trace.step, trace.time, self.num_workers, drawn)
 
     def durations(self, worker, rng, count):
         return durations_of(self.model, worker, rng, count)

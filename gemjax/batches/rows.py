@@ -165,11 +165,12 @@ class Stream(Rows):
     """One sequence of batches for all workers: each worker that is ready takes the next batch (as in DANA's simulations).
 
     All workers together go through the data in epochs, each in another order, which depends on (seed, epoch) alone. At the
-    beginning of a run each worker draws a batch, in the order of their numbers. From then on a worker draws the next batch as
-    soon as it has committed, even if its commit was rejected or dropped. A worker that pulls again without a commit keeps
-    its batch. With :class:`gemjax.LocalSteps` a draw is as many consecutive batches as the period, which must be the same for
-    all workers. So the stream follows from the trace, whose column ``draw`` counts it: by an arrival model, or as recorded on
-    devices.
+    beginning of a run each worker that takes part draws a batch, in the order of their numbers. From then on a worker draws the
+    next batch as soon as it has committed, even if its commit was rejected or dropped. A worker that pulls again without a
+    commit keeps its batch. The batch of a worker that leaves, is lost or is retired goes to the worker that draws next, unless
+    two workers in turn have failed with it. With :class:`gemjax.LocalSteps` a draw is as many consecutive batches as the
+    period, which must be the same for all workers. So the stream follows from the trace, whose column ``draw`` counts it: by
+    an arrival model, or as recorded on devices.
 
     Args:
       data: pytree of arrays with a common leading axis of n rows.

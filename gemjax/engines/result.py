@@ -332,8 +332,8 @@ def of_applied(state: RunState, recorded: Trace, history: History) -> Trace:
 def continued(state: RunState, recorded: Trace) -> RunState:
     """Return the state from which a run on devices continues, after a check that it belongs to the trace.
 
-    A replay does not know the draws of rejected commits. If the state has draws that the trace has used, they are replaced by
-    new ones.
+    A replay does not know the draws of rejected commits, so its state may lack a draw beyond those of the trace, from which new
+    ones are counted. Then the largest one is replaced, and so are draws that the trace has used.
     """
     num_workers = state.step.num_workers
     if recorded.num_workers != num_workers:
@@ -344,12 +344,12 @@ def continued(state: RunState, recorded: Trace) -> RunState:
             "trace that belongs to it (the result's, or the checkpoint's), without rejected and dropped rows of a simulation"
         )
     check_led_to(state, recorded, "recorded=")
-    held, last = np.asarray(state.draw.value), np.full(recorded.num_workers, -1)
-    np.maximum.at(last, recorded.worker, recorded.draw)
-    if (held > last).all() and held.max() > last.max() and not np.isin(held, recorded.draw).any():
-        return state
-    unused = 1 + max(held.max(), last.max()) + np.arange(len(held), dtype=held.dtype)
-    return state._replace(draw=Slots(jnp.asarray(unused), num_workers))
+    held, last = np.array(state.draw.value), recorded.draw.max(initial=-1)
+    used = np.isin(held, recorded.draw)
+    if not used.any():
+        used[np.argmax(held)] = held.max() < last
+    held[used] = 1 + max(held.max(), last) + np.arange(used.sum())
+    return state._replace(draw=Slots(jnp.asarray(held), num_workers))
 
 
 def continue_numbers(state: RunState, batches: Any, local: LocalSteps | None) -> tuple[RunState, LocalSteps | None]:
@@ -382,8 +382,14 @@ def continue_numbers(state: RunState, batches: Any, local: LocalSteps | None) ->
     return state._replace(batch_size=jnp.int32(size or before)), local
 
 
-def with_numbers(state: RunState, step: Any, local: LocalSteps | None) -> RunState:
-    """Return ``state``, or the stacked states of several runs, with the local steps that workers made before ``step``."""
+def without_numbers(state: RunState) -> RunState:
+    """Return ``state`` without what the host counts, so that compiled programs do not carry it."""
+    return state._replace(draw=(), local_step=())
+
+
+def with_numbers(state: RunState, step: Any, draws: Any, local: LocalSteps | None) -> RunState:
+    """Return ``state``, or the stacked states of several runs, with its draws, and the local steps made before ``step``."""
+    state = state._replace(draw=Slots(jnp.asarray(draws, jnp.int32), state.step.num_workers))
     if local is None:
         return state
     made = jnp.asarray(local.made_before(np.asarray(step)), jnp.int32)

@@ -47,7 +47,7 @@ class RunState(NamedTuple):
     step: Slots  # int32 [] per worker; the step that it computes.
     pulled_at: Slots  # int32 [] per worker; the engine's clock when it pulled.
     local_step: Any  # Slots of int32 [] per worker: local steps that it has made; () without local steps.
-    draw: Slots  # int32 [] per worker; the index of its batch in a shared stream.
+    draw: Any  # Slots of int32 [] per worker: its draw from a shared stream; together, the first that are not used.
     batch_size: jax.Array  # int32 []; rows per batch; 0 if the source does not tell.
     commits: jax.Array  # int32 []; the engine's clock: commits applied so far.
     arrivals: jax.Array  # int32 []; gradients that arrived so far, applied or not.
@@ -255,16 +255,13 @@ class Transition(WorkerStep):
             rejected=state.rejected + lost,
             rejected_in_a_row=state.rejected_in_a_row + lost,
         )
-        # After any commit, applied or not, the worker draws the next batch; after a pull alone it keeps its batch.
-        drawn = self.num_workers + state.commits + state.dropped + state.rejected
-        draw = Slots(jnp.where(commits, drawn, state.draw.value))
         state = slots.select(applied, committed, left)
         params, opt_state, anchors = pull_with_anchors(state.opt_state, state.params, worker)
         model_state = slots.with_own_keys(state.model_state, worker)
         view = KeptView(params, model_state, state.view.value.local, anchors)
         state = state._replace(
             opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
-            draw=draw, arrivals=state.arrivals + 1,
+            arrivals=state.arrivals + 1,
         )  # fmt: skip
         return state, self._sent(view, state.commits), report
 

@@ -1,9 +1,11 @@
-"""Traces: the order of commits, and the version of the central variable that each was computed on."""
+"""Traces: the order of commits, the version of the central variable that each was computed on, and the draws of a stream."""
 
 import contextlib
 import dataclasses
+import heapq
 import io
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +33,10 @@ class Trace:
       time: float64 [T]; the time of the commit, in units of the model or seconds; not decreasing. Default: t + 1.
       num_workers: number of workers N. Default: the largest worker plus one.
       draw: int32 [T]; the batch, of a stream that all workers share (:class:`gemjax.Stream`), that the commit was computed
-        on. Each worker draws one before the first commit, in the order of their numbers, and the next right after each of its
-        commits, so no two rows are equal. Default: computed by this rule. A run on devices records it, because a rejected or
-        dropped commit also draws a batch, but has no row.
+        on; no two rows are equal. Default: all workers take part from the beginning. Each draws one before the first commit,
+        in the order of their numbers, and the next right after each of its commits. Models and runs where workers are absent
+        or lost record their draws: such a draw goes to the worker that draws next. So does a run on devices, because a
+        rejected or dropped commit also draws a batch, but has no row.
 
     Raises:
       ValueError: if the arrays differ in length, a worker is out of range, a pull is later than its commit or earlier than its
@@ -99,8 +102,7 @@ class Trace:
         _check_rows(
             self.step, self.step > last, "it repeats a commit: step {} of a worker whose last step was {}", last
         )
-        drawn = np.where(previous >= 0, self.draw[previous], -1)
-        _check_rows(self.draw, self.draw > drawn, "draw {} of a worker whose last draw was {}", drawn)
+        _check_rows(self.draw, self.draw >= 0, "draw is {}, but draws begin at {}", 0)
         first = np.unique(self.draw, return_index=True)[1]
         _check_rows(self.draw, np.isin(now, first), "draw {} is used by an earlier row", 0)
         before = np.concatenate([self.time[:1], self.time[:-1]])
@@ -230,6 +232,84 @@ class Events(NamedTuple):
     commits: np.ndarray  # bool [E]; False: the worker discards its gradient and pulls again.
     row: np.ndarray  # int [E]
     draw: np.ndarray  # int32 [E]
+
+
+class Draws:
+    """The draws that workers hold: a worker draws a batch when it is to compute, and holds it until its commit.
+
+    A draw that was given back goes to the worker that draws next; only if there is none, that worker gets a new number. So
+    the draws of all commits have no gap for long.
+
+    Args:
+      held: per worker, the draw that it holds. New numbers begin after the largest one.
+
+    >>> draws = Draws([0, 1, 2])
+    >>> draws.give_back(1)                               # Worker 1 is absent.
+    >>> draws.use(0)
+    >>> draws.of(0), draws.of(1)
+    (1, 3)
+    """
+
+    def __init__(self, held: Sequence[int]):
+        self._held = dict(enumerate(held))
+        self._free: list[int] = []  # A heap.
+        self._next = 1 + max(held)
+        self._failed: set[int] = set()  # Draws with which a worker has failed.
+
+    def of(self, worker: int) -> int:
+        """Return the draw of a worker, which draws if it holds none."""
+        if worker not in self._held:
+            self._held[worker] = self.following(1)[0]
+            if self._free:
+                heapq.heappop(self._free)
+            else:
+                self._next += 1
+        return self._held[worker]
+
+    def use(self, worker: int) -> None:
+        """Note that a worker has committed on its draw."""
+        self._failed.discard(self._held.pop(worker))
+
+    def give_back(self, worker: int, *, failed: bool = False) -> None:
+        """Take the draw of a worker back, if it holds one.
+
+        If two workers in turn have ``failed`` with a draw, its batch may be the reason: no worker draws it again.
+        """
+        draw = self._held.pop(worker, None)
+        if draw is None:
+            return
+        if failed and draw in self._failed:
+            self._failed.remove(draw)
+            return
+        heapq.heappush(self._free, draw)
+        if failed:
+            self._failed.add(draw)
+
+    def following(self, count: int) -> list[int]:
+        """Return the next ``count`` draws."""
+        free = heapq.nsmallest(count, self._free)
+        return [*free, *range(self._next, self._next + count - len(free))]
+
+    def per_worker(self, num_workers: int) -> list[int]:
+        """Return the draw of each worker: the one that it holds, or one that it may draw."""
+        following = iter(self.following(num_workers))
+        return [self._held[worker] if worker in self._held else next(following) for worker in range(num_workers)]
+
+
+def draws_after(draws: np.ndarray, worker: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Return the draws of all workers, int [N], after commits of ``worker`` on ``drawn``, from those before.
+
+    They are the first N that no commit has used, and the worker that has committed last has the newest.
+
+    >>> draws_after(np.arange(3), np.array([0, 1, 0]), np.array([0, 1, 3]))
+    array([5, 4, 2])
+    """
+    known = np.append(draws, draws.max() + 1 + np.arange(len(drawn)))
+    last = np.full(len(draws), -1)
+    last[worker] = np.arange(len(worker))  # The last one counts.
+    after = np.empty_like(draws)
+    after[np.lexsort((draws, last))] = np.setdiff1d(known, drawn)[: len(draws)]
+    return after
 
 
 def previous_commits(worker: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

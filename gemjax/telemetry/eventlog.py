@@ -179,7 +179,7 @@ def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str,
     Raises:
       ValueError: if the file is not an event log, was damaged, or was changed: a line that is not JSON, an unknown event, a
         field that is missing or of another kind, a worker out of range, or a line that is inconsistent with those before
-        (commits, drops and rejects by clock, step, draw and time; on devices also by dispatch and ready; a start by the
+        (commits, drops and rejects by clock, step and time; on devices also by dispatch and ready; a start by the
         commits before it). The message names file and line, and says what is wrong. Two changes cannot be detected: whole
         lines missing at the end, as after a crash, and other numbers of the right kind, as of another run.
     """

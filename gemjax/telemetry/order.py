@@ -29,7 +29,7 @@ class Succession:
     """Check of each event against those before it.
 
     The clock of a log counts its commits. A commit, drop or reject has the clock at its worker's pull and the number of commits
-    since then; their sum is the clock. A worker's steps and draws increase, and so do the times of commits. In a run on devices
+    since then; their sum is the clock. A worker's steps increase, and so do the times of commits. In a run on devices
     every step is dispatched in order, and is ready before it arrives. A ``start`` may go back to an earlier clock (a run
     continued from a checkpoint), never forward.
     """
@@ -94,7 +94,7 @@ class Succession:
         self._free: dict[int, float] = {}  # Per worker, the time of its last dispatch or arrival.
         self._cycles: dict[tuple[int, int], _Cycle] = {}
         self._newest: dict[int, int] = {}  # Per worker, the step it was dispatched with last,
-        self._last: dict[int, tuple[int, int]] = {}  # and the step and draw of its last arrival.
+        self._last: dict[int, int] = {}  # and the step of its last arrival.
 
     def _start(self, record: dict[str, Any]) -> None:
         commits, number, devices = record.get("commits", 0), record.get("num_workers"), record.get("devices")
@@ -153,10 +153,7 @@ class Succession:
             raise ValueError(
                 f"it is {event} {version} by its pulled_at and staleness, but {self.clock} commits came before it: {LINES}"
             )
-        last, drawn = self._last_before(worker, step)
-        draw = record.get("draw", drawn)  # Older logs have none.
-        if draw <= drawn and "draw" in record:
-            raise ValueError(f"draw {draw} of worker {worker} comes after its draw {drawn}: {LINES}")
+        last = self._last_before(worker, step)
         if time < self._time - SLACK:
             raise ValueError(f"time is {time}, earlier than {self._time} before it: {LINES}")
         if self._on_devices:
@@ -173,23 +170,23 @@ class Succession:
                 )
             del self._cycles[worker, step]
             self._free[worker] = max(self._free[worker], time)
-        self._last[worker], self._time = (step, draw), time
+        self._last[worker], self._time = step, time
         if event == "commit":
-            self._commits.add(worker, step, draw, time)
+            self._commits.add(worker, step, time)
 
-    def _last_before(self, worker: int, step: int) -> tuple[int, int]:
-        """Return step and draw of the worker's last arrival, which must be before ``step``."""
-        last, drawn = self._last.get(worker) or self._commits.last_of(worker)
+    def _last_before(self, worker: int, step: int) -> int:
+        """Return the step of the worker's last arrival, which must be before ``step``."""
+        last = self._last.get(worker, self._commits.last_of(worker))
         if step <= last:
             raise ValueError(f"step {step} of worker {worker} arrived before (its last is {last}): {LINES}")
-        return last, drawn
+        return last
 
 
 class _Commits:
-    """The commits so far, in 24 bytes each, which can be cut back to any of them."""
+    """The commits so far, in 20 bytes each, which can be cut back to any of them."""
 
     def __init__(self):
-        self._worker, self._step, self._draw, self._earlier = (array.array("i") for _ in range(4))
+        self._worker, self._step, self._earlier = (array.array("i") for _ in range(3))
         self._time = array.array("d")
         self._newest: dict[int, int] = {}  # Per worker, its last row; `_earlier` has the one before, -1 if none.
 
@@ -205,15 +202,15 @@ class _Commits:
         """Return workers, steps and times."""
         return {"worker": np.array(self._worker), "step": np.array(self._step), "time": np.array(self._time)}
 
-    def last_of(self, worker: int) -> tuple[int, int]:
-        """Return step and draw of a worker's last commit; -1 if there is none."""
+    def last_of(self, worker: int) -> int:
+        """Return the step of a worker's last commit; -1 if there is none."""
         row = self._newest.get(worker, -1)
-        return (self._step[row], self._draw[row]) if row >= 0 else (-1, -1)
+        return self._step[row] if row >= 0 else -1
 
-    def add(self, worker: int, step: int, draw: int, time: float) -> None:
+    def add(self, worker: int, step: int, time: float) -> None:
         self._earlier.append(self._newest.get(worker, -1))
         self._newest[worker] = len(self._worker)
-        for column, value in ((self._worker, worker), (self._step, step), (self._draw, draw)):
+        for column, value in ((self._worker, worker), (self._step, step)):
             column.append(value)
         self._time.append(time)
 
@@ -221,5 +218,5 @@ class _Commits:
         """Remove all but the first `count`."""
         for row in range(len(self._worker) - 1, count - 1, -1):
             self._newest[self._worker[row]] = self._earlier[row]
-        for column in (self._worker, self._step, self._draw, self._time, self._earlier):
+        for column in (self._worker, self._step, self._time, self._earlier):
             del column[count:]

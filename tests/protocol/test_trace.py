@@ -75,7 +75,7 @@ def test_an_empty_trace_is_a_trace():
         ({"worker": [0, 1, 0], "step": [1, 0, 1]}, r"row 2 .* step 1 of a worker whose last step was 1"),
         ({"worker": [0, 1, 0], "step": [1, 0, 0]}, r"row 2 .* step 0 of a worker whose last step was 1"),
         ({"worker": [0], "step": [-1]}, r"row 0 .* step -1 of a worker whose last step was -1"),
-        ({"worker": [0, 1, 0], "draw": [2, 0, 1]}, r"row 2 .* draw 1 of a worker whose last draw was 2"),
+        ({"worker": [0, 1, 0], "draw": [2, 0, -1]}, r"row 2 .* draw is -1, but draws begin at 0"),
         ({"worker": [0, 1, 0], "draw": [0, 3, 3]}, r"row 2 .* draw 3 is used by an earlier row"),
         ({"worker": [0, 1], "draw": [0]}, r"equally long, got \{.*'draw': 1.*\}"),
         ({"worker": [0, 1], "time": [2.0, 1.0]}, r"row 1 .* time 1.0 is not finite, or earlier .* \(2.0\)"),
@@ -117,6 +117,10 @@ def test_recorded_draws_are_kept():
     trace = gemjax.Trace(worker=[0, 1, 0], draw=[0, 1, 3])
     np.testing.assert_array_equal(trace.draw, [0, 1, 3])
     assert trace != gemjax.Trace(worker=[0, 1, 0])
+
+
+def test_a_worker_may_draw_an_earlier_batch_that_a_lost_worker_held():
+    np.testing.assert_array_equal(gemjax.Trace(worker=[0, 0, 0], num_workers=2, draw=[0, 2, 1]).draw, [0, 2, 1])
 
 
 def test_equality_compares_every_column():

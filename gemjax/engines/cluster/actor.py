@@ -123,7 +123,7 @@ class Actor:
         self._selections = Selections(batches, 1)
         self._data = jax.device_put(batches.data, whole(self._place))
         self._last: tuple[int, int, int] | None = None
-        self._task: tuple[int, int, int] | None = None
+        self._step = -1  # Of the last gradient.
         self._interrupted = -1  # The last attempt that was called back.
         place = self._place if several else None
         # What earlier gradients lost by rounding, before and after the last task. It stays here, where it costs no transfer;
@@ -158,7 +158,7 @@ class Actor:
         if isinstance(self._place, tuple):
             view = arrived(view, self._place)
         local = keys.as_keys(arrived(local, self._place), self._local) if self._keeps_local else self._local
-        if self._before is not None and applied and task.batch != self._task:  # A task may be repeated.
+        if self._before is not None and applied and task.step != self._step:  # A step may be repeated.
             self._before = self._after
         residual = () if self._before is None else (self._before,)
         arguments = view, local, data, selection, event_of(task.worker, task.step)
@@ -175,7 +175,7 @@ class Actor:
             return Reply(None, (), time.perf_counter() - began, waited)
         packed, local, *after = found
         if after:
-            self._after, self._task = after[0], task.batch
+            self._after, self._step = after[0], task.step
         sent, local = jax.tree.map(np.asarray, (packed, keys.as_data(local) if self._keeps_local else ()))
         return Reply(sent, local, time.perf_counter() - began, waited)
 
@@ -209,4 +209,4 @@ class Actor:
         if self._last is not None and self._last != task.batch:
             self._selections.drop(*self._last)
         self._last = task.batch
-        return self._selections.take(*task.batch, next_draw=0)
+        return self._selections.take(*task.batch)

@@ -173,7 +173,7 @@ class ClusterPrograms(CentralPrograms):
 
     def _next_task(self, worker: int) -> Task:
         self._attempts[worker] += 1
-        return Task(worker, self.steps[worker], self.draws[worker], self._attempts[worker])
+        return Task(worker, self.steps[worker], self.draws.of(worker), self._attempts[worker])
 
     def interrupt(self, worker: int) -> None:
         with contextlib.suppress(Exception):  # A worker that is lost computes nothing.

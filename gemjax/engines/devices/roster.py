@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.watchdog import Watchdog
+from gemjax.protocol.trace import Draws
 
 INFINITY = float("inf")
 
@@ -77,6 +78,7 @@ class Roster:
       absent: workers that do not take part at the start.
       lost: workers that are not there yet at the start; :meth:`returned` reports that they are.
       now: the time in seconds, by the clock of all events.
+      draws: those of the workers from a shared stream. One that is outside holds none.
     """
 
     ROOM = 8  # Gradients in flight per device; JAX blocks the caller beyond 32 on a CPU device.
@@ -86,6 +88,7 @@ class Roster:
     def __init__(
         self, policy: Policy, num_commits: int, *, commits: int = 0, behind: Sequence[int], steps: Sequence[int],
         devices: Sequence[Hashable], absent: Iterable[int] = (), lost: Iterable[int] = (), now: float = 0.0,
+        draws: Draws | None = None,
     ):  # fmt: skip
         self.policy, self.num_commits, self.steps, self.devices = policy, num_commits, list(steps), devices
         self._quorum = policy.quorum or 1
@@ -101,6 +104,9 @@ class Roster:
         self.lost: dict[int, None] = {worker: None for worker in lost if worker not in self.absent}
         self.silent: dict[int, None] = {}
         self.retired: dict[int, None] = {}
+        self.draws = Draws(range(len(self.steps))) if draws is None else draws
+        for worker in (*self.absent, *self.lost):
+            self.draws.give_back(worker)
         self._active = (self.in_flight, self.ready, self.pulling, self.waiting, self.returning)
         self._prepared: set[int] = set()  # Workers whose batch is available.
         self._reading: dict[int, float] = {}  # Workers whose batch is being read, with the deadline;
@@ -336,7 +342,7 @@ class Roster:
             )
             self._record("retire", worker)
         else:
-            self._put(worker, self.lost)
+            self._put_outside(worker, self.lost)
             self._record("leave", worker, error)
 
     def returned(self, worker: int) -> None:
@@ -345,6 +351,7 @@ class Roster:
         if worker in self.silent:
             self._faults[worker] += 1
             if self._faults[worker] > self.policy.retries:
+                self.draws.give_back(worker, failed=True)
                 return
             faults = self._faults[worker]
             self._enter(worker)
@@ -355,7 +362,7 @@ class Roster:
     def ended(self, worker: int, error: BaseException) -> None:
         """Retire a worker that cannot be dispatched because it has no more periods of local steps."""
         del self._computing[worker]
-        self._put(worker, self.retired)
+        self._put_outside(worker, self.retired)
         self._ended.pop(worker, None)
         self._ended[worker] = error  # The last one.
         self._record("end", worker)
@@ -368,7 +375,7 @@ class Roster:
         silence = f"silent for more than {self.policy.deadline} s at its step {self.steps[worker]}"
         if worker in self._reading:
             silence += ", the batch of which is still being read"
-            self.overdue_reads.add(worker)
+            self.overdue_reads.add(worker)  # It keeps its draw.
         self._give_up(worker, self.silent, f"worker {worker}, {silence}")
 
     def join(self, worker: int) -> None:
@@ -383,7 +390,8 @@ class Roster:
     def leave(self, worker: int) -> None:
         """Let a worker leave; its gradient is discarded."""
         if worker not in self.absent:
-            self._put(worker, self.absent)
+            self.overdue_reads.discard(worker)
+            self._put_outside(worker, self.absent)
             self._record("leave", worker)
 
     def paused(self, seconds: float, now: float) -> None:
@@ -451,9 +459,16 @@ class Roster:
         self._record("join", worker)
 
     def _give_up(self, worker: int, place: dict[int, None], last: str, error: BaseException | None = None) -> None:
-        self._put(worker, place)
+        self._put_outside(worker, place)
         self._ended.pop(worker, None)
         self._last_loss = worker, last, error
+
+    def _put_outside(self, worker: int, place: dict[int, None]) -> None:
+        """Put a worker outside; its draw goes to the next dispatch of another one."""
+        self._put(worker, place)
+        if worker not in self.overdue_reads:
+            self.draws.give_back(worker, failed=place is not self.absent)
+            self._prepared.discard(worker)
 
     def _put(self, worker: int, place: dict[int, Any], value: Any = None) -> None:
         if worker in self.in_flight:

@@ -53,7 +53,7 @@ class Scheduler:
             self.roster = Roster(
                 self.policy, self.num_commits, commits=self.history.commits, behind=self.programs.behind,
                 steps=self.programs.steps, devices=self.programs.placement.workers, absent=self.members.absent,
-                lost=self.programs.late, now=time.perf_counter(),
+                lost=self.programs.late, now=time.perf_counter(), draws=self.programs.draws,
             )  # fmt: skip
             self.history.on_refusal = self.roster.refused
             timed = callback is not None and callback_seconds is not None
@@ -176,7 +176,7 @@ class Scheduler:
         A gradient that cannot be sent to the central variable is lost. After the transfer the commit is made, even if the view
         cannot be delivered.
         """
-        draw = self.programs.draws[worker]
+        draw = self.programs.draws.of(worker)
         try:
             gradient = self.programs.bring(arrival.gradient)
         except RunFailedError:  # A failure of the central variable is not one of the worker.

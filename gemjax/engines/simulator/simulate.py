@@ -37,6 +37,7 @@ from gemjax.engines.result import (
     rejections_to_fail,
     warn_if_diverged,
     with_numbers,
+    without_numbers,
 )
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
@@ -45,7 +46,7 @@ from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compi
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.trace import Events, Trace, check_trace
+from gemjax.protocol.trace import Events, Trace, check_trace, draws_after
 
 PyTree = Any
 
@@ -185,14 +186,19 @@ def simulate(
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
     cuts, ends = chunks(events, chunk_size, stops, done), np.cumsum(events.commits)
     parts: dict[Any, History] = {None: history}
+    draws: dict[Any, np.ndarray] = {None: np.array(state.draw.value)}  # After each chunk.
+    state = without_numbers(state)
     latest: Any = None, state, None  # Cut, state and reports of the newest chunk, which no exception can part.
 
     def reached() -> tuple[RunState, int]:
         """Add the newest chunk to the history; return its state and the number of commits."""
         cut, state, reports = latest
         if cut not in parts:
-            parts[cut] = _history(Events(*(column[slice(*cut)] for column in events)), reports, trace)
-        return with_numbers(state, state.step.value, local), begun if cut is None else int(ends[cut[1] - 1])
+            chunk = Events(*(column[slice(*cut)] for column in events))
+            draws[cut] = draws_after(draws[[*parts][-1]], chunk.worker[chunk.commits], chunk.draw[chunk.commits])
+            parts[cut] = _history(chunk, reports, trace)
+        state = with_numbers(state, state.step.value, draws[cut], local)
+        return state, begun if cut is None else int(ends[cut[1] - 1])
 
     with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:

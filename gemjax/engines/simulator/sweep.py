@@ -24,7 +24,7 @@ from gemjax.engines.checks import (
     warn_without_rounds,
 )
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
-from gemjax.engines.result import History, with_numbers
+from gemjax.engines.result import History, with_numbers, without_numbers
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
@@ -34,7 +34,7 @@ from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.trace import Events, Trace
+from gemjax.protocol.trace import Events, Trace, draws_after
 
 PyTree = Any
 
@@ -190,7 +190,7 @@ def sweep(
         ).bind(params, model_state)  # fmt: skip
 
     def begin(lane: Lane, params: PyTree) -> RunState:
-        return transition(lane, params).init(params, model_state)._replace(batch_size=jnp.int32(size))
+        return without_numbers(transition(lane, params).init(params, model_state)._replace(batch_size=jnp.int32(size)))
 
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
@@ -219,7 +219,13 @@ def sweep(
     def prepared(cut: tuple[int, int]) -> tuple:
         return None, [prepare(one, of, width_of(chunk_size), 1, cut) for of, one in paired(events, data)]
 
+    def drawn(end: int) -> list[np.ndarray]:
+        """Return the draws that workers hold after ``end`` arrivals, of each trace."""
+        made = [(one.worker[:end][one.commits[:end]], one.draw[:end][one.commits[:end]]) for one in events]
+        return [draws_after(np.arange(traces[0].num_workers), *columns) for columns in made]
+
     parts: list[Any] = []
+    end = 0
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
     if batched and cuts:
@@ -237,11 +243,12 @@ def sweep(
                 # In containers of its own, into which `at_stop` may write.
                 one = lambda leaf: leaf[run] if batched else leaf  # noqa: B023
                 own = jax.tree.map(one, state if batched else state[run])
-                at_stop(commits, run, with_numbers(own, own.step.value, steps))
+                at_stop(commits, run, with_numbers(own, own.step.value, drawn(end)[run % len(events)], steps))
         if callback is not None and ends_run(callback(end, arrivals)):
             break
     state = state if batched else joined(state)
-    state = with_numbers(state, state.step.value, steps)
+    each_run = np.stack(drawn(end))[np.arange(runs) % len(events)]
+    state = with_numbers(state, state.step.value, each_run, steps)
     return SweepResult(points, state, _history(events, parts, traces, runs if isinstance(trace, PerSeed) else 0))
 
 

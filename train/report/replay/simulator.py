@@ -82,7 +82,7 @@ class Replayer:
         state = state._replace(
             arrivals=arrivals, dropped=none, rejected=none, step=jax.tree.map(lambda _: steps, state.step)
         )
-        return with_numbers(state, steps, self._optimizers(0)[1])
+        return with_numbers(state, steps, state.draw.value, self._optimizers(0)[1])
 
     def _make(self, number: int) -> tuple[Any, Any]:
         return optimizers(dataclasses.replace(self.config, **self.settings[number][1]), self.task)

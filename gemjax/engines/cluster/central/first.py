@@ -10,6 +10,7 @@ from gemjax.engines.cluster.central.commit import Arrays, Commit
 from gemjax.engines.cluster.central.division import Piece
 from gemjax.engines.cluster.central.program import Program
 from gemjax.engines.devices.hardware import keys
+from gemjax.engines.result import without_numbers
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots
@@ -56,7 +57,8 @@ class First:
         given = state.params, state.model_state
 
         def first(data, worker):
-            slot, _, shared = slots.split(slots.take(transition.init(*keys.as_keys(data, given)), worker))
+            begin = without_numbers(transition.init(*keys.as_keys(data, given)))
+            slot, _, shared = slots.split(slots.take(begin, worker))
             return keys.as_data((shared, slot))
 
         self._program = Program(first, keys.as_data(given), jax.ShapeDtypeStruct((), "int32"))

@@ -46,15 +46,17 @@ class Selections:
         """Return True if :meth:`take` would not wait; begins to read the batch otherwise."""
         return self.prefetcher is None or self.prefetcher.is_read(self._key(worker, step, draw))
 
-    def take(self, worker: int, step: int, draw: int, next_draw: int) -> PyTree:
-        """Return a selection and begin to read the next ones; ``next_draw`` is the first draw that no worker has."""
+    def take(
+        self, worker: int, step: int, draw: int, following: Callable[[int], Iterable[int]] = lambda count: ()
+    ) -> PyTree:
+        """Return a selection and begin to read the next ones; ``following(count)`` returns the next draws of a stream."""
         if self.prefetcher is None:
             return self.read(worker, step, draw)
         selected = self.prefetcher.take(self._key(worker, step, draw))
         if not self.batches.shared:
             self.prefetcher.begin([(worker, step + 1, 0)])
         elif self._any_worker:
-            self.prefetcher.begin((0, 0, following) for following in range(next_draw, next_draw + self.num_workers))
+            self.prefetcher.begin((0, 0, later) for later in following(self.num_workers))
         return selected
 
     def drop(self, worker: int, step: int, draw: int) -> None:

@@ -60,7 +60,7 @@ class Divided:
     def gradient(self, worker):
         """Compute the worker's next gradient; return its leaves."""
         step = self.steps[worker]
-        data, selection = self.selections.take(worker, step, worker, 0)
+        data, selection = self.selections.take(worker, step, worker)
         data = self.batches.data if data is None else data
         found = self._gradient(self.views[worker], self.locals[worker], data, selection, event_of(worker, step))
         self.locals[worker] = found.local

@@ -14,10 +14,11 @@ from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
-from gemjax.engines.result import RunFailedError, with_numbers
+from gemjax.engines.result import RunFailedError, with_numbers, without_numbers
 from gemjax.engines.transition import RunState, Transition, View
 from gemjax.protocol import slots
 from gemjax.protocol.slots import Slots
+from gemjax.protocol.trace import Draws
 
 PyTree = Any
 
@@ -38,7 +39,7 @@ class CentralPrograms(abc.ABC):
 
     Attributes:
       steps: per worker, the step that it computes.
-      draws: per worker, the index of its batch in a shared stream.
+      draws: the draws of workers from a shared stream.
       behind: per worker, the commits since its pull when the run begins.
       late: workers that are not there yet after :meth:`warm_up`; :meth:`returned` names them when they are.
       prefetcher: prefetches batches that have to be read on this host; ``None`` if there are none.
@@ -58,9 +59,8 @@ class CentralPrograms(abc.ABC):
         self, transition: Transition, batches: Any, placement: Any, state: RunState, homes: Sequence[Place], example: PyTree
     ):  # fmt: skip
         self.placement, self.num_workers, self._periods = placement, transition.num_workers, transition.local
-        self.steps, self.draws = (column.value.tolist() for column in (state.step, state.draw))
+        self.steps, self.draws = state.step.value.tolist(), Draws(state.draw.value.tolist())
         self.behind = (state.commits - state.pulled_at.value).tolist()
-        self._drawn = 1 + max(self.draws)  # The next draw; the worker that arrived last has the newest one.
         locals_ = Slots(here(state.view.value.local), self.num_workers)
         self._local = [
             jax.device_put(slots.take(locals_, worker).value, whole(place)) for worker, place in enumerate(homes)
@@ -68,7 +68,7 @@ class CentralPrograms(abc.ABC):
         self._moved = list(self._local)  # After the step in progress; kept if its commit is applied.
         self._keeps_local = bool(jax.tree.leaves(locals_))
         self._undelivered: dict[int, Packed] = {}  # Pulled views on the devices of the central variable.
-        state = state._replace(view=Slots(state.view.value._replace(local=()), self.num_workers))
+        state = without_numbers(state._replace(view=Slots(state.view.value._replace(local=()), self.num_workers)))
         outcome = lambda state: self._with_outcome(transition.view_of(slots.take(state, 0)), jnp.array(False))
         view = jax.eval_shape(outcome, state)
         self.packers = self._pack(
@@ -161,7 +161,7 @@ class CentralPrograms(abc.ABC):
         packed, self._moved[worker] = brought
         report = self._at_central(worker, packed, commits=True)
         self.steps[worker] += 1
-        self.draws[worker], self._drawn = self._drawn, self._drawn + 1
+        self.draws.use(worker)
         return report
 
     def deliver(self, worker: int) -> None:
@@ -234,7 +234,7 @@ class CentralPrograms(abc.ABC):
         state = self.central.gather(to)
         locals_ = [self._local_at(worker, to) for worker in range(self.num_workers)]
         local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *locals_)
-        state = with_numbers(state, self.steps, self._periods)
+        state = with_numbers(state, self.steps, self.draws.per_worker(self.num_workers), self._periods)
         return state._replace(view=Slots(state.view.value._replace(local=local), self.num_workers))
 
     def reached(self) -> RunState:

@@ -76,11 +76,11 @@ class Programs(CentralPrograms):
 
     def is_ready(self, worker: int) -> bool:
         """Return True if :meth:`select` would not wait for data that have to be read; begin to read them otherwise."""
-        return self._selections.is_ready(worker, self.steps[worker], self.draws[worker])
+        return self._selections.is_ready(worker, self.steps[worker], self.draws.of(worker))
 
     def select(self, worker: int) -> PyTree:
         """Return the selection of the batch of the worker's step, and its data if these are not on the device."""
-        return self._selections.take(worker, self.steps[worker], self.draws[worker], self._drawn)
+        return self._selections.take(worker, self.steps[worker], self.draws.of(worker), self.draws.following)
 
     def view(self, worker: int) -> PyTree:
         """Return the view on which the worker computes, packed; it may still be in transfer."""
@@ -117,7 +117,7 @@ class Programs(CentralPrograms):
         return send(packed_view, self.placement.workers[worker])
 
     def commit(self, worker: int, brought: tuple[Packed, PyTree]) -> jax.Array:
-        step, draw = self.steps[worker], self.draws[worker]
+        step, draw = self.steps[worker], self.draws.of(worker)
         report = super().commit(worker, brought)
         self._selections.drop(worker, step, draw)
         return report
