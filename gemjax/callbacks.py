@@ -1,8 +1,11 @@
 """Ready-made callbacks for :func:`gemjax.run_on_devices` and :func:`gemjax.simulate`.
 
-Each is passed as ``callback=``; :func:`chain` combines several. All judge a run by ``evaluate(progress) -> float``, a
-function of :class:`gemjax.Progress`, such as a loss on held-out data at ``progress.params`` and ``progress.model_state``, or
-a statistic of ``progress.history``. Chained callbacks with the same ``evaluate`` compute it once per call.
+Each is passed as ``callback=``; :func:`chain` combines several. All judge a run by one metric:
+
+- the name of a number that the engine's ``evaluate=`` returns, such as a loss on held-out data; on devices no worker waits for
+  it. Or
+- ``evaluate(progress) -> float``, a function of :class:`gemjax.Progress`, such as a statistic of ``progress.history``. No
+  commit is made while it is computed; chained callbacks with the same function compute it once per call.
 """
 
 import math
@@ -15,7 +18,7 @@ import numpy as np
 
 from gemjax.checkpoints import Checkpoints
 from gemjax.engines.checks import check_callback, ends_run
-from gemjax.engines.result import Callback, Progress
+from gemjax.engines.result import Callback, Evaluated, Progress
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_positive_int, real
 from gemjax.protocol.trace import Trace
@@ -26,14 +29,14 @@ Evaluate = Callable[[Progress], Any]
 class EarlyStopping:
     """Callback that ends a run when a metric has stopped improving.
 
-    The metric is evaluated at each call, if a commit was applied since the call before. Devices call every ``callback_every``
-    commits; the simulator calls at ``stops`` and at least every ``chunk_size`` arrivals.
+    A number of ``evaluate=`` counts when it is known, which on devices may be some commits after its own. A function is called
+    at each call, if a commit was applied since the call before; engines call every ``callback_every`` commits and at ``stops``.
 
     To continue a run with the count so far, keep the object; if it ended the run, its patience starts again. A new object
     starts anew, and so does an object that is called with no more commits than before, as by another run.
 
     Args:
-      evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
+      evaluate: the metric: a column of ``result.evaluations``, or ``evaluate(progress) -> float``; NaN is no improvement.
       patience: number of evaluations in a row without an improvement after which the run ends, a positive int, default 10.
       min_delta: an improvement is a change by more than this, non-negative, default 0.
       mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
@@ -44,19 +47,20 @@ class EarlyStopping:
 
     Raises:
       ValueError: if ``patience`` or ``min_delta`` is out of range, or ``mode`` is unknown.
-      TypeError: if ``evaluate`` is not a function, or, when called, does not return one number.
+      TypeError: if ``evaluate`` is neither a name nor a function, or, when called, does not return one number.
 
     >>> import gemjax, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
     >>> target = jnp.array([3.0, -1.0])
-    >>> stopping = EarlyStopping(lambda progress: loss_fn(progress.params, target), patience=2, min_delta=1e-3)
+    >>> evaluate = lambda params, model_state: {"loss": loss_fn(params, target)}
+    >>> stopping = EarlyStopping("loss", patience=2, min_delta=1e-3)
     >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, jnp.zeros(2), lambda worker, step: target,
-    ...                          gemjax.arrivals.Gamma(4).trace(1000), callback=stopping, chunk_size=50)
+    ...                          gemjax.arrivals.Gamma(4).trace(1000), callback=stopping, evaluate=evaluate)
     >>> result.stopped, stopping.best < 0.01
     (True, True)
     """
 
-    def __init__(self, evaluate: Evaluate, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
+    def __init__(self, evaluate: Evaluate | str, *, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
         _check_evaluate(evaluate)
         check_positive_int("patience", patience)
         if not (min_delta := real("min_delta", min_delta)) >= 0:
@@ -65,32 +69,33 @@ class EarlyStopping:
         self.best, self.waited, self._commits = _worst(mode), 0, -1
 
     def __call__(self, progress: Progress) -> bool:
-        if not _has_new_commits(progress):
-            return False
-        if progress.commits <= self._commits:
-            self.best, self.waited = _worst(self.mode), 0
-        self._commits = progress.commits
-        value = _value(self.evaluate, progress)
-        if _is_better(value, self.best, self.mode, self.min_delta):
-            self.best, self.waited = value, 0
-        else:
-            self.waited += 1
-        if self.waited < self.patience:
-            return False
-        self.waited = 0
-        return True
+        for value, (commit, *_) in _new_values(self.evaluate, progress):
+            if commit <= self._commits:
+                self.best, self.waited = _worst(self.mode), 0
+            self._commits = commit
+            if _is_better(value, self.best, self.mode, self.min_delta):
+                self.best, self.waited = value, 0
+            else:
+                self.waited += 1
+            if self.waited >= self.patience:
+                self.waited = 0
+                return True
+        return False
 
 
 class BestCheckpoint:
     """Callback that saves a checkpoint whenever a metric improves.
 
-    The metric is evaluated at each call, if a commit was applied since the call before. The folder holds only the best
-    checkpoint, with its metric. A continued run, in this process or another, replaces it only by a better one. Give each run
-    its own folder.
+    The metric is that of :class:`EarlyStopping`. By a number of ``evaluate=``, the checkpoint has the parameters and the model
+    state that were evaluated. On devices the run has gone on meanwhile: the rest of the state, and the trace, are some commits
+    newer. To continue a run bit for bit, save :class:`gemjax.Checkpoints` as well.
+
+    The folder holds only the best checkpoint, with its metric. A continued run, in this process or another, replaces it only by
+    a better one. Give each run its own folder.
 
     Args:
       folder: folder of the checkpoint, created if it does not exist; not the folder of the run's other checkpoints.
-      evaluate: ``evaluate(progress) -> float``, the metric; NaN is no improvement.
+      evaluate: the metric: a column of ``result.evaluations``, or ``evaluate(progress) -> float``; NaN is no improvement.
       mode: ``"min"`` (default) if smaller is better, ``"max"`` if larger is.
 
     Attributes:
@@ -99,21 +104,22 @@ class BestCheckpoint:
 
     Raises:
       ValueError: if ``mode`` is unknown, or the folder has checkpoints that were not saved by such a callback.
-      TypeError: if ``evaluate`` is not a function, ``folder`` is a function, or, when called, ``evaluate`` does not return one
-        number.
+      TypeError: if ``evaluate`` is neither a name nor a function, ``folder`` is a function, or, when called, ``evaluate`` does
+        not return one number.
 
     >>> import gemjax, tempfile, jax.numpy as jnp
     >>> loss_fn = lambda params, batch: 0.5 * jnp.sum((params - batch) ** 2)
     >>> target = jnp.array([3.0, -1.0])
-    >>> best = BestCheckpoint(tempfile.mkdtemp(), lambda progress: loss_fn(progress.params, target))
+    >>> best = BestCheckpoint(tempfile.mkdtemp(), "loss")
     >>> result = gemjax.simulate(gemjax.asgd(0.1, 4), loss_fn, jnp.zeros(2), lambda worker, step: target,
-    ...                          gemjax.arrivals.Gamma(4).trace(200), callback=best, chunk_size=50)
+    ...                          gemjax.arrivals.Gamma(4).trace(200), callback=best,
+    ...                          evaluate=lambda params, model_state: {"loss": loss_fn(params, target)}, evaluate_every=50)
     >>> state, trace, _ = best.load(result.state)
     >>> bool(loss_fn(state.params, target) == best.best), len(trace) == best.checkpoints.latest
     (True, True)
     """
 
-    def __init__(self, folder: str | os.PathLike, evaluate: Evaluate, *, mode: str = "min"):
+    def __init__(self, folder: str | os.PathLike, evaluate: Evaluate | str, *, mode: str = "min"):
         if callable(folder):
             raise TypeError(
                 f"folder is {_describe(folder)}, expected a path; give the folder first: BestCheckpoint(folder, evaluate)"
@@ -134,16 +140,17 @@ class BestCheckpoint:
         self.best = metadata["metric"]
 
     def __call__(self, progress: Progress) -> None:
-        if not _has_new_commits(progress):
+        if not (new := _new_values(self.evaluate, progress)):
             return
-        value = _value(self.evaluate, progress)
         if self._interrupted:
             self.best, self._interrupted = (self.checkpoints.metadata or {}).get("metric", _worst(self.mode)), False
-        if not _is_better(value, self.best, self.mode):
+        if not (better := [one for one in new if _is_better(one[0], self.best, self.mode)]):
             return
+        value, reached = (min if self.mode == "min" else max)(better, key=lambda one: one[0])
         self._interrupted = True
         # Replaces the previous one, which has more commits if the run was continued from an earlier checkpoint.
-        self.checkpoints.save(progress.state(), progress.trace(), {"metric": value, "mode": self.mode})
+        state = progress.state()._replace(params=reached.params, model_state=reached.model_state)
+        self.checkpoints.save(state, progress.trace(), {"metric": value, "mode": self.mode, "commit": reached.commit})
         self.best, self._interrupted = value, False
 
     def load(self, like: RunState) -> tuple[RunState, Trace, dict[str, Any]]:
@@ -153,7 +160,8 @@ class BestCheckpoint:
           like: a state of the same structure, such as ``result.state`` or :func:`gemjax.initial_state`.
 
         Returns:
-          ``(state, trace, metadata)``; ``state.params`` is the central variable, ``metadata["metric"]`` the metric.
+          ``(state, trace, metadata)``; ``state.params`` is the central variable, ``metadata["metric"]`` the metric,
+          ``metadata["commit"]`` the number of commits after which it was evaluated.
 
         Raises:
           FileNotFoundError: if nothing was saved.
@@ -189,10 +197,10 @@ def _worst(mode: str) -> float:
 
 
 def _check_evaluate(evaluate: Any) -> None:
-    if not callable(evaluate):
+    if not callable(evaluate) and not isinstance(evaluate, str):
         raise TypeError(
-            f"evaluate is {_describe(evaluate)}, expected a function; give one that takes the gemjax.Progress and returns a "
-            "number, such as lambda progress: loss_fn(progress.params, batch)"
+            f"evaluate is {_describe(evaluate)}, expected the name of a number that the engine's evaluate= returns, or a "
+            "function that takes the gemjax.Progress and returns a number"
         )
 
 
@@ -207,6 +215,21 @@ def _is_better(value: float, best: float, mode: str, by: float = 0.0) -> bool:
 def _has_new_commits(progress: Progress) -> bool:
     """Return True if a commit was applied since the last call."""
     return bool(np.any(progress.history.get("applied", False)))
+
+
+def _new_values(evaluate: Evaluate | str, progress: Progress) -> list[tuple[float, Evaluated]]:
+    """Return the values of the metric that are new since the last call, each with what was evaluated."""
+    if not isinstance(evaluate, str):
+        if not _has_new_commits(progress):
+            return []
+        return [(_value(evaluate, progress), Evaluated(progress.commits, progress.params, progress.model_state))]
+    if evaluate not in progress.evaluations and (progress.evaluations or progress.commits >= progress.total):
+        raise ValueError(
+            f"there are no evaluations named {evaluate!r}, only {sorted(progress.evaluations)}; let evaluate= of the engine "
+            f"return {{{evaluate!r}: …}}"
+        )
+    at = {commit: row for row, commit in enumerate(progress.evaluations.get("commit", np.zeros(0)).tolist())}
+    return [(float(progress.evaluations[evaluate][at[one.commit]]), one) for one in progress.evaluated]
 
 
 def _value(evaluate: Evaluate, progress: Progress) -> float:

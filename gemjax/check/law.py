@@ -112,7 +112,9 @@ def check_law(
             )  # fmt: skip
 
         def replay(params: PyTree, trace: gemjax.Trace) -> PyTree:
-            simulated = gemjax.simulate(tx, loss_fn, params, batches, trace, local=method.local, chunk_size=num_commits)
+            simulated = gemjax.simulate(
+                tx, loss_fn, params, batches, trace, local=method.local, callback_every=num_commits
+            )
             return jax.device_get(simulated.params)
 
         replayed = replay(params, result.trace)

@@ -187,7 +187,7 @@ def measure_windows(
 
         gemjax.simulate(
             tx, problem.loss_fn, problem.params, problem.batches, trace,
-            chunk_size=num_commits, window=window, callback=record_time,
+            callback_every=num_commits, window=window, callback=record_time,
         )  # fmt: skip
         rates[window] = num_commits / (times[1] - times[0])
     return Windows(problem.size, workers, rates, default=1 if jax.default_backend() == "cpu" else min(32, workers))

@@ -20,9 +20,9 @@ from gemjax.checkpoints.errors import CheckpointError, damage, is_write_error, u
 from gemjax.checkpoints.quiet import ignore_repeated_errors, quietly
 from gemjax.engines.checks import RunWarning
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import Elsewhere
 from gemjax.engines.result import check_valid
+from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState
 from gemjax.protocol.checks import check_bool, check_path, check_positive_int, integer
 from gemjax.protocol.trace import Trace

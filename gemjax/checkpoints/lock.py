@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gemjax.engines.interrupts import Held
+from gemjax.engines.running.interrupts import Held
 from gemjax.telemetry.locks import lock, unlock
 
 LOCK = "writing.lock"  # A file, because network file systems lock nothing that cannot be opened for writing.

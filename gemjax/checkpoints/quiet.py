@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gemjax.checkpoints.files import UNFINISHED
 from gemjax.checkpoints.turns import is_writing, reading
-from gemjax.engines.interrupts import Held, take_ignored, take_no_more
+from gemjax.engines.running.interrupts import Held, take_ignored, take_no_more
 
 _changing = threading.RLock()  # A signal handler may read a checkpoint, too.
 _inside = 0  # Threads that discard messages.

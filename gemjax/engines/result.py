@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,12 +64,16 @@ class Result:
         :func:`gemjax.simulate` (with the same ``seed``); of :func:`gemjax.simulate`, the rows of its trace up to here,
         including those of rejected and dropped commits.
       stopped: True if the callback ended the run early.
+      evaluations: one row per evaluation by ``evaluate``, as columns: ``commit`` (commits, as :class:`Progress` counts them),
+        ``time`` of that commit, and the numbers of the parameters after it, as float64 (NaN where the function did not return
+        one). A run continued from a :class:`Result` has the rows of both parts. Empty without ``evaluate``.
     """
 
     state: RunState
     history: History
     trace: Trace
     stopped: bool = False
+    evaluations: History = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         workers = f"{self.trace.num_workers} worker{'s' * (self.trace.num_workers != 1)}"
@@ -121,6 +125,20 @@ class Result:
         return plot_run(self.history, self.trace.num_workers)
 
 
+class Evaluated(NamedTuple):
+    """The parameters of an evaluation.
+
+    Attributes:
+      commit: commits before the evaluation.
+      params: the central variable after them.
+      model_state: its model state.
+    """
+
+    commit: int
+    params: PyTree
+    model_state: PyTree
+
+
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """Progress of a run, the argument of its callback (:mod:`gemjax.callbacks` has some ready-made).
@@ -136,6 +154,9 @@ class Progress:
         these have no room, in the host's memory; valid during the callback only.
       trace: ``progress.trace()`` is the trace of the commits so far; a checkpoint needs it beside the state.
       history: the columns of the commits since the last call; empty if there were none.
+      evaluations: the columns of all evaluations that are known so far, as in :class:`Result`.
+      evaluated: what was evaluated to the rows that are new since the last call: a tuple of named tuples (``commit``,
+        ``params``, ``model_state``); valid during the callback only.
     """
 
     commits: int
@@ -147,6 +168,8 @@ class Progress:
     state: Callable[[], RunState]
     trace: Callable[[], Trace]
     history: History
+    evaluations: History = dataclasses.field(default_factory=dict)
+    evaluated: tuple[Evaluated, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -269,7 +292,7 @@ def concatenate(parts: list[History]) -> History:
 
 
 def _column(part: History, name: str) -> np.ndarray:
-    return part[name] if name in part else np.full(len(part["worker"]), np.nan, np.float32)
+    return part[name] if name in part else np.full(len(next(iter(part.values()))), np.nan, np.float32)
 
 
 def begin_from(

@@ -23,7 +23,8 @@ def chrome_trace(
     Every worker has a track. A slice ``gradient`` extends from dispatch to ready (with ``waits for its view`` inside it, if the
     worker waits), a slice ``commit wait`` from there to the commit. Dropped and rejected gradients, faults, and workers that
     retire, end, leave or join are instants. The loss and the staleness of commits are counters. Callbacks are slices on the
-    track of the central variable. Times are in microseconds; one unit of virtual time is shown as a second.
+    track of the central variable; evaluations have a track of their own, the last. Times are in microseconds; one unit of
+    virtual time is shown as a second.
 
     Args:
       source: as for :func:`gemjax.summarise`.
@@ -84,7 +85,7 @@ def _events(run: Timeline) -> Iterator[dict[str, Any]]:
         *((commits & np.isfinite(cycles[name]), end, nothing) for name in COUNTERS),
     ]
     rows = [np.flatnonzero(there) for there, *_ in parts] + [np.arange(len(run.incidents))]
-    incidents = [_of_incident(incident) for incident in run.incidents]
+    incidents = [_of_incident(incident, run.num_workers + 1) for incident in run.incidents]
     at = [begin[row] for (_, begin, _), row in zip(parts, rows, strict=False)]
     lasts = [length[row] for (*_, length), row in zip(parts, rows, strict=False)]
     at.append(np.array([incident["ts"] for incident in incidents], np.int64))
@@ -116,10 +117,13 @@ def _of_cycle(cycle: dict[str, Any], part: int, at: int, length: int) -> dict[st
     return {"name": name, "ph": "C", "ts": at, "pid": PROCESS, "args": {name: about[name]}}
 
 
-def _of_incident(incident: Mapping[str, Any]) -> dict[str, Any]:
+def _of_incident(incident: Mapping[str, Any], evaluator: int) -> dict[str, Any]:
     at = _microseconds(incident["time"])
     if incident["event"] == "pause":
         return _slice("callback", CENTRAL, at, at + _microseconds(incident["seconds"]), {})
+    if incident["event"] == "evaluation":
+        about = {"commits": incident["commits"]}
+        return _slice("evaluation", evaluator, at, at + _microseconds(incident["seconds"]), about)
     about = {name: value for name, value in incident.items() if name not in ("event", "time", "worker")}
     return _instant(incident["event"], incident.get("worker", -1) + 1, at, about)
 
@@ -128,6 +132,8 @@ def _names(run: Timeline) -> list[dict[str, Any]]:
     tracks = ["central variable", *(f"worker {worker}" for worker in range(run.num_workers))]
     if run.devices:
         tracks = [f"{track} ({device})" for track, device in zip(tracks, (run.central, *run.devices), strict=False)]
+    if any(incident["event"] == "evaluation" for incident in run.incidents):
+        tracks.append("evaluation")
     named = [("process_name", CENTRAL, {"name": "gemjax"})]
     for track, name in enumerate(tracks):
         named += [("thread_name", track, {"name": name}), ("thread_sort_index", track, {"sort_index": track})]

@@ -6,7 +6,7 @@ from typing import Any
 
 EVENTS = (
     "start", "dispatch", "ready", "commit", "drop", "reject", "fault", "interrupt", "retire", "hang", "late", "join", "leave",
-    "end", "pause", "idle",
+    "end", "pause", "idle", "evaluation",
 )  # fmt: skip
 OUTCOMES = ("commit", "drop", "reject")  # Of a gradient that arrives at the central variable.
 
@@ -16,6 +16,7 @@ NEEDED = (
     | dict.fromkeys(OUTCOMES, ("worker", "step", "pulled_at", "staleness"))
     | dict.fromkeys(("retire", "join", "leave", "end"), ("worker",))
     | dict.fromkeys(("pause", "idle"), ("seconds",))
+    | {"evaluation": ("commits", "seconds")}
 )
 KINDS = {"event": "text", "time": "time", "draw": "count"} | dict.fromkeys(NEEDED["commit"], "count")
 KINDS_OF = {
@@ -27,6 +28,7 @@ KINDS_OF = {
     "leave": KINDS | {"error": "text"},
     "pause": KINDS | {"seconds": "time"},
     "idle": KINDS | {"seconds": "time"},
+    "evaluation": KINDS | {"commits": "count", "seconds": "time"},
 }
 FOREIGN = {
     "dispatch",

@@ -31,7 +31,8 @@ class Summary:
         neither these nor ``faults`` nor ``paused``, and counts as ``interrupted`` only what a worker lost before a commit: give
         the events of a log.
       span: time from the first dispatch to the last arrival.
-      paused: time spent in callbacks (evaluation, checkpoints), during which nothing was committed.
+      paused: time between the first dispatch and the last arrival that was spent in callbacks, during which nothing was
+        committed.
       share: float64 [N]; share of the applied commits.
       utilisation: float64 [N]; time computing / time from the worker's first dispatch to the end. Waiting for a device that
         computes for another worker counts as computing.
@@ -135,7 +136,7 @@ def summarise(
         interrupted=int((kinds == "interrupt").sum() or np.nansum(run.cycles.get("interrupted", 0))),
         retired=_retired(run),
         span=float(last - first.min()),
-        paused=float(sum(incident["seconds"] for incident in run.incidents if incident["event"] == "pause")),
+        paused=float(np.diff(_paused_before(run, np.array([first.min(), last])))[0]),
         share=np.bincount(commits["worker"], minlength=run.num_workers) / len(commits["worker"]),
         utilisation=part("began", "ready"),
         view_wait=part("dispatch", "began"),

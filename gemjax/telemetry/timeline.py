@@ -232,7 +232,7 @@ def _of_events(events: Iterable[Mapping[str, Any]]) -> tuple[Columns, list[dict]
 def _end_at(time: float, incidents: list[dict[str, Any]]) -> None:
     """End incidents at ``time``, that of the last commit, from which a continued run goes on."""
     for incident in incidents:
-        if incident["event"] == "pause":
+        if incident["event"] in ("pause", "evaluation"):
             incident["seconds"] = min(incident["seconds"], max(0.0, time - incident["time"]))
         incident["time"] = min(incident["time"], time)
 

@@ -12,6 +12,7 @@ OVERLAP = 1.5  # Workers computing at once; with fewer they seldom overlap.
 TURNS = 1.1  # The same; with fewer they take turns.
 SMALL_WAIT = 0.25  # Of a gradient's time.
 FIXED = 0.95  # Share of repeats that makes a round fixed, or a staleness constant.
+PAUSED = 0.1  # Share of a run's time in callbacks that is small.
 TRIFLING = 0.1  # Of an equal share; a worker that commits less hardly takes part.
 SIMULATED = "the order of the commits is that of the simulated trace; to change it, choose another arrival model."
 
@@ -105,7 +106,14 @@ def verdict(summary: Summary) -> Verdict:
         follows |= {"workers waited for the central variable"} if summary.colocated else set()
         judged |= {reason: dataclasses.replace(judged[reason], advice="") for reason in follows}
     judged["much of the work was discarded"] = _waste(summary)
-    failed = {reason: finding for reason, finding in judged.items() if not finding.passed}
+    explained: set[str] = set()
+    if summary.paused:
+        judged[f"callbacks stopped the run for {_percent(_paused(summary))} of its time"] = _callbacks(summary)
+        if not _callbacks(summary).passed:  # After each of them all workers are ready, and commit one after the other.
+            explained = {"the commits came in a fixed round", "workers took turns", "workers seldom computed at once"}
+            explained |= {"workers waited for the central variable", "the staleness never varied"}
+            judged |= {r: dataclasses.replace(judged[r], advice="", decisive=False) for r in explained & judged.keys()}
+    failed = {reason: finding for reason, finding in judged.items() if not finding.passed and reason not in explained}
     decisive = [reason for reason, finding in failed.items() if finding.decisive]
     findings = tuple(judged.values())
     if decisive:
@@ -197,6 +205,20 @@ def _wait(s: Summary) -> Finding:
         f"its next view (medians{', without callbacks' if s.paused else ''}; a ratio of {ratio:.2f}, where {SMALL_WAIT} or "
         "less is small).",
         advice,
+    )
+
+
+def _paused(s: Summary) -> float:
+    return s.paused / max(s.span, 1e-12)
+
+
+def _callbacks(s: Summary) -> Finding:
+    return Finding(
+        _paused(s) <= PAUSED,
+        f"Callbacks stopped the run for {duration(s.paused)}, {_percent(_paused(s))} of its time ({_percent(PAUSED)} or less "
+        "is small).",
+        "let the engine evaluate beside the run (evaluate=), write checkpoints in the background (wait=False), or call back "
+        "less often (callback_every).",
     )
 
 

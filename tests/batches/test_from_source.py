@@ -84,8 +84,8 @@ def on_devices(batches, num_commits=24, tx=GEM, num_workers=N, **options):
     [(Source, 16), (Whole, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(Source, 1), (Whole, 16)])],
 )
 def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
-    found = simulate(FromSource(kind(), make(NUMBERS), threads), chunk_size=7)
-    expected = simulate(make(DATA), chunk_size=7)
+    found = simulate(FromSource(kind(), make(NUMBERS), threads), callback_every=7)
+    expected = simulate(make(DATA), callback_every=7)
     assert_same_bits(found.state, expected.state)
     np.testing.assert_array_equal(found.history["loss"], expected.history["loss"])
 
@@ -295,7 +295,7 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("make", [lambda batches: simulate(batches, chunk_size=1), simulate, on_devices])
+@pytest.mark.parametrize("make", [lambda batches: simulate(batches, callback_every=1), simulate, on_devices])
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_a_row_unlike_those_of_earlier_batches_ends_the_run(kind, make):
     """Each batch is one row, so rows differ only between batches."""

@@ -58,15 +58,15 @@ def test_the_run_is_that_of_data_on_the_device(batches):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"chunk_size": 1}, marks=pytest.mark.slow),
-        {"chunk_size": 7},
-        pytest.param({"window": 4, "chunk_size": 9}, marks=pytest.mark.slow),
+        pytest.param({"callback_every": 1}, marks=pytest.mark.slow),
+        {"callback_every": 7},
+        pytest.param({"window": 4, "callback_every": 9}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_chunks_and_windows(options):
     """The last chunk is not full: 24 commits and some late pulls."""
-    assert len(LATE.events().worker) % options["chunk_size"] or options["chunk_size"] == 1
+    assert len(LATE.events().worker) % options["callback_every"] or options["callback_every"] == 1
     batches = KINDS["stream"]
     assert_same_run(run(OnHost(batches), **options), run(batches, **options))
     if "window" not in options:
@@ -77,14 +77,14 @@ def test_chunks_and_windows(options):
 @pytest.mark.parametrize("period", [2, (1, 3, 2, 1)])
 def test_local_steps(period):
     local, tx = gemjax.LocalSteps(optax.sgd(0.1), period), gemjax.downpour(num_workers=N)
-    options = {"tx": tx, "local": local, "chunk_size": 5}
+    options = {"tx": tx, "local": local, "callback_every": 5}
     assert_same_run(run(OnHost(KINDS["epochs"]), **options), run(KINDS["epochs"], **options))
 
 
 @pytest.mark.slow
 def test_a_continued_run():
     batches = OnHost(KINDS["epochs"])
-    begun = run(batches, chunk_size=5, callback=lambda progress: progress.commits > 8)
+    begun = run(batches, callback_every=5, callback=lambda progress: progress.commits > 8)
     assert begun.stopped
     assert_same_bits(run(batches, state=begun.state).state, run(KINDS["epochs"]).state)
 
@@ -105,7 +105,7 @@ def test_a_file_that_is_mapped_into_memory(tmp_path):
 def test_a_sweep():
     def sweep(batches):
         return gemjax.sweep(lambda rate: gemjax.gem(rate, num_workers=N), loss_fn, START, batches, LATE,
-                            {"rate": [0.01, 0.05]}, model_state=0, chunk_size=10)  # fmt: skip
+                            {"rate": [0.01, 0.05]}, model_state=0, callback_every=10)  # fmt: skip
 
     found, expected = sweep(OnHost(KINDS["stream"])), sweep(KINDS["stream"])
     assert_close(found.state, expected.state, rtol=1e-5)
@@ -153,7 +153,7 @@ def noted_run(monkeypatch, refuse=None, **options):
 
     error = None
     try:
-        run(OnHost(Noted(notes, refuse)), trace=gemjax.arrivals.Gamma(N).trace(20), chunk_size=8, callback=callback)
+        run(OnHost(Noted(notes, refuse)), trace=gemjax.arrivals.Gamma(N).trace(20), callback_every=8, callback=callback)
     except OSError as raised:
         error = raised
     return notes, error
@@ -163,19 +163,19 @@ def test_the_next_chunk_is_gathered_before_reports_are_waited_for(monkeypatch):
     notes, error = noted_run(monkeypatch)
     assert error is None
     chunk = ["read", "callback"]
-    assert notes == ["select", "select", *chunk, "select", *chunk, *chunk]
+    assert notes == ["select", "select", "select", *chunk, "select", *chunk, *chunk]  # The first one measures a row.
 
 
 def test_the_callback_can_end_the_run(monkeypatch):
     notes, _ = noted_run(monkeypatch, stop_at=6)
-    assert notes == ["select", "select", "read", "callback"]
+    assert notes == ["select", "select", "select", "read", "callback"]
 
 
 def test_a_failed_read_loses_no_earlier_chunk(monkeypatch):
     """The callback, which may save the state, comes first."""
-    notes, error = noted_run(monkeypatch, refuse=2)
+    notes, error = noted_run(monkeypatch, refuse=3)
     assert "the disk is gone" in str(error)
-    assert notes == ["select", "select", "read", "callback"]
+    assert notes == ["select", "select", "select", "read", "callback"]
 
 
 def test_large_batches_make_small_chunks(monkeypatch):

@@ -135,7 +135,7 @@ class Source:
 try:
     batches, trace = gemjax.FromSource(Source(), batch_size=4), gemjax.arrivals.RoundRobin(2).trace(200)
     loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
-    gemjax.simulate(gemjax.asgd(0.01, 2), loss_fn, jnp.zeros(()), batches, trace, chunk_size=20)
+    gemjax.simulate(gemjax.asgd(0.01, 2), loss_fn, jnp.zeros(()), batches, trace, callback_every=20)
 except KeyboardInterrupt as stop:
     print(len(stop.result.trace), "commits")
 """

@@ -34,7 +34,7 @@ def test_a_run_goes_on_while_its_checkpoint_is_written(tmp_path, engine):
 
         if engine == "simulate":
             trace = arrivals.Gamma(3).trace(24)
-            gemjax.simulate(tx, loss_fn, params, batches, trace, chunk_size=4, callback=callback)
+            gemjax.simulate(tx, loss_fn, params, batches, trace, callback_every=4, callback=callback)
         else:
             gemjax.run_on_devices(tx, loss_fn, params, batches, 24, num_workers=3, callback=callback, callback_every=4)
         state, recorded, metadata = checkpoints.load(gemjax.initial_state(tx, params, num_workers=3))

@@ -20,7 +20,7 @@ from orbax.checkpoint import v1 as ocp
 import gemjax
 from gemjax import arrivals, testing
 from gemjax.checkpoints import CheckpointWriteError, files, lock, quiet, turns
-from gemjax.engines import interrupts
+from gemjax.engines.running import interrupts
 from gemjax.telemetry import locks
 
 _, PARAMS, _ = testing.quadratic()
@@ -204,7 +204,7 @@ import sys
 sys.path[:0] = {sys.path!r}
 import pathlib
 from gemjax.checkpoints import lock
-from gemjax.engines.interrupts import Held
+from gemjax.engines.running.interrupts import Held
 folder = pathlib.Path({str(tmp_path)!r})
 release = lock.hold(folder, Held())
 (folder / "7.orbax-checkpoint-tmp" / "part").mkdir(parents=True)

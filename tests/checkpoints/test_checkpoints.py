@@ -15,7 +15,7 @@ def test_state_and_trace_are_restored_and_the_run_continues_bit_for_bit(tmp_path
     trace = arrivals.Gamma(3).trace(40)
     tx = method()
     whole = gemjax.simulate(tx, LOSS, PARAMS, BATCHES, trace)
-    half = gemjax.simulate(tx, LOSS, PARAMS, BATCHES, trace, chunk_size=20, callback=lambda progress: True)
+    half = gemjax.simulate(tx, LOSS, PARAMS, BATCHES, trace, callback_every=20, callback=lambda progress: True)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(half.state, trace.first(20), {"note": "half"})
     with gemjax.Checkpoints(tmp_path) as checkpoints:

@@ -21,7 +21,7 @@ def gem():
 
 
 def simulate(**options):
-    return gemjax.simulate(gem(), PROBLEM.loss_fn, PROBLEM.params, PROBLEM.batches, TRACE, chunk_size=8, **options)
+    return gemjax.simulate(gem(), PROBLEM.loss_fn, PROBLEM.params, PROBLEM.batches, TRACE, callback_every=8, **options)
 
 
 def run_on_devices(**options):

@@ -185,7 +185,7 @@ def test_what_a_callback_writes_into_the_parameters_stays_its_own():
         progress.state().params.clear()
 
     run = lambda **options: gemjax.simulate(
-        gem(), loss_fn, params, lambda worker, step: 0.0, TRACE, chunk_size=8, **options
+        gem(), loss_fn, params, lambda worker, step: 0.0, TRACE, callback_every=8, **options
     )
     assert_same_bits(run(callback=callback).params, run().params)
 
@@ -220,7 +220,7 @@ def test_a_result_of_two_moments_is_refused(bad):
         jnp.ones(3),
         batches,
         TRACE,
-        chunk_size=4,
+        callback_every=4,
         **options,
     )
     early, late = (run(callback=lambda progress, at=at: progress.commits == at) for at in (20, 24))

@@ -19,7 +19,7 @@ def test_its_first_commit_does_not_pull_the_central_variable_back():
     assert JOINED - 3 <= trace.pulled_at[first] <= first <= JOINED + 4
     found = []
     gemjax.simulate(
-        EASGD, *PROBLEM, trace, local=LOCAL, stops=[first, first + 1], chunk_size=JOINED,
+        EASGD, *PROBLEM, trace, local=LOCAL, stops=[first, first + 1], callback_every=JOINED,
         callback=lambda progress: found.append((progress.commits, float(progress.params[0]))),
     )  # fmt: skip
     central = dict(found)

@@ -40,7 +40,7 @@ def test_a_simulation_that_reads_data_ends_before_their_chunk(at, commits):
     loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
     trace = gemjax.arrivals.RoundRobin(3).trace(60)
     with pytest.raises(KeyboardInterrupt) as ended:
-        gemjax.simulate(gem(), loss_fn, jnp.ones(4), Read(select), trace, chunk_size=12)
+        gemjax.simulate(gem(), loss_fn, jnp.ones(4), Read(select), trace, callback_every=12)
     assert len(ended.value.result.trace) == commits
     assert seen[-1] == (0, at)
 
@@ -66,7 +66,7 @@ def test_an_exit_while_data_are_read_counts_also_if_the_run_ends_there(ends, kin
     try:
         with pytest.raises(kind) as ended:
             gemjax.simulate(
-                gem(), loss_fn, jnp.ones(4), Read(select), gemjax.arrivals.RoundRobin(3).trace(60), chunk_size=12,
+                gem(), loss_fn, jnp.ones(4), Read(select), gemjax.arrivals.RoundRobin(3).trace(60), callback_every=12,
                 callback=lambda progress: progress.commits == 24 and ends(),
             )  # fmt: skip
     finally:

@@ -199,7 +199,7 @@ def test_parameters_of_a_weak_type_have_one_precision_all_along():
     run = lambda **options: gemjax.simulate(tx, loss_fn, params, batches, trace, model_state=1.0, **options).params[
         "scale"
     ]
-    assert float(run()) == float(run(chunk_size=1)) == float(run(stops=[10], callback=lambda progress: None))
+    assert float(run()) == float(run(callback_every=1)) == float(run(stops=[10], callback=lambda progress: None))
     found = gemjax.run_on_devices(tx, loss_fn, params, batches, 30, model_state=1.0)
     again = gemjax.simulate(tx, loss_fn, params, batches, found.trace, model_state=1.0)
     assert_close(found.params["scale"], again.params["scale"], rtol=1e-4)

@@ -85,10 +85,10 @@ def test_each_worker_has_a_momentum_and_a_period_of_its_own(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk_size", [1, 7])
-def test_the_chunk_size_changes_no_bit(chunk_size):
+@pytest.mark.parametrize("callback_every", [1, 7])
+def test_the_chunk_size_changes_no_bit(callback_every):
     given = poisoned(problem(), [(1, 4), (3, 0)])
-    whole, chunked = (simulated(given=given, chunk_size=size) for size in (None, chunk_size))
+    whole, chunked = (simulated(given=given, callback_every=size) for size in (None, callback_every))
     assert int(whole.state.rejected) == 2
     assert_same_bits(chunked.state, whole.state)
     assert_same_bits(chunked.history, whole.history)
@@ -98,14 +98,14 @@ def test_the_chunk_size_changes_no_bit(chunk_size):
 def test_a_continued_run_is_the_run_that_did_not_stop():
     """The cuts include those between a late pull and its commit, and after a rejection; the momenta are kept."""
     given = poisoned(problem(), [(1, 4), (3, 0)])
-    whole = simulated(given=given, chunk_size=1)
-    assert_same_bits(simulated(given=given, chunk_size=10).state, whole.state)
+    whole = simulated(given=given, callback_every=1)
+    assert_same_bits(simulated(given=given, callback_every=10).state, whole.state)
     for cut in range(1, len(LATE.events().worker)):
         calls = itertools.count(1)
-        first = simulated(given=given, chunk_size=1, callback=lambda _, calls=calls, cut=cut: next(calls) == cut)
+        first = simulated(given=given, callback_every=1, callback=lambda _, calls=calls, cut=cut: next(calls) == cut)
         assert first.stopped
         assert int(first.state.arrivals) == cut
-        second = simulated(given=given, chunk_size=1, state=first.state)
+        second = simulated(given=given, callback_every=1, state=first.state)
         assert_same_bits(second.state, whole.state)
         joined = {name: np.concatenate([first.history[name], second.history[name]]) for name in whole.history}
         assert_same_bits(joined, whole.history)
@@ -114,7 +114,9 @@ def test_a_continued_run_is_the_run_that_did_not_stop():
 @pytest.mark.slow
 def test_a_pull_alone_does_not_change_the_local_optimizer():
     calls, states = itertools.count(), []
-    simulated(chunk_size=1, callback=lambda progress: states.append(jax.device_get(progress.state())) and next(calls))
+    simulated(
+        callback_every=1, callback=lambda progress: states.append(jax.device_get(progress.state())) and next(calls)
+    )
     events = LATE.events()
     pulls = np.flatnonzero(~events.commits[1:]) + 1
     assert len(pulls)
@@ -156,7 +158,7 @@ def test_a_dropped_commit_never_happened(x64):
     def callback(progress):
         reports.append((progress.dropped, progress.rejected, progress.history["dropped"].sum()))
 
-    result = simulated(trace, given, DROPPING, chunk_size=9, callback=callback)
+    result = simulated(trace, given, DROPPING, callback_every=9, callback=callback)
     dropped, rejected, parts = np.array(reports).T
     np.testing.assert_array_equal(dropped, np.cumsum(parts))
     assert not rejected.any()
@@ -197,7 +199,7 @@ def test_a_run_cannot_continue_with_another_local_optimizer():
 
 @pytest.mark.slow
 def test_a_checkpoint_holds_the_local_optimizers(tmp_path):
-    run = functools.partial(simulated, chunk_size=12)
+    run = functools.partial(simulated, callback_every=12)
     whole = run()
     half = run(callback=lambda progress: True)
     with gemjax.Checkpoints(tmp_path) as checkpoints:

@@ -87,7 +87,7 @@ def test_a_run_keeps_one_state_from_the_start(make, monkeypatch):
         params,
         lambda worker, step: step,
         trace,
-        chunk_size=16,
+        callback_every=16,
         callback=lambda progress: seen.append(live_bytes()),
     )
     assert len(seen) > 8 + 2

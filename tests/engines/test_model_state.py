@@ -139,7 +139,7 @@ def test_only_floats_are_averaged():
 def test_a_run_continues_from_its_checkpoint_bit_for_bit(tmp_path, wait):
     given, trace = problem(), gemjax.arrivals.Gamma(N).trace(20)
     whole = simulated(trace, given)
-    half = simulated(trace, given, chunk_size=10, callback=lambda progress: True)
+    half = simulated(trace, given, callback_every=10, callback=lambda progress: True)
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(half.state, half.trace, wait=wait)
         like = gemjax.initial_state(GEM, given.params, num_workers=N, model_state=given.model_state)

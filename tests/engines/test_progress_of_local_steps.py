@@ -33,10 +33,10 @@ def learnt(trace):
     return sum(PERIOD * 100 * pulled + sum(range(PERIOD)) for pulled in trace.pulled_at.tolist())
 
 
-@pytest.mark.parametrize("chunk_size", [None, 5])
-def test_in_a_simulation(chunk_size):
+@pytest.mark.parametrize("callback_every", [None, 5])
+def test_in_a_simulation(callback_every):
     trace = gemjax.arrivals.ConstantSpeeds([1.0, 0.7, 0.2]).trace(23)
-    result = gemjax.simulate(SUM, *GIVEN, trace, local=LOCAL, chunk_size=chunk_size)
+    result = gemjax.simulate(SUM, *GIVEN, trace, local=LOCAL, callback_every=callback_every)
     np.testing.assert_array_equal(result.params, learnt(trace))
     np.testing.assert_array_equal(testing.run_in_python(SUM, *GIVEN, trace, local=LOCAL), learnt(trace))
 

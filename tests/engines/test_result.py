@@ -61,6 +61,7 @@ def test_a_run_is_described_in_a_line():
         batches,
         arrivals.RoundRobin(4).trace(1200),
         callback=lambda p: seen.append(repr(p)),
+        callback_every=600,
     )
     loss = result.history["loss"][-100:].mean()
     assert (

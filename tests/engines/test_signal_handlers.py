@@ -18,7 +18,7 @@ from engines.signals import PreemptedError, press, pressing, raising, run_on_dev
 
 from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors
 from gemjax.engines.devices.hardware.programs import commits
-from gemjax.engines.interrupts import Held
+from gemjax.engines.running.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
 
 restored = signals.restored

@@ -257,7 +257,7 @@ def test_a_failed_simulation_leaves_a_result_to_continue():
 
     make = gemjax.asgd(0.1, 2)
     with pytest.raises(gemjax.RunFailedError) as failure:
-        gemjax.simulate(make, loss_fn, jnp.zeros(3), lambda worker, step: step, trace, chunk_size=20)
+        gemjax.simulate(make, loss_fn, jnp.zeros(3), lambda worker, step: step, trace, callback_every=20)
     result = failure.value.result
     assert int(result.state.commits) == 12
     assert len(result.trace) == len(result.history["loss"]) == int(result.state.arrivals)
@@ -276,7 +276,7 @@ def test_an_error_in_the_callback_leaves_a_result():
             BY_NAME["gem"],
             spiked((-1, 0), 0.0),
             gemjax.arrivals.RoundRobin(4).trace(20),
-            chunk_size=4,
+            callback_every=4,
             callback=callback,
         )
     assert len(failure.value.result.trace) == int(failure.value.result.state.commits) == 8

@@ -71,7 +71,7 @@ def test_all_workers_together_go_through_the_data(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"chunk_size": 7}])
+@pytest.mark.parametrize("options", [{"callback_every": 1}, {"callback_every": 7}])
 def test_the_chunk_size_does_not_matter(options):
     assert_same_bits(run(**options).state, run().state)
 
@@ -83,7 +83,7 @@ def test_windows_give_the_same_run(x64):
 
 @pytest.mark.parametrize("stop", [1, 9, 20])
 def test_a_continued_run_continues_the_stream(stop):
-    begun = run(chunk_size=1, callback=lambda progress: progress.commits == stop)
+    begun = run(callback_every=1, callback=lambda progress: progress.commits == stop)
     assert begun.stopped
     rest = run(state=begun.state)
     assert_same_bits(rest.state, run().state)
@@ -91,20 +91,20 @@ def test_a_continued_run_continues_the_stream(stop):
 
 
 def test_the_state_has_the_batch_of_every_worker():
-    """The state has them after each arrival; a worker that only pulls keeps its batch."""
+    """The state has them after each commit; a worker that only pulls keeps its batch."""
     found = []
-    run(chunk_size=1, callback=lambda progress: found.append(np.array(progress.state().draw.value)))
+    run(callback_every=1, callback=lambda progress: found.append(np.array(progress.state().draw.value)))
     holds, events = np.arange(N), LATE.events()
     assert not events.commits.all()
-    for worker, commits, row, draws in zip(events.worker, events.commits, events.row, found, strict=True):
-        holds[worker] = N + row if commits else holds[worker]
+    for worker, row, draws in zip(events.worker[events.commits], range(len(LATE)), found, strict=True):
+        holds[worker] = N + row
         np.testing.assert_array_equal(draws, holds)
 
 
 @pytest.mark.slow
 def test_a_sweep_follows_the_stream(x64):
     swept = gemjax.sweep(lambda rate: gemjax.gem(rate, num_workers=N), loss_fn, jnp.zeros(3), STREAM, LATE,
-                         {"rate": [0.01, 0.05]}, chunk_size=7)  # fmt: skip
+                         {"rate": [0.01, 0.05]}, callback_every=7)  # fmt: skip
     assert_close(jax.tree.map(lambda x: x[1], swept.state), run().state, rtol=1e-10)
     np.testing.assert_array_equal(swept.history["row"][1], run().history["row"])
     np.testing.assert_array_equal(swept.history["draw"], run().history["draw"])
@@ -114,7 +114,7 @@ def test_a_sweep_follows_the_stream(x64):
 def test_local_steps_draw_consecutive_batches():
     """In a plain loop over a copy of the stream each commit takes three batches, the period."""
     local = gemjax.LocalSteps(optax.sgd(0.1), 3)
-    result = run(tx=gemjax.downpour(num_workers=N), local=local, chunk_size=5)
+    result = run(tx=gemjax.downpour(num_workers=N), local=local, callback_every=5)
     draws = LATE.draw
     steps = 3 * draws[:, None] + np.arange(3)
     rows = STREAM.select(steps.ravel(), steps.ravel(), steps.ravel()).reshape(len(draws), 3, -1)

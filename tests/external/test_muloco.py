@@ -51,7 +51,7 @@ def test_diloco_is_its_outer_step(x64, H):
         gemjax.diloco(0.7, 0.6, 1), lambda params, batch: 0.5 * jnp.sum((params - TARGET) ** 2), jnp.zeros(3),
         lambda worker, step: 0.0, gemjax.arrivals.RoundRobin(1).trace(6),
         local=gemjax.LocalSteps(optax.sgd(0.02, 0.5), H),
-        callback=lambda progress: found.append(np.asarray(progress.params)), chunk_size=1,
+        callback=lambda progress: found.append(np.asarray(progress.params)), callback_every=1,
     )  # fmt: skip
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
@@ -90,7 +90,7 @@ def test_local_steps_of_muon(x64):
     result = gemjax.simulate(
         gemjax.diloco(0.7, 0.6, 1), regression, jax.tree.map(jnp.asarray, NETWORK), lambda worker, step: 0.0,
         gemjax.arrivals.RoundRobin(1).trace(8), local=gemjax.LocalSteps(optax.contrib.muon(0.01), 10),
-        callback=lambda progress: found.append(jax.flatten_util.ravel_pytree(progress.params)[0]), chunk_size=1,
+        callback=lambda progress: found.append(jax.flatten_util.ravel_pytree(progress.params)[0]), callback_every=1,
     )  # fmt: skip
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)  # Newton-Schulz amplifies rounding.
     assert regression(result.params, None) < 0.5 * regression(NETWORK, None)
@@ -113,6 +113,6 @@ def test_an_outer_step_follows_every_fifth_local_step(x64):
         gemjax.diloco(0.5, 0.5, 1), lambda params, batch: 0.5 * jnp.sum((params - TARGET) ** 2), jnp.asarray(start),
         lambda worker, step: 0.0, gemjax.arrivals.RoundRobin(1).trace(4),
         local=gemjax.LocalSteps(optax.sgd(0.01), 5),
-        callback=lambda progress: found.append(np.asarray(progress.params)), chunk_size=1,
+        callback=lambda progress: found.append(np.asarray(progress.params)), callback_every=1,
     )  # fmt: skip
     np.testing.assert_allclose(found, history, rtol=0, atol=1e-13)

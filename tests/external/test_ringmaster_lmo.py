@@ -136,7 +136,7 @@ def in_gemjax(tx, order):
     gemjax.simulate(
         tx, loss_fn, jnp.asarray(START), gemjax.Computed(lambda worker, step: jnp.asarray(TARGETS)[worker]),
         gemjax.Trace(order, num_workers=WORKERS),
-        callback=lambda progress: found.append(np.asarray(progress.params)), chunk_size=1,
+        callback=lambda progress: found.append(np.asarray(progress.params)), callback_every=1,
     )  # fmt: skip
     return np.stack(found)
 
@@ -270,7 +270,7 @@ def test_ringmaster_interrupts_late_workers(x64, name):
     result = gemjax.simulate(
         gemjax.asynchronous(optax.chain(gemjax.drop_stale(9), tx), WORKERS), loss_fn, tree(jnp.asarray(START)),
         gemjax.Computed(lambda worker, step: jnp.asarray(TARGETS)[worker]), trace,
-        callback=lambda p: found.append(np.concatenate([p.params["w"].ravel(), p.params["b"]])), chunk_size=1,
+        callback=lambda p: found.append(np.concatenate([p.params["w"].ravel(), p.params["b"]])), callback_every=1,
     )  # fmt: skip
     # A late pull is an arrival of its own, after which the point is the same.
     after_commits = np.stack(found)[np.flatnonzero(trace.events().commits)]

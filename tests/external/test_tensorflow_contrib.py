@@ -60,7 +60,7 @@ def test_the_alias_gives_the_same_where_each_local_step_is_the_rate():
         gemjax.simulate(
             gemjax.agn(num_workers=workers), loss_fn, jnp.zeros([]), lambda worker, step: 0.0,
             gemjax.arrivals.RoundRobin(workers).trace(len(golden)), local=gemjax.LocalSteps(_adam(), period),
-            callback=lambda progress, found=found: found.append(float(progress.params)), chunk_size=1,
+            callback=lambda progress, found=found: found.append(float(progress.params)), callback_every=1,
         )  # fmt: skip
         np.testing.assert_allclose(found, golden, rtol=1e-5)
 

@@ -127,13 +127,13 @@ def test_simulated_runs(case, chunk, window, through):
     with strictly(case.x64) as begun:
         trace = case.trace
         run = lambda **more: gemjax.simulate(case.tx, *case.problem, trace, **case.options, **more)
-        whole = run(chunk_size=chunk)
+        whole = run(callback_every=chunk)
         begun.append(whole)
         check(whole)
         assert len(whole.trace) == len(trace)
-        part = run(chunk_size=chunk, callback=lambda progress: True)
+        part = run(callback_every=chunk, callback=lambda progress: True)
         check(part)
-        rest = run(chunk_size=chunk, state=saved_and_loaded(case, part) if through else part)
+        rest = run(callback_every=chunk, state=saved_and_loaded(case, part) if through else part)
         assert bits(rest.state) == bits(whole.state)
         assert bits(rest.history) == bits(whole.history)
         if case.workers > 1:

@@ -89,5 +89,7 @@ def run_locally(tx, local, trace, **options):
         history.append(np.asarray(ravel_pytree(progress.params)[0]))
 
     batches = gemjax.Computed(lambda worker, step: noise[worker, step % 200])
-    result = gemjax.simulate(tx, loss_fn, params, batches, trace, local=local, callback=note, chunk_size=1, **options)
+    result = gemjax.simulate(
+        tx, loss_fn, params, batches, trace, local=local, callback=note, callback_every=1, **options
+    )
     return np.stack(history), result

@@ -274,7 +274,7 @@ def test_a_continued_run_with_windows_is_the_same():
     problem = lambda params, batch: jnp.sum((params["b"] - batch) ** 2) + jnp.sum((params["w"] + 1.0) ** 2)
     params, trace = {"b": jnp.zeros(3), "w": jnp.ones((2, 2))}, gemjax.arrivals.Gamma(3).trace(30)
     tx = gemjax.streaming_diloco(0.5, 0.5, 3, fragments=2, keep=0.25, delay=1)
-    options = {"local": gemjax.LocalSteps(optax.sgd(0.05), 2), "chunk_size": 8}
+    options = {"local": gemjax.LocalSteps(optax.sgd(0.05), 2), "callback_every": 8}
     run = lambda **more: gemjax.simulate(tx, problem, params, lambda w, s: 0.1 * w, trace, **options, **more)
     whole = run()
     half = run(callback=lambda progress: progress.commits >= 12)

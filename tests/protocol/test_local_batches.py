@@ -24,7 +24,7 @@ def counts_of_batches(batches, dimension, period):
     def callback(progress):
         moves.append(np.asarray(progress.params))
 
-    run(LocalSteps(optax.sgd(1.0), period), problem, TURNS, chunk_size=1, callback=callback)
+    run(LocalSteps(optax.sgd(1.0), period), problem, TURNS, callback_every=1, callback=callback)
     return np.diff(np.stack([np.zeros(dimension), *moves]), axis=0)
 
 

@@ -24,8 +24,8 @@ def test_integers_that_wrap_around_are_refused(tmp_path, ten):
         "every": lambda: gemjax.by_fragment(optax.trace(0.5), 2, every=ten),
         "delay": lambda: gemjax.by_fragment(optax.trace(0.5), 2, delay=ten),
         "num_commits": lambda: arrivals.Gamma(4).trace(ten),
-        "chunk_size": lambda: gemjax.simulate(
-            gemjax.asgd(0.1), lambda p, b: p**2, 0.0, lambda w, s: 0.0, arrivals.Gamma(1).trace(3), chunk_size=ten
+        "callback_every": lambda: gemjax.simulate(
+            gemjax.asgd(0.1), lambda p, b: p**2, 0.0, lambda w, s: 0.0, arrivals.Gamma(1).trace(3), callback_every=ten
         ),
     }.items():
         with pytest.raises((ValueError, TypeError), match=rf"{name} .*give int\({name}\)"):

@@ -54,7 +54,7 @@ def test_a_simulated_worker_begins_when_there_was_the_view_that_it_pulled():
     trace = arrivals.Incidents(arrivals.RoundRobin(2), incidents).trace(12)
     problem = gemjax.asgd(0.1, 2), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
     whole = gemjax.simulate(*problem, trace)
-    begun = gemjax.simulate(*problem, trace, callback=lambda progress: progress.commits == 5, chunk_size=1)
+    begun = gemjax.simulate(*problem, trace, callback=lambda progress: progress.commits == 5, callback_every=1)
     continued = gemjax.simulate(*problem, trace, state=begun)
     bare = gemjax.simulate(*problem, trace, state=begun.state)
     assert (len(begun.trace), len(bare.history["time"])) == (5, 7)

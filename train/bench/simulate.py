@@ -168,7 +168,7 @@ def _simulated(problem: Problem, method: Any, num_workers: int, steps: int) -> C
         times: list[float] = []
         gemjax.simulate(
             tx, problem.loss_fn, problem.params, problem.batches, trace,
-            model_state=problem.model_state, local=local, chunk_size=steps,
+            model_state=problem.model_state, local=local, callback_every=steps,
             callback=lambda progress: times.append(time.perf_counter()),
         )  # fmt: skip
         return (times[1] - times[0]) / steps

@@ -173,7 +173,7 @@ def _run_engine(
                 tx, task.loss_fn, task.params, task.batches, trace,
                 model_state=task.model_state, local=local, seed=config.seed, diagnostics=("gap",), state=initial.pop(),
                 callback=lambda progress: callback(progress) or progress.commits >= task.num_commits,
-                chunk_size=callback_every, stops=callback.stops,
+                callback_every=callback_every, stops=callback.stops,
             )  # fmt: skip
         except ValueError as error:
             if not str(error).startswith("state= "):

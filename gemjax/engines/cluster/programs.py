@@ -1,6 +1,7 @@
 """Commits at the driver of a Ray cluster, and the exchange of views and gradients with its actors."""
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -17,13 +18,13 @@ from gemjax.engines.cluster.compression import RoundingPacker
 from gemjax.engines.cluster.connection import imported_ray
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
-from gemjax.engines.devices.hardware.placement import Placement
+from gemjax.engines.devices.hardware.placement import Placement, spare
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.devices.hardware.sharding import Place
 from gemjax.engines.devices.hardware.waiters import Finished, WorkerLostError
-from gemjax.engines.interrupts import Held
+from gemjax.engines.running.interrupts import Held
 from gemjax.engines.transition import RunState, Transition
 from gemjax.engines.worker import WorkerStep
 from gemjax.protocol.local_steps import PeriodsEndError
@@ -102,6 +103,11 @@ class ClusterPrograms(CentralPrograms):
             return packed_as
         rounding: Any = RoundingPacker(packed_as.gradients.example, self._compression)
         return packed_as._replace(gradients=rounding)
+
+    @functools.cached_property
+    def evaluator(self) -> jax.Device:
+        """A device of this host, where there are no workers."""
+        return spare((self.placement.central,), self.placement.central)
 
     def connect(self, cluster: Cluster, wake: Callable[[], None]) -> None:
         """Use the actors of ``cluster``."""

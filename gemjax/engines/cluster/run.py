@@ -21,6 +21,7 @@ from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.result import Callback, Result, continue_numbers, leaving
+from gemjax.engines.running.evaluation import Evaluate
 from gemjax.engines.transition import RunState, Transition, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
@@ -49,9 +50,12 @@ def run_on_cluster(
     members: Members | None = None,
     log: EventLog | None = None,
     callback: Callback | None = None,
-    callback_every: int = 1024,
+    callback_every: int | None = None,
     callback_seconds: float | None = None,
     stops: Iterable[int] = (),
+    evaluate: Evaluate | None = None,
+    evaluate_every: int | None = None,
+    progress: bool = False,
     gate: Callable[[int, int], Any] | None = None,
     compression: str | None = None,
 ) -> Result:
@@ -101,9 +105,13 @@ def run_on_cluster(
       members: as for :func:`gemjax.run_on_devices`. A lost worker that has left does not return by itself.
       log: the log to which events are written; its ``start`` names the hosts.
       callback: as for :func:`gemjax.run_on_devices`.
-      callback_every: commits between two calls, positive: the callback is called when their number passes a multiple of it.
+      callback_every: as for :func:`gemjax.run_on_devices`.
       callback_seconds: the most seconds between two calls, positive; default: no limit.
       stops: as for :func:`gemjax.run_on_devices`.
+      evaluate: as for :func:`gemjax.run_on_devices`, on the driver's host: on a CPU device that the central variable does not
+        use, if there is one.
+      evaluate_every: as for :func:`gemjax.run_on_devices`.
+      progress: as for :func:`gemjax.run_on_devices`.
       gate: as for :func:`gemjax.run_on_devices`; called in the driver when a gradient has arrived there.
       compression: ``None`` (default) sends gradients as they are; ``"bfloat16"`` rounds them to 2 bytes per number,
         ``"int8"`` to 1. Each worker adds what it has lost by rounding to its next gradient (error feedback). A replay in the
@@ -155,7 +163,7 @@ def run_on_cluster(
         tx, loss_fn, params, num_commits, num_workers, model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
         members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
-        stops=stops,
+        stops=stops, evaluate=evaluate, evaluate_every=evaluate_every, progress=progress,
     )  # fmt: skip
     warn_of_two_rates(tx, params, local)
     del state  # The run has a copy, so the caller can free this one.

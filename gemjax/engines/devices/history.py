@@ -2,6 +2,7 @@
 
 import array
 import collections
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 
 from gemjax.engines.devices.hardware.waiters import Arrival
 from gemjax.engines.result import (
+    LAST,
     REFUSED,
     History,
     check_rejections,
@@ -55,6 +57,7 @@ class RunHistory:
         self.num_workers, self.recorded, self.log = num_workers, recorded, log
         self.commits = 0 if recorded is None else len(recorded)  # Applied, according to the reports read so far.
         self.rejected, self.dropped = rejected, dropped
+        self.applied_at = 0.0 if recorded is None or not len(recorded) else float(recorded.time[-1])  # The last commit.
         self.pending: collections.deque[Pending] = collections.deque()
         # Called with the number of commits before a refused one.
         self.on_refusal: Callable[[int], None] = lambda commits: None
@@ -88,7 +91,11 @@ class RunHistory:
 
     def now(self) -> float:
         """Return the seconds since the run began, in the log's resolution, so that the log contains the exact trace."""
-        return round(time.perf_counter() - self._epoch, 6)
+        return self.at(time.perf_counter())
+
+    def at(self, seconds: float) -> float:
+        """Return the time of ``time.perf_counter()`` on the run's clock, not before its beginning."""
+        return max(0.0, round(seconds - self._epoch, 6))
 
     def event(self, event: str, now: float, **fields: Any) -> None:
         """Write an event to the log, if there is one."""
@@ -133,7 +140,8 @@ class RunHistory:
         )
         for column, value in zip(self._columns, (*known, *report), strict=True):
             column.append(value)
-        self.commits += applied
+        if applied:
+            self.commits, self.applied_at = self.commits + 1, now
         self.dropped += dropped
         rejected = not applied and not dropped
         self.rejected += rejected
@@ -157,6 +165,12 @@ class RunHistory:
         if rejected:
             least = rejections_to_fail(self.num_workers)
             check_rejections(self._rejected_in_a_row, least, self.commits, self.history)
+
+    def recent_loss(self) -> float:
+        """Return the mean finite loss of the last commits; NaN if there are none."""
+        newest = self._columns[len(self._known) + list(self._reported).index("loss")][-LAST:] if self._columns else ()
+        losses = [float(loss) for loss in newest if math.isfinite(loss)]
+        return sum(losses) / len(losses) if losses else math.nan
 
     def history(self, *, new: bool = False) -> History:
         """Return all rows as columns, including those of the earlier run, or with ``new`` the rows since the last such call."""

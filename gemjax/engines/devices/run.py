@@ -20,6 +20,7 @@ from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.memory import bytes_of, offload_if_needed
 from gemjax.engines.result import Callback, Result, continue_numbers
+from gemjax.engines.running.evaluation import Evaluate
 from gemjax.engines.transition import RunState, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
@@ -48,9 +49,12 @@ def run_on_devices(
     members: Members | None = None,
     log: EventLog | None = None,
     callback: Callback | None = None,
-    callback_every: int = 1024,
+    callback_every: int | None = None,
     callback_seconds: float | None = None,
     stops: Iterable[int] = (),
+    evaluate: Evaluate | None = None,
+    evaluate_every: int | None = None,
+    progress: bool = False,
     gate: Callable[[int, int], Any] | None = None,
 ) -> Result:
     """Train asynchronously on this host's devices, in the order in which they finish.
@@ -88,9 +92,17 @@ def run_on_devices(
       callback: called every ``callback_every`` commits, in the dispatching thread; ends the run if it returns True. Gradients
         that are ready together are committed before the next call, so that it may come some commits later.
       callback_every: commits between two calls, positive: the callback is called when their number passes a multiple of it.
+        Default: a twentieth of ``num_commits``. It is also called at the end, and when an evaluation has been made.
       callback_seconds: the most seconds between two calls, positive, even after fewer commits or none (with an empty
         ``progress.history``); default: no limit. ``members.look()`` requests a call at once.
       stops: numbers of commits after which the callback is called, too, such as those at which it evaluates.
+      evaluate: ``evaluate(params, model_state) -> dict of numbers``, such as the loss on held-out data, or ``None`` for no row.
+        It is called with a copy of the parameters after each ``evaluate_every`` commits and at the end of the run, in a thread
+        of its own on ``placement.evaluator``, one call at a time. No commit waits for it. What is due meanwhile waits as a copy
+        in memory, and the end of the run waits for all of it. Its exception ends the run.
+      evaluate_every: commits between two evaluations, positive; default: a twentieth of ``num_commits``.
+      progress: True to print a line to standard error, updated if that is a terminal: commits, their rate, the time left, the
+        loss.
       gate: called as ``gate(worker, step)`` in that worker's waiter thread before a finished gradient is queued; may block,
         raise, or return a function that changes the gradient (as :class:`gemjax.testing.Faults` does), which gets a tree of the
         engine's packed arrays.
@@ -136,7 +148,7 @@ def run_on_devices(
         tx, loss_fn, params, num_commits, len(placement.workers), model_state=model_state, local=local, seed=seed,
         average_model_state=average_model_state, diagnostics=diagnostics, state=state, recorded=recorded, policy=policy,
         members=members, log=log, callback=callback, callback_every=callback_every, callback_seconds=callback_seconds,
-        stops=stops,
+        stops=stops, evaluate=evaluate, evaluate_every=evaluate_every, progress=progress,
     )  # fmt: skip
     warn_if_colocated(placement)
     warn_of_two_rates(tx, params, local)

@@ -5,6 +5,8 @@ import time
 import warnings
 from collections.abc import Sequence
 
+import jax
+
 from gemjax.batches.base import RowsError
 from gemjax.engines.checks import ends_run
 from gemjax.engines.devices.hardware.packing import is_ready
@@ -14,8 +16,10 @@ from gemjax.engines.devices.history import Pending, RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.roster import INFINITY, Commit, Confirm, Dispatch, Interrupt, Pull, Record, Roster
-from gemjax.engines.interrupts import Held
-from gemjax.engines.result import Callback, Progress, RunFailedError, RunWarning
+from gemjax.engines.result import Callback, Evaluated, Progress, RunFailedError, RunWarning
+from gemjax.engines.running.evaluation import Evaluator
+from gemjax.engines.running.interrupts import Held
+from gemjax.engines.running.progress import ProgressLine
 from gemjax.protocol.local_steps import PeriodsEndError
 
 
@@ -27,10 +31,11 @@ class Scheduler:
 
     def __init__(
         self, programs: CentralPrograms, waiters: Waiters, history: RunHistory, num_commits: int, policy: Policy,
-        members: Members, held: Held,
+        members: Members, held: Held, line: ProgressLine, evaluator: Evaluator | None = None,
     ):  # fmt: skip
         self.programs, self.waiters, self.history, self.members, self.held = programs, waiters, history, members, held
-        self.num_commits, self.policy = num_commits, policy
+        self.num_commits, self.policy, self.line, self.evaluator = num_commits, policy, line, evaluator
+        self.evaluated: list[Evaluated] = []  # Those that the callback has not been given.
         self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
 
     def run(
@@ -41,8 +46,11 @@ class Scheduler:
         stops: Sequence[int] = (),
     ) -> bool:
         """Commit until the run is complete; return True if the callback ended it early. ``stops`` are in increasing order."""
+        self.line.begin()
         with self.held.open():
             self.programs.warm_up()
+            if self.evaluator is not None:
+                jax.block_until_ready(self.programs.copy())
         if self.programs.prefetcher is not None:
             self.programs.prefetcher.on_read(self.waiters.wake)
         with self.members.waking(self.waiters.wake):
@@ -56,8 +64,13 @@ class Scheduler:
                 lost=self.programs.late, now=time.perf_counter(), draws=self.programs.draws,
             )  # fmt: skip
             self.history.on_refusal = self.roster.refused
+            self.line.start(self.history.commits)
+            if self.evaluator is not None:
+                self.evaluator.evaluation.begin(self.history.commits)
             timed = callback is not None and callback_seconds is not None
-            return self._loop(callback, callback_every, callback_seconds if timed else INFINITY, stops)
+            stopped = self._loop(callback, callback_every, callback_seconds if timed else INFINITY, stops)
+            self.line.end(self.history.commits, self.history.recent_loss)
+            return stopped
 
     def _loop(
         self, callback: Callback | None, callback_every: int, callback_seconds: float, stops: Sequence[int] = ()
@@ -73,14 +86,18 @@ class Scheduler:
                     "commits are missing, but none is due and none is pending; this is an error of gemjax"
                 )
             self.drain(wait=not self.roster.is_short)
+            self.record_evaluations()
+            self.line.update(self.history.commits, self.history.recent_loss)
             if passed() != passed_then or time.perf_counter() >= self.call_at:
                 began = time.perf_counter()
                 if callback is not None and self.call(callback):
+                    self.evaluate_the_end()
                     return self.history.commits < self.num_commits
                 ended = time.perf_counter()
                 self.roster.paused(ended - began, ended)
                 self.call_at, called_at, passed_then = ended + callback_seconds, self.history.commits, passed()
-        if callback is not None and self.history.commits > called_at:
+        self.evaluate_the_end()
+        if callback is not None and (self.history.commits > called_at or self.evaluated):
             self.call(callback)
         return False
 
@@ -182,7 +199,10 @@ class Scheduler:
         except RunFailedError:  # A failure of the central variable is not one of the worker.
             raise
         except Exception as error:
-            return self.roster.fault(worker, error)
+            self.roster.fault(worker, error)
+            return
+        if self.may_be_due(1):  # The commits before it may have been refused.
+            self.history.read_all()
         report = self.programs.commit(worker, gradient)
         now = self.history.now()  # A divided central variable has waited for its actors until here.
         # Without the gradient, so that its memory is freed.
@@ -193,6 +213,48 @@ class Scheduler:
             self.programs.deliver(worker)
         except Exception as error:
             self.roster.fault(worker, error)
+        if self.may_be_due():
+            self.history.read_all()
+            if self.may_be_due():
+                self.evaluate()
+
+    def may_be_due(self, more: int = 0) -> bool:
+        """Return True if an evaluation is due after the commits known so far, if all pending ones and ``more`` are applied."""
+        made = self.history.commits + len(self.history.pending) + more
+        return self.evaluator is not None and made >= self.evaluator.evaluation.due
+
+    def evaluate(self) -> None:
+        """Hand a copy of the central variable to the evaluator."""
+        assert self.evaluator is not None
+        commits = self.history.commits
+        self.evaluator.submit(Evaluated(commits, *self.programs.copy()), self.history.applied_at)
+
+    def record_evaluations(self, *, wait: bool = False) -> None:
+        """Record the evaluations that have been made; with ``wait``, until none is under way. Raise the error of the first."""
+        if self.evaluator is None:
+            return
+        for made in self.evaluator.made(wait=wait):
+            if made.error is not None:
+                made.error.add_note(f"evaluate raised it, after commit {made.evaluated.commit}")
+                raise made.error
+            if made.values is None:
+                continue
+            self.evaluator.evaluation.add(made.evaluated.commit, made.at, made.values)
+            self.history.event(
+                "evaluation", self.history.at(made.began), commits=made.evaluated.commit, seconds=round(made.seconds, 6)
+            )
+            self.evaluated.append(made.evaluated)
+            self.call_at = 0.0
+
+    def evaluate_the_end(self) -> None:
+        """Evaluate the state that the run has reached, and wait for all evaluations."""
+        if self.evaluator is None:
+            return
+        self.history.read_all()
+        if self.evaluator.evaluation.is_missing(self.history.commits):
+            self.evaluate()
+        with self.held.open():
+            self.record_evaluations(wait=True)
 
     def pull(self, worker: int) -> None:
         """Send the worker a fresh view; an error of the central variable raises."""
@@ -235,7 +297,10 @@ class Scheduler:
             state=self.programs.gather,
             trace=self.history.trace,
             history=self.history.history(new=True),
+            evaluations={} if self.evaluator is None else self.evaluator.evaluation.columns(),
+            evaluated=tuple(self.evaluated),
         )
+        self.evaluated.clear()
         with self.held.open():
             stop = ends_run(callback(progress))
         self.history.event("pause", began, seconds=round(self.history.now() - began, 6))

@@ -30,7 +30,6 @@ from gemjax.engines.devices.history import RunHistory
 from gemjax.engines.devices.members import Members
 from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.scheduler import Scheduler
-from gemjax.engines.interrupts import Held
 from gemjax.engines.result import (
     Callback,
     History,
@@ -43,6 +42,9 @@ from gemjax.engines.result import (
     of_applied,
     warn_if_diverged,
 )
+from gemjax.engines.running.evaluation import Evaluate, Evaluation, Evaluator, every_of
+from gemjax.engines.running.interrupts import Held
+from gemjax.engines.running.progress import ProgressLine
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import real
 from gemjax.protocol.diagnostics import names
@@ -68,9 +70,10 @@ class Run:
     recorded: Trace | None
     earlier: History
     log: EventLog | None
-    callback: tuple[
-        Callback | None, int, float | None, list[int]
-    ]  # With the commits and the seconds between two calls.
+    # With the commits and the seconds between two calls.
+    callback: tuple[Callback | None, int, float | None, list[int]]
+    evaluation: Evaluation
+    progress: bool
 
     @property
     def num_workers(self) -> int:
@@ -109,15 +112,25 @@ class Run:
         history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
         alone = self.log.alone(history.trace()) if isinstance(self.log, EventLog) else contextlib.nullcontext()
         made: list[Result] = []
-        with leaving(made), make_waiters(programs) as waiters, contextlib.closing(programs), alone, Held() as held:
-            scheduler = Scheduler(programs, waiters, history, self.num_commits, self.policy, self.members, held)
+        with (
+            leaving(made), make_waiters(programs) as waiters, contextlib.closing(programs), alone, Held() as held,
+            contextlib.ExitStack() as threads,
+        ):  # fmt: skip
+            evaluator = None
+            if self.evaluation.evaluate is not None:
+                evaluator = threads.enter_context(Evaluator(self.evaluation, programs.evaluator, waiters.wake))
+            line = ProgressLine(self.progress, self.num_commits)
+            scheduler = Scheduler(
+                programs, waiters, history, self.num_commits, self.policy, self.members, held, line, evaluator
+            )
             try:
                 stopped = scheduler.run(*self.callback)
-                made.append(Result(programs.reached(), history.history(), history.trace(), stopped))
+                evaluations = self.evaluation.columns()
+                made.append(Result(programs.reached(), history.history(), history.trace(), stopped, evaluations))
                 held.check()
             except BaseException as error:
                 held.let_through()
-                leave_result(error, lambda: _reached(programs, history))
+                leave_result(error, lambda: _reached(programs, history, self.evaluation))
                 raise
         warn_if_diverged(made[0], stacklevel=3)
         return made[0]
@@ -141,9 +154,12 @@ def prepare(
     members: Members | None,
     log: EventLog | None,
     callback: Callback | None,
-    callback_every: int,
+    callback_every: int | None,
     callback_seconds: float | None,
     stops: Iterable[int],
+    evaluate: Evaluate | None,
+    evaluate_every: int | None,
+    progress: bool,
 ) -> Run:
     """Check the arguments of an engine and return the run. Warnings name the line that called the engine."""
     check_given(loss_fn, params, model_state)
@@ -156,6 +172,7 @@ def prepare(
     check_no_mesh()
     check_placed(params, model_state, together=False)
     num_commits, seed = whole("num_commits", num_commits), checked_key_seed(seed)
+    evaluations = state.evaluations if isinstance(state, Result) else {}
     state, recorded, earlier = begin_from(state, recorded)
     if state is not None and recorded is not None and earlier:
         recorded = of_applied(state, recorded, earlier)
@@ -171,8 +188,7 @@ def prepare(
             f"more; give num_commits={len(recorded) + num_commits} for {num_commits} more",
             RunWarning, stacklevel=3,
         )  # fmt: skip
-    if (callback_every := whole("callback_every", callback_every)) < 1:
-        raise ValueError(f"callback_every must be positive, got {callback_every}")
+    callback_every = every_of("callback_every", callback_every, num_commits)
     if callback_seconds is not None and not (callback_seconds := real("callback_seconds", callback_seconds)) > 0:
         raise ValueError(f"callback_seconds must be positive or None, got {callback_seconds}")
     transition = Transition(
@@ -187,10 +203,11 @@ def prepare(
     return Run(
         transition, num_commits, params, model_state, policy, members, state, recorded, earlier, log,
         (callback, callback_every, callback_seconds, sorted(checked_stops(stops).tolist())),
+        Evaluation(evaluate, evaluate_every, num_commits, evaluations), progress,
     )  # fmt: skip
 
 
-def _reached(programs: CentralPrograms, history: RunHistory) -> Result:
+def _reached(programs: CentralPrograms, history: RunHistory, evaluation: Evaluation) -> Result:
     """Return the result of a run that failed.
 
     Raises:
@@ -198,7 +215,8 @@ def _reached(programs: CentralPrograms, history: RunHistory) -> Result:
     """
     with contextlib.suppress(Exception):  # Only the first exception matters.
         history.read_all()
-    result = Result(jax.block_until_ready(programs.reached()), history.history(), history.trace(), stopped=True)
+    reached = jax.block_until_ready(programs.reached())
+    result = Result(reached, history.history(), history.trace(), stopped=True, evaluations=evaluation.columns())
     if int(result.state.commits) != len(result.trace):
         raise ValueError("it does not belong to the known commits")
     return result

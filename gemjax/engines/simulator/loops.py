@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -35,6 +36,18 @@ def check_positive(**numbers: int | None) -> None:
         if isinstance(value, jax.Array):
             raise TypeError(f"{name} must be an int of Python or NumPy, got {value!r}; give int({name})")
         check_not_narrow(name, value)
+
+
+def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> int | None:
+    """Return ``callback_every``, given by that name or by its old one."""
+    if chunk_size is not None:
+        warnings.warn(
+            "chunk_size= is callback_every= now, as in the other engines; the old name goes with the next release",
+            DeprecationWarning, stacklevel=3,
+        )  # fmt: skip
+        callback_every = chunk_size
+    check_positive(callback_every=callback_every)
+    return callback_every
 
 
 def chunk_size_for(events: Events, batches: Any, copies: int = 1) -> int:

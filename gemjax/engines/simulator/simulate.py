@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,15 +17,17 @@ from gemjax.engines.checks import (
     check_callback,
     check_placed,
     check_untraced,
+    checked_stops,
     ends_run,
     warn_of_two_rates,
     warn_without_rounds,
 )
-from gemjax.engines.interrupts import Held
 from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
 from gemjax.engines.result import (
+    LAST,
     REFUSED,
     Callback,
+    Evaluated,
     History,
     Progress,
     Result,
@@ -39,10 +42,21 @@ from gemjax.engines.result import (
     with_numbers,
     without_numbers,
 )
+from gemjax.engines.running.evaluation import Evaluate, Evaluation, every_of
+from gemjax.engines.running.interrupts import Held
+from gemjax.engines.running.progress import ProgressLine
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
-from gemjax.engines.simulator.loops import check_positive, chunk_size_for, compiled, in_chunks, prepare, width_of
+from gemjax.engines.simulator.loops import (
+    check_positive,
+    chunk_size_for,
+    compiled,
+    in_chunks,
+    prepare,
+    renamed_chunk_size,
+    width_of,
+)
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
@@ -65,9 +79,13 @@ def simulate(
     diagnostics: Iterable[str] = (),
     state: RunState | Result | None = None,
     callback: Callback | None = None,
-    chunk_size: int | None = None,
+    callback_every: int | None = None,
     stops: Iterable[int] = (),
+    evaluate: Evaluate | None = None,
+    evaluate_every: int | None = None,
+    progress: bool = False,
     window: int | None = None,
+    chunk_size: int | None = None,
 ) -> Result:
     r"""Simulate asynchronous training along a trace, compiled, on one device.
 
@@ -98,18 +116,26 @@ def simulate(
       state: an earlier :class:`gemjax.Result` of the same trace to continue from, or its ``state``; ``params`` and
         ``model_state`` are then not used. The run continues bit for bit as if it had not stopped. ``history`` begins with the
         rows of an earlier ``Result``, or after a bare :class:`gemjax.RunState` with this call. The state is copied.
-      callback: called after each compiled call, so at ``stops`` and at least every ``chunk_size`` arrivals; ends the run if it
-        returns True. Late pulls, as behind a barrier, may fill a call alone; then the columns of its ``history`` have no rows.
-      chunk_size: the largest number of arrivals per compiled call. Default: 1,024, or fewer if data stay on the host and their
-        rows would exceed 256 MiB. With ``window=1`` it changes no bit of the results; a failure is noticed at the end of a
-        call, so a burst of rejected commits that ends before that does not count.
-      stops: numbers of commits after which a compiled call ends, such as those at which ``callback`` evaluates (by virtual
-        time: see the example below); they change no result either, but for such a failure. All calls run one compiled program.
+      callback: called after every ``callback_every`` commits, at ``stops``, after an evaluation and at the end; ends the run if
+        it returns True. Late pulls, as behind a barrier, may follow the last commit; then it is called after them, too, and the
+        columns of its ``history`` have no rows.
+      callback_every: commits between two calls, positive; default: a twentieth of the trace. With ``window=1`` it changes no
+        bit of the results. A failure is noticed where a compiled call ends: there, and at least every 1,024 arrivals (more
+        often if data stay on the host and their rows would exceed 256 MiB). So a burst of rejected commits that ends before
+        that does not count.
+      stops: numbers of commits after which ``callback`` is called, too (by virtual time: see the example below); they change no
+        result either, but for such a failure. All compiled calls run one program.
+      evaluate: ``evaluate(params, model_state) -> dict of numbers``, such as the loss on held-out data, or ``None`` for no row.
+        It is called after each ``evaluate_every`` commits (rows of the trace) and at the end of the run, before ``callback``.
+      evaluate_every: commits between two evaluations, positive; default: a twentieth of the trace.
+      progress: True to print a line to standard error, updated if that is a terminal: commits, their rate, the time left, the
+        loss.
       window: the largest number of gradients computed at once. The views of distinct workers that arrive one after the other
         are fixed before the first of them commits. Their gradients can therefore be one batched computation, which fills an
         accelerator; the commits follow in order, and the result is the same up to rounding. ``None`` (default): 1 on a CPU, up
         to 32 elsewhere. It is always 1 with numbers drawn by rbg or unsafe_rbg, because JAX draws others in a batch, and with
         calls back to Python that ``jax.vmap`` refuses.
+      chunk_size: old name of ``callback_every``, for one more release.
 
     Returns:
       A :class:`gemjax.Result`. Its ``history["time"]`` is the trace's time.
@@ -144,7 +170,7 @@ def simulate(
     >>> int(result.history["staleness"].max()) > 6
     True
 
-    Evaluate every 10 units of virtual time; the callback is also called between stops, where a chunk ends:
+    Evaluate every 10 units of virtual time; the callback is also called between stops:
 
     >>> import numpy as np
     >>> trace, ticks, losses = arrivals.Gamma(8, mean=1.0).trace(400), np.arange(10.0, 41.0, 10.0), {}
@@ -157,8 +183,14 @@ def simulate(
     >>> len(losses), losses[stops[0]] > losses[stops[-1]]
     (4, Array(True, dtype=bool))
     """
-    check_positive(chunk_size=chunk_size, window=window)
+    check_positive(window=window)
     check_trace(trace)
+    callback_every = renamed_chunk_size(callback_every, chunk_size)
+    callback_every = (
+        None if callback is callback_every is None else every_of("callback_every", callback_every, len(trace))
+    )
+    evaluations = state.evaluations if isinstance(state, Result) else {}
+    evaluation = Evaluation(evaluate, evaluate_every, len(trace), evaluations)
     check_callback(callback)
     check_untraced(params, model_state)
     check_placed(params, model_state, together=True)
@@ -180,14 +212,18 @@ def simulate(
     state, local = continue_numbers(state, batches, local)
     batches = batches if local is None else LocalBatches(batches, local)
     events = trace.events()
-    chunk_size = min(chunk_size or chunk_size_for(events, batches), max(1, len(events.worker)))
     window = min(window or _default_window(), trace.num_workers)
 
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
-    cuts, ends = chunks(events, chunk_size, stops, done), np.cumsum(events.commits)
+    calls = {*checked_stops(stops).tolist(), *_multiples(callback_every, len(trace))}
+    due = {*_multiples(evaluation.every, len(trace)), len(trace)} if evaluate is not None else set()
+    cuts, ends = chunks(events, chunk_size_for(events, batches), [*calls, *due], done), np.cumsum(events.commits)
+    width = width_of(max((end - first for first, end in cuts), default=1))
     parts: dict[Any, History] = {None: history}
     draws: dict[Any, np.ndarray] = {None: np.array(state.draw.value)}  # After each chunk.
     state = without_numbers(state)
+    line, called_at, given = ProgressLine(progress, len(trace)), begun, 1  # The callback has been given so many parts.
+    evaluated: list[Evaluated] = []  # Those that the callback has not been given.
     latest: Any = None, state, None  # Cut, state and reports of the newest chunk, which no exception can part.
 
     def reached() -> tuple[RunState, int]:
@@ -200,27 +236,49 @@ def simulate(
         state = with_numbers(state, state.step.value, draws[cut], local)
         return state, begun if cut is None else int(ends[cut[1] - 1])
 
+    def evaluate_reached() -> None:
+        """Evaluate the newest state."""
+        state, commits = reached()
+        with held.open():
+            values = evaluation.values(_apart(state.params), _apart(state.model_state))
+        evaluation.note(commits)
+        if values is not None:
+            evaluation.add(commits, float(trace.time[commits - 1]), values)
+            evaluated.append(Evaluated(commits, _apart(state.params), _apart(state.model_state)))
+
+    def recent_loss() -> float:
+        losses = [*parts.values()][-1].get("loss", np.zeros(0))[-LAST:]
+        return float(np.mean(losses[np.isfinite(losses)], dtype=np.float64)) if np.isfinite(losses).any() else math.nan
+
     with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:
             with held.open():
                 same = lambda _: transition
                 if window > 1 and cuts and not vmap.is_faithful(same, None, batches, events, state, commits=False):
                     window = 1
-            run_chunk = compiled(transition, batches, width_of(chunk_size), window, not events.commits.all())
+            run_chunk = compiled(transition, batches, width, window, not events.commits.all())
 
             def prepared(cut: tuple[int, int]) -> tuple:
                 try:
                     with held.open():
-                        return prepare(batches, events, width_of(chunk_size), window, cut)
+                        return prepare(batches, events, width, window, cut)
                 except BaseException as error:
                     held.hold(error)  # For the chunk in progress, after which none may follow.
                     raise
 
+            line.begin()
+            line.start(begun)
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
                 state, commits = reached()
                 held.check()
-                if callback is not None:
-                    progress = Progress(
+                if latest[0] == cuts[0] != cuts[-1]:
+                    line.start(commits)  # Its program has been compiled.
+                line.update(commits, recent_loss)
+                if commits in due and evaluation.is_missing(commits):
+                    evaluate_reached()
+                is_called = evaluated or latest[0] == cuts[-1] or (commits in calls and commits > called_at)
+                if callback is not None and is_called:
+                    made = Progress(
                         commits=commits,
                         total=len(trace),
                         rejected=int(state.rejected),
@@ -229,30 +287,43 @@ def simulate(
                         model_state=_apart(state.model_state),
                         state=functools.partial(_apart, state),
                         trace=functools.partial(trace.first, commits),
-                        history={name: column.copy() for name, column in parts[latest[0]].items()},
+                        history=concatenate([*parts.values()][given:]),
+                        evaluations=evaluation.columns(),
+                        evaluated=tuple(evaluated),
                     )
+                    called_at, given = commits, len(parts)
+                    evaluated.clear()
                     with held.open():
-                        stopped = ends_run(callback(progress)) and commits < len(trace)
+                        stopped = ends_run(callback(made)) and commits < len(trace)
                 unapplied = commits == len(trace) and not int(state.commits)
                 least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
                 rows = lambda: concatenate([*parts.values()])
                 check_rejections(int(state.rejected_in_a_row), least, int(state.commits), rows)
                 if stopped:
                     break
-            result = _result(reached(), parts, trace, stopped)
+            if evaluation.is_missing(reached()[1]):
+                evaluate_reached()
+            line.end(reached()[1], recent_loss)
+            result = _result(reached(), parts, trace, stopped, evaluation)
             held.check()
         except BaseException as error:
             # The state of a chunk that failed, or that a second Ctrl-C ended, is lost.
             held.let_through()
-            leave_result(error, lambda: _result(jax.block_until_ready(reached()), parts, trace, True))
+            leave_result(error, lambda: _result(jax.block_until_ready(reached()), parts, trace, True, evaluation))
             raise
     warn_if_diverged(result, stacklevel=2, refused=REFUSED * trace.num_workers)
     return result
 
 
-def _result(reached: tuple[RunState, int], parts: dict[Any, History], trace: Trace, stopped: bool) -> Result:
+def _result(
+    reached: tuple[RunState, int], parts: dict[Any, History], trace: Trace, stopped: bool, evaluation: Evaluation
+) -> Result:
     state, commits = reached
-    return Result(state, concatenate([*parts.values()]), trace.first(commits), stopped)
+    return Result(state, concatenate([*parts.values()]), trace.first(commits), stopped, evaluation.columns())
+
+
+def _multiples(every: int | None, total: int) -> range:
+    return range(0) if every is None else range(every, total + 1, every)
 
 
 def _apart(tree: PyTree) -> PyTree:

@@ -25,11 +25,21 @@ from gemjax.engines.checks import (
 )
 from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import History, with_numbers, without_numbers
+from gemjax.engines.running.evaluation import every_of
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
-from gemjax.engines.simulator.loops import check_positive, chunk_size_for, in_chunks, loop, prepare, width_of
+from gemjax.engines.simulator.loops import (
+    CHUNK,
+    check_positive,
+    chunk_size_for,
+    in_chunks,
+    loop,
+    prepare,
+    renamed_chunk_size,
+    width_of,
+)
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, shown
 from gemjax.protocol.diagnostics import names as diagnostic_names
@@ -94,11 +104,12 @@ def sweep(
     average_model_state: bool = False,
     local: LocalSteps | Callable[..., LocalSteps] | None = None,
     diagnostics: Iterable[str] = (),
-    chunk_size: int | None = None,
     callback: Callable[[int, int], bool | None] | None = None,
+    callback_every: int | None = None,
     stops: Iterable[int] = (),
     at_stop: Callable[[int, int, RunState], None] | None = None,
     batched: bool | None = None,
+    chunk_size: int | None = None,
 ) -> SweepResult:
     """Simulate one trace at every point of a grid of hyper-parameters, for several seeds, in one compiled program.
 
@@ -127,8 +138,10 @@ def sweep(
       average_model_state: as for :func:`gemjax.simulate`.
       local: as for :func:`gemjax.simulate`; or a function of a point, as ``make`` is, with the same periods at every point.
       diagnostics: as for :func:`gemjax.simulate`.
-      chunk_size: as for :func:`gemjax.simulate`. All runs complete a chunk before the next one starts.
-      callback: called as ``callback(arrivals done, arrivals in all)`` after each chunk. Ends the sweep by returning true.
+      callback: called as ``callback(arrivals done, arrivals in all)`` after each compiled call, which all runs complete before
+        the next one starts. Ends the sweep by returning true.
+      callback_every: arrivals between two calls, positive, or fewer: a compiled call has at most 1,024, and fewer if data stay
+        on the host and their rows would exceed 256 MiB. Default: a twentieth of the trace.
       stops: numbers of commits after which ``at_stop`` is called, the same for all seeds.
       at_stop: called as ``at_stop(commits, run, state)`` for each run, with its number in the order of the result. The state is
         valid during the call only.
@@ -138,6 +151,7 @@ def sweep(
         network 1.1 at 1,000, 1.0 at 3,000 and 0.6 at 10,000. With numbers drawn by rbg or unsafe_rbg, of which JAX
         draws others in a batch, and with calls back to Python that ``jax.vmap`` refuses, they are always one by one, also with
         ``batched=True``.
+      chunk_size: old name of ``callback_every``, for one more release.
 
     Returns:
       A :class:`gemjax.SweepResult`, with runs in the order of ``itertools.product(*over.values(), seeds)``.
@@ -156,7 +170,7 @@ def sweep(
     >>> [(row["rate"] > 0.01, row["loss"] < 0.1) for row in result.table()]
     [(False, False), (False, False), (True, True), (True, True)]
     """
-    check_positive(chunk_size=chunk_size)
+    callback_every = renamed_chunk_size(callback_every, chunk_size)
     check_given(loss_fn, params, model_state, where="params" if isinstance(params, PerSeed) else "")
     check_make(make)
     check_callback(callback)
@@ -209,7 +223,9 @@ def sweep(
     data = data if steps is None else [LocalBatches(one, steps) for one in data]
     events = [one.events() for one in traces]
     arrivals, several = len(events[0].worker), max(len(data), len(traces)) > 1
-    chunk_size = min(chunk_size or chunk_size_for(events[0], data[0], runs if several else 1), max(1, arrivals))
+    if callback is not None or callback_every is not None:
+        callback_every = every_of("callback_every", callback_every, arrivals)
+    chunk_size = min(callback_every or CHUNK, chunk_size_for(events[0], data[0], runs if several else 1))
 
     def step(lane: Lane, state: RunState, shared: PyTree, rows: PyTree, length: Any, columns: list):
         own = transition(lane, state.params)

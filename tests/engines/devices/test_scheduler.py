@@ -15,7 +15,7 @@ from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.devices.history import RunHistory
 from gemjax.engines.devices.roster import Roster
 from gemjax.engines.devices.scheduler import Scheduler
-from gemjax.engines.interrupts import Held
+from gemjax.engines.running.interrupts import Held
 from gemjax.testing import Faults
 
 

@@ -60,7 +60,7 @@ def test_stops_are_numbers_of_commits(stops):
 
 def test_the_callback_is_called_at_exactly_the_stops():
     calls = []
-    run(stops=range(0, 100, 7), callback=lambda progress: calls.append(progress.commits))
+    run(stops=range(0, 100, 7), callback=lambda progress: calls.append(progress.commits), callback_every=100)
     assert calls == [7, 14, 21, 24]
 
 
@@ -74,7 +74,7 @@ def test_at_a_stop_the_parameters_are_those_of_so_many_commits():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"stops": [1]}, {"stops": [3, 11, 12]}, {"stops": [10], "chunk_size": 3}])
+@pytest.mark.parametrize("options", [{"stops": [1]}, {"stops": [3, 11, 12]}, {"stops": [10], "callback_every": 3}])
 def test_stops_change_no_bit(options):
     whole, cut = run(MLP), run(MLP, **options)
     assert_same_bits(cut.state, whole.state)
@@ -83,7 +83,7 @@ def test_stops_change_no_bit(options):
 
 def test_a_continued_run_has_the_same_windows():
     """With windows the cuts may change the last digits, so a continued run keeps them."""
-    options = {"window": 4, "chunk_size": 10, "stops": [9]}
+    options = {"window": 4, "callback_every": 10, "stops": [9]}
     whole = run(**options)
     first = run(**options, callback=lambda progress: progress.commits >= 9)
     assert first.stopped
@@ -91,9 +91,9 @@ def test_a_continued_run_has_the_same_windows():
 
 
 def test_pieces_of_all_sizes_are_one_compiled_program():
-    run(QUADRATIC, chunk_size=8)
+    run(QUADRATIC, callback_every=8)
     before = programs()
-    run(QUADRATIC, chunk_size=8, stops=[3, 4, 17])
+    run(QUADRATIC, callback_every=8, stops=[3, 4, 17])
     assert programs() == before
 
 

@@ -26,26 +26,26 @@ def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
     """At every cut, between a late pull and its commit too, and after a rejection."""
     at = [(int(LATE.worker[5]), int(LATE.step[5]))]
     problem = poisoned(MLP, at)
-    whole = run(problem, make, LATE, chunk_size=1)
+    whole = run(problem, make, LATE, callback_every=1)
     assert int(whole.state.rejected) == 1
     arrivals = len(LATE.events().worker)
     assert arrivals > len(LATE)
     for cut in range(1, arrivals):
-        first = run(problem, make, LATE, chunk_size=1, callback=stop_after(cut))
+        first = run(problem, make, LATE, callback_every=1, callback=stop_after(cut))
         assert first.stopped
         assert int(first.state.arrivals) == cut
-        second = run(problem, make, LATE, chunk_size=1, state=first.state)
+        second = run(problem, make, LATE, callback_every=1, state=first.state)
         assert_same_bits(second.state, whole.state)
         joined = {name: np.concatenate([first.history[name], second.history[name]]) for name in whole.history}
         assert_same_bits(joined, whole.history)
-        resumed = run(problem, make, LATE, chunk_size=1, state=first)
+        resumed = run(problem, make, LATE, callback_every=1, state=first)
         assert_same_bits(resumed.state, whole.state)
         assert_same_bits(resumed.history, whole.history)
 
 
 @pytest.mark.slow
 def test_a_column_that_only_one_part_of_a_run_reports_is_nan_in_the_other():
-    first = run(QUADRATIC, gem, LATE, diagnostics=["gap"], chunk_size=4, callback=stop_after(1))
+    first = run(QUADRATIC, gem, LATE, diagnostics=["gap"], callback_every=4, callback=stop_after(1))
     second = run(QUADRATIC, gem, LATE, diagnostics=["update_norm"], state=first)
     begin = len(first.history["loss"])
     assert np.isfinite(second.history["gap"][:begin]).all()
@@ -57,7 +57,7 @@ def test_a_column_that_only_one_part_of_a_run_reports_is_nan_in_the_other():
 
 
 def test_a_result_of_another_trace_is_not_continued():
-    first = run(QUADRATIC, gem, LATE, chunk_size=4, callback=stop_after(1))
+    first = run(QUADRATIC, gem, LATE, callback_every=4, callback=stop_after(1))
     other = gemjax.arrivals.RoundRobin(LATE.num_workers).trace(len(LATE))
     with pytest.raises(ValueError, match=r"Result of another trace: its \d+ commits are not the first rows of trace="):
         run(QUADRATIC, gem, other, state=first)
@@ -69,12 +69,12 @@ def test_a_pull_alone_uses_up_no_step():
     pulls = np.flatnonzero(~events.commits)
     assert len(pulls)
     for arrival in pulls.tolist():
-        state = run(QUADRATIC, gem, LATE, chunk_size=1, callback=stop_after(arrival + 1)).state
+        state = run(QUADRATIC, gem, LATE, callback_every=1, callback=stop_after(arrival + 1)).state
         assert int(state.step[int(events.worker[arrival])]) == events.step[arrival]
 
 
 def test_the_given_state_is_not_donated():
-    first = run(QUADRATIC, gem, LATE, chunk_size=1, callback=stop_after(3))
+    first = run(QUADRATIC, gem, LATE, callback_every=1, callback=stop_after(3))
     again = [run(QUADRATIC, gem, LATE, state=first.state) for _ in range(2)]
     assert_same_bits(again[0].state, again[1].state)
 

@@ -33,10 +33,10 @@ def test_the_same_run_twice_is_the_same_to_the_bit(make):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "chunk_size", [1, 7, 1000, 10**12]
+    "callback_every", [1, 7, 1000, 10**12]
 )  # The last: all in one call, and no room for more than that.
-def test_the_chunk_size_changes_no_bit(chunk_size):
-    whole, chunked = run(MLP, gem, LATE), run(MLP, gem, LATE, chunk_size=chunk_size)
+def test_the_chunk_size_changes_no_bit(callback_every):
+    whole, chunked = run(MLP, gem, LATE), run(MLP, gem, LATE, callback_every=callback_every)
     assert_same_bits(chunked.state, whole.state)
     assert_same_bits(chunked.history, whole.history)
 

@@ -124,7 +124,7 @@ def test_rejections_that_end_do_not_fail_the_run():
     """One worker is rejected at every step, and the others continue."""
     trace = gemjax.arrivals.RoundRobin(3).trace(90)
     problem = poisoned(QUADRATIC, [(1, step) for step in range(30)])
-    result = run(problem, asgd, trace, chunk_size=10)
+    result = run(problem, asgd, trace, callback_every=10)
     assert int(result.state.rejected) == 30
     assert np.isfinite(result.params["x"]).all()
     assert float(jnp.abs(result.params["x"][0])) < 0.5

@@ -17,10 +17,10 @@ def test_a_method_for_another_number_of_workers_is_refused():
         run(QUADRATIC, lambda n: gem(2), LATE)
 
 
-@pytest.mark.parametrize("chunk_size", [0, -3])
-def test_a_chunk_has_at_least_one_commit(chunk_size):
-    with pytest.raises(ValueError, match=f"chunk_size must be positive, got {chunk_size}"):
-        run(QUADRATIC, asgd, LATE, chunk_size=chunk_size)
+@pytest.mark.parametrize("callback_every", [0, -3])
+def test_a_chunk_has_at_least_one_commit(callback_every):
+    with pytest.raises(ValueError, match=f"callback_every must be positive, got {callback_every}"):
+        run(QUADRATIC, asgd, LATE, callback_every=callback_every)
 
 
 def test_a_loss_of_another_form_is_refused():
@@ -131,3 +131,10 @@ def test_data_on_one_device_are_brought_to_all_of_a_divided_central_variable():
     result = gemjax.run_on_devices(*problem, batches, 20, placement=placement, state=first)
     replayed = gemjax.simulate(*problem, batches, result.trace, state=first)
     np.testing.assert_allclose(replayed.params, result.params, rtol=1e-5)
+
+
+def test_the_old_name_of_callback_every_works_with_a_warning():
+    calls = []
+    with pytest.warns(DeprecationWarning, match="chunk_size= is callback_every= now"):
+        run(QUADRATIC, asgd, LATE, chunk_size=12, callback=lambda progress: calls.append(progress.commits))
+    assert calls == [12, 24]

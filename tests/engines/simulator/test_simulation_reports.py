@@ -75,16 +75,16 @@ def test_the_callback_receives_everything():
         calls.append((progress.commits, progress.total, progress.rejected, len(progress.history.get("loss", ()))))
         assert progress.trace() == LATE.first(progress.commits)
 
-    result = run(QUADRATIC, gem, LATE, chunk_size=5, callback=callback)
+    result = run(QUADRATIC, gem, LATE, callback_every=5, callback=callback)
     assert not result.stopped
     assert [c[0] for c in calls] == np.cumsum([c[3] for c in calls]).tolist()
     assert calls[-1][:3] == (len(LATE), len(LATE), 0)
-    assert len(calls) == -(-len(LATE.events().worker) // 5)
+    assert [c[0] for c in calls] == [5, 10, 15, 20, 24]
 
 
 def test_the_callback_may_end_the_run():
     trace = gemjax.arrivals.RoundRobin(2).trace(20)
-    result = run(QUADRATIC, gem, trace, chunk_size=4, callback=lambda progress: progress.commits >= 8)
+    result = run(QUADRATIC, gem, trace, callback_every=4, callback=lambda progress: progress.commits >= 8)
     assert result.stopped
     assert len(result.history["loss"]) == 8
     assert_close(result.params, run(QUADRATIC, gem, trace.first(8)).params, rtol=1e-6)

@@ -152,7 +152,7 @@ def test_seeds_may_have_parameters_data_and_traces_of_their_own(x64, batched):
     params, epochs = lambda seed: jnp.full(3, float(seed)), lambda seed: gemjax.Epochs(rows, 4, seed)
     trace = lambda seed: gemjax.arrivals.Gamma(4).trace(30, seed)
     own = [gemjax.PerSeed(make) for make in (params, epochs, trace)]
-    over, options = {"rate": RATES}, {"diagnostics": ["gap"], "chunk_size": 7, "batched": batched}
+    over, options = {"rate": RATES}, {"diagnostics": ["gap"], "callback_every": 7, "batched": batched}
     result = gemjax.sweep(gem, loss_fn, *own, over, seeds=SEEDS, **options)
     for run, rate, seed in ((0, RATES[0], SEEDS[0]), (3, RATES[1], SEEDS[1])):
         alone = gemjax.simulate(
@@ -191,7 +191,7 @@ def test_runs_one_by_one_share_one_program_and_leave_the_parameters_that_they_st
             made[-1] += 1
             return gemjax.asgd(rate, 4)
 
-        sweep(problem, make, {"rate": np.linspace(0.01, 0.05, count)}, batched=False, chunk_size=9)
+        sweep(problem, make, {"rate": np.linspace(0.01, 0.05, count)}, batched=False, callback_every=9)
     assert made[0] == made[1]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(problem[1]))
 
@@ -282,10 +282,10 @@ def test_an_empty_trace_has_a_table():
     assert all(np.isnan(row["loss"]) for row in rows)
 
 
-@pytest.mark.parametrize("chunk_size", [0, -1])
-def test_a_chunk_size_that_is_not_positive_is_refused(chunk_size):
-    with pytest.raises(ValueError, match=f"chunk_size must be positive, got {chunk_size}"):
-        sweep(quadratic(), gem, {"rate": RATES}, chunk_size=chunk_size)
+@pytest.mark.parametrize("callback_every", [0, -1])
+def test_a_chunk_size_that_is_not_positive_is_refused(callback_every):
+    with pytest.raises(ValueError, match=f"callback_every must be positive, got {callback_every}"):
+        sweep(quadratic(), gem, {"rate": RATES}, callback_every=callback_every)
 
 
 def test_chunks_are_shorter_where_every_run_has_rows_of_its_own(monkeypatch):
@@ -294,7 +294,7 @@ def test_chunks_are_shorter_where_every_run_has_rows_of_its_own(monkeypatch):
     rows, ends = np.ones(12), []
     batches = gemjax.PerSeed(lambda seed: gemjax.OnHost(gemjax.Epochs(rows, 2, seed)))
     gemjax.sweep(gem, lambda params, batch: jnp.mean((params - batch) ** 2), 0.0, batches, LATE, {"rate": RATES},
-                 seeds=SEEDS, callback=lambda done, total: ends.append(done))  # fmt: skip
+                 seeds=SEEDS, callback=lambda done, total: ends.append(done), callback_every=100)  # fmt: skip
     assert ends[:2] == [6, 12]
 
 
@@ -311,7 +311,7 @@ def test_a_run_that_diverges_is_a_result():
 @pytest.mark.slow
 def test_the_chunk_size_does_not_matter(x64):
     problem = quadratic()
-    one, other = (sweep(problem, gem, {"rate": RATES}, chunk_size=size) for size in (None, 5))
+    one, other = (sweep(problem, gem, {"rate": RATES}, callback_every=size) for size in (None, 5))
     assert_close(one.state, other.state, rtol=1e-12)
     for name in one.history:
         np.testing.assert_allclose(one.history[name], other.history[name], rtol=1e-12, err_msg=name)
@@ -331,7 +331,7 @@ def test_the_callback_may_end_it():
         quadratic(),
         gem,
         {"rate": RATES},
-        chunk_size=10,
+        callback_every=10,
         callback=lambda done, total: calls.append((done, total)) or done >= 20,
     )
     arrivals = len(LATE.events().worker)
@@ -376,7 +376,9 @@ def test_a_list_of_points_is_swept_and_each_run_is_evaluated_at_the_stops(batche
         assert (commits, run) not in seen, "a stop is passed once, although pulls alone follow it"
         seen[commits, run] = jax.tree.map(np.array, state.params)
 
-    result = sweep(quadratic(), gem, points, seeds=SEEDS, stops=stops, at_stop=at_stop, batched=batched, chunk_size=1)
+    result = sweep(
+        quadratic(), gem, points, seeds=SEEDS, stops=stops, at_stop=at_stop, batched=batched, callback_every=1
+    )
     assert result.points["kappa"].tolist() == [2.0, 2.0, 1.0, 1.0]
     assert result.points["seed"].tolist() == [*SEEDS, *SEEDS]
     assert seen.keys() == set(itertools.product(stops, range(4)))
@@ -392,7 +394,7 @@ def test_a_stop_is_passed_once_although_pulls_alone_follow_it():
     problem = quadratic()
     gemjax.sweep(
         lambda rate: gemjax.asgd(rate, 2), *problem[:3], trace, over={"rate": [0.1]}, stops=[2, 4, 6], at_stop=at_stop,
-        chunk_size=1,
+        callback_every=1,
     )  # fmt: skip
     assert passed == [2, 4, 6]
 

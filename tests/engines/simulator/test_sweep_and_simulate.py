@@ -75,8 +75,8 @@ WRONG = {
         {"local": gemjax.LocalSteps(optax.sgd(0.1), 2)},
         "RunWarning: the method multiplies the displacements",
     ),
-    "chunk": ({"chunk_size": 2.5}, "TypeError: chunk_size must be an int, got 2.5"),
-    "no-chunk": ({"chunk_size": 0}, "ValueError: chunk_size must be positive, got 0"),
+    "chunk": ({"callback_every": 2.5}, "TypeError: callback_every must be an int, got 2.5"),
+    "no-chunk": ({"callback_every": 0}, "ValueError: callback_every must be positive, got 0"),
     "stops-array": (
         {"stops": np.array(5)},
         "ValueError: stops must be numbers of commits, a sequence of ints; got int64[]",

@@ -127,7 +127,7 @@ def test_an_error_of_the_first_rows_leaves_the_result_that_it_continues():
     earlier = gemjax.simulate(*problem, trace.first(4), window=2)
     source.broken = True
     with pytest.raises(RuntimeError, match="the disk is gone") as caught:
-        gemjax.simulate(*problem, trace, state=earlier, window=2, chunk_size=4)
+        gemjax.simulate(*problem, trace, state=earlier, window=2, callback_every=4)
     assert len(caught.value.result.trace) == 4
 
 
@@ -160,17 +160,21 @@ def test_it_is_that_of_one_by_one_for_a_quick_problem(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk_size", [1, 7, 40])
-def test_the_chunk_size_does_not_matter(x64, chunk_size):
+@pytest.mark.parametrize("callback_every", [1, 7, 40])
+def test_the_chunk_size_does_not_matter(x64, callback_every):
     """The end of a chunk may cut a window."""
     expected = run(quadratic(), gem, UNEQUAL, window=4)
-    assert_close(run(quadratic(), gem, UNEQUAL, window=4, chunk_size=chunk_size).state, expected.state, rtol=1e-12)
+    assert_close(
+        run(quadratic(), gem, UNEQUAL, window=4, callback_every=callback_every).state, expected.state, rtol=1e-12
+    )
 
 
 @pytest.mark.slow
 def test_a_run_continued_within_a_window_is_the_run_that_did_not_stop(x64):
     expected = run(quadratic(), gem, UNEQUAL, window=4)
-    begun = run(quadratic(), gem, UNEQUAL, window=4, chunk_size=10, callback=lambda progress: progress.commits == 10)
+    begun = run(
+        quadratic(), gem, UNEQUAL, window=4, callback_every=10, callback=lambda progress: progress.commits == 10
+    )
     assert begun.stopped
     assert_close(run(quadratic(), gem, UNEQUAL, window=4, state=begun.state).state, expected.state, rtol=1e-12)
 

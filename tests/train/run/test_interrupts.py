@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from shrunk import COMMITS, Dense, flags
 
-from gemjax.engines.interrupts import Held
+from gemjax.engines.running.interrupts import Held
 from train import cli
 from train.common import interrupts
 from train.common.interrupts import Interrupt, Interrupted

@@ -34,7 +34,7 @@ def train(config, gradient=1.0, steps_per_epoch=6.0):
         arrivals.RoundRobin(WORKERS).trace(COMMITS),
         local=local_steps(config, steps_per_epoch),
         model_state=jnp.float32(gradient),
-        chunk_size=1,
+        callback_every=1,
         callback=lambda progress: seen.append(np.asarray(progress.params)[0]) and False,
     )
     return np.array(seen)
@@ -125,7 +125,7 @@ def test_rates_of_workers_of_unequal_speed_fall_together():
         lambda worker, step: jnp.float32(1.0),
         trace,
         local=local_steps(config, steps_per_epoch=12.0),
-        chunk_size=1,
+        callback_every=1,
         callback=lambda progress: seen.append(-float(progress.params[0])) and False,
     )
     moved = np.diff(seen, prepend=0.0) / config.period

@@ -66,7 +66,9 @@ class Processes:
 
     def _submit(self, *task: Any) -> futures.Future:
         """Hand a task to the pool; a signal is answered when the process that starts for it is known to the pool."""
-        from gemjax.engines.interrupts import Held  # Processes of the pool import this module, and would import JAX.
+        from gemjax.engines.running.interrupts import (
+            Held,  # Processes of the pool import this module, and would import JAX.
+        )
 
         with Held():
             return self._pool.submit(*task)

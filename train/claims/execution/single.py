@@ -59,7 +59,7 @@ def record(run: Run, machine: dict[str, Any], tell: Callable[[int], None] = lamb
                 result = gemjax.simulate(
                     *arguments, model_state=model_state, local=local_steps(config, steps), seed=config.seed,
                     diagnostics=diagnostics, state=state,
-                    callback=watcher, chunk_size=CHUNK, stops=[*watcher.evaluations, end],
+                    callback=watcher, callback_every=CHUNK, stops=[*watcher.evaluations, end],
                 )  # fmt: skip
                 state = result.state
     except gemjax.RunFailedError as error:
@@ -119,7 +119,7 @@ def _beginning(run: Run, task: Task) -> tuple[Any, Any]:
         steps = batches.steps_per_epoch
         result = gemjax.simulate(
             make_method(config, steps), task.loss_fn, task.params_of(0), batches, cluster(config).trace(total, 0),
-            model_state=task.model_state, local=local_steps(config, steps), seed=0, chunk_size=CHUNK,
+            model_state=task.model_state, local=local_steps(config, steps), seed=0, callback_every=CHUNK,
         )  # fmt: skip
         _trained.clear()
         found = _trained[config, run.pretraining] = task, (result.params, result.model_state)

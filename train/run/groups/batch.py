@@ -97,7 +97,7 @@ def run_batch(
             model_state=task.model_state,
             local=local,
             diagnostics=diagnostics,
-            chunk_size=min(CHUNK, commits),
+            callback_every=min(CHUNK, commits),
             callback=lambda done, total: progress(before + len(runs) * done * commits // total),  # noqa: B023 (called at once)
             stops=stops,
             at_stop=lambda done, run, state: looked[run].append((done, evaluate(state))),  # noqa: B023

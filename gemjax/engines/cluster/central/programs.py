@@ -83,5 +83,9 @@ class DividedPrograms(ClusterPrograms):
         """The model state, gathered from the actors."""
         return self.central.read(lambda state: state.model_state)
 
+    def copy(self) -> tuple[PyTree, PyTree]:
+        """Return parameters and model state, gathered from the actors, on the evaluator."""
+        return jax.device_put((self.params, self.model_state), self.evaluator)
+
     def reached(self) -> RunState:
         return self.gather()._replace(params=self.params, model_state=self.model_state)

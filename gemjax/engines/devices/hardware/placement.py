@@ -28,6 +28,9 @@ class Placement:
       central: the device of the central variable, or a tuple of devices over which it is sharded, and all method state with
         it. A commit is queued behind the computations of those devices: on a worker's device every commit waits for that
         worker's running gradient, a hidden barrier.
+      evaluator: the device on which ``evaluate`` of :func:`gemjax.run_on_devices` is called. Default: a device of the workers'
+        kind that has no other part in the run; if there is none, as on a single accelerator, that of the last worker, whose
+        gradients then take turns with the evaluations.
 
     Raises:
       TypeError: if a place is neither a device nor a tuple of devices.
@@ -36,6 +39,7 @@ class Placement:
 
     workers: tuple[Place, ...]
     central: Place
+    evaluator: jax.Device | None = None
 
     def __post_init__(self):
         if not isinstance(self.workers, (tuple, list)):
@@ -54,6 +58,8 @@ class Placement:
         # One device is the same place with or without a tuple around it.
         object.__setattr__(self, "workers", tuple(_plain(place) for place in self.workers))
         object.__setattr__(self, "central", _plain(self.central))
+        if self.evaluator is not None and not is_device(self.evaluator):
+            raise TypeError(f"evaluator must be a JAX device, got {shown(self.evaluator)}")
 
     def _check_overlap(self):
         """Refuse tuples that overlap in part: their collectives wait for each other if the devices order them differently."""
@@ -126,7 +132,7 @@ def place(
     check_num_workers(num_workers)
     if not devices:
         raise ValueError("a run on devices needs at least one device, got none")
-    accelerated = devices[0].platform != "cpu"
+    given, accelerated = devices, devices[0].platform != "cpu"
     if central is None:
         if len(devices) == 1 and (central_devices == 1 or not accelerated):
             central = "colocated"
@@ -168,7 +174,19 @@ def place(
     slices = [
         tuple(devices[i : i + worker_devices]) for i in range(0, len(devices) - worker_devices + 1, worker_devices)
     ]
-    return Placement(tuple(slices[w % len(slices)] for w in range(num_workers)), home)
+    workers = tuple(slices[w % len(slices)] for w in range(num_workers))
+    return Placement(workers, home, spare(workers, home, given))
+
+
+def spare(workers: Sequence[Place], central: Place, devices: Sequence[jax.Device] | None = None) -> jax.Device:
+    """Return the first of ``devices`` that is neither a worker's nor the central variable's, or else the last worker's.
+
+    By default ``devices`` are those of this host that are of the workers' kind.
+    """
+    last = devices_of(workers[-1])[0]
+    used = {device for place in (*workers, central) for device in devices_of(place)}
+    devices = jax.local_devices(backend=last.platform) if devices is None else devices
+    return next((device for device in devices if device not in used), last)
 
 
 def host_devices() -> tuple[jax.Device, ...]:

@@ -16,7 +16,7 @@ from gemjax.batches.base import select
 from gemjax.batches.rows import any_worker_takes
 from gemjax.batches.threads import ALIKE, SECONDS_AT_EXIT, no_threads, start_thread
 from gemjax.engines.checks import RunWarning
-from gemjax.engines.interrupts import Held
+from gemjax.engines.running.interrupts import Held
 from gemjax.protocol.compat import settings_here
 from gemjax.protocol.local_steps import PeriodsEndError
 

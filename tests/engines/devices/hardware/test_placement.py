@@ -61,8 +61,8 @@ def test_the_warning_of_a_barrier_names_places_that_exist():
 
 def test_the_three_places_of_the_central_variable():
     cpu = jax.local_devices(backend="cpu")[0]
-    assert place(2, "dedicated", ACCELERATORS) == Placement((ACCELERATORS[0], ACCELERATORS[1]), ACCELERATORS[7])
-    assert place(2, "host", ACCELERATORS) == Placement((ACCELERATORS[0], ACCELERATORS[1]), cpu)
+    assert place(2, "dedicated", ACCELERATORS) == Placement(ACCELERATORS[:2], ACCELERATORS[7], ACCELERATORS[2])
+    assert place(2, "host", ACCELERATORS) == Placement(ACCELERATORS[:2], cpu, ACCELERATORS[2])
     colocated = place(9, "colocated", ACCELERATORS)
     assert colocated.workers == (*ACCELERATORS, ACCELERATORS[0])
     assert colocated.central == ACCELERATORS[0]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from gemjax.engines.devices.hardware.central import Central
 from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
+from gemjax.engines.devices.hardware.placement import spare
 from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
@@ -218,6 +219,16 @@ class CentralPrograms(abc.ABC):
         """The model state of the central variable."""
         return self.central.state().model_state
 
+    def copy(self) -> tuple[PyTree, PyTree]:
+        """Return a copy of parameters and model state on the evaluator, at once; later commits leave it alone."""
+        state = self.central.state()
+        return jax.device_put(_copied((state.params, state.model_state)), self.evaluator)
+
+    @functools.cached_property
+    def evaluator(self) -> jax.Device:
+        """The device on which parameters are evaluated."""
+        return self.placement.evaluator or spare(self.placement.workers, self.placement.central)
+
     def gather(self) -> RunState:
         """Return the whole state, per-worker slots stacked; valid until the next commit.
 
@@ -249,6 +260,10 @@ class CentralPrograms(abc.ABC):
             return local
         view = self._undelivered[worker]
         return self._settle(view if to is None else bring(view), local, bring(self._moved[worker]))
+
+
+# Compiled, because each eager copy of a leaf takes some microseconds.
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
 def _settle(views, packed, local, moved):

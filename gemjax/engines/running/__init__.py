@@ -1,0 +1,1 @@
+"""Parts of a run beside its commits: evaluations, the line of progress, signals."""

@@ -1,0 +1,219 @@
+"""Evaluations during a run: exact, complete, and beside the commits."""
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines.devices.device_runs import ASGD, GEM, QUADRATIC, events, replay, run
+from engines.problems import Behind, poisoned
+
+import gemjax
+from gemjax.callbacks import BestCheckpoint, EarlyStopping
+from gemjax.testing import Faults
+
+simulated = functools.partial(gemjax.simulate, GEM, *QUADRATIC[:3])
+ENGINES = {"devices": run, "simulator": functools.partial(simulated, gemjax.arrivals.Gamma(4).trace(40))}
+PATIENCE = 60.0  # Seconds after which a test that would wait for ever fails.
+
+
+def norm(params, model_state):
+    return {"norm": jnp.linalg.norm(jax.flatten_util.ravel_pytree(params)[0])}
+
+
+def assert_equal(found, expected, rtol=1e-5):
+    assert found.keys() == expected.keys() == {"commit", "time", "norm"}
+    for name in ("commit", "time"):
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    np.testing.assert_allclose(found["norm"], expected["norm"], rtol=rtol)
+
+
+def reference(trace, every, problem=QUADRATIC, tx=GEM):
+    """Return the evaluations as the states of a simulation after each of these commits have them."""
+    rows = []
+
+    def callback(progress):
+        if progress.commits % every == 0 or progress.commits == len(trace):
+            rows.append((progress.commits, trace.time[progress.commits - 1], norm(progress.params, ())["norm"]))
+
+    gemjax.simulate(tx, *problem[:3], trace, callback=callback, callback_every=1)
+    return dict(zip(("commit", "time", "norm"), map(np.array, zip(*rows, strict=True)), strict=True))
+
+
+def test_they_are_those_after_each_multiple_on_devices_and_in_the_simulator():
+    result = run(evaluate=norm, evaluate_every=7, num_commits=40)
+    assert result.evaluations["commit"].tolist() == [7, 14, 21, 28, 35, 40]
+    assert_equal(result.evaluations, replay(result, evaluate=norm, evaluate_every=7).evaluations)
+    assert_equal(result.evaluations, reference(result.trace, 7))
+
+
+def test_refused_commits_around_a_multiple_do_not_count():
+    """Every second commit is a multiple, so that some of the rejected ones are next to one."""
+    faults = Faults().poison(0, 2).poison(1, 2).poison(2, 3).poison(3, 3).poison(0, 4)
+    result = run(tx=ASGD, num_commits=24, gate=faults, evaluate=norm, evaluate_every=2)
+    assert int(result.state.rejected) == 5
+    assert result.evaluations["commit"].tolist() == list(range(2, 25, 2))
+    assert_equal(result.evaluations, reference(result.trace, 2, tx=ASGD))
+
+
+def test_in_the_simulator_rows_of_the_trace_count():
+    problem, trace = poisoned(QUADRATIC, [(w, 3) for w in range(4)]), gemjax.arrivals.Gamma(4).trace(40)
+    result = gemjax.simulate(ASGD, *problem[:3], trace, evaluate=norm, evaluate_every=10)
+    assert int(result.state.rejected) == 4
+    assert_equal(result.evaluations, reference(trace, 10, problem, ASGD), rtol=1e-7)
+
+
+def test_commits_go_on_while_an_evaluation_blocks_and_none_is_lost():
+    late = threading.Event()
+
+    def evaluate(params, model_state):
+        assert late.wait(PATIENCE), "no commit was made during the first evaluation"
+        return norm(params, model_state)
+
+    def gate(worker, step):
+        if step == 8:  # At least one worker has made eight commits, the evaluation after the fifth is under way.
+            late.set()
+
+    result = run(evaluate=evaluate, evaluate_every=5, num_commits=100, gate=gate)
+    assert result.evaluations["commit"].tolist() == list(range(5, 101, 5))
+    assert_equal(result.evaluations, reference(result.trace, 5))
+
+
+def test_the_log_has_them_and_no_pause(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with gemjax.EventLog(path) as log:
+        run(evaluate=norm, evaluate_every=20, log=log)
+    assert [event["commits"] for event in events(path, "evaluation")] == [20, 40]
+    assert all(event["seconds"] >= 0 for event in events(path, "evaluation"))
+    assert not events(path, "pause")
+    shown = gemjax.chrome_trace(gemjax.telemetry.eventlog.read(path))["traceEvents"]
+    tracks = {event["args"]["name"]: event["tid"] for event in shown if event["name"] == "thread_name"}
+    assert {event["tid"] for event in shown if event["name"] == "evaluation"} == {tracks["evaluation"]} == {5}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_error_ends_the_run_with_its_result(engine):
+    calls = []
+
+    def evaluate(params, model_state):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError("no rows")
+        return norm(params, model_state)
+
+    with pytest.raises(ZeroDivisionError, match="no rows") as caught:
+        ENGINES[engine](evaluate=evaluate, evaluate_every=5)
+    result = caught.value.result
+    assert result.evaluations["commit"].tolist() == [5]
+    assert int(result.state.commits) >= 10
+
+
+@pytest.mark.parametrize("found", [0.5, {"loss": np.zeros(3)}, ["loss"], {"loss": "much"}])
+def test_what_is_no_dict_of_numbers_is_refused(found):
+    with pytest.raises(TypeError, match="evaluate must return a dict of numbers"):
+        run(evaluate=lambda params, model_state: found)
+
+
+def test_a_function_may_decline():
+    made = iter([{"loss": 1.0}, None, {"loss": 3.0, "accuracy": 0.5}, None])
+    result = run(evaluate=lambda params, model_state: next(made), evaluate_every=10)
+    assert result.evaluations["commit"].tolist() == [10, 30]
+    np.testing.assert_array_equal(result.evaluations["accuracy"], [np.nan, 0.5])
+
+
+def test_a_continued_run_has_those_of_both_parts():
+    first = run(num_commits=25, evaluate=norm, evaluate_every=10)
+    assert first.evaluations["commit"].tolist() == [10, 20, 25]
+    second = run(num_commits=50, evaluate=norm, evaluate_every=10, state=first)
+    assert second.evaluations["commit"].tolist() == [10, 20, 25, 30, 40, 50]
+    assert run(num_commits=50, evaluate=norm, state=second).evaluations["commit"].tolist()[-2:] == [40, 50]
+
+    trace = gemjax.arrivals.Gamma(4).trace(50)
+    along = functools.partial(simulated, trace, evaluate=norm, evaluate_every=10)
+    half = along(stops=[25], callback=lambda progress: progress.commits == 25)
+    assert half.evaluations["commit"].tolist() == [10, 20, 25]
+    assert along(state=half).evaluations["commit"].tolist() == [10, 20, 25, 30, 40, 50]
+
+
+def test_there_are_about_twenty_of_them_and_of_the_calls_of_a_callback():
+    calls = []
+    count = lambda progress: calls.append(progress.commits)
+    result = run(tx=ASGD, num_commits=600, evaluate=norm)
+    assert len(result.evaluations["commit"]) == 20
+    replay(result, tx=ASGD, callback=count)
+    assert calls == list(range(30, 601, 30))
+    calls.clear()
+    run(tx=ASGD, num_commits=600, callback=count)
+    assert 10 <= len(calls) <= 21
+
+
+def test_a_callback_knows_them_with_the_parameters():
+    """The last call knows all; each row comes with its parameters once."""
+    seen = []
+
+    def callback(progress):
+        known = dict(zip(*(progress.evaluations.get(name, np.zeros(0)) for name in ("commit", "norm")), strict=True))
+        for one in progress.evaluated:
+            assert float(norm(one.params, ())["norm"]) == known[one.commit]
+            seen.append(one.commit)
+
+    result = run(evaluate=norm, evaluate_every=10, callback=callback, callback_every=1000)
+    assert seen == [10, 20, 30, 40]
+    seen.clear()
+    replay(result, evaluate=norm, evaluate_every=10, callback=callback, callback_every=1000)
+    assert seen == [10, 20, 30, 40]
+
+
+def test_early_stopping_by_a_column():
+    result = run(
+        num_commits=100_000, evaluate=lambda params, model_state: {"loss": 1.0}, evaluate_every=10,
+        callback=EarlyStopping("loss", patience=3), gate=Behind(4, 3, by=4),
+    )  # fmt: skip
+    assert result.stopped
+    assert result.evaluations["commit"][3] == 40
+
+
+def test_the_best_checkpoint_has_the_parameters_that_were_evaluated(tmp_path):
+    """The second evaluation is the best one, and the run goes on meanwhile."""
+    copies = []
+
+    def evaluate(params, model_state):
+        copies.append(jax.device_get(params))
+        return {"loss": abs(2 - len(copies))}
+
+    best = BestCheckpoint(tmp_path, "loss")
+    result = run(evaluate=evaluate, evaluate_every=10, callback=best)
+    state, trace, metadata = best.load(result.state)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), copies[1])
+    assert metadata["metric"] == 0
+    assert metadata["commit"] == 20 <= len(trace)
+
+
+def test_a_column_that_nobody_computes_is_refused_at_the_end():
+    with pytest.raises(ValueError, match="no evaluations named 'accuracy', only"):
+        run(callback=EarlyStopping("accuracy"))
+    with pytest.raises(ValueError, match="no evaluations named 'accuracy', only"):
+        run(callback=EarlyStopping("accuracy"), evaluate=norm)
+
+
+def test_they_are_made_on_the_evaluator():
+    devices, used = jax.devices(), []
+    placement = gemjax.Placement((devices[0],) * 4, devices[1], evaluator=devices[3])
+    note = lambda params, model_state: used.append(jax.tree.leaves(params)[0].device) or {"loss": 0.0}
+    run(placement=placement, evaluate=note, evaluate_every=20)
+    assert used == [devices[3]] * 2
+    used.clear()
+    run(placement=gemjax.Placement((devices[0],) * 4, devices[1]), evaluate=note, evaluate_every=20)
+    assert used == [devices[2]] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_progress_prints_one_line(engine, capsys):
+    ENGINES[engine](progress=True)
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert printed.startswith("40/40 commits  ")
+    assert "commits/s" in printed
+    assert "loss " in printed
