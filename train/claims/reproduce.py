@@ -26,7 +26,6 @@ from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
 from train.common.files import DRAWN, check_out, check_replaces, write_whole
-from train.common.seals import signed
 from train.config.parsing import in_flags, parse_flags
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
@@ -75,10 +74,13 @@ class Reproduce:
         if self.seeds is not None and self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1; got {self.seeds}")
 
-    @property
-    def pool(self) -> Pool:
-        """The store of finished runs."""
-        return Pool(self.work, None if self.anew else PUBLISHED)
+    def pool(self, claim: Claim) -> Pool:
+        """Return the store of the finished runs of `claim`."""
+        return Pool(self.work, None if self.anew else self.published(claim))
+
+    def published(self, claim: Claim) -> Path:
+        """Return the path of the file of the published runs of `claim`."""
+        return PUBLISHED / f"{file_name(claim.name, self.scale)}.json"
 
     @property
     def folder(self) -> Path:
@@ -149,7 +151,7 @@ def check_data(claims: Sequence[Claim], asked: Reproduce) -> None:
     without: dict[str, list[str]] = {}
     for claim in claims if len(claims) > 1 else ():
         runs = first_seeds(claim.runs[asked.scale], asked.seeds)
-        known = asked.pool.known(runs)
+        known = asked.pool(claim).known(runs)
         if lacking := _lacking([run for run in runs if run not in known], asked):
             without.setdefault(lacking, []).append(claim.name)
     if without:
@@ -162,7 +164,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     Raises:
       UsageError: if a run cannot be made.
     """
-    pool, runs = asked.pool, first_seeds(claim.runs[asked.scale], asked.seeds)
+    pool, runs = asked.pool(claim), first_seeds(claim.runs[asked.scale], asked.seeds)
     known = pool.known(runs)
     say(console, f"{claim.name} ({asked.scale}): {claim.title} [{claim.source}]")
     say(
@@ -184,15 +186,14 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
     result = outcome.summary(claim, measured, statements)
     asked.folder.mkdir(parents=True, exist_ok=True)
     path, picture, *vectors = asked.files(claim)
-    write_whole(path, json.dumps(signed(result), indent=1, ensure_ascii=False) + "\n")
+    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     outcome.draw(claim, measured, picture)
     for vector in vectors:
         vector.parent.mkdir(parents=True, exist_ok=True)
         outcome.draw(claim, measured, vector, titled=False)
         say(console, f"picture for a paper: {vector}")
     if asked.folder == RESULTS and len(runs) <= PUBLISHED_RUNS:
-        for run in runs:
-            Pool(asked.work, PUBLISHED).publish(run, known[run], anew=asked.anew)
+        pool.publish(asked.published(claim), {run: known[run] for run in runs})
     outcome.tell(claim, asked.scale, statements, console)
     say(console, f"results: {path}, picture: {picture}")
     return result
@@ -251,7 +252,7 @@ def _make(grouped: list[list[Run]], known: dict[Run, Record], pool: Pool, asked:
 
 def dry_run(claim: Claim, asked: Reproduce, console: Console) -> None:
     """Print the runs of `claim`, the number of commits left and an estimate of their time."""
-    runs, pool = first_seeds(claim.runs[asked.scale], asked.seeds), asked.pool
+    runs, pool = first_seeds(claim.runs[asked.scale], asked.seeds), asked.pool(claim)
     known = pool.known(runs)
     missing = [run for run in runs if run not in known]
     total, left = sum(map(costs.commits, runs)), sum(map(costs.commits, missing))

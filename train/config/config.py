@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from train.common.files import write_whole
-from train.common.seals import SIGNATURE, check_signature, signed
 from train.config.datasets import DATASETS
 from train.config.methods import Method
 from train.config.networks import ModelName
@@ -182,8 +181,8 @@ class Config(Common):
         return {name: getattr(self, name) for name in names}
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the configuration as JSON, with a checksum."""
-        write_whole(path, json.dumps(signed(dataclasses.asdict(self)), indent=2) + "\n")
+        """Write the configuration as JSON."""
+        write_whole(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Config":
@@ -211,13 +210,8 @@ def load(options: type[Options], path: str | os.PathLike, words: str) -> Options
         if not isinstance(fields, dict):
             raise ValueError(f"it is {ascii(fields)[:60]}, expected an object of fields")
         known = {field.name for field in dataclasses.fields(options)}
-        if unknown := sorted(fields.keys() - known - {SIGNATURE}):
+        if unknown := sorted(fields.keys() - known):
             raise ValueError(f"it has an unknown field {ascii(unknown[0])[:60]}")
-        found = options(**{name: value for name, value in fields.items() if name in known})
-        try:
-            check_signature(fields)  # Now, since a wrong value says more.
-        except ValueError as error:
-            raise ValueError(f"{error}; write it back, or start anew in another folder") from None
-        return found
+        return options(**fields)
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is not {words}: {error}") from error

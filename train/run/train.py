@@ -21,7 +21,6 @@ from train.common.errors import RecordError, UsageError
 from train.common.files import in_shell, write_whole
 from train.common.interrupts import Interrupt
 from train.common.machine import cores, in_its_precision
-from train.common.seals import signed
 from train.config.config import Config
 from train.run import figures
 from train.run.callback import RunCallback, finite
@@ -323,7 +322,7 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
     }
     figures.draw_run(folder, config, run)
     # Last, because a run with a summary is not resumed, even if other files are missing.
-    write_whole(folder.summary, json.dumps(signed(summary), indent=2) + "\n")
+    write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
     say(
         console,
         f"test accuracy {100 * accuracy:.2f} %, test loss {loss:.4f}, "

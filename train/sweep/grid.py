@@ -9,7 +9,6 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from train.common.errors import either
-from train.common.seals import signed
 from train.config.config import BOOKKEEPING, Common, Config, load
 from train.config.methods import LOCAL_FLAGS, METHODS, Method, methods_with
 from train.config.validation import changed, flag
@@ -149,8 +148,8 @@ class Grid(Common):
         return {name: getattr(self, name) for name in names}
 
     def text(self) -> str:
-        """Return the sweep as JSON, with a checksum."""
-        return json.dumps(signed(dataclasses.asdict(self)), indent=2) + "\n"
+        """Return the sweep as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Grid":

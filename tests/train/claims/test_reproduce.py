@@ -18,7 +18,6 @@ from train.claims.execution.cache import Pool
 from train.claims.results import Measured, Spread
 from train.claims.runs import Run, num_commits, over_seeds
 from train.common.errors import RecordError
-from train.common.seals import check_signature, unsealed
 from train.config.config import Config
 from train.config.datasets import DATASETS
 
@@ -114,7 +113,6 @@ def test_a_claim_is_run_judged_drawn_and_written(claim, inline, tmp_path, capsys
     assert "1 reproduced in direction, 1 differs, at small scale, which is not the paper's setting" in said
     assert "4/4 runs done, 100 % of the gradients" in said
     result = json.loads((tmp_path / "pretended-small.json").read_text())
-    check_signature(result)
     assert (result["part"], result["verdict"]) == ("reduced setting", "1 reproduced in direction, 1 differs")
     assert [one["verdict"] for one in result["statements"]] == ["reproduced in direction", "differs"]
     assert [(row["point"], row["seeds"]) for row in result["results"]] == [(2, [0, 1]), (4, [0, 1])]
@@ -157,13 +155,13 @@ def test_published_runs_are_not_made_again_unless_asked(claim, inline, tmp_path,
     monkeypatch.setattr(reproduce, "PUBLISHED", tmp_path / "published")
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "results")
     assert cli.main(command(tmp_path, "--scale", "full")) == 0
-    assert len(inline.made) == len(list((tmp_path / "published").iterdir())) == 4
+    (one,) = (tmp_path / "published").iterdir()
+    assert len(inline.made) == len(json.loads(one.read_text())) == 4
     elsewhere = ["reproduce", "pretended", "--work", str(tmp_path / "elsewhere"), "--scale", "full"]
     assert "of them published" not in capsys.readouterr().out
     assert cli.main(elsewhere) == 0
     assert len(inline.made) == 4
     assert "4 of them done already (4 of them published in" in capsys.readouterr().out
-    one = sorted((tmp_path / "published").iterdir())[0]
     before = one.read_bytes()
     one.write_bytes(before.replace(b'"seconds"', b'"Seconds"'))  # Another result.
     assert cli.main([*elsewhere, "--anew"]) == 0
@@ -309,12 +307,13 @@ def test_whatever_decides_a_runs_numbers_makes_another_run_of_it(tmp_path):
 
 
 def test_a_record_with_other_random_numbers_is_refused(tmp_path):
-    run, pool = Run("plain", 2, BASE), Pool(tmp_path, tmp_path / "published")
-    pool.save(run, made_up(run))
-    pool.publish(run, made_up(run))
-    assert pool.load(run) == Pool(tmp_path / "published").load(run) == {"run": pool.load(run)["run"]} | made_up(run)
+    run, published = Run("plain", 2, BASE), tmp_path / "published.json"
+    own, others = Pool(tmp_path, published), Pool(tmp_path / "other", published)
+    own.save(run, made_up(run))
+    own.publish(published, {run: made_up(run)})
+    assert own.load(run) == others.load(run) == {"run": own.load(run)["run"]} | made_up(run)
     with jax.threefry_partitionable(False):
-        for one in pool, Pool(tmp_path / "other", tmp_path / "published"):
+        for one in own, others:
             with pytest.raises(
                 RecordError, match=r"was computed with JAX_THREEFRY_PARTITIONABLE=True, and now it is False"
             ):
@@ -349,7 +348,7 @@ def test_a_damaged_record_is_refused_by_name(claim, inline, tmp_path, capsys):
 def test_a_record_without_what_is_judged_is_refused_by_name(claim, inline, tmp_path, capsys, change, wrong):
     assert cli.main(command(tmp_path)) == 0
     path = Pool(tmp_path / "work").file(claim.runs["small"][0])
-    change(record := unsealed(json.loads(path.read_text())))
+    change(record := json.loads(path.read_text()))
     path.write_text(json.dumps(record))
     capsys.readouterr()
     assert cli.main(command(tmp_path)) == 2

@@ -14,7 +14,6 @@ from shrunk import Dense, flags
 import gemjax
 from gemjax.checkpoints.files import DIGESTS, HAS_DIGESTS, METADATA
 from train import cli
-from train.common.seals import signed
 from train.config.config import Config
 from train.report import report
 from train.run import train as training
@@ -304,17 +303,6 @@ def test_every_command_refuses_the_configuration_of_another_run(folder, capsys, 
     assert "write it back" in error
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "epochs", "quorum"])
-def test_a_lost_line_of_the_configuration_is_refused(folder, capsys, monkeypatch, name):
-    """The run went on with the default of a field that a resumed run may change."""
-    lines = folder.config.read_text().splitlines(keepends=True)
-    folder.config.write_text("".join(line for line in lines if f'"{name}"' not in line))
-    monkeypatch.setattr(training, "make_task", None)
-    for argv in (LONGER, ["report", "run"]):
-        said = "run/config.json is not the configuration of a run: it was changed: its content has another sha256; write it"
-        assert said in refusal(capsys, folder, argv)
-
-
 @pytest.mark.parametrize("argv", [["--resume", "run"], ["report", "run"]], ids=" ".join)
 def test_a_damaged_name_in_the_metrics_is_refused(folder, capsys, argv):
     folder.metrics.write_text(folder.metrics.read_text().replace('"gap"', '"\'ap"', 1))
@@ -380,8 +368,7 @@ def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(folder, capsys
 
 
 def test_a_report_and_a_replay_are_refused_before_they_write_if_the_last_replay_is_damaged(folder, capsys):
-    whole = json.dumps(signed({"verdict": "differs", "pieces": [{"end": 20}]}))
-    for damaged in ("no replay", "[]", whole.replace("differs", "same to rounding"), whole.replace("20", "90")):
+    for damaged in ("no replay", "[]"):
         folder.replay.write_text(damaged)
         for command in ("report", "replay"):
             assert "replay.json is not the result of a replay" in refusal(capsys, folder, [command, "run"])
@@ -434,14 +421,6 @@ def test_a_report_needs_no_checkpoint(folder, change):
     """They take more room than the records, so users remove them."""
     change(folder.saved.path)
     assert cli.main(["report", "run"]) == 0
-
-
-@pytest.mark.parametrize("command", [["--resume", "run"], ["report", "run"]], ids=lambda command: command[0])
-def test_a_changed_summary_is_refused(folder, capsys, command):
-    folder.summary.write_text(folder.summary.read_text().replace('"commits": 33', '"commits": 32'))
-    wrong = "(it was changed: its content has another sha256)"
-    error = refusal(capsys, folder, command)
-    assert error == f"train: run/summary.json is not the summary of a run {wrong}; delete it to go on\n"
 
 
 @pytest.mark.slow

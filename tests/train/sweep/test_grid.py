@@ -83,19 +83,6 @@ def test_a_value_of_another_type_in_the_file_of_a_sweep_is_refused(tmp_path, cap
     assert error.count("\n") == 1
 
 
-def test_a_digit_that_was_changed_in_the_file_of_a_sweep_is_refused(tmp_path, capsys):
-    """The cells that were finished before would stand beside others of another setting."""
-    changed = Grid().text().replace('"gradients": 600', '"gradients": 900')
-    assert changed != Grid().text()
-    (tmp_path / "sweep.json").write_text(changed)
-    assert cli.main(["sweep", "--resume", str(tmp_path)]) == 2
-    said = (
-        f"train: {tmp_path}/sweep.json is not a sweep: it was changed: its content has another sha256; write it back, "
-    )
-    said += "or start anew in another folder\n"
-    assert capsys.readouterr().err == said
-
-
 def test_help_names_every_flag(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["sweep", "--help-all"])

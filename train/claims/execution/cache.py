@@ -1,5 +1,6 @@
-"""The finished runs of all claims: one small file per run, shared by claims and kept across interruptions."""
+"""The finished runs of claims: one file per run in the work folder, shared by claims, and one file per published claim."""
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Any
 import gemjax
 from train.claims.runs import Record, Run
 from train.common.errors import RecordError
+from train.common.files import write_whole
 from train.common.machine import generator, other_generator
 from train.run.folder import RUNS
 from train.run.groups.store import NUMBER, UNKNOWN, Store, check_fields
@@ -40,16 +42,35 @@ class Pool(Store[Run, Record]):
 
     Args:
       path: the folder of the runs made here.
-      published: a folder of runs that others have made, read for runs that `path` lacks; `None`: no such folder.
+      published: the file of the published runs of a claim, read for runs that `path` lacks; `None`: no such file.
       fields: fields that a record must have, with their types.
     """
 
     def __init__(
-        self, path: str | os.PathLike = POOL, published: str | os.PathLike | None = PUBLISHED,
+        self, path: str | os.PathLike = POOL, published: Path | None = None,
         fields: Mapping[str, Any] = JUDGED,
     ):  # fmt: skip
-        super().__init__(path, published)
-        self.fields = fields
+        super().__init__(path)
+        self.published, self.fields = published, fields
+
+    @functools.cached_property
+    def _published(self) -> dict[str, Any]:
+        """The published runs by their keys."""
+        return {} if self.published is None or not self.published.exists() else json.loads(self.published.read_bytes())
+
+    def load(self, job: Run) -> Record | None:
+        if (own := super().load(job)) is not None or (found := self._published.get(self.key(job))) is None:
+            return own
+        try:
+            return self.decode(job, dict(found))
+        except RecordError as error:
+            raise RecordError(f"{self.key(job)} in {self.published} {error}") from error
+
+    def publish(self, path: Path, records: Mapping[Run, Record]) -> None:
+        """Write a file of published runs, one run a line."""
+        lines = (f"{json.dumps(self.key(run))}: {_line(self.encode(run, record))}" for run, record in records.items())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     def key(self, job: Run) -> str:
         return job.key(VERSION)
@@ -68,3 +89,7 @@ class Pool(Store[Run, Record]):
         if job.diagnostics:
             check_fields(found, {"diagnostics": dict.fromkeys(job.diagnostics, DIAGNOSED)})
         return found
+
+
+def _line(record: Any) -> str:
+    return json.dumps(record, separators=(",", ":"))

@@ -15,7 +15,6 @@ from train.common.console import RunConsole, say
 from train.common.errors import RecordError, printable
 from train.common.files import write_whole
 from train.common.machine import describe, in_its_precision
-from train.common.seals import signed
 from train.config.config import Config
 from train.config.parsing import parse_flags
 from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
@@ -135,7 +134,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
     for sentence in conclusion(config, found, pieces):
         say(console, sentence)
     try:
-        write_whole(folder.replay, json.dumps(signed(found), indent=2) + "\n")
+        write_whole(folder.replay, json.dumps(found, indent=2) + "\n")
     except OSError as error:
         say(console, f"{folder.replay} is not written ({error.strerror}), so the report will not show this verdict")
     return found

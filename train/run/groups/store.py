@@ -14,7 +14,6 @@ from train.common import interrupts
 from train.common.console import say
 from train.common.errors import RecordError, printable
 from train.common.files import FULL, check_regular, in_words, write_whole
-from train.common.seals import sealed, unsealed
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
@@ -27,15 +26,13 @@ class Store(abc.ABC, Generic[Job, Result]):
 
     Args:
       path: the folder.
-      published: a folder of jobs that others have finished, read for jobs that `path` lacks.
 
     Attributes:
       check_in_place: called before a result is written.
     """
 
-    def __init__(self, path: str | os.PathLike, published: str | os.PathLike | None = None):
+    def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self.published = None if published is None else Path(published)
         self.check_in_place: Callable[[], None] = lambda: None
 
     @abc.abstractmethod
@@ -65,18 +62,16 @@ class Store(abc.ABC, Generic[Job, Result]):
         Raises:
           RecordError: if the file is damaged or belongs to another job.
         """
-        paths = [self.file(job)]
-        if self.published is not None:
-            paths.append(self.published / paths[0].name)
-        check_regular(*paths)
-        for path in filter(Path.exists, paths):
-            try:
-                return self.decode(job, unsealed(json.loads(path.read_text())))
-            except RecordError as error:
-                raise RecordError(f"{path} {error}") from error
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise RecordError(f"{path} is damaged ({error}); delete it to compute it again") from error
-        return None
+        path = self.file(job)
+        check_regular(path)
+        if not path.exists():
+            return None
+        try:
+            return self.decode(job, json.loads(path.read_text()))
+        except RecordError as error:
+            raise RecordError(f"{path} {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RecordError(f"{path} is damaged ({error}); delete it to compute it again") from error
 
     def known(self, jobs: Iterable[Job]) -> dict[Job, Result]:
         """Return the results of the finished ones of `jobs`.
@@ -90,16 +85,7 @@ class Store(abc.ABC, Generic[Job, Result]):
         """Write the result of `job`."""
         self.check_in_place()
         self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file(job), json.dumps(sealed(self.encode(job, result)), indent=1) + "\n")
-
-    def publish(self, job: Job, result: Result, *, anew: bool = False) -> None:
-        """Write the result of `job` to the published folder, unless it is there and not made `anew`."""
-        if self.published is None:
-            return
-        path = self.published / self.file(job).name
-        if anew or not path.exists():
-            self.published.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(sealed(self.encode(job, result)), separators=(",", ":")) + "\n")
+        write_whole(self.file(job), json.dumps(self.encode(job, result), indent=1) + "\n")
 
     def keep(self, made: Iterable[tuple[Job, Result]], known: dict[Job, Result]) -> Iterator[tuple[Job, Result]]:
         """Save each result as it arrives, add it to `known`, and yield it."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from train.common.errors import RecordError
-from train.common.seals import CHANGED, SIGNATURE, check_signature
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -19,12 +18,10 @@ def read_summary(path: Path) -> dict[str, Any]:
         commits = found["commits"]
         if type(commits) is not int:
             raise TypeError(f"commits is {ascii(commits)[:60]}")
-        check_signature(found)  # An earlier version wrote none.
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        kind = "" if str(error) == CHANGED else f"{type(error).__name__}: "
-        wrong = f"{kind}{ascii(str(error))[1:-1][:80]}"
+        wrong = f"{type(error).__name__}: {ascii(str(error))[1:-1][:80]}"
         raise RecordError(f"{path} is not the summary of a run ({wrong}); delete it to go on") from error
-    return {name: value for name, value in found.items() if name != SIGNATURE}
+    return found
 
 
 def read_replay(path: Path) -> tuple[str, int] | None:
@@ -35,7 +32,6 @@ def read_replay(path: Path) -> tuple[str, int] | None:
     """
     try:
         found = json.loads(path.read_bytes())
-        check_signature(found)  # An earlier version wrote none.
         return str(found["verdict"])[:40], int(found["pieces"][-1]["end"])
     except FileNotFoundError:
         return None

@@ -35,16 +35,6 @@ def test_each_result_is_saved_as_it_arrives(tmp_path):
     assert store.known([1, 2, 3]) == {2: 4, 3: 9}
 
 
-def test_published_results_are_read_where_there_are_none_of_our_own(tmp_path):
-    Squares(tmp_path / "own", tmp_path / "published").publish(2, 4)
-    store = Squares(tmp_path / "other", tmp_path / "published")
-    assert store.load(2) == 4
-    store.save(2, 5)
-    store.publish(2, 5)
-    assert store.load(2) == 5
-    assert Squares(tmp_path / "new", tmp_path / "published").load(2) == 4
-
-
 @pytest.mark.parametrize(
     ("text", "reason"), [("{", "Expecting"), ('{"of": 3, "is": 9}', "another number"), ("{}", "of")]
 )
@@ -53,21 +43,6 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path, text, reason):
     store.file(2).write_text(text)
     with pytest.raises(RecordError, match=rf"square-2.json is damaged \(.*{reason}.*\); delete it"):
         store.known([2])
-
-
-@pytest.mark.parametrize("write", [Squares.save, Squares.publish], ids=["own", "published"])
-def test_a_changed_digit_is_refused_and_a_file_without_a_checksum_is_read(tmp_path, write):
-    store = Squares(tmp_path / "own", tmp_path / "published")
-    write(store, 2, 4.25)
-    (path,) = tmp_path.rglob("*.json")
-    assert store.load(2) == 4.25
-    path.write_text(path.read_text().replace("4.25", "4.26"))
-    with pytest.raises(
-        RecordError, match=r"square-2.json is damaged \(it was changed: .*\); delete it to compute it again"
-    ):
-        store.load(2)
-    path.write_text('{"of": 2, "is": 4.26}')
-    assert store.load(2) == 4.26
 
 
 def test_an_interruption_says_how_to_resume():

@@ -14,7 +14,6 @@ from matplotlib import image
 
 from train import cli
 from train.claims.execution.batch import record_together
-from train.common.seals import signed, unsealed
 from train.sweep.benchmark import benchmark, outcome
 from train.sweep.benchmark.settings import (
     CONTESTANTS,
@@ -149,7 +148,7 @@ def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(in
 def test_a_run_without_what_is_measured_is_refused_by_name(inline, tmp_path, capsys, field):
     assert cli.main(["benchmark", "--quick"]) == 0
     path = sorted((tmp_path / "runs/benchmark/benchmark-quick").iterdir())[0]
-    record = unsealed(json.loads(path.read_text()))
+    record = json.loads(path.read_text())
     del record[field]
     path.write_text(json.dumps(record))
     capsys.readouterr()
@@ -167,9 +166,6 @@ def test_a_row_without_a_field_is_refused_before_anything_is_computed(inline, tm
     found = {"definition": {}, "targets": {}, "rows": [row], "cost": {}, "hardware": []}
     path.write_text(json.dumps(found))
     assert cli.main(["benchmark", "--quick", "--dry-run", "--out", str(tmp_path)]) == 0
-    path.write_text(json.dumps(signed(found)).replace("0.9", "0.8"))
-    assert cli.main(["benchmark", "--quick", "--dry-run", "--out", str(tmp_path)]) == 2
-    assert "it was changed: its content has another sha256" in capsys.readouterr().err
     del row[field]
     path.write_text(json.dumps(found))
     assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
