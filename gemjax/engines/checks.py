@@ -13,6 +13,7 @@ import optax
 
 from gemjax.batches.per_seed import PerSeed
 from gemjax.protocol.checks import check_range, check_width, with_extra_args
+from gemjax.protocol.compat.programs import Kept, Program, Same, kind_of, settings
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.staleness import is_asynchronous, needs_local_steps, needs_rounds
@@ -285,15 +286,6 @@ def is_key(leaf: Any) -> bool:
         return False
 
 
-def has_hash(value: Any) -> bool:
-    """Return True if ``value`` can be looked up in a cache; an object of a class that has == but no hash cannot."""
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
 def is_numeric(leaf: Any) -> bool:
     """Return True for a number, an array of numbers, truth values or typed keys, and the shape of such an array."""
     if isinstance(leaf, (int, float, complex)):
@@ -374,7 +366,6 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
         return None
     shapes = jax.eval_shape(lambda params: params, params)
 
-    @jax.jit  # Nothing but the rate is computed.
     def rate():
         observer = Observer(["learning_rate"])
         observer.offered.add("learning_rate")  # So that a rate of optax.inject_hyperparams is not offered.
@@ -383,8 +374,10 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
         with_extra_args(tx).update(zeros, tx.init(zeros), zeros, worker=0, **losses)
         return None if observer.several else observer.seen.get("learning_rate")
 
+    # Compiled, so that nothing but the rate is computed.
+    program = _RATES.get((Same(tx), kind_of(params), settings()), lambda: Program(rate))
     try:
-        found = rate()
+        found = program()
     except (
         ValueError,
         jax.errors.JAXTypeError,
@@ -393,6 +386,7 @@ def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | Non
     return None if found is None else float(found)
 
 
+_RATES = Kept()
 # Adam divides by the length of a gradient. The first rate of a schedule, such as a warm-up from 0, says little.
 _EXEMPT = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
 

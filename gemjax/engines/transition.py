@@ -16,7 +16,6 @@ from gemjax.engines.checks import (
     check_option,
     check_params,
     check_tx,
-    has_hash,
     is_traced,
     shapes_of,
 )
@@ -24,6 +23,7 @@ from gemjax.engines.loss import check_unreserved
 from gemjax.engines.worker import Gradient, KeptView, View, WorkerStep, stays_sound
 from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_bool, check_can_be_added, kept, with_extra_args
+from gemjax.protocol.compat.programs import Kept, Program, Same, has_hash, kind_of, settings
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.nodes import counting_refusals, is_wrapper, refused
 from gemjax.protocol.slots import Slots
@@ -92,6 +92,9 @@ def check_led_to(state: RunState, trace: Trace, name: str = "trace") -> None:
         )
 
 
+BOUND = Kept()  # Transitions by their parts before they are bound.
+
+
 class Report(NamedTuple):
     """Facts about one commit."""
 
@@ -128,6 +131,8 @@ class Transition(WorkerStep):
     def bind(self, params: PyTree, model_state: PyTree = ()) -> "Transition":
         """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
 
+        The same arguments are checked once; what is traced, as in a sweep, is checked each time.
+
         Raises:
           TypeError: if the loss is no function, ``tx`` no transformation, ``local`` no ``LocalSteps``, an optimizer
             one that needs more than gradients, or a leaf no array.
@@ -135,6 +140,11 @@ class Transition(WorkerStep):
             ``average_model_state`` is no bool.
         """
         check_given(self.loss_fn, params, model_state)
+        if is_traced(params):
+            return self._bound(params)
+        return BOUND.get((Same(self), kind_of(params), settings()), lambda: self._bound(params))
+
+    def _bound(self, params: PyTree) -> "Transition":
         check_tx(self.tx)
         check_params(params)
         check_bool("average_model_state", self.average_model_state)
@@ -399,3 +409,36 @@ def initial_state(
     staleness.check_num_workers(num_workers)
     transition = Transition(tx=tx, loss_fn=no_loss, num_workers=num_workers, local=local)
     return transition.bind(params, model_state).init(params, model_state)
+
+
+_PROGRAMS, _SHAPES = Kept(), Kept()
+
+
+def first_state(transition: Transition, params: PyTree, model_state: PyTree = ()) -> RunState:
+    """Return ``transition.init(params, model_state)`` in new arrays, none of them twice, which may be donated.
+
+    All arrays are copied, because the owner of an array is unknown (a rule may begin with one of its own).
+    """
+
+    def begin(params, model_state):
+        return jax.tree.map(copied, transition.init(params, model_state))
+
+    places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((params, model_state))]
+    if all(place is None or len(place.device_set) == 1 for place in places):  # Others decide where the state is.
+        try:
+            return _PROGRAMS.get((Same(transition), settings()), lambda: Program(begin))(params, model_state)
+        except jax.errors.JAXTypeError:  # An `init` that cannot be traced.
+            pass
+    return begin(params, model_state)
+
+
+def first_shapes(transition: Transition, params: PyTree, model_state: PyTree = ()) -> RunState:
+    """Return the shapes and dtypes of :func:`first_state`; they are found once for the same transition."""
+    key = Same(transition), kind_of((params, model_state)), settings()
+    shapes = lambda: jax.eval_shape(lambda tree: tree, shapes_of(transition.init, params, model_state))
+    return _SHAPES.get(key, shapes)
+
+
+def copied(leaf: jax.Array) -> jax.Array:
+    """Return a copy of an array."""
+    return jnp.array(leaf, copy=True)

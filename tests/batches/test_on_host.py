@@ -182,11 +182,11 @@ def test_large_batches_make_small_chunks(monkeypatch):
     """512 B of rows and 16 B of their numbers are selected for a commit."""
     data = {"x": np.zeros((8, 32), np.float32)}
     batches, events = OnHost(gemjax.Epochs(data, 4)), gemjax.arrivals.RoundRobin(2).trace(5000).events()
-    assert loops.chunk_size_for(events, batches) == 1024
+    assert loops.width_for(events, batches) == 1024
     monkeypatch.setattr(loops, "CHUNK_BYTES", 10 * 528 + 1)
-    assert loops.chunk_size_for(events, batches) == 10
+    assert loops.width_for(events, batches) == 10
     monkeypatch.setattr(loops, "CHUNK_BYTES", 1)
-    assert loops.chunk_size_for(events, batches) == 1
+    assert loops.width_for(events, batches) == 2
 
 
 # --- Data that do not fit

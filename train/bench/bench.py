@@ -33,6 +33,9 @@ from train.bench import (
     scale as bench_scale,
 )
 from train.bench import (
+    second as bench_second,
+)
+from train.bench import (
     simulate as bench_simulate,
 )
 from train.common.console import RunConsole, say
@@ -45,7 +48,7 @@ from train.config.validation import MOST_WORKERS
 PyTree = Any
 MOST = {"parameters": 1 << 31, "workers": MOST_WORKERS, "hosts": MOST_WORKERS, "batch_sizes": bench_simulate.IMAGES}
 
-Part = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check"]
+Part = Literal["simulate", "devices", "cluster", "methods", "network", "arrivals", "scale", "check", "second"]
 MARK = {"command": "python -m train bench"}  # At the beginning of each file of figures.
 
 
@@ -55,7 +58,7 @@ class Bench:
 
     The simulator is compared with a plain sequential loop, the device scheduler with a bare loop, the cluster with plain
     programs on Ray, methods with ASGD, networks with PyTorch, if that is installed, and commits with those that are not tested
-    (`check`). The speed of making traces is measured, too.
+    (`check`). The speed of making traces is measured, too, and what a second call costs (`second`).
     """
 
     what: tyro.conf.Positional[tuple[Part, ...]] = ("simulate", "devices")
@@ -139,6 +142,7 @@ def main(argv: Sequence[str]) -> int:
             bench.parameters, bench.hosts, bench.gigabits, bench.gradient_seconds, bench.measured, console
         ),
         "check": lambda: bench_check.measure(bench.parameters, bench.networks, bench.rounds, bench.steps, console),
+        "second": lambda: bench_second.measure(bench.rounds, console),
         "methods": lambda: bench_methods.compare(list(METHODS), bench.rounds, bench.steps, console),
     }
     figures = {}

@@ -79,15 +79,15 @@ def _simulated(kind: type[Transition], network: str, steps: int) -> Callable[[],
     problem, trace = make_problem(network, BATCH_SIZE), gemjax.arrivals.Gamma(WORKERS).trace(steps)
     tx = gemjax.gem(1e-3, num_workers=WORKERS)
     transition = kind(tx=tx, loss_fn=problem.loss_fn, num_workers=WORKERS).bind(problem.params, problem.model_state)
-    run_chunk = loops.compiled(transition, problem.batches, loops.width_of(steps), 1, False)
-    inputs = jax.device_put(loops.inputs(trace.events(), problem.batches, loops.width_of(steps), 1))
+    run_chunk = loops.compiled(transition, problem.batches, max(2, steps), 1, False)
+    inputs = jax.device_put(loops.inputs(trace.events(), problem.batches, max(2, steps), 1))
     data = jax.device_put(problem.batches.data)
 
     def run() -> float:
         state = jax.tree.map(jnp.copy, transition.init(problem.params, problem.model_state))
         jax.block_until_ready(state)
         began = time.perf_counter()
-        jax.block_until_ready(run_chunk(state, data, *inputs))
+        jax.block_until_ready(run_chunk(np.int64(0), state, data, *inputs))
         return (time.perf_counter() - began) / steps
 
     run()

@@ -22,7 +22,7 @@ from gemjax.engines.devices.policy import Policy
 from gemjax.engines.devices.session import prepare
 from gemjax.engines.result import Callback, Result, continue_numbers, leaving
 from gemjax.engines.running.evaluation import Evaluate
-from gemjax.engines.transition import RunState, Transition, workers_of
+from gemjax.engines.transition import RunState, workers_of
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Trace
 from gemjax.telemetry.eventlog import EventLog
@@ -189,5 +189,5 @@ def run_on_cluster(
     made: list[Result] = []
     with leaving(made), contextlib.ExitStack() as stack:
         stack.enter_context(workers.alone())
-        made.append(run.execute(programs, waiters, Transition.init if workers.central_hosts is None else first_state))
+        made.append(run.execute(programs, waiters, *(() if workers.central_hosts is None else (first_state,))))
     return made[0]

@@ -45,7 +45,8 @@ from gemjax.engines.result import (
 from gemjax.engines.running.evaluation import Evaluate, Evaluation, Evaluator, every_of
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.running.progress import ProgressLine
-from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.transition import RunState, Transition, first_shapes
+from gemjax.engines.transition import first_state as first_state_of
 from gemjax.protocol.checks import real
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
@@ -84,7 +85,7 @@ class Run:
         self,
         make_programs: Callable[[RunState], CentralPrograms],
         make_waiters: Callable[[Any], Waiters],
-        first_state: Callable[[Transition, PyTree, PyTree], RunState] = Transition.init,
+        first_state: Callable[[Transition, PyTree, PyTree], RunState] = first_state_of,
     ) -> Result:
         """Run, with the transport's programs for the state to begin with, and its waiters for these programs.
 
@@ -97,18 +98,18 @@ class Run:
             params, model_state = jax.tree.map(on_host, (self.params, self.model_state))
             self.transition = self.transition.bind(params, model_state)
             if self.state is None or self.recorded is None:
-                begin = first_state(self.transition, params, model_state)
+                first = first_state(self.transition, params, model_state)
             else:
-                begin = checked_state(
+                first = checked_state(
                     self.state,
-                    shapes_of(self.transition.init, params, model_state),
-                    elsewhere=first_state is not Transition.init,
+                    first_shapes(self.transition, params, model_state),
+                    elsewhere=first_state is not first_state_of,
                 )
-                begin = continued(begin, self.recorded)
-            rejected, dropped = int(begin.rejected), int(begin.dropped)
+                first = continued(first, self.recorded)
+            rejected, dropped = int(first.rejected), int(first.dropped)
             self.state = self.params = self.model_state = None  # So that the caller can free them.
-            programs = make_programs(begin)
-            del begin, params, model_state
+            programs = make_programs(first)
+            del first, params, model_state
         history = RunHistory(programs.read, self.num_workers, self.recorded, self.log, rejected, dropped, self.earlier)
         alone = self.log.alone(history.trace()) if isinstance(self.log, EventLog) else contextlib.nullcontext()
         made: list[Result] = []

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from gemjax.engines.worker import WorkerStep
+from gemjax.protocol.compat.programs import Program
 
 
 class Stepwise:
@@ -31,7 +32,7 @@ class Stepwise:
         def end(carry, *arguments):
             return finish(lambda view, batch, worker, _: step.end(view, batch, worker, carry), *arguments)
 
-        self._begin, self._step, self._end = jax.jit(begin), jax.jit(one_step, donate_argnums=0), jax.jit(end)
+        self._begin, self._step, self._end = Program(begin), Program(one_step, donate_argnums=0), Program(end)
 
     def __call__(self, interrupted: Callable[[], bool], count: int, arguments: tuple, *more: Any) -> Any:
         """Make ``count`` steps and return what is sent, or ``None`` as soon as ``interrupted()`` is true.
@@ -39,8 +40,9 @@ class Stepwise:
         ``arguments`` are those of ``at``; ``more`` are those that ``finish`` takes besides.
         """
         carry = self._begin(*arguments)
+        step = self._step.at(carry, np.int32(0), *arguments)
         for j in range(count):
             if interrupted():
                 return None
-            carry = jax.block_until_ready(self._step(carry, np.int32(j), *arguments))
+            carry = jax.block_until_ready(step(carry, np.int32(j), *arguments))
         return None if interrupted() else self._end(carry, *arguments, *more)

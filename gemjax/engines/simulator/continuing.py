@@ -3,12 +3,10 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from gemjax.engines.checks import shapes_of
 from gemjax.engines.result import History, checked_state
-from gemjax.engines.transition import RunState, Transition, rows_of_trace
+from gemjax.engines.transition import RunState, Transition, copied, first_shapes, first_state, rows_of_trace
 from gemjax.protocol.trace import Events, Trace
 
 PyTree = Any
@@ -17,25 +15,19 @@ PyTree = Any
 def begin(transition: Transition, params: PyTree, model_state: PyTree, state: RunState | None) -> RunState:
     """Return a copy of the first state that may be donated and in which no array occurs twice.
 
-    All arrays are copied, because the owner of an array is unknown (a rule may begin with one of its own); one by one, so that
-    the state is never in memory twice.
+    A state to continue from is copied array by array, so that it is never in memory three times.
     """
     if state is None:
-        leaves, structure = jax.tree.flatten(transition.init(params, model_state))
-    else:
-        state = checked_state(state, shapes_of(transition.init, params, model_state))
-        leaves, structure = jax.tree.flatten(state)
-        # A checkpoint is loaded to the devices of its `like`, whose counters need not be where its parameters are.
-        places = [leaf.sharding for leaf in jax.tree.leaves((state.params, state)) if isinstance(leaf, jax.Array)]
-        if len({frozenset(place.device_set) for place in places}) > 1 and len(places[0].device_set) == 1:
-            leaves = [jax.device_put(leaf, places[0]) for leaf in leaves]
+        return first_state(transition, params, model_state)
+    state = checked_state(state, first_shapes(transition, params, model_state))
+    leaves, structure = jax.tree.flatten(state)
+    # A checkpoint is loaded to the devices of its `like`, whose counters need not be where its parameters are.
+    places = [leaf.sharding for leaf in jax.tree.leaves((state.params, state)) if isinstance(leaf, jax.Array)]
+    if len({frozenset(place.device_set) for place in places}) > 1 and len(places[0].device_set) == 1:
+        leaves = [jax.device_put(leaf, places[0]) for leaf in leaves]
     for index in range(len(leaves)):
-        leaves[index] = _copy(leaves[index])
+        leaves[index] = copied(leaves[index])
     return jax.tree.unflatten(structure, leaves)
-
-
-def _copy(leaf: jax.Array) -> jax.Array:
-    return jnp.array(leaf, copy=True)
 
 
 def rows_of(state: RunState, earlier: Trace | None, history: History, trace: Trace, events: Events) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from gemjax.batches.checks import checked_key_seed
 from gemjax.batches.functions import Computed
 from gemjax.batches.per_seed import PerSeed
 from gemjax.batches.rows import are_plain, as_batches
-from gemjax.engines.simulator import loops
 from gemjax.protocol.checks import check_range, check_width, shown
+from gemjax.protocol.compat.programs import UNTOLD
 from gemjax.protocol.trace import Trace, check_trace
 
 PyTree = Any
@@ -95,7 +95,7 @@ def batches_of(batches: Any, seeds: Sequence[int], num_workers: int) -> list:
     if len(found) > 1 and own:
         given = _given_of(found[0])
         programs = {jax.jit(_function_of(one)).lower(*given).as_text() for one in found}
-        if len(programs) > 1 or loops.UNTOLD.search(programs.pop()):
+        if len(programs) > 1 or UNTOLD.search(programs.pop()):
             kind = type(_innermost(own[0])).__name__
             raise ValueError(
                 f"{kind}.batch is another function of data and selection for each seed, or calls back to Python; with PerSeed "

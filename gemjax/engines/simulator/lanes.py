@@ -11,8 +11,10 @@ import numpy as np
 from gemjax.engines.memory import default_device
 from gemjax.engines.result import as_column
 from gemjax.engines.transition import RunState
+from gemjax.protocol.compat.programs import Kept, Program, Same, settings
 
 PyTree = Any
+PROGRAMS = Kept()
 Lane = tuple[Any, list]  # Seed and hyper-parameters of a run, as numbers or traced.
 BATCHED_ON_CPU = 3_000  # Largest number of parameters whose runs are one batch on a CPU.
 
@@ -22,28 +24,37 @@ def is_faster_batched(params: PyTree) -> bool:
     return default_device().platform != "cpu" or sum(map(np.size, jax.tree.leaves(params))) <= BATCHED_ON_CPU
 
 
-def in_one_batch(begin: Callable, step: Callable, lanes: list[Lane], starts: list) -> tuple[RunState, Callable]:
+def in_one_batch(
+    begin: Callable, step: Callable, lanes: list[Lane], starts: list, model_state: PyTree, same: tuple
+) -> tuple[RunState, Callable]:
     """Return the state of all runs and the function of a chunk for :func:`in_chunks`: the ``vmap`` of ``step``.
 
     Inputs that differ between seeds get an axis of runs, in which seeds vary fastest. Other inputs are in memory once.
+    ``same`` are the objects that decide ``begin`` and ``step``, whose programs are those of an earlier sweep of the same.
     """
+    runs = len(lanes)
 
     def spread(ones: list) -> tuple[PyTree, int | None]:
-        of_run = np.arange(len(lanes)) % len(ones)
+        of_run = np.arange(runs) % len(ones)
         return (ones[0], None) if len(ones) == 1 else (jax.tree.map(lambda *each: _stack(each)[of_run], *ones), 0)
 
-    @jax.jit
-    def begin_all(lanes, starts):
+    def begin_all(lanes, starts, model_state):
         params, axis = spread(starts)
-        return jax.vmap(begin, (0, axis))(lanes, params)
+        return jax.vmap(begin, (0, axis, None))(lanes, params, model_state)
 
-    @functools.partial(jax.jit, donate_argnums=1)
     def step_all(lanes, state, data, inputs):
         (rows, _, *columns), axis = spread(inputs)
         return jax.vmap(step, (0, 0, None, axis, None, axis))(lanes, state, data, rows, inputs[0][1], columns)
 
     all_lanes = jax.tree.map(lambda *numbers: jnp.stack([jnp.asarray(number) for number in numbers]), *lanes)
-    return begin_all(all_lanes, starts), functools.partial(step_all, all_lanes)
+    begin_all, step_all = _programs(begin_all, step_all, (same, runs))
+    return begin_all(all_lanes, starts, model_state), functools.partial(step_all, all_lanes)
+
+
+def _programs(begin: Callable, step: Callable, same: tuple) -> tuple[Program, Program]:
+    """Return the programs of the first state and of a chunk, in which the state is the second argument and donated."""
+    make = lambda: (Program(begin), Program(step, donate_argnums=1))
+    return PROGRAMS.get((Same(same), settings()), make)
 
 
 def _stack(each: Sequence[Any]) -> jax.Array:
@@ -56,19 +67,21 @@ def _stack(each: Sequence[Any]) -> jax.Array:
     return jnp.stack(each)
 
 
-def one_by_one(begin: Callable, step: Callable, lanes: list[Lane], starts: list) -> tuple[list, Callable]:
+def one_by_one(
+    begin: Callable, step: Callable, lanes: list[Lane], starts: list, model_state: PyTree, same: tuple
+) -> tuple[list, Callable]:
     """Return the same as :func:`in_one_batch`, with lists of states and reports: ``step`` is compiled once, called per run."""
-    begin, step = jax.jit(begin), jax.jit(step, donate_argnums=1)
+    first, each = _programs(begin, step, same)
 
     def run_chunk(states, data, inputs):
         reports = []
         for run, lane in enumerate(lanes):
             rows, length, *columns = inputs[run % len(inputs)]
-            states[run], report = step(lane, states[run], data, rows, length, columns)
+            states[run], report = each(lane, states[run], data, rows, length, columns)
             reports.append(report)
         return states, reports
 
-    return [begin(lane, starts[run % len(starts)]) for run, lane in enumerate(lanes)], run_chunk
+    return [first(lane, starts[run % len(starts)], model_state) for run, lane in enumerate(lanes)], run_chunk
 
 
 def joined(states: Any) -> RunState:

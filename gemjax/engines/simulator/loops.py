@@ -1,8 +1,7 @@
 """Compiled loops of the simulator: arrivals one by one, or their gradients in windows."""
 
+import dataclasses
 import functools
-import hashlib
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -16,16 +15,15 @@ from jax import lax
 from gemjax.batches.base import select
 from gemjax.batches.checks import whole
 from gemjax.batches.local import LocalBatches
-from gemjax.engines.checks import has_hash
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 from gemjax.protocol.checks import check_not_narrow
+from gemjax.protocol.compat.programs import Kept, Program, Same, settings
 from gemjax.protocol.trace import Events, previous_commits
 
 PyTree = Any
-CHUNK, CHUNK_BYTES = 1024, 2**28
-# What the text of a program does not tell: functions of Python, and constants that JAX passes as arguments.
-UNTOLD = re.compile(r"custom_call @\w*callback|stablehlo\.(send|recv)\b|\bjax\.const\b")
+CHUNK, CHUNK_BYTES, SMALL_BYTES = 1024, 2**28, 2**22
+PROGRAMS = Kept()
 
 
 def check_positive(**numbers: int | None) -> None:
@@ -50,18 +48,19 @@ def renamed_chunk_size(callback_every: int | None, chunk_size: int | None) -> in
     return callback_every
 
 
-def chunk_size_for(events: Events, batches: Any, copies: int = 1) -> int:
-    """Return the default number of arrivals per compiled call, smaller if the rows of ``copies`` of them are large."""
+def width_for(events: Events, batches: Any, copies: int = 1) -> int:
+    """Return the most arrivals per compiled call, and the length to which their columns are padded.
+
+    It is the same for traces of any length, so that these share a program; smaller if the rows of ``copies`` arrivals are
+    large. If more than 4 MiB of padding could be needed, it is the next power of two for a shorter trace. It is at least two,
+    because over a single row a CPU compiles and rounds a loop differently.
+    """
     if not len(events.worker):
-        return 1
+        return 2
     one = select(batches, *(column[:1] for column in (events.worker, events.step, events.draw)))
     size = copies * sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batches.gather(one)))
-    return max(1, min(CHUNK, len(events.worker), CHUNK_BYTES // max(1, size)))
-
-
-def width_of(chunk_size: int) -> int:
-    """Return the length to which chunks are padded; over a single row a CPU compiles and rounds a loop differently."""
-    return max(2, chunk_size)
+    enough = max(1 << (len(events.worker) - 1).bit_length(), SMALL_BYTES // max(1, size))
+    return max(2, min(CHUNK, enough, CHUNK_BYTES // max(1, size)))
 
 
 def in_chunks(
@@ -146,39 +145,19 @@ def windows(worker: np.ndarray, width: int) -> np.ndarray:
     return np.array(begins, np.int32)
 
 
-def jitted(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Any:
-    """Return ``run_chunk(state, data, *inputs(…)) -> (state, reports)``, jitted, with the state donated."""
-    return jax.jit(loop(transition, batches, chunk_size, window, with_pulls=with_pulls), donate_argnums=0)
-
-
 def compiled(transition: Transition, batches: Any, chunk_size: int, window: int, with_pulls: bool) -> Callable:
-    """Return :func:`jitted` of the arguments, or what an earlier call with the same arguments has compiled.
+    """Return ``run_chunk(seed, state, data, *inputs(…)) -> (state, reports)``, with the state donated.
 
-    The functions are traced in any case. If a value that they read from outside makes another program of them than it was
-    then, this program is compiled, too. A program that calls back to Python or has constants which its text does not show, and
-    one of a loss, batches or optimizer of a class that has == but no hash, is compiled at each call.
+    It is that of an earlier call with the same objects, whatever the seed of ``transition`` is.
     """
-    own = transition, batches._traced(), chunk_size, window, with_pulls
-    made, known = jitted(*own), None
+    traced = batches._traced()
 
-    def run_chunk(*arguments):
-        nonlocal known
-        if known is None:
-            lowered = made.lower(*arguments)
-            text = lowered.as_text()
-            program = *own, hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree
-            is_known = has_hash(program) and not UNTOLD.search(text)
-            known = _kept(*program).setdefault("jitted", made) if is_known else made
-        return known(*arguments)
+    def run_chunk(seed, state, data, *columns):
+        own = dataclasses.replace(transition, seed=seed)
+        return loop(own, traced, chunk_size, window, with_pulls=with_pulls)(state, data, *columns)
 
-    return run_chunk
-
-
-@functools.lru_cache(maxsize=8)
-def _kept(*program: Any) -> dict[str, Callable]:
-    """Return the place of the function that was jitted for a program; it is empty at first."""
-    del program
-    return {}
+    same = dataclasses.replace(transition, seed=0), traced, chunk_size, window, with_pulls
+    return PROGRAMS.get((Same(same), settings()), lambda: Program(run_chunk, donate_argnums=1))
 
 
 def loop(transition: Transition, batches: Any, chunk_size: int, window: int, *, with_pulls: bool) -> Callable:

@@ -22,7 +22,7 @@ from gemjax.engines.checks import (
     warn_of_two_rates,
     warn_without_rounds,
 )
-from gemjax.engines.memory import bytes_of, default_device, memory_of, offload_if_needed
+from gemjax.engines.memory import bytes_of, default_device, offload_if_needed
 from gemjax.engines.result import (
     LAST,
     REFUSED,
@@ -48,21 +48,15 @@ from gemjax.engines.running.progress import ProgressLine
 from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.continuing import begin, rows_of
-from gemjax.engines.simulator.loops import (
-    check_positive,
-    chunk_size_for,
-    compiled,
-    in_chunks,
-    prepare,
-    renamed_chunk_size,
-    width_of,
-)
-from gemjax.engines.transition import RunState, Transition
+from gemjax.engines.simulator.loops import check_positive, compiled, in_chunks, prepare, renamed_chunk_size, width_for
+from gemjax.engines.transition import RunState, Transition, first_shapes
+from gemjax.protocol.compat.programs import Kept, Same, kind_of, settings
 from gemjax.protocol.diagnostics import names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, check_trace, draws_after
 
 PyTree = Any
+FAITHFUL = Kept()
 
 
 def simulate(
@@ -93,9 +87,11 @@ def simulate(
     are computed by the functions of the other engines, so the same trace gives the same parameters. Views and per-worker state
     are stacked in memory, and a commit changes those of one worker: its cost does not depend on N.
 
-    Each call traces the functions anew, so it computes with the values that they read from outside then (of what is under
-    ``jax.jit`` or ``jax.checkpoint`` JAX keeps the trace). The last eight programs are kept: a call with the same functions and
-    values compiles nothing, unless they call back to Python.
+    The last eight programs are found by the identity of ``tx``, ``loss_fn``, ``local`` and ``batches``, as by ``jax.jit``: a
+    second call with the same objects is neither traced nor compiled again, whatever the length of its trace and its seed. So a
+    value that a function reads from outside is that of its first call; for another value make the function anew. Objects that
+    are made anew are traced. They compile nothing if their program equals one of the last eight, unless it calls back to
+    Python.
 
     Args:
       tx: a gemjax method, a chain that contains one, or any optax transformation.
@@ -196,14 +192,14 @@ def simulate(
     check_placed(params, model_state, together=True)
     seed = checked_key_seed(seed)
     state, earlier, history = begin_from(state)
-    with contextlib.suppress(TypeError, ValueError):  # The checks below have better messages.
-        needed = memory_of(tx, params, num_workers=trace.num_workers, model_state=model_state, local=local)
-        needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
-        batches = offload_if_needed(as_batches(batches, trace.num_workers), needed, default_device())
     transition = Transition(
-        tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, seed=seed, diagnostics=names(diagnostics),
+        tx=tx, loss_fn=loss_fn, num_workers=trace.num_workers, diagnostics=names(diagnostics),
         average_model_state=average_model_state, local=local,
     ).bind(params, model_state)  # fmt: skip
+    with contextlib.suppress(TypeError, ValueError):  # The checks below have better messages.
+        needed = bytes_of(first_shapes(transition, params, model_state))
+        needed |= {} if state is None else {"the state to continue from": sum(bytes_of(state).values())}
+        batches = offload_if_needed(as_batches(batches, trace.num_workers), needed, default_device())
     state = begin(transition, params, model_state, state)
     warn_of_two_rates(tx, params, local)
     warn_without_rounds(tx, params, local, trace)
@@ -217,8 +213,7 @@ def simulate(
     stopped, (begun, done) = False, rows_of(state, earlier, history, trace, events)
     calls = {*checked_stops(stops).tolist(), *_multiples(callback_every, len(trace))}
     due = {*_multiples(evaluation.every, len(trace)), len(trace)} if evaluate is not None else set()
-    cuts, ends = chunks(events, chunk_size_for(events, batches), [*calls, *due], done), np.cumsum(events.commits)
-    width = width_of(max((end - first for first, end in cuts), default=1))
+    ends = np.cumsum(events.commits)
     parts: dict[Any, History] = {None: history}
     draws: dict[Any, np.ndarray] = {None: np.array(state.draw.value)}  # After each chunk.
     state = without_numbers(state)
@@ -253,10 +248,12 @@ def simulate(
     with Held("the simulation ends after the chunk in progress; again: at once, without its state") as held:
         try:
             with held.open():
-                same = lambda _: transition
-                if window > 1 and cuts and not vmap.is_faithful(same, None, batches, events, state, commits=False):
+                width = width_for(events, batches)
+                cuts = chunks(events, width, [*calls, *due], done)
+                if window > 1 and cuts and not _is_faithful(transition, batches, events, state):
                     window = 1
             run_chunk = compiled(transition, batches, width, window, not events.commits.all())
+            run_chunk = functools.partial(run_chunk, np.int64(seed))
 
             def prepared(cut: tuple[int, int]) -> tuple:
                 try:
@@ -329,6 +326,13 @@ def _multiples(every: int | None, total: int) -> range:
 def _apart(tree: PyTree) -> PyTree:
     """Return the same arrays in containers of their own, into which a callback may write."""
     return jax.tree.map(lambda leaf: leaf, tree)
+
+
+def _is_faithful(transition: Transition, batches: Any, events: Events, state: RunState) -> bool:
+    """Return True if gradients in a window are those one by one; it is found once for the same objects."""
+    same, kinds = Same((transition, batches._traced())), kind_of((state, batches.data))
+    found = lambda: vmap.is_faithful(lambda _: transition, None, batches, events, state, commits=False)
+    return FAITHFUL.get((same, kinds, settings()), found)
 
 
 def _default_window() -> int:

@@ -30,23 +30,16 @@ from gemjax.engines.simulator import vmap
 from gemjax.engines.simulator.chunks import chunks
 from gemjax.engines.simulator.grid import batches_of, grid, paired, stacked, starts_of, traces_of
 from gemjax.engines.simulator.lanes import Lane, first_rows, in_one_batch, is_faster_batched, joined, one_by_one
-from gemjax.engines.simulator.loops import (
-    CHUNK,
-    check_positive,
-    chunk_size_for,
-    in_chunks,
-    loop,
-    prepare,
-    renamed_chunk_size,
-    width_of,
-)
+from gemjax.engines.simulator.loops import check_positive, in_chunks, loop, prepare, renamed_chunk_size, width_for
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol.checks import check_bool, shown
+from gemjax.protocol.compat.programs import Kept, Same, kind_of, settings
 from gemjax.protocol.diagnostics import names as diagnostic_names
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.trace import Events, Trace, draws_after
 
 PyTree = Any
+SHAPES, FAITHFUL = Kept(), Kept()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +111,10 @@ def sweep(
     that of independent repetitions. Each run equals the run of :func:`gemjax.simulate` with the same arguments, up to rounding.
     A run that diverges is a result like any other: its commits are rejected and counted, as in :func:`gemjax.simulate`.
 
-    The program is compiled once. It computes all runs as one batch (``vmap``), or one run per call with the hyper-parameters as
-    arguments. A batch fills an accelerator and shares the overhead of small operations; on a CPU the runs of a larger network
-    evict each other from the cache. One by one, gradients and activations of only one run are in memory.
+    The program is compiled once, and found by a second call as in :func:`gemjax.simulate`. It computes all runs as one batch
+    (``vmap``), or one run per call with the hyper-parameters as arguments. A batch fills an accelerator and shares the overhead
+    of small operations; on a CPU the runs of a larger network evict each other from the cache. One by one, gradients and
+    activations of only one run are in memory.
 
     Args:
       make: ``make(**point) -> transformation``. It is called with one traced number for each name of ``over``, so ranges are
@@ -184,9 +178,9 @@ def sweep(
     names = tuple(name for name in points if name != "seed")
     each = points["seed"][: len(seeds)].tolist()
     traces = traces_of(trace, each)
-    first = {name: points[name][0].item() for name in names}
+    first, num_workers = {name: points[name][0].item() for name in names}, traces[0].num_workers
     steps = local(**first) if callable(local) else local
-    data, starts = batches_of(batches, each, traces[0].num_workers), starts_of(params, each)
+    data, starts = batches_of(batches, each, num_workers), starts_of(params, each)
     sizes = {rows_per_batch(one) for one in data}
     size = sizes.pop() if len(sizes) == 1 else 0
     if batched is not None:
@@ -194,24 +188,28 @@ def sweep(
     else:
         batched = is_faster_batched(starts[0])
 
-    def transition(lane: Lane, params: PyTree) -> Transition:
+    def transition(lane: Lane, params: PyTree, model_state: PyTree) -> Transition:
         seed, values = lane
         point = dict(zip(names, values, strict=True))
         return Transition(
-            tx=_made(make, point), loss_fn=loss_fn, num_workers=traces[0].num_workers, seed=seed,
+            tx=_made(make, point), loss_fn=loss_fn, num_workers=num_workers, seed=seed,
             diagnostics=observed, average_model_state=average_model_state,
             local=local(**point) if callable(local) else local,
         ).bind(params, model_state)  # fmt: skip
 
-    def begin(lane: Lane, params: PyTree) -> RunState:
-        return without_numbers(transition(lane, params).init(params, model_state)._replace(batch_size=jnp.int32(size)))
+    def begin(lane: Lane, params: PyTree, model_state: PyTree) -> RunState:
+        state = transition(lane, params, model_state).init(params, model_state)
+        return without_numbers(state._replace(batch_size=jnp.int32(size)))
 
     # Python's numbers are weakly typed, traced or stacked: parameters in half precision stay so.
     columns = (points[name].tolist() for name in names)
     lanes = [(np.int64(seed), values) for seed, *values in zip(points["seed"], *columns, strict=True)]
     runs = len(lanes)
     advice = f"fewer of the {runs} runs at a time, fewer workers, or a method that keeps less per worker"
-    needed = {name: runs * size for name, size in bytes_of(jax.eval_shape(begin, lanes[0], starts[0])).items()}
+    same = make, names, loss_fn, num_workers, observed, average_model_state, local, size
+    kinds = Same(same), kind_of((starts[0], model_state)), settings()
+    of_one = SHAPES.get(kinds, lambda: jax.eval_shape(begin, lanes[0], starts[0], model_state))
+    needed = {name: runs * size for name, size in bytes_of(of_one).items()}
     if steps is not None:
         for _, values in lanes:
             with contextlib.suppress(ValueError):  # A point may be out of range.
@@ -223,17 +221,18 @@ def sweep(
     data = data if steps is None else [LocalBatches(one, steps) for one in data]
     events = [one.events() for one in traces]
     arrivals, several = len(events[0].worker), max(len(data), len(traces)) > 1
+    width = width_for(events[0], data[0], runs if several else 1)
     if callback is not None or callback_every is not None:
         callback_every = every_of("callback_every", callback_every, arrivals)
-    chunk_size = min(callback_every or CHUNK, chunk_size_for(events[0], data[0], runs if several else 1))
+    chunk_size = min(callback_every or width, width)
+    traced, with_pulls = data[0]._traced(), not events[0].commits.all()
 
     def step(lane: Lane, state: RunState, shared: PyTree, rows: PyTree, length: Any, columns: list):
-        own = transition(lane, state.params)
-        run = loop(own, data[0], width_of(chunk_size), 1, with_pulls=not events[0].commits.all())
+        run = loop(transition(lane, state.params, state.model_state), traced, width, 1, with_pulls=with_pulls)
         return run(state, shared if rows is None else rows, length, *columns)
 
     def prepared(cut: tuple[int, int]) -> tuple:
-        return None, [prepare(one, of, width_of(chunk_size), 1, cut) for of, one in paired(events, data)]
+        return None, [prepare(one, of, width, 1, cut) for of, one in paired(events, data)]
 
     def drawn(end: int) -> list[np.ndarray]:
         """Return the draws that workers hold after ``end`` arrivals, of each trace."""
@@ -245,11 +244,13 @@ def sweep(
     cuts = [(first, min(first + chunk_size, arrivals)) for first in range(0, arrivals, chunk_size)]
     cuts, ends = chunks(events[0], chunk_size, stops) if stops else cuts, np.cumsum(events[0].commits)
     if batched and cuts:
-        make_one = lambda lane: transition(lane, starts[0])
-        state_of_one = jax.eval_shape(begin, lanes[0], starts[0])
-        batched = vmap.is_faithful(make_one, lanes[0], data[0], events[0], state_of_one, commits=True)
+        make_one = lambda lane: transition(lane, starts[0], model_state)
+        batched = FAITHFUL.get(
+            (*kinds, Same(traced), kind_of(data[0].data)),
+            lambda: vmap.is_faithful(make_one, lanes[0], data[0], events[0], of_one, commits=True),
+        )
     compiled: Callable = in_one_batch if batched else one_by_one
-    state, run_chunk = compiled(begin, step, lanes, starts)
+    state, run_chunk = compiled(begin, step, lanes, starts, model_state, (same, traced, width, bool(with_pulls)))
     running = in_chunks(run_chunk, state, data[0].data, prepared, cuts)
     for (first, end), state, reports in running:
         parts.append(first_rows(reports, end - first))

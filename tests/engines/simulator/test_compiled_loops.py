@@ -27,6 +27,8 @@ def test_a_second_call_compiles_nothing(make):
     run(QUADRATIC._replace(params={"x": jnp.zeros(4)}), lambda n: tx, LATE)
     assert programs() == before
     run(QUADRATIC._replace(loss_fn=lambda params, batch: QUADRATIC.loss_fn(params, batch)), lambda n: tx, LATE)
+    assert programs() == before
+    run(QUADRATIC._replace(loss_fn=lambda params, batch: 2 * QUADRATIC.loss_fn(params, batch)), lambda n: tx, LATE)
     assert programs() == before + 1
 
 
@@ -119,7 +121,8 @@ def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     state = transition.init(params)
     trace = gemjax.arrivals.RoundRobin(STACK).trace(16)
     inputs = loops.inputs(trace.events(), batches, 16, window)
-    compiled = loops.jitted(transition, batches, 16, window, with_pulls).lower(state, (), *inputs).compile().as_text()
+    run_chunk = loops.compiled(transition, batches, 16, window, with_pulls).at(np.int64(0), state, (), *inputs)
+    compiled = run_chunk.lower(np.int64(0), state, (), *inputs).compile().as_text()
     assert "while(" in compiled
     assert re.search(rf"\[{STACK}[,\]]", compiled)
     assert stacked_copies(compiled) == []
@@ -141,8 +144,8 @@ def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
         transition = transition.bind(params)
         state = transition.init(params)
         inputs = loops.inputs(gemjax.arrivals.RoundRobin(num_workers).trace(16).events(), batches, 16, 1)
-        run_chunk = loops.jitted(transition, batches, 16, 1, with_pulls=False)
-        return run_chunk.lower(state, (), *inputs).compile().cost_analysis()["bytes accessed"]
+        run_chunk = loops.compiled(transition, batches, 16, 1, with_pulls=False).at(np.int64(0), state, (), *inputs)
+        return run_chunk.lower(np.int64(0), state, (), *inputs).compile().cost_analysis()["bytes accessed"]
 
     growth = (traffic(2 * STACK) - traffic(STACK)) / STACK
     assert growth <= 0.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))  # Clocks and losses of all, at most.

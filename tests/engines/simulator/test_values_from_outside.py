@@ -1,4 +1,4 @@
-"""Values that functions read from outside of their arguments: each run computes with those of its beginning."""
+"""Values that functions read from outside of their arguments: a run computes with those of its functions' first run."""
 
 import dataclasses
 import functools
@@ -80,50 +80,54 @@ def simulated(loss_fn, batches=ones, tx=ASGD):
     return gemjax.simulate(tx, loss_fn, jnp.zeros(2), batches, gemjax.arrivals.RoundRobin(2).trace(6)).params
 
 
+def anew(fn):
+    """Return a function of its own that does the same."""
+    return lambda first, second: fn(first, second)
+
+
 @pytest.mark.parametrize(
     "kind", ["module", "dict", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*cases()][2:])]
 )
-def test_a_changed_value_counts_in_the_next_run(kind):
+def test_a_changed_value_counts_for_a_function_made_anew(kind):
+    """As for ``jax.jit``, which finds what it has traced by the identity of the function."""
     loss_fn, change = cases()[kind]
     before = simulated(loss_fn)
-    np.testing.assert_array_equal(simulated(loss_fn), before)
     change()
-    after = simulated(loss_fn)
-    expected = gemjax.testing.run_in_python(ASGD, loss_fn, jnp.zeros(2), ones, gemjax.arrivals.RoundRobin(2).trace(6))
+    np.testing.assert_array_equal(simulated(loss_fn), before)
+    after = simulated(anew(loss_fn))
+    expected = gemjax.testing.run_in_python(
+        ASGD, anew(loss_fn), jnp.zeros(2), ones, gemjax.arrivals.RoundRobin(2).trace(6)
+    )
     np.testing.assert_allclose(after, expected, rtol=1e-6)
     assert not np.array_equal(after, before)
 
 
-def test_a_search_over_a_variable_of_the_loss():
-    def loss_fn(params, batch):
-        return jnp.sum((params - batch) ** 2 + decay * params)
-
+def test_a_search_over_a_variable_of_a_loss_made_for_each_value():
     found = []
-    for value in (0.0, 0.5, 1.0):
-        decay = value
-        found.append(simulated(loss_fn)[0])
+    for decay in (0.0, 0.5, 1.0):
+        found.append(simulated(lambda params, batch, decay=decay: jnp.sum((params - batch) ** 2 + decay * params))[0])
     assert found[0] > found[1] > found[2]
 
 
-def test_a_changed_value_of_batches_or_of_a_schedule_counts_in_the_next_run():
+def test_a_changed_value_counts_for_batches_and_a_schedule_made_anew():
     batches = lambda worker, step: DECAY * jnp.float32(step)
-    tx = gemjax.asynchronous(optax.sgd(lambda count: 0.1 * DECAY), num_workers=2)
+    scheduled = lambda: gemjax.asynchronous(optax.sgd(lambda count: 0.1 * DECAY), num_workers=2)
     loss_fn = lambda params, batch: jnp.sum((params - batch) ** 2)
-    before = simulated(loss_fn, batches), simulated(loss_fn, tx=tx)
+    before = simulated(loss_fn, batches), simulated(loss_fn, tx=scheduled())
     globals()["DECAY"] = 3.0
-    np.testing.assert_allclose(simulated(loss_fn, batches), 3 * before[0], rtol=1e-6)
-    np.testing.assert_array_equal(simulated(loss_fn, tx=tx), simulated(loss_fn, tx=gemjax.asgd(0.3, num_workers=2)))
-    assert not np.array_equal(simulated(loss_fn, tx=tx), before[1])
+    np.testing.assert_allclose(simulated(loss_fn, anew(batches)), 3 * before[0], rtol=1e-6)
+    after = simulated(loss_fn, tx=scheduled())
+    np.testing.assert_array_equal(after, simulated(loss_fn, tx=gemjax.asgd(0.3, num_workers=2)))
+    assert not np.array_equal(after, before[1])
 
 
-def test_another_function_that_is_called_back_counts_in_the_next_run():
+def test_another_function_that_is_called_back_counts_for_a_loss_made_anew():
     """The text of a program does not name it."""
     found = []
-    of = lambda batch: jax.pure_callback(get, jax.ShapeDtypeStruct((), jnp.float32), batch)
-    loss_fn = lambda params, batch: jnp.sum((params - of(batch)) ** 2)
     for value in (1.0, 2.0):
         get = lambda batch, value=value: np.float32(value * batch)
-        found.append(simulated(loss_fn))
+        of = lambda batch, get=get: jax.pure_callback(get, jax.ShapeDtypeStruct((), jnp.float32), batch)
+        found.append(simulated(lambda params, batch, of=of: jnp.sum((params - of(batch)) ** 2)))
     np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
 
 
@@ -131,30 +135,28 @@ ARGUMENTS = """
 import gemjax, jax.numpy as jnp, numpy as np
 targets = [np.zeros(100, np.float32)]
 tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.arrivals.RoundRobin(2).trace(6)
-loss_fn = lambda params, batch: jnp.sum((params - targets[-1]) ** 2)
 zeros = lambda worker, step: jnp.zeros([])
 for _ in range(2):
+    loss_fn = lambda params, batch: jnp.sum((params - targets[-1]) ** 2)
     print(gemjax.simulate(tx, loss_fn, jnp.zeros(100), zeros, trace).history["loss"][0])
     targets.append(np.ones(100, np.float32))
 """
 
 
 @pytest.mark.slow
-def test_a_constant_that_is_an_argument_of_the_program_counts_in_the_next_run():
+def test_a_constant_that_is_an_argument_of_the_program_counts_for_a_loss_made_anew():
     """JAX reads this option at its import; a version without it has constants in the text."""
     env = os.environ | {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
     done = subprocess.run([sys.executable, "-c", ARGUMENTS], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0.0", "100.0"]
 
 
-def test_an_array_that_a_variable_names_anew_counts_in_the_next_run():
+def test_another_array_counts_for_a_loss_made_anew():
     """A large one, which some versions of JAX do not write into the text of a program."""
     found = []
-
-    def loss_fn(params, batch):
-        return jnp.sum((params - batch * constant.mean()) ** 2)
-
     for value in (1.0, 2.0):
         constant = jnp.full(5000, value)
-        found.append(simulated(loss_fn))
+        found.append(
+            simulated(lambda params, batch, constant=constant: jnp.sum((params - batch * constant.mean()) ** 2))
+        )
     np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 import gemjax
-from train.bench import bench, on_ray
+from train.bench import bench
 from train.bench import cluster as bench_cluster
+from train.bench.cluster import on_ray
 from train.common.errors import UsageError
 
 

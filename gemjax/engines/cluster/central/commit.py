@@ -9,8 +9,8 @@ import jax
 from gemjax.engines.cluster.central.division import Division
 from gemjax.engines.cluster.central.program import Program
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import Packed, numbers_of
-from gemjax.engines.devices.hardware.programs.gradients import Packers, with_outcome
+from gemjax.engines.devices.hardware.packing import Packed, numbers_of, with_outcome
+from gemjax.engines.devices.hardware.programs.gradients import Packers
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, packed_report
+from gemjax.engines.devices.hardware.packing import Packed, Packer, numbers_of, packed_report, with_outcome
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, shardings, whole
 from gemjax.engines.transition import RunState, Transition
 from gemjax.protocol import slots
+from gemjax.protocol.compat.programs import Kept, Program, Same, kind_of, settings
 from gemjax.protocol.slots import Slots
 
 PyTree = Any
@@ -21,8 +22,8 @@ SMALL = 2**15  # Bytes of the largest leaf that is packed between commits.
 COMMIT = np.array((0, 0, 1), np.int32)  # The event of worker 0 at its step 0.
 
 
-class Central:
-    """The central variable and one slot per worker, at the place of the central variable.
+class CommitPrograms:
+    """The compiled programs of a central variable, which hold no array of a run.
 
     A commit receives the shared state and the slot of its worker, and donates both. Every array that goes in or out costs the
     scheduler's thread some microseconds, so small leaves are packed between commits, and the program unpacks them. A leaf
@@ -35,63 +36,60 @@ class Central:
 
     Args:
       transition: the run's transition, bound.
-      state: the state to begin with, without the state of local optimizers; copied.
+      state: the state to begin with, arrays or shapes, without the state of local optimizers.
       place: the devices of the central variable.
-      view: packs what :meth:`commit` returns for the worker.
+      view: packs what :attr:`commit` returns for the worker.
       gradient: packs the gradients that are committed.
-      outcome: ``outcome(view, applied)`` returns what the worker receives after a commit: its next view, and a number that is
-        1 if the commit was applied.
-      lend: True if arrays of a view that :meth:`commit` returns may be those of the worker's slot, instead of copies; its next
+      keeps_local: True if workers have a local optimizer, so that the worker receives a number besides its next view: 1 if
+        the commit was applied.
+      lend: True if arrays of a view that :attr:`commit` returns may be those of the worker's slot, instead of copies; its next
         commit overwrites them.
+
+    Attributes:
+      reported: names of the numbers of a report, in order, with their dtypes.
+      lent: per array of a view that is apart, the index of the array of the slot which it is; ``None`` for one of its own.
     """
 
     def __init__(
-        self, transition: Transition, state: RunState, place: Place, view: Packer, gradient: Packer, outcome: Callable,
-        *, lend: bool = False,
+        self, transition: Transition, state: RunState, place: Place, view: Packer, gradient: Packer, keeps_local: bool,
+        lend: bool,
     ):  # fmt: skip
-        self.place, self.num_workers = place, transition.num_workers
-        self._transition, self._outcome = transition, outcome
-        slot, self._join, shared = slots.split(jax.eval_shape(lambda state: slots.take(state, 0), state))
+        self.place = place
+        self._transition, self._outcome = transition, functools.partial(with_outcome, keeps_local=keeps_local)
+        slot, self.join, shared = slots.split(jax.eval_shape(lambda state: slots.take(state, 0), state))
         step = jax.jit(self._step, inline=True)  # So that it is traced once.
         nothing = jax.eval_shape(gradient.zeros)
         after = jax.eval_shape(step, shared, slot, jax.eval_shape(gradient.unpack, nothing), COMMIT)
-        self._shared, self._slot = self._packer(shared, after[0]), self._packer(slot, after[1])
-        apart = self._slot.alone(range(len(jax.tree.leaves(slot)))) if lend else []
-        self._lent = [apart.index(leaf) if leaf in apart else None for leaf in view.alone(self._kept)]
+        self.shared, self.slot = self._packer(shared, after[0]), self._packer(slot, after[1])
+        apart = self.slot.alone(range(len(jax.tree.leaves(slot)))) if lend else []
+        self.lent = [apart.index(leaf) if leaf in apart else None for leaf in view.alone(self._kept)]
 
         def commit(shared, slot, packed, event):
             shared, slot, sent, report = step(*self._unpack(shared, slot), gradient.unpack(packed), event)
-            slot, sent = self._slot.pack(slot), view.pack(sent)
-            own = [leaf for leaf, at in zip(sent.apart, self._lent, strict=True) if at is None]
-            return self._shared.pack(shared), slot, sent._replace(apart=own), report
+            slot, sent = self.slot.pack(slot), view.pack(sent)
+            own = [leaf for leaf, at in zip(sent.apart, self.lent, strict=True) if at is None]
+            return self.shared.pack(shared), slot, sent._replace(apart=own), report
 
         def first_view(shared, slot):
             shared, slot = self._unpack(shared, slot)
-            return view.pack(outcome(self._transition.view_of(self._join(slot, shared)), jnp.array(False)))
+            return view.pack(self._outcome(self._transition.view_of(self.join(slot, shared)), jnp.array(False)))
 
-        compiled = lambda packer, like: jax.jit(
-            packer.pack, out_shardings=self._shardings(jax.eval_shape(packer.pack, like))
-        )
-        pack_shared, pack_slot = compiled(self._shared, shared), compiled(self._slot, slot)
-        # Compiled programs return new arrays, so commits, which donate theirs, leave those of the caller alone.
-        self.shared = pack_shared(self.bring(slots.split(state)[2]))
-        # One worker at a time, so that no two copies of the slots exist.
-        self.slots = [
-            pack_slot(self.bring(slots.split(slots.take(state, worker))[0])) for worker in range(self.num_workers)
-        ]
-        self._parts = jax.jit(self._all_parts, out_shardings=whole(place))
-        self.no_gradient = jax.jit(gradient.zeros, out_shardings=self._shardings(nothing))
-        self.first_view = jax.jit(first_view)
-        # Lent memory is not read by most methods, but holds the next view.
-        self._commit = jax.jit(commit, donate_argnums=(0, 1), keep_unused=lend)
+        packed = jax.eval_shape(self.shared.pack, shared), jax.eval_shape(self.slot.pack, slot)
+        self.pack_shared = Program(self.shared.pack, out_shardings=self.shardings(packed[0]))
+        self.pack_slot = Program(self.slot.pack, out_shardings=self.shardings(packed[1]))
+        self.parts = Program(self.all_parts, out_shardings=whole(place))
+        self.no_gradient = Program(gradient.zeros, out_shardings=self.shardings(nothing))
+        self.first_view = Program(first_view)
+        options = {}
         if isinstance(place, tuple):
-            *trees, _ = jax.eval_shape(commit, self.shared, self.slots[0], nothing, COMMIT)
-            outs = (*map(self._shardings, trees), whole(place))
-            self._commit = jax.jit(commit, donate_argnums=(0, 1), out_shardings=outs, keep_unused=lend)
+            *trees, _ = jax.eval_shape(commit, *packed, nothing, COMMIT)
+            options["out_shardings"] = (*map(self.shardings, trees), whole(place))
+        # Lent memory is not read by most methods, but holds the next view.
+        self.commit = Program(commit, donate_argnums=(0, 1), keep_unused=lend, **options)
 
     def _step(self, shared: list, slot: list, gradient: PyTree, event: jax.Array) -> tuple:
         """Commit and pull, traced, on unpacked trees."""
-        state, (worker, step, commits) = self._join(slot, shared), event
+        state, (worker, step, commits) = self.join(slot, shared), event
         state, view, report = self._transition.commit_and_pull(
             state, self._transition.view_of(state).params, gradient, worker, step, commits > 0
         )
@@ -118,21 +116,55 @@ class Central:
         )
 
     def _unpack(self, shared: Packed, slot: Packed) -> tuple[list, list]:
-        return self._shared.unpack(shared), self._slot.unpack(slot)
+        return self.shared.unpack(shared), self.slot.unpack(slot)
 
-    def _shardings(self, tree: PyTree) -> PyTree:
+    def shardings(self, tree: PyTree) -> PyTree:
         """Return the sharding of each array of ``tree``; vectors are whole on each device."""
         if isinstance(tree, Packed):
             return Packed(dict.fromkeys(tree.vectors, whole(self.place)), shardings(self.place, tree.apart))
         return shardings(self.place, tree)
 
+    def all_parts(self, shared: dict[str, Any], slot: dict[str, Any]) -> tuple[list, list]:
+        """Return the leaves that are in the vectors of the shared state and of a slot, in order."""
+        return self.shared.parts(shared), self.slot.parts(slot)
+
+
+PROGRAMS = Kept()
+
+
+class Central:
+    """The central variable and one slot per worker, at the place of the central variable.
+
+    Args:
+      transition, place, view, gradient, keeps_local, lend: as for :class:`CommitPrograms`.
+      state: the state to begin with, without the state of local optimizers; copied.
+    """
+
+    def __init__(
+        self, transition: Transition, state: RunState, place: Place, view: Packer, gradient: Packer, keeps_local: bool,
+        *, lend: bool = False,
+    ):  # fmt: skip
+        self.place, self.num_workers = place, transition.num_workers
+        same = transition, place, view, gradient, keeps_local, lend
+        made = lambda: CommitPrograms(transition, state, place, view, gradient, keeps_local, lend)
+        self.programs = programs = PROGRAMS.get((Same(same), kind_of(state), settings()), made)
+        # Compiled programs return new arrays, so commits, which donate theirs, leave those of the caller alone.
+        self.shared = programs.pack_shared(self.bring(slots.split(state)[2]))
+        # One worker at a time, so that no two copies of the slots exist.
+        self.slots = [
+            programs.pack_slot(self.bring(slots.split(slots.take(state, worker))[0]))
+            for worker in range(self.num_workers)
+        ]
+        self.no_gradient, self.reported = programs.no_gradient, programs.reported
+        self._commit: Callable = programs.commit
+
     def bring(self, tree: PyTree) -> PyTree:
         """Send arrays to the devices of the central variable."""
-        return jax.device_put(tree, self._shardings(tree))
+        return jax.device_put(tree, self.programs.shardings(tree))
 
     def first_views(self) -> Iterator[Packed]:
         """Yield the packed view of each worker, as the state has it."""
-        return (self.first_view(self.shared, slot) for slot in self.slots)
+        return (self.programs.first_view(self.shared, slot) for slot in self.slots)
 
     def commit(self, worker: int, packed: Packed, event: np.ndarray) -> tuple[Packed, jax.Array]:
         """Dispatch a commit and the pull that follows.
@@ -151,16 +183,18 @@ class Central:
         with contextlib.suppress(Exception):
             for vector in report.values():
                 vector.copy_to_host_async()
-        return view._replace(apart=[next(own) if at is None else slot.apart[at] for at in self._lent]), report
+        apart = [next(own) if at is None else slot.apart[at] for at in self.programs.lent]
+        return view._replace(apart=apart), report
 
     def warm_up(self, packed: Packed) -> None:
-        """Compile the commit by a call on a copy of the state."""
+        """Compile the commit, or find the program, by a call on a copy of the state."""
         scratch = jax.tree.map(jnp.copy, (self.shared, self.slots[0]))
+        self._commit = self.programs.commit.at(*scratch, packed, COMMIT)
         jax.block_until_ready(self._commit(*scratch, packed, COMMIT))
 
     def state(self, worker: int = 0) -> RunState:
         """Return the state with the slot of ``worker`` checked out; valid until the next commit."""
-        return self._unpacked(self.shared, self.slots[worker], self._parts)
+        return self._unpacked(self.shared, self.slots[worker], self.programs.parts)
 
     def gather(self, to: jax.Device | None = None) -> RunState:
         """Return the state with the slots of all workers stacked; valid until the next commit.
@@ -169,17 +203,16 @@ class Central:
           to: device that gets all of it, without more memory on those of the central variable; default: the latter.
         """
         move = (lambda tree: tree) if to is None else functools.partial(jax.device_put, device=to)
-        parts = self._parts if to is None else jax.jit(self._all_parts)
+        parts = self.programs.parts if to is None else jax.jit(self.programs.all_parts)
         shared, found, rest = move(self.shared), [], []
         for slot in self.slots:
             own, _, rest = slots.split(self._unpacked(shared, move(slot), parts))
             found.append(own)
         together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-        return self._join([Slots(slot.value, self.num_workers) for slot in together], rest)
-
-    def _all_parts(self, shared: dict[str, Any], slot: dict[str, Any]) -> tuple[list, list]:
-        return self._shared.parts(shared), self._slot.parts(slot)
+        return self.programs.join([Slots(slot.value, self.num_workers) for slot in together], rest)
 
     def _unpacked(self, shared: Packed, slot: Packed, parts: Callable) -> RunState:
         of_shared, of_slot = parts(shared.vectors, slot.vectors)
-        return self._join(self._slot.merge(of_slot, slot.apart), self._shared.merge(of_shared, shared.apart))
+        return self.programs.join(
+            self.programs.slot.merge(of_slot, slot.apart), self.programs.shared.merge(of_shared, shared.apart)
+        )

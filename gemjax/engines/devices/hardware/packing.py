@@ -10,6 +10,7 @@ import numpy as np
 
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.devices.hardware.sharding import Place, is_cut, whole
+from gemjax.engines.transition import View
 
 PyTree = Any
 
@@ -111,6 +112,15 @@ def _send_vector(vector: Any, there: Any) -> jax.Array:
     """Send a vector unless it is on its device already: even then a call of JAX takes 16 µs, 80 on a GPU."""
     is_there = isinstance(vector, jax.Array) and vector.committed and vector.device == there
     return vector if is_there else jax.device_put(vector, there)
+
+
+def with_outcome(view: View, applied: jax.Array, keeps_local: bool) -> tuple[View, Any]:
+    """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0.
+
+    The numbers are floats, so that they are packed with the rest; that of commits is exact up to 16 million in float32.
+    """
+    commits = jax.tree.map(lambda count: count.astype(jnp.result_type(float)), view.commits)
+    return view._replace(commits=commits), applied.astype(jnp.result_type(float)) if keeps_local else ()
 
 
 # Numbers of a commit's report besides metrics; counts of commits are exact in float32 up to 16 million.

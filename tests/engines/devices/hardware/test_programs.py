@@ -20,6 +20,7 @@ from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.simulator.loops import inputs, loop
 from gemjax.engines.transition import Transition
+from gemjax.protocol.compat.programs import Program
 
 WORKERS, PLATFORMS = 3, ("cuda", "tpu")
 every_exported = every_method("asgd", "gem")
@@ -79,6 +80,7 @@ def test_vectors_are_sent_unless_they_are_there():
 
 def exported(function, *arguments):
     """Lower a compiled function for accelerators; return the platforms."""
+    function = function.at(*arguments) if isinstance(function, Program) else function
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.asarray(leaf).dtype), arguments)
     return export.export(function, platforms=PLATFORMS)(*shapes).platforms
 
@@ -107,7 +109,7 @@ def test_gradients_commits_and_pulls_lower_for_accelerators(make):
     assert exported(programs._compute[place], *worker, data, selection, COMMIT) == PLATFORMS
     assert exported(programs._settle, *worker, worker[1]) == PLATFORMS
     assert exported(central._commit, central.shared, central.slots[0], gradient, COMMIT) == PLATFORMS
-    assert exported(central.first_view, central.shared, central.slots[0]) == PLATFORMS
+    assert exported(central.programs.first_view, central.shared, central.slots[0]) == PLATFORMS
 
 
 @pytest.mark.parametrize("window", [1, 2])

@@ -3,21 +3,22 @@
 import abc
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from gemjax.engines.devices.hardware.central import Central
-from gemjax.engines.devices.hardware.packing import Packed, unpacked_report
+from gemjax.engines.devices.hardware.packing import Packed, unpacked_report, with_outcome
 from gemjax.engines.devices.hardware.placement import spare
-from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers, with_outcome
+from gemjax.engines.devices.hardware.programs.gradients import Packers, event_of, packers
 from gemjax.engines.devices.hardware.sharding import Place, whole
 from gemjax.engines.memory import here
 from gemjax.engines.result import RunFailedError, with_numbers, without_numbers
 from gemjax.engines.transition import RunState, Transition, View
 from gemjax.protocol import slots
+from gemjax.protocol.compat.programs import Kept, Program, Same, kind_of, settings
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.trace import Draws
 
@@ -70,15 +71,28 @@ class CentralPrograms(abc.ABC):
         self._keeps_local = bool(jax.tree.leaves(locals_))
         self._undelivered: dict[int, Packed] = {}  # Pulled views on the devices of the central variable.
         state = without_numbers(state._replace(view=Slots(state.view.value._replace(local=()), self.num_workers)))
-        outcome = lambda state: self._with_outcome(transition.view_of(slots.take(state, 0)), jnp.array(False))
-        view = jax.eval_shape(outcome, state)
+        self._known = _known(transition, batches, placement, (state, self._local[0], example, batches.data))
         self.packers = self._pack(
-            packers(transition, batches, placement.central, view, self._local[0], example, self.largest_packed)
+            self.once(
+                f"packers of {self.largest_packed} bytes",
+                functools.partial(self._packers, transition, batches, state, example),
+            )
         )
-        self._settle: Any = jax.jit(functools.partial(_settle, self.packers.views))
+        views = self.packers.views
+        settle = lambda: Program(functools.partial(_settle, views))
+        self._settle: Any = SETTLE.get((Same(views), settings()), settle)
         self.central = self._make_central(transition, state)
         self.reported = self.central.reported
         self._views: list[Any] = [self.send(worker, view) for worker, view in enumerate(self.central.first_views())]
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what an earlier run of the same objects has made under this name, or make it."""
+        return self._known.setdefault(name, make()) if name not in self._known else self._known[name]
+
+    def _packers(self, transition: Transition, batches: Any, state: RunState, example: PyTree) -> Packers:
+        outcome = lambda state: self._with_outcome(transition.view_of(slots.take(state, 0)), jnp.array(False))
+        view = jax.eval_shape(outcome, state)
+        return packers(transition, batches, self.placement.central, view, self._local[0], example, self.largest_packed)
 
     def _pack(self, packed_as: "Packers") -> "Packers":
         """Return the packers that the transport uses."""
@@ -87,7 +101,7 @@ class CentralPrograms(abc.ABC):
     def _make_central(self, transition: Transition, state: RunState) -> Any:
         """Return the central variable."""
         return Central(
-            transition, state, self.placement.central, *self.packers, self._with_outcome, lend=self.lends_views
+            transition, state, self.placement.central, *self.packers, self._keeps_local, lend=self.lends_views
         )
 
     def _with_outcome(self, view: View, applied: jax.Array) -> tuple[View, Any]:
@@ -149,7 +163,10 @@ class CentralPrograms(abc.ABC):
         """Return the state of the worker's local optimizer after the outcome of its commit."""
         if not self._keeps_local:
             return self._local[worker]
-        return self._settle(self._views[worker], self._local[worker], self._moved[worker])
+        arguments = self._views[worker], self._local[worker], self._moved[worker]
+        if isinstance(self._settle, Program):  # Its compiled function is found at the first call.
+            self._settle = self._settle.at(*arguments)
+        return self._settle(*arguments)
 
     def commit(self, worker: int, brought: tuple[Any, PyTree]) -> PyTree:
         """Dispatch the commit of a gradient and the pull that follows; return the report's arrays at once.
@@ -264,6 +281,13 @@ class CentralPrograms(abc.ABC):
 
 # Compiled, because each eager copy of a leaf takes some microseconds.
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+KNOWN, SETTLE = Kept(), Kept()
+
+
+def _known(transition: Transition, batches: Any, placement: Any, given: PyTree) -> dict[str, Any]:
+    """Return what is known of a run with the same functions on the same devices, whose arrays have the kinds of ``given``."""
+    same = transition, batches._traced(), tuple(placement.workers), placement.central
+    return KNOWN.get((Same(same), kind_of(given), settings()), dict)
 
 
 def _settle(views, packed, local, moved):

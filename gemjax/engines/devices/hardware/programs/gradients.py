@@ -11,7 +11,6 @@ import numpy as np
 from gemjax.engines.devices.hardware.packing import Packer, pack_whole
 from gemjax.engines.devices.hardware.sharding import Place, split_batch
 from gemjax.engines.devices.stepwise import Stepwise
-from gemjax.engines.transition import View
 from gemjax.engines.worker import WorkerStep
 
 PyTree = Any
@@ -65,15 +64,6 @@ def stepwise(step: WorkerStep, batches: Any, packed_as: Packers, place: Place | 
         return finish(function, batches, packed_as)(*arguments, place=place)
 
     return Stepwise(step, at, send_off)
-
-
-def with_outcome(view: View, applied: jax.Array, keeps_local: bool) -> tuple[View, Any]:
-    """Return a view, and, if its worker has a local optimizer, 1 if the worker's last commit was applied, else 0.
-
-    The numbers are floats, so that they are packed with the rest; that of commits is exact up to 16 million in float32.
-    """
-    commits = jax.tree.map(lambda count: count.astype(jnp.result_type(float)), view.commits)
-    return view._replace(commits=commits), applied.astype(jnp.result_type(float)) if keeps_local else ()
 
 
 def event_of(worker: int, step: int, *, commits: bool = True) -> np.ndarray:

@@ -3,6 +3,7 @@
 import functools
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,9 +14,10 @@ from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.prefetch import Selections
 from gemjax.engines.devices.hardware.programs.commits import CentralPrograms
 from gemjax.engines.devices.hardware.programs.gradients import event_of, packed_gradient, stepwise
-from gemjax.engines.devices.hardware.sharding import devices_of, whole
+from gemjax.engines.devices.hardware.sharding import Place, devices_of, whole
 from gemjax.engines.devices.stepwise import Stepwise
 from gemjax.engines.transition import RunState, Transition
+from gemjax.protocol.compat.programs import Program
 
 PyTree = Any
 
@@ -38,15 +40,24 @@ class Programs(CentralPrograms):
         self.prefetcher = self._selections.prefetcher
         self._data = {place: jax.device_put(batches.data, whole(place)) for place in dict.fromkeys(placement.workers)}
         super().__init__(transition, batches, placement, state, placement.workers, self._selections.example())
-        if interruptible and transition.local is not None:
+        # Kept programs keep no data that they do not need.
+        traced = batches._traced()
+        interruptible = interruptible and transition.local is not None
+        if interruptible:
             _check_apart(placement)
-            compiled = lambda place: stepwise(transition, batches, self.packers, place, packed_gradient)
+            compiled = lambda place: stepwise(transition, traced, self.packers, place, packed_gradient)
         else:
-            compute = packed_gradient(transition.gradient, batches, self.packers)
-            compiled = lambda place: jax.jit(functools.partial(compute, place=place))
+            compute = packed_gradient(transition.gradient, traced, self.packers)
+            compiled = lambda place: Program(functools.partial(compute, place=place))
         # All single devices share one program; workers of several devices have one each.
-        alone = compiled(None)
-        self._compute = {place: compiled(place) if isinstance(place, tuple) else alone for place in placement.workers}
+        places = {place: place if isinstance(place, tuple) else None for place in placement.workers}
+        programs = {
+            shared: self.once(
+                f"gradient on {shared}, interruptible: {interruptible}", functools.partial(compiled, shared)
+            )
+            for shared in dict.fromkeys(places.values())
+        }
+        self._compute: dict[Place, Callable] = {place: programs[shared] for place, shared in places.items()}
         self._interrupted = [threading.Event() for _ in placement.workers]  # One per gradient in flight.
 
     def warm_up(self) -> None:
@@ -98,6 +109,8 @@ class Programs(CentralPrograms):
         data = self._data[place] if data is None else jax.device_put(data, whole(place))
         view, local, event = self._views[worker], self._local[worker], event_of(worker, self.steps[worker])
         compute, arguments = self._compute[place], (view, local, data, selection, event)
+        if isinstance(compute, Program):  # Its compiled function is found at the first call.
+            compute = self._compute[place] = compute.at(*arguments)
         if not isinstance(compute, Stepwise):
             return compute(*arguments)
         self._interrupted[worker] = interrupted = threading.Event()

@@ -16,7 +16,7 @@ from rich.table import Table
 import gemjax
 from gemjax.engines.cluster.programs import ClusterPrograms
 from gemjax.engines.transition import Transition
-from train.bench import on_ray
+from train.bench.cluster import on_ray
 from train.bench.devices import no_batches, trivial_loss
 from train.common.errors import UsageError
 
