@@ -412,11 +412,10 @@ def without_numbers(state: RunState) -> RunState:
 
 def with_numbers(state: RunState, step: Any, draws: Any, local: LocalSteps | None) -> RunState:
     """Return ``state``, or the stacked states of several runs, with its draws, and the local steps made before ``step``."""
-    state = state._replace(draw=Slots(jnp.asarray(draws, jnp.int32), state.step.num_workers))
-    if local is None:
-        return state
-    made = jnp.asarray(local.made_before(np.asarray(step)), jnp.int32)
-    return state._replace(local_step=Slots(made, state.step.num_workers))
+    place = getattr(state.step.value, "sharding", None)
+    counts = lambda numbers: Slots(jax.device_put(np.asarray(numbers, np.int32), place), state.step.num_workers)
+    state = state._replace(draw=counts(draws))
+    return state if local is None else state._replace(local_step=counts(local.made_before(np.asarray(step))))
 
 
 def checked_state(state: RunState, initial: RunState, *, elsewhere: bool = False) -> RunState:

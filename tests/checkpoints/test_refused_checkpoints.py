@@ -43,7 +43,7 @@ def test_pulls_alone_have_no_row_of_the_trace(tmp_path):
         taken.append((progress.state(), progress.trace()))
         return True
 
-    gemjax.simulate(method(), LOSS, PARAMS, BATCHES, trace, stops=[6], callback=callback)
+    gemjax.simulate(method(), LOSS, PARAMS, BATCHES, trace, stops=[6], callback=callback, callback_every=12)
     (state, own), *_ = taken
     assert int(state.arrivals) > int(state.commits) == 6
     with gemjax.Checkpoints(tmp_path) as checkpoints:

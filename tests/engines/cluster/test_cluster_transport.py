@@ -360,6 +360,7 @@ def test_a_view_is_the_slot_of_its_worker_whose_memory_is_kept(make, fake):
     programs = large_programs(make)
     places = set()
     for _ in range(3):
+        programs.draws.of(1)  # As a dispatch does.
         programs.commit(1, (programs.central.no_gradient(), ()))
         programs.deliver(1)
         [view] = programs._views[1].apart

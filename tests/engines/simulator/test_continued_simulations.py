@@ -143,7 +143,7 @@ def test_an_injected_number_is_a_part_of_the_state():
     """It is set there; the one that the transformation is made with counts for a new run alone."""
     sgd, trace = optax.inject_hyperparams(optax.sgd), gemjax.Trace(worker=np.zeros(20, int))
     problem = lambda params, batch: jnp.sum(params), jnp.zeros(1), lambda worker, step: 0.0
-    first = gemjax.simulate(sgd(1.0), *problem, trace, chunk_size=10, callback=stop_after(1))
+    first = gemjax.simulate(sgd(1.0), *problem, trace, callback_every=10, callback=stop_after(1))
     continued = lambda state: float(gemjax.simulate(sgd(0.1), *problem, trace, state=state).params[0])
     assert continued(first.state) == -20.0
     slower = optax.tree.set(first.opt_state, learning_rate=jnp.float32(0.1))
