@@ -26,8 +26,8 @@ def test_one_worker_is_sgd():
 def test_keeps_no_copy_of_the_parameters():
     state = gemjax.asgd(0.1, num_workers=64).init(jnp.zeros(1000))
     assert (
-        sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 64
-    )  # The clock, and the clock of each worker's pull.
+        sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 64
+    )  # The clock, and for each worker the clock of its pull and its commits.
 
 
 @pytest.mark.parametrize(

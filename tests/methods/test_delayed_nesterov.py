@@ -70,7 +70,7 @@ def test_in_bfloat16_the_sum_does_not_stall():
 
 def test_copies_of_the_parameters():
     state = gemjax.delayed_nesterov(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 1 + 2 * 1000
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1 + 2 * 1000
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_in_half_precision_the_mean_is_kept_in_float32(dtype):
 
 def test_copies_of_the_parameters():
     state = gemjax.diloco(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 2 + 2 * 1000
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 2 + 2 * 1000
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_in_half_precision_lengths_do_not_overflow():
 
 def test_copies_of_the_parameters():
     state = gemjax.heloco(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 2 + 1000
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 2 + 1000
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_without_momentum_it_is_asgd(x64):
 
 def test_copies_of_the_parameters():
     state = gemjax.momentum_lookahead(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 1000
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1000
 
 
 @pytest.mark.parametrize(

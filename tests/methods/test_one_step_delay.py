@@ -85,7 +85,7 @@ def test_the_learning_rate_and_the_weight_decay_are_corrected_too():
 
 def test_copies_of_the_parameters():
     state = gemjax.one_step_delay(0.1, num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 8 + 1 + 2 * 1000
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1 + 2 * 1000
 
 
 @pytest.mark.parametrize(
