@@ -18,14 +18,14 @@ from train.task import losses, models
 PyTree = Any
 WORKERS, PERIOD, ROUNDS = 8, 16, 8  # Of the DiLoCo, as in the goal of at most 1.1 times the program by hand.
 BATCH_SIZE, LENGTH, ROWS = 2, 32, 4096  # Rows per batch, tokens per row, and rows of the data.
-DEPTH, WIDTH = 1, 0.5  # Of the transformer.
+WIDTH = 0.5  # Of the transformers.
 RATE, MOMENTUM, LOCAL_RATE = 0.7, 0.9, 1e-3
 
 
-def make_problem() -> Problem:
+def make_problem(depth: int) -> Problem:
     """Make a small transformer on random tokens."""
     tokens = np.random.default_rng(0).integers(0, 64, (ROWS, LENGTH + 1), dtype=np.int32)
-    model = models.Transformer(vocabulary=64, depth=DEPTH, width=WIDTH)
+    model = models.Transformer(vocabulary=64, depth=depth, width=WIDTH)
     variables = model.init(jax.random.key(0), jnp.zeros((1, LENGTH), jnp.int32))
 
     def loss_fn(params: PyTree, batch: jax.Array) -> jax.Array:
@@ -37,8 +37,7 @@ def make_problem() -> Problem:
 
 def measure(rounds: int, console: Console) -> dict[str, Any]:
     """Measure second calls of all engines that compile for themselves, and the DiLoCo."""
-    problem = make_problem()
-    return {"calls": _calls(problem, console), "diloco": _diloco(problem, rounds, console)}
+    return {"calls": _calls(make_problem(1), console), "diloco": _diloco(make_problem(2), rounds, console)}
 
 
 def _calls(problem: Problem, console: Console) -> dict[str, dict[str, float]]:
