@@ -29,7 +29,12 @@ def measure(sizes: Sequence[int], rounds: int, commits: int, console: Console) -
     overheads = {
         f"{size:,}": overhead(size, rounds, max(200, min(commits, commits * 10**6 // size)), console) for size in sizes
     }
-    return {"overhead": overheads, "leaves": many_leaves(rounds, commits, console), "utilisation": utilisation(console)}
+    return {
+        "overhead": overheads,
+        "leaves": many_leaves(rounds, commits, console),
+        "utilisation": utilisation(console),
+        "evaluation": evaluation(console),
+    }
 
 
 def overhead(size: int, rounds: int, commits: int, console: Console) -> dict[str, dict[str, float]]:
@@ -189,6 +194,50 @@ def utilisation(console: Console) -> dict[str, float]:
     }
     for name, share in figures.items():
         table.add_row(name, f"{100 * share:.1f} %")
+    console.print(table)
+    return figures
+
+
+def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> dict[str, float]:
+    """Measure the commits per second without evaluations, with ``evaluate=``, and with a callback that evaluates.
+
+    Workers wait in place of computing (``Faults.slow``), so that on a CPU an evaluation takes no core from a gradient. One
+    evaluation takes about five gradients of a worker.
+    """
+    workers, every = 4, commits // evaluations
+    loss_fn, params, batches = gemjax.testing.quadratic()
+    matrix = jnp.eye(1000) / 2
+    work = jax.jit(lambda: jax.lax.fori_loop(0, 40, lambda _, product: product @ matrix, matrix).sum())
+    work().block_until_ready()  # It is compiled here.
+    began = time.perf_counter()
+    work().block_until_ready()
+    repeats = max(1, round(5 * GRADIENT / (time.perf_counter() - began)))
+    evaluate = lambda *_: {"work": sum(float(work()) for _ in range(repeats))}
+    ways = {
+        "none": {},
+        "evaluate=": {"evaluate": evaluate, "evaluate_every": every},
+        "in a callback": {"callback": lambda progress: evaluate() is None, "callback_every": every},
+    }
+    figures = {}
+    table = Table(title=f"Commits per second with {evaluations} evaluations in {commits} commits of {workers} workers")
+    for column in ("evaluations", "commits per second"):
+        table.add_column(column, justify="left" if column == "evaluations" else "right")
+    for name, how in ways.items():
+        with Faults() as speeds:
+            for worker in range(workers):
+                speeds.slow(worker, GRADIENT)
+            result = gemjax.run_on_devices(
+                gemjax.gem(0.01, 0.9, workers),
+                loss_fn,
+                params,
+                batches,
+                commits,
+                num_workers=workers,
+                gate=speeds,
+                **how,
+            )
+        figures[name] = len(result.history["time"]) / float(result.history["time"][-1])
+        table.add_row(name, f"{figures[name]:.0f}")
     console.print(table)
     return figures
 
