@@ -47,12 +47,14 @@ def hostile_events():
     events[0] |= {"devices": [HOSTILE, "gpu:1", "gpu:2", "gpu:3"], "central": HOSTILE}
     at = events[-1]["time"]
     step = 1 + max(event["step"] for event in events if event["event"] == "commit" and event["worker"] == 3)
+    middle = len(events) // 2
     return [
-        *events,
+        *events[:middle],
+        {"event": "pause", "time": events[middle]["time"], "seconds": 0.25},
+        *events[middle:],
         {"event": "dispatch", "time": at, "worker": 3, "step": step},
         {"event": "fault", "time": at + 0.5, "worker": 3, "step": step, "error": HOSTILE},
         {"event": "retire", "time": at + 0.5, "worker": 3, "step": step},
-        {"event": "pause", "time": at + 1.0, "seconds": 0.25},
     ]
 
 
