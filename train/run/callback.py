@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 import gemjax
@@ -20,6 +21,7 @@ from train.run.progress import ProgressLine
 from train.run.tensorboard import Scalars
 
 EVALUATIONS = 20  # Per run, or a few more, unless the configuration says otherwise.
+SHARE = 0.2  # Of a run's time that evaluations on devices take at most, unless the configuration says otherwise.
 ATTEMPTS = 6  # At writing the last checkpoint, on a terminal.
 ATTEMPT_SECONDS = 30.0  # Between two attempts.
 
@@ -47,9 +49,14 @@ def evaluations(config: Config, num_commits: int, trace: gemjax.Trace | None = N
         interval -= trace.time <= (interval - 1) * seconds
         found = np.flatnonzero(interval[1:] > interval[:-1]) + 1
     else:
-        every = config.eval_every or max(1, round(num_commits / EVALUATIONS))
+        every = commits_between(config, num_commits)
         found = np.arange(every, num_commits, every)
     return np.append(found, num_commits)
+
+
+def commits_between(config: Config, num_commits: int) -> int:
+    """Return the commits between two evaluations."""
+    return config.eval_every or max(1, round(num_commits / EVALUATIONS))
 
 
 class RunCallback:
@@ -59,17 +66,27 @@ class RunCallback:
         self.config, self.task, self.folder, self.checkpoints = config, task, folder, checkpoints
         self.log, self.interrupt, self.console = log, interrupt, console
         self.line = ProgressLine(console, task.num_commits, done, config.workers)
+        self.beside = config.engine != "simulate"  # The engine evaluates, in a thread of its own.
         self.means = (
-            Means.of_records(folder.events, folder.metrics, measured=config.engine != "simulate") if done else Means()
+            Means.of_records(folder.events, folder.metrics, measured=self.beside)
+            if done
+            else Means(measured=self.beside)
         )
         # A refused gradient came after the commit of its row; a resumed run begins at that commit.
-        self._evaluated_at = float(max(folder.read_metrics().get("time", ()), default=0.0)) if done else 0.0
+        before = folder.read_metrics() if done else {}
+        newest = lambda name: float(np.nan_to_num(before[name][-1])) if name in before else 0.0
+        self._evaluated_at, self._refused = newest("time"), [int(newest(name)) for name in ("rejected", "dropped")]
+        self.last: tuple[int, float, float] | None = None  # Commits, loss and accuracy of the newest evaluation.
+        self._thread_began: float | None = None  # Of the evaluations in their thread: when the first one began,
+        self._spent, self._declined = 0.0, 0  # the seconds that they took, and how many were left out.
+        self._recorded = 0  # Evaluations in this session.
         self.scalars = Scalars(folder.tensorboard if config.tensorboard else None, done)
         self.evaluations = evaluations(config, task.num_commits, trace)
         every = config.checkpoint_every
         saves = range(every, task.num_commits, every) if every else ()
-        self.stops = sorted({*self.evaluations.tolist(), *saves})  # Commits after which the engine calls.
-        self._evaluated = self._due(done)
+        # Commits after which the engine calls.
+        self.stops = sorted({*(() if self.beside else self.evaluations.tolist()), *saves})
+        self._evaluated = self._begun = self._due(done)
         self._saved, self._saved_at = done, time.perf_counter()
         # With a divided central variable, when the actors have made the first state, which no process has whole.
         self.first_is_due = config.central_hosts > 0 and done == 0
@@ -91,16 +108,19 @@ class RunCallback:
         """Evaluate, show and save whatever is due."""
         done = progress.commits
         self.means.add(progress.history)
-        if (due := self._due(done)) > self._evaluated:
+        if self.beside:
+            self.record_all(progress.evaluations)
+        elif (due := self._due(done)) > self._evaluated:
             self._evaluated, self.folder.kept.unevaluated = due, True
             self.evaluate(progress)
             self.folder.kept.unevaluated = False
         self.line.update(done, progress.rejected, progress.history)
         if progress.history:
             self.scalars.progress(done, progress.history, self.line.rate)
+        is_free = not self.beside  # A run on devices does not wait until the checkpoint before is written.
         with self._warning_of_failure():
-            self.checkpoints.wait(timeout=0)
-        if self.first_is_due or (done > self._saved and self._is_time_to_save(done)):
+            is_free |= self.checkpoints.wait(timeout=0)
+        if self.first_is_due or (is_free and done > self._saved and self._is_time_to_save(done)):
             with self._warning_of_failure():
                 self.save(progress.state(), progress.trace())
             self.first_is_due = False
@@ -132,6 +152,8 @@ class RunCallback:
         with self._warning_of_failure():
             self.checkpoints.wait()
         if len(trace) != self.checkpoints.latest:
+            if self.beside:
+                self.folder.kept.unevaluated = self._due(len(trace)) - self._begun > self._recorded + self._declined
             self.folder.save_checkpoint(self.checkpoints, state, trace, self.log)
 
     def save_first(self, state: gemjax.RunState, trace: gemjax.Trace) -> None:
@@ -217,22 +239,67 @@ class RunCallback:
         return int(np.searchsorted(self.evaluations, done, side="right"))
 
     def evaluate(self, progress: gemjax.Progress) -> None:
-        """Evaluate on the test set and record the metrics, with means over the commits since the last evaluation."""
-        loss, accuracy = self.task.evaluate(progress.params, progress.model_state)
+        """Evaluate on the test set and record the metrics."""
+        found = self.task.evaluate(progress.params, progress.model_state)
+        self.record(progress.commits, float(progress.history["time"][-1]), *found)
+
+    def evaluate_beside(self, params: Any, model_state: Any) -> dict[str, float] | None:
+        """Evaluate on the test set, in a thread of the engine; decline if evaluations would take more than their share.
+
+        They take cores from the workers, or turns on their accelerator. With `--eval-every` none is left out.
+        """
+        began = time.perf_counter()
+        if self._thread_began is None:
+            self._thread_began = began
+        if not self.config.eval_every and self._spent > SHARE * (began - self._thread_began):
+            self._declined += 1
+            return None
+        loss, accuracy = self.task.evaluate(params, model_state, device=jax.tree.leaves(params)[0].device)
+        self._spent += time.perf_counter() - began
+        return {"test_loss": loss, "test_accuracy": accuracy}
+
+    def record_all(self, evaluations: dict[str, np.ndarray]) -> None:
+        """Record the evaluations of the engine that are new, except that of a state in which the run was stopped."""
+        rows = zip(
+            *(evaluations.get(name, ()) for name in ("commit", "time", "test_loss", "test_accuracy")), strict=True
+        )
+        for commit, at, loss, accuracy in rows:
+            if self.last is None or commit > self.last[0]:
+                self.last = int(commit), float(loss), float(accuracy)
+                if commit in self.evaluations:
+                    self.record(int(commit), float(at), float(loss), float(accuracy))
+
+    def record(self, commits: int, at: float, loss: float, accuracy: float) -> None:
+        """Record an evaluation, with means over the commits since the one before."""
+        self.last = commits, loss, accuracy
         self.line.accuracy = accuracy
-        self.scalars.write(progress.commits, {"test/loss": loss, "test/accuracy": accuracy})
-        train_loss, gap = self.means.take()
-        self._evaluated_at = max(self._evaluated_at, float(progress.history["time"][-1]))
+        self.scalars.write(commits, {"test/loss": loss, "test/accuracy": accuracy})
+        taken = self.means.take(commits)
+        self._evaluated_at = max(self._evaluated_at, at)
+        self._refused = [count + new for count, new in zip(self._refused, (taken.rejected, taken.dropped), strict=True)]
         self.folder.add_metrics(
-            commits=progress.commits,
+            commits=commits,
             time=self._evaluated_at,
-            train_loss=finite(train_loss),
-            gap=finite(gap),
+            train_loss=finite(taken.loss),
+            gap=finite(taken.gap),
             test_loss=finite(loss),
             test_accuracy=accuracy,
-            rejected=progress.rejected,
-            dropped=progress.dropped,
+            rejected=self._refused[0],
+            dropped=self._refused[1],
         )
+        self._recorded += 1
+
+    def conclude(self, result: gemjax.Result, device: jax.Device | None) -> tuple[float, float]:
+        """Record the last evaluations; return loss and accuracy of the state that the run has reached."""
+        commits = len(result.trace)
+        self.record_all(result.evaluations if self.beside else {})
+        if self.last is None or self.last[0] < commits:
+            found = self.task.evaluate(result.params, result.model_state, device=device)
+            is_missing = commits not in self.folder.read_metrics().get("commits", ())
+            if self.beside and commits == self.task.num_commits and is_missing:
+                self.record(commits, float(result.trace.time[-1]), *found)
+            self.last = commits, *found
+        return self.last[1:]
 
 
 def _log_commits(log: gemjax.EventLog, history: dict[str, np.ndarray]) -> None:

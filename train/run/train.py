@@ -23,7 +23,7 @@ from train.common.interrupts import Interrupt
 from train.common.machine import cores, in_its_precision
 from train.config.config import Config
 from train.run import figures
-from train.run.callback import RunCallback, finite
+from train.run.callback import RunCallback, commits_between, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.run.records.log import RunLog, check_trace
@@ -59,7 +59,7 @@ def _train(
 ) -> dict[str, Any]:
     new = not folder.config.exists()
     if config.engine != "simulate":
-        gemjax.cpu_devices(min(_cpu_devices(config), MOST_CPU_DEVICES))
+        gemjax.cpu_devices(min(_cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
     with warnings_on(console):
         logged = folder.verify(config)
     if may_be_large(config):
@@ -113,20 +113,21 @@ def _train(
             if len(recorded) == task.num_commits:  # Only the summary is missing.
                 longer = trace
             with callback.line, callback.scalars, warnings_on(console):
-                began = time.perf_counter()
+                began, result = time.perf_counter(), None
                 try:
                     result = _run_engine(config, task, initial, recorded, longer, workers, log, callback)
+                    seconds = time.perf_counter() - began
+                    found = callback.conclude(result, _evaluator(config))
                 except Exception as error:  # The run can be resumed from the saved state, once the cause is fixed.
-                    callback.save_after_error(result_of(error))
+                    callback.save_after_error(result_of(error) or result)
                     raise
-                seconds = time.perf_counter() - began
             callback.finish(result.state, result.trace)
             interrupt.go_on = folder.go_on  # Of any run, as there is a checkpoint.
-    return _conclude(config, task, folder, result, callback, seconds, console)
+    return _conclude(config, folder, result, callback, found, seconds, console)
 
 
 def _cpu_devices(config: Config) -> int:
-    """Return the number of devices that the CPU of this host is split into."""
+    """Return the number of devices of this host's CPU on which workers and central variable are."""
     if config.engine != "devices":
         return config.central_devices
     # Each device compiles its own programs, and more devices than cores would only take turns.
@@ -141,16 +142,25 @@ def _placement(config: Config) -> gemjax.Placement:
     Raises:
       UsageError: if there are too few, or they would overlap in part.
     """
+    devices = jax.local_devices()
+    evaluator = devices[-1] if devices[0].platform == "cpu" and len(devices) > _cpu_devices(config) else None
     try:
-        return gemjax.place(
+        placement = gemjax.place(
             config.workers, None if config.central == "auto" else config.central,
+            devices[:-1] if evaluator else devices,
             central_devices=config.central_devices, worker_devices=config.worker_devices,
         )  # fmt: skip
+        return dataclasses.replace(placement, evaluator=evaluator) if evaluator else placement
     except ValueError as error:
         raise UsageError(
             f"--central {config.central} does not fit this host: {str(error).partition('; ')[0]}; lower --central-devices and "
             "--worker-devices, or change --central"
         ) from error
+
+
+def _evaluator(config: Config) -> jax.Device | None:
+    """Return the device on which a run is evaluated; `None` for the first one."""
+    return _placement(config).evaluator if config.engine == "devices" else None
 
 
 def _run_engine(
@@ -189,8 +199,8 @@ def _run_engine(
         run = functools.partial(gemjax.run_on_cluster, cluster=workers, compression=compression)
     else:
         run = functools.partial(gemjax.run_on_devices, placement=_placement(config))
-    # Compiled before the clock starts: the first evaluation would delay all workers.
-    task.evaluate(task.params, task.model_state)
+    # Compiled before the clock starts: the first evaluation would take cores from all workers.
+    task.evaluate(task.params, task.model_state, device=_evaluator(config))
     members = gemjax.Members(config.workers)
     callback.interrupt.wake = members.look  # Ctrl-C has an effect even if no gradient arrives.
     if callback.first_is_due:
@@ -200,6 +210,7 @@ def _run_engine(
         policy=policy(config), members=members, model_state=task.model_state, local=local, seed=config.seed,
         diagnostics=("gap",), recorded=None if initial[0] is None else recorded, state=initial.pop(), log=log,
         callback=callback, callback_every=CALLBACK_EVERY, callback_seconds=CALLBACK_SECONDS, stops=callback.stops,
+        evaluate=callback.evaluate_beside, evaluate_every=commits_between(config, task.num_commits),
     )  # fmt: skip
 
 
@@ -291,15 +302,15 @@ def result_of(error: BaseException | None) -> gemjax.Result | None:
     return None
 
 
-def _conclude(config, task, folder, result, callback, seconds, console) -> dict[str, Any]:
+def _conclude(config, folder, result, callback, found, seconds, console) -> dict[str, Any]:
     folder.check_in_place()
     if result.stopped:  # Said before the picture, which takes seconds, is drawn.
         name = interrupts.name_of(callback.interrupt.number)
         say(
             console,
-            f"stopped by {name} at {callback.line.done} of {task.num_commits} commits; go on with: {folder.go_on}",
+            f"stopped by {name} at {callback.line.done} of {callback.task.num_commits} commits; go on with: {folder.go_on}",
         )
-    loss, accuracy = task.evaluate(result.params, result.model_state)
+    loss, accuracy = found
     try:  # Over the whole run, including the parts before it was resumed.
         run, line = gemjax.timeline(eventlog.read(folder.events), config.workers), callback.line
         applied = run.only("commit")["staleness"]
@@ -309,7 +320,7 @@ def _conclude(config, task, folder, result, callback, seconds, console) -> dict[
     p50, p95 = np.percentile(applied if len(applied) else np.zeros(1), [50, 95])
     summary = {
         "commits": line.done,
-        "total": task.num_commits,
+        "total": callback.task.num_commits,
         "finished": not result.stopped,
         "rejected": int(result.state.rejected),
         "dropped": int(result.state.dropped),

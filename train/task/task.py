@@ -34,7 +34,8 @@ class Task:
     loss_fn: Callable
     batches: gemjax.Epochs
     # With `rows`, on the first so many rows of a set only; by default on the test set, or as many training rows.
-    evaluate: Callable[..., tuple[float, float]]  # (params, model_state=(), rows=None) -> (test loss, test accuracy)
+    # (params, model_state=(), rows=None, device=None) -> (test loss, test accuracy)
+    evaluate: Callable[..., tuple[float, float]]
     train_loss: Callable[..., float]  # (params, model_state=(), rows=None) -> loss
     num_commits: int
     params_of: Callable[[int], PyTree]  # seed -> params
@@ -80,12 +81,16 @@ def make_task(config: Config) -> Task:
             return on_each_host.epochs(dataset, batch_size, seed, config.data_dir, config.manual_dir, config.pool)
         return gemjax.Epochs(dataset.train, batch_size, seed)
 
-    test = jax.device_put(dataset.test)
+    test_on = functools.cache(lambda device: jax.device_put(dataset.test, device))
 
-    def evaluate_now(params: PyTree, model_state: PyTree = (), rows: int | None = None) -> tuple[float, float]:
+    def evaluate_now(
+        params: PyTree, model_state: PyTree = (), rows: int | None = None, device: jax.Device | None = None
+    ) -> tuple[float, float]:
         # Training may have its parameters on other devices, or sharded.
+        test = test_on(device)
         params, model_state = jax.device_put((params, model_state), jax.tree.leaves(test)[0].sharding)
-        loss, accuracy = evaluate(params, model_state, jax.tree.map(lambda column: column[:rows], test))
+        with jax.default_device(device):  # As in the engine's thread: another setting would be another program.
+            loss, accuracy = evaluate(params, model_state, jax.tree.map(lambda column: column[:rows], test))
         return float(loss), float(accuracy)
 
     def train_loss(params: PyTree, model_state: PyTree = (), rows: int | None = None) -> float:

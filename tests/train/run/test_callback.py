@@ -1,11 +1,15 @@
 """Evaluations of a run: their commits agree with the documentation of the flags."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import gemjax
 from train.config.config import Config
-from train.run.callback import evaluations
+from train.run import callback
+from train.run.callback import RunCallback, evaluations
 
 
 @pytest.mark.parametrize(
@@ -32,3 +36,26 @@ def test_evaluations_at_multiples_of_virtual_seconds(seconds, times):
 def test_nothing_is_evaluated_twice_without_commits():
     trace = gemjax.Trace([0, 0, 0], time=[2.5, 2.6, 9.0])
     assert evaluations(Config(engine="simulate", eval_seconds=1.0), 3, trace).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(("every", "made"), [(0, 50), (7, 200)])
+def test_evaluations_on_devices_take_a_fifth_of_the_time_unless_they_are_asked_for(monkeypatch, every, made):
+    """One is due every second and takes one."""
+    now = 0.0
+
+    def evaluate(params, model_state, device):
+        nonlocal now
+        now += 1.0
+        return 0.5, 0.9
+
+    monkeypatch.setattr(callback, "time", SimpleNamespace(perf_counter=lambda: now))
+    one = object.__new__(RunCallback)
+    one.config, one.task = Config(eval_every=every), SimpleNamespace(evaluate=evaluate)
+    one._thread_began, one._spent, one._declined = None, 0.0, 0
+    found = []
+    for _ in range(200):
+        now += 1.0
+        found.append(one.evaluate_beside(jnp.zeros(1), ()))
+    assert found[0] == {"test_loss": 0.5, "test_accuracy": 0.9}
+    assert 200 - found.count(None) == pytest.approx(made, abs=2)
+    assert one._declined == found.count(None)

@@ -25,7 +25,8 @@ def history():
     rng = np.random.default_rng(0)
     applied = np.arange(ROWS) != 17
     loss = np.where(applied, rng.lognormal(size=ROWS), NAN)
-    return {"loss": loss.astype(np.float32), "gap": rng.lognormal(size=ROWS), "applied": applied}
+    dropped = np.zeros(ROWS, bool)
+    return {"loss": loss.astype(np.float32), "gap": rng.lognormal(size=ROWS), "applied": applied, "dropped": dropped}
 
 
 def part(history, begin, end):
@@ -37,10 +38,11 @@ def test_the_pieces_in_which_commits_come_do_not_matter(history, cuts):
     means = Means()
     for begin, end in itertools.pairwise([0, *cuts, ROWS]):
         means.add(part(history, begin, end))
-    loss, gap = means.take()
+    found = loss, gap, rejected, dropped = means.take(ROWS - 1)
     whole = Means()
     whole.add(history)
-    assert (loss, gap) == whole.take()
+    assert found == whole.take(ROWS - 1)
+    assert (rejected, dropped) == (1, 0)
     assert loss == pytest.approx(np.mean(history["loss"][history["applied"]], dtype=float), rel=1e-8)
     assert gap == pytest.approx(np.mean(history["gap"]), rel=1e-8)
 
@@ -48,12 +50,22 @@ def test_the_pieces_in_which_commits_come_do_not_matter(history, cuts):
 def test_means_begin_again_after_an_evaluation(history):
     means = Means()
     means.add(part(history, 0, 10))
-    means.take()
-    assert np.isnan(means.take()).all()
+    means.take(10)
+    assert np.isnan(means.take(10)[:2]).all()
     means.add(part(history, 10, ROWS))
-    rest = Means()
+    rest = Means(10)
     rest.add(part(history, 10, ROWS))
-    assert means.take() == rest.take()
+    assert means.take(ROWS - 1) == rest.take(ROWS - 1)
+
+
+def test_commits_behind_an_evaluation_count_for_the_next_one(history):
+    """On devices an evaluation is known some commits later."""
+    means, first, second = Means(), Means(), Means(12)
+    means.add(history)
+    first.add(part(history, 0, 12))
+    second.add(part(history, 12, ROWS))
+    assert means.take(12) == first.take(12)
+    assert means.take(ROWS - 1) == second.take(ROWS - 1)
 
 
 @pytest.mark.parametrize("evaluated", [None, 0, 16, 17, 18, 30])
@@ -73,9 +85,10 @@ def test_a_run_that_goes_on_has_the_means_of_one_that_was_not_interrupted(tmp_pa
         rejected = int(evaluated > 17)
         row = {"commits": evaluated - rejected * measured, "time": 0.0, "test_loss": 1.0, "test_accuracy": 0.5}
         metrics.write_text(json.dumps(row | {"rejected": rejected, "dropped": 0}) + "\n")
-    expected = Means()
+    last = ROWS - measured  # On devices the refused one does not count.
+    expected = Means((evaluated or 0) - measured * int((evaluated or 0) > 17), measured=measured)
     expected.add(part(history, evaluated or 0, ROWS))
-    assert Means.of_records(events, metrics, measured=measured).take() == expected.take()
+    assert Means.of_records(events, metrics, measured=measured).take(last) == expected.take(last)
 
 
 @pytest.mark.slow

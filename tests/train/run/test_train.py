@@ -17,7 +17,6 @@ from train.common.errors import UsageError
 from train.config import presets
 from train.config.config import Config
 from train.run import train as training
-from train.run.callback import RunCallback
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
 from train.task import models
@@ -117,21 +116,19 @@ def test_a_cpu_is_not_split_into_more_devices_than_its_cores_can_use(small, monk
         )
         with pytest.raises(InterruptedError):
             run(config)
-    assert counts == [3 + 1, 3 * 2 + 3, 1 + 1, 3]
+    assert counts == [3 + 1 + 1, 3 * 2 + 3 + 1, 1 + 1 + 1, 3 + 1]  # One for evaluations.
 
 
 @pytest.mark.slow
-def test_a_run_on_devices_is_evaluated_at_the_next_call_of_the_callback(tiny, small, monkeypatch):
-    """Commits that arrive during a call, or are read together, come before the next one: one call may be of two multiples."""
-    calls, poll = [], RunCallback.poll
-    monkeypatch.setattr(
-        RunCallback, "poll", lambda self, progress: calls.append(progress.commits) or poll(self, progress)
-    )
-    folder, _, _ = run(dataclasses.replace(small, eval_every=7))
-    due = np.searchsorted([7, 14, 21, 28, 33], calls, side="right")
-    assert folder.read_metrics()["commits"].tolist() == [calls[k] for k in np.flatnonzero(np.diff(due, prepend=0))]
-    assert len(calls) >= 4
-    assert calls[-1] == 33
+def test_a_run_on_devices_is_evaluated_after_exactly_so_many_commits(tiny, small):
+    folder, summary, _ = run(dataclasses.replace(small, eval_every=7))
+    metrics = folder.read_metrics()
+    assert metrics["commits"].tolist() == [7, 14, 21, 28, 33]
+    assert metrics["test_loss"][-1] == pytest.approx(summary["test_loss"])
+    events = list(eventlog.read(folder.events))
+    times = [event["time"] for event in events if event["event"] == "commit"]
+    np.testing.assert_array_equal(metrics["time"], [times[commits - 1] for commits in metrics["commits"]])
+    assert [event["commits"] for event in events if event["event"] == "evaluation"] == [7, 14, 21, 28, 33]
 
 
 @pytest.mark.slow
@@ -140,7 +137,7 @@ def test_evaluation_is_compiled_before_the_workers_begin(tiny, small, monkeypatc
 
     def making(config):
         task = make_task(config)
-        evaluate = lambda *args: order.append("evaluate") or task.evaluate(*args)
+        evaluate = lambda *args, **kw: order.append("evaluate") or task.evaluate(*args, **kw)
         return dataclasses.replace(task, evaluate=evaluate)
 
     monkeypatch.setattr(training, "make_task", making)
