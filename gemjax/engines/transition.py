@@ -121,12 +121,15 @@ class Transition(WorkerStep):
         method.
       average_model_state: ``False`` (default): a commit's model state replaces the central one; ``True``: its floats are
         averaged in with weight 1/N.
+      joined_bytes: arrays up to this size are checked and chosen together after a commit. That saves time where they are parts
+        of vectors between commits, and costs copies where they are not. Default: 0.
     """
 
     tx: Any
     num_workers: int
     diagnostics: Iterable[str] = ()
     average_model_state: bool = False
+    joined_bytes: int = 0
 
     def bind(self, params: PyTree, model_state: PyTree = ()) -> "Transition":
         """Check the arguments of a run that begins with ``params``, and return the transition with ``tx`` made asynchronous.
@@ -265,7 +268,7 @@ class Transition(WorkerStep):
             rejected=state.rejected + lost,
             rejected_in_a_row=state.rejected_in_a_row + lost,
         )
-        state = slots.select(applied, committed, left)
+        state = slots.select(applied, committed, left, self.joined_bytes)
         params, opt_state, anchors = pull_with_anchors(state.opt_state, state.params, worker)
         model_state = slots.with_own_keys(state.model_state, worker)
         view = KeptView(params, model_state, state.view.value.local, anchors)
@@ -299,6 +302,7 @@ class Transition(WorkerStep):
             (before.params, before.model_state, before.opt_state, *(after.params for _ in points)),
             (after.params, after.model_state, opt_state, *points),
             after.params,
+            self.joined_bytes,
         )
 
     def view_of(self, state: RunState) -> View:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gemjax.batches.local import Minibatches
@@ -178,12 +179,13 @@ def _finite_by_product(array: jax.Array) -> jax.Array:
     return _finite(jnp.full(len(rows), 0.5 / len(rows), array.dtype) @ rows)
 
 
-def stays_sound(before: PyTree, after: PyTree, params: PyTree) -> jax.Array:
+def stays_sound(before: PyTree, after: PyTree, params: PyTree, joined_bytes: int = 0) -> jax.Array:
     """Return a bool scalar: True if no commit from ``before`` to ``after`` has ruined an array.
 
     An array is ruined if a number in it became NaN or infinite. In a tree like ``params`` (momenta, buffers, views) it is also
     ruined if the sum of squares of its numbers is not finite, in float32 at least: every RMS and every norm would be infinite.
-    Numbers that the commit left as they were do not count: an infinity with which some optimizers begin may stay.
+    Numbers that the commit left as they were do not count: an infinity with which some optimizers begin may stay. Arrays up to
+    ``joined_bytes`` are checked together, with the same answer.
     """
     structure, shapes = jax.tree.structure(params), [leaf.shape for leaf in jax.tree.leaves(params)]
 
@@ -200,27 +202,65 @@ def stays_sound(before: PyTree, after: PyTree, params: PyTree) -> jax.Array:
             if pair[0] is not pair[1] and jnp.size(pair[1]) and jnp.issubdtype(jnp.result_type(pair[1]), jnp.inexact):
                 found.setdefault(id(pair[1]), (*map(_widened, pair), is_like(new)))
 
-    def is_sound(old, new, like_params):
-        same = (new == old) | (jnp.isnan(new) & jnp.isnan(old))
-        return (
-            jnp.isfinite(_sum_of_squares(jnp.where(same, 0, new))) if like_params else jnp.all(same | jnp.isfinite(new))
-        )
+    bundles = _bundles(list(found.values()), joined_bytes)
 
     def exactly():
-        return _all([is_sound(*one) for one in found.values()])
+        return _all([bundle.is_sound() for bundle in bundles])
 
     # Sums of all squares are enough for nearly every commit; the exact answer takes several times longer.
-    quick = _all([jnp.isfinite(_sum_of_squares(new)) for _, new, _ in found.values()])
+    quick = _all([jnp.isfinite(_sum_of_squares(bundle.new)) for bundle in bundles])
     return jax.lax.cond(quick, lambda: jnp.array(True), exactly)
+
+
+class _Bundle(NamedTuple):
+    """An array before and after a commit, or several small arrays as one vector."""
+
+    old: jax.Array
+    new: jax.Array
+    sizes: list[int]  # Of the arrays.
+    like_params: bool
+
+    def is_sound(self) -> jax.Array:
+        """Return a bool scalar: True if no array is ruined."""
+        same = (self.new == self.old) | (jnp.isnan(self.new) & jnp.isnan(self.old))
+        if not self.like_params:
+            return jnp.all(same | jnp.isfinite(self.new))
+        changed = jnp.where(same, 0, self.new)
+        if len(self.sizes) == 1:
+            return jnp.isfinite(_sum_of_squares(changed))
+        array = jnp.repeat(np.arange(len(self.sizes)), np.array(self.sizes), total_repeat_length=changed.size)
+        return jnp.all(jnp.isfinite(jax.ops.segment_sum(_squares(changed), array, len(self.sizes))))
+
+
+def _bundles(arrays: list[tuple[jax.Array, jax.Array, bool]], joined_bytes: int) -> list[_Bundle]:
+    """Join small arrays of a type.
+
+    XLA:CPU makes kernels for each array, and every call prepares all of them, also those of a branch that is not taken.
+    """
+    bundles = []
+    olds, news = [old for old, _, _ in arrays], [new for _, new, _ in arrays]
+    alike = [(old.dtype, like_params) for old, _, like_params in arrays]
+    for group in slots.joinable(news, alike, joined_bytes):
+        old, new = (slots.joined([side[index] for index in group]) for side in (olds, news))
+        if len(group) > 1:
+            # Otherwise XLA moves the concatenation into the branch, which then receives each array.
+            old, new = jax.lax.optimization_barrier((old, new))
+        bundles.append(_Bundle(old, new, [news[index].size for index in group], arrays[group[0]][2]))
+    return bundles
 
 
 def _sum_of_squares(array: jax.Array) -> jax.Array:
     array = jnp.abs(array) if jnp.iscomplexobj(array) else array
-    kind = _at_least_single(array.dtype)
-    squares = lambda array: jnp.sum(jnp.square(array.astype(kind)))
     # XLA:CPU adds the terms of a product faster than those of a sum.
-    product = lambda array: jnp.tensordot(array, array, array.ndim, preferred_element_type=kind)
-    return jax.lax.platform_dependent(array, cpu=product, default=squares)
+    product = lambda array: jnp.tensordot(
+        array, array, array.ndim, preferred_element_type=_at_least_single(array.dtype)
+    )
+    return jax.lax.platform_dependent(array, cpu=product, default=lambda array: jnp.sum(_squares(array)))
+
+
+def _squares(array: jax.Array) -> jax.Array:
+    array = jnp.abs(array) if jnp.iscomplexobj(array) else array
+    return jnp.square(array.astype(_at_least_single(array.dtype)))
 
 
 def _stays_finite(before: PyTree, after: PyTree) -> jax.Array:

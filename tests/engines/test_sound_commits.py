@@ -1,6 +1,7 @@
 """Commits are accepted by the state that they lead to."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from methods.rows import METHODS
 import gemjax
 from gemjax.batches.base import Batches
 from gemjax.engines.worker import stays_sound
+from gemjax.protocol import slots
 from gemjax.protocol.hooks import LookAhead, Refusals
 from gemjax.protocol.nodes import nodes
 from gemjax.protocol.slots import SharedRows
@@ -375,3 +377,30 @@ def test_a_method_that_refuses_every_commit_warns():
     with pytest.raises(gemjax.RunWarning, match="the method has refused the last 200 commits") as raised:
         gemjax.run_on_devices(tx, *problem, 1)
     assert len(raised.value.result.history["dropped"]) >= 200
+
+
+def test_small_arrays_are_checked_together_and_judged_one_by_one():
+    """The squares of two arrays may have an infinite sum where each has a finite one."""
+    before = {name: jnp.zeros((2, 2)) for name in "abc"}
+    large = {name: jnp.full((2, 2), 8e18) for name in "abc"}  # The sum of squares is 2.6e38 in each.
+    stays = functools.partial(stays_sound, params=before, joined_bytes=16)
+    assert stays(before, large)
+    assert not stays(before, large | {"b": jnp.full((2, 2), 1e19)})
+    assert not stays(before, large | {"c": jnp.full((2, 2), jnp.nan)})
+    ruined = before | {"a": jnp.full((2, 2), jnp.inf)}
+    assert stays(ruined, large | {"a": jnp.copy(ruined["a"])})
+
+
+def test_more_small_leaves_are_no_more_operations():
+    """XLA:CPU makes a kernel of each, which a scheduler's thread prepares at every commit."""
+
+    def commit(before, after):
+        return slots.select(stays_sound(before, after, after, 12), after, before, 12)
+
+    def program(leaves):
+        params = [jnp.ones(3) for _ in range(leaves)]
+        return str(jax.make_jaxpr(commit)(params, params))
+
+    few, many = program(2), program(40)
+    for operation in ("dot_general", "is_finite", "select_n"):
+        assert few.count(operation) == many.count(operation) > 0

@@ -1,6 +1,7 @@
 """The central variable with the workers' slots on its devices, and the program that commits and pulls."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,6 +56,8 @@ class CommitPrograms:
         lend: bool,
     ):  # fmt: skip
         self.place = place
+        if not isinstance(place, tuple):
+            transition = dataclasses.replace(transition, joined_bytes=SMALL)
         self._transition, self._outcome = transition, functools.partial(with_outcome, keeps_local=keeps_local)
         slot, self.join, shared = slots.split(jax.eval_shape(lambda state: slots.take(state, 0), state))
         step = jax.jit(self._step, inline=True)  # So that it is traced once.

@@ -53,6 +53,19 @@ def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
     assert sizes(many.central.slots[0]) == sizes(few.central.slots[0])
 
 
+def test_a_commit_checks_and_chooses_any_number_of_small_leaves_together():
+    """XLA:CPU makes a kernel per operation, and a call prepares all of them, also those of a branch that is not taken."""
+
+    def program(leaves):
+        here = programs_for({str(leaf): jnp.ones(120 // leaves) for leaf in range(leaves)}, gemjax.asgd(0.1, 2)).central
+        commit = here.programs.commit._own.trace(here.shared, here.slots[0], here.no_gradient(), central.COMMIT)
+        return str(commit.jaxpr)
+
+    few, many = program(3), program(30)
+    for operation in ("dot_general", "is_finite", "select_n"):
+        assert few.count(operation) == many.count(operation) > 0
+
+
 @pytest.mark.parametrize("when", ["at a stack", pytest.param("at the end", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("local", [None, pytest.param(gemjax.LocalSteps(optax.adam(0.1), 2), marks=pytest.mark.slow)])
 def test_the_state_is_gathered_on_the_host_if_its_devices_have_no_room(monkeypatch, when, local):
