@@ -5,6 +5,7 @@ import copy
 import sys
 import threading
 import time
+import types
 
 import jax
 import optax
@@ -51,7 +52,7 @@ def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
                 assert called_back.wait(60)
             return self._step(carry, j, *rest)
 
-        run._step = step
+        run._step = types.SimpleNamespace(at=lambda *_: step)  # A program, which is compiled for its arguments.
         return call(run, interrupted, count, arguments, *more)
 
     def noted(self, run, view, local, applied, task):
