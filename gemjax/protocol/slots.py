@@ -209,7 +209,7 @@ def read_own_rows(tree: PyTree, worker: jax.typing.ArrayLike, num_workers: int) 
 
 
 def select(applied: jax.Array, new: PyTree, old: PyTree, joined_bytes: int = 0) -> PyTree:
-    """Return ``new`` where ``applied``, else ``old``; arrays up to ``joined_bytes`` are chosen together.
+    """Return ``new`` where ``applied``, else ``old``; arrays up to ``joined_bytes`` are chosen together if all are as small.
 
     :class:`SharedRows` are taken from ``new`` without a choice, which would copy all rows: unless ``applied``, the row that was
     written is put back.
@@ -225,7 +225,9 @@ def select(applied: jax.Array, new: PyTree, old: PyTree, joined_bytes: int = 0) 
     alike = [
         o.dtype if o.shape == n.shape and not o.weak_type else None for n, o in zip(new_arrays, old_arrays, strict=True)
     ]
-    for group in joinable(new_arrays, alike, joined_bytes):
+    # XLA:CPU copies large arrays into a vector, but computes it number by number if it fuses a slice with them.
+    largest = max((array.nbytes for array in new_arrays if isinstance(array.dtype, np.dtype)), default=0)
+    for group in joinable(new_arrays, alike, joined_bytes if largest <= joined_bytes else 0):
         n, o = (joined([side[index] for index in group]) for side in (new_arrays, old_arrays))
         chosen, end = jnp.where(applied, n, o), 0
         for index in group:
@@ -247,7 +249,7 @@ def joinable(arrays: list[jax.Array], alike: list[Any], joined_bytes: int) -> li
     for index, (array, kind) in enumerate(zip(arrays, alike, strict=True)):
         # A vector has no weak dtype, and holds no typed keys.
         is_plain = kind is not None and not array.weak_type and isinstance(array.dtype, np.dtype)
-        is_small = is_plain and array.size * array.dtype.itemsize <= joined_bytes
+        is_small = is_plain and array.nbytes <= joined_bytes
         groups.setdefault((array.dtype, kind) if is_small else index, []).append(index)
     return list(groups.values())
 
