@@ -213,7 +213,7 @@ def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> d
     work().block_until_ready()
     repeats = max(1, round(5 * GRADIENT / (time.perf_counter() - began)))
     evaluate = lambda *_: {"work": sum(float(work()) for _ in range(repeats))}
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "none": {},
         "evaluate=": {"evaluate": evaluate, "evaluate_every": every},
         "in a callback": {"callback": lambda progress: evaluate() is None, "callback_every": every},

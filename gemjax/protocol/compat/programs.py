@@ -145,7 +145,9 @@ class Program:
         leaves, structure = jax.tree.flatten(self._options)
         trees = lowered.in_tree, lowered.out_tree, structure, tuple(leaves)
         types_ = tuple(traced.jaxpr.in_avals), tuple(traced.jaxpr.out_avals)  # With weak types, which no text shows.
-        key = hashlib.sha256(text.encode()).digest(), trees, types_
+        # Nor does it show the devices of a mesh, which are those of the arguments.
+        places = tuple(leaf.sharding for leaf in jax.tree.leaves(arguments) if _is_spread(leaf))
+        key = hashlib.sha256(text.encode()).digest(), trees, types_, places
         if UNTOLD.search(text) or not has_hash(key):
             return own
         found = _EQUAL.get(key)
@@ -153,6 +155,11 @@ class Program:
         if found is None or found.call.trace(*arguments).jaxpr is not found.traced:
             _EQUAL[key] = found = own
         return found
+
+
+def _is_spread(leaf: Any) -> bool:
+    """Return True for an array on several devices."""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and len(leaf.sharding.device_set) > 1
 
 
 @dataclasses.dataclass(eq=False)
