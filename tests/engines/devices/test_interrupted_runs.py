@@ -3,6 +3,7 @@
 import collections
 import copy
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +107,7 @@ def test_local_steps_end_at_the_next_step(monkeypatch):
                 assert interrupted.__self__.wait(60)
             return self._step(carry, j, *rest)
 
-        run._step = step
+        run._step = types.SimpleNamespace(at=lambda *_: step)  # A program, which is compiled for its arguments.
         return call(run, interrupted, count, arguments)
 
     monkeypatch.setattr(Stepwise, "__call__", held)
@@ -127,7 +128,7 @@ def test_an_interrupted_call_makes_no_gradient():
     ended = lambda *arguments: pytest.fail("the last program ran")
     stepwise = Stepwise(None, None, None)
     stepwise._begin, stepwise._end = lambda x: x, ended
-    stepwise._step = lambda carry, j, x: carry + 1 + 0 * j
+    stepwise._step = types.SimpleNamespace(at=lambda *_: lambda carry, j, x: carry + 1 + 0 * j)
     answers = iter([False, False, False, True])
     assert stepwise(lambda: next(answers), 3, (jnp.zeros([]),)) is None
     stepwise._end = lambda carry, x, more: (float(carry), more)
