@@ -78,9 +78,10 @@ def test_a_hung_worker_is_released_at_the_end():
 def test_the_reference_loop_reads_what_a_schedule_reads_at_each_call():
     """As the engines do, with which it is compared."""
     outside = [0.1]
-    tx, trace = gemjax.asgd(lambda count: outside[0], num_workers=2), gemjax.Trace(worker=[0, 1, 1, 0])
-    problem = tx, lambda params, batch: 0.5 * (params - batch) ** 2, jnp.array(0.0), lambda worker, step: 1.0 + worker
+    trace = gemjax.Trace(worker=[0, 1, 1, 0])
+    rest = lambda params, batch: 0.5 * (params - batch) ** 2, jnp.array(0.0), lambda worker, step: 1.0 + worker
     for outside[0] in (0.1, 0.5):
+        problem = gemjax.asgd(lambda count: outside[0], num_workers=2), *rest  # Made anew: engines keep programs.
         found, expected = run_in_python(*problem, trace), gemjax.simulate(*problem, trace).params
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 

@@ -406,13 +406,7 @@ def test_a_handler_of_ones_own_leaves_a_result_that_goes_on(at, monkeypatch, cap
 
 
 def test_a_run_on_devices_that_a_handler_of_ones_own_ends_keeps_its_state(monkeypatch):
-    make = commits.Central.__init__
-
-    def init(self, *args, **kwargs):
-        make(self, *args, **kwargs)
-        self._commit = pressing(self._commit, 12, number=signal.SIGTERM)
-
-    monkeypatch.setattr(commits.Central, "__init__", init)
+    monkeypatch.setattr(commits.Central, "commit", pressing(commits.Central.commit, 12, number=signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with pytest.raises(SystemExit) as ended:
