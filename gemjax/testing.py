@@ -179,7 +179,8 @@ def run_in_python(
                 view, applied = view._replace(local=sent.local), applied + 1
         pulled, opt_state, anchors = pull_with_anchors(opt_state, params, worker)
         clock = () if local is None else jnp.int32(applied)
-        views[worker] = view._replace(params=pulled, model_state=model_state, anchors=anchors, commits=clock)
+        own_state = slots.with_own_keys(model_state, worker)
+        views[worker] = view._replace(params=pulled, model_state=own_state, anchors=anchors, commits=clock)
     return params
 
 

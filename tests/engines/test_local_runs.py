@@ -1,7 +1,6 @@
 """The state of local optimizers in both engines: its worker, its device, and the effect of lost commits."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -96,15 +95,14 @@ def test_the_chunk_size_changes_no_bit(callback_every):
 
 @pytest.mark.slow
 def test_a_continued_run_is_the_run_that_did_not_stop():
-    """The cuts include those between a late pull and its commit, and after a rejection; the momenta are kept."""
+    """The cuts include those after a rejection; the momenta are kept."""
     given = poisoned(problem(), [(1, 4), (3, 0)])
     whole = simulated(given=given, callback_every=1)
     assert_same_bits(simulated(given=given, callback_every=10).state, whole.state)
-    for cut in range(1, len(LATE.events().worker)):
-        calls = itertools.count(1)
-        first = simulated(given=given, callback_every=1, callback=lambda _, calls=calls, cut=cut: next(calls) == cut)
+    for cut in range(1, len(LATE)):
+        first = simulated(given=given, callback=lambda _: True, callback_every=len(LATE), stops=[cut])
         assert first.stopped
-        assert int(first.state.arrivals) == cut
+        assert len(first.trace) == cut
         second = simulated(given=given, callback_every=1, state=first.state)
         assert_same_bits(second.state, whole.state)
         joined = {name: np.concatenate([first.history[name], second.history[name]]) for name in whole.history}
@@ -113,15 +111,16 @@ def test_a_continued_run_is_the_run_that_did_not_stop():
 
 @pytest.mark.slow
 def test_a_pull_alone_does_not_change_the_local_optimizer():
-    calls, states = itertools.count(), []
-    simulated(
-        callback_every=1, callback=lambda progress: states.append(jax.device_get(progress.state())) and next(calls)
-    )
-    events = LATE.events()
-    pulls = np.flatnonzero(~events.commits[1:]) + 1
-    assert len(pulls)
-    for arrival in pulls.tolist():
-        assert_same_bits(states[arrival].view.value.local, states[arrival - 1].view.value.local)
+    """Between two commits others pull late, but only the state of the worker that commits is another one."""
+    states = []
+    keep = lambda progress: states.append(jax.device_get(progress.state().view.value.local)) and False
+    simulated(callback_every=1, callback=keep)
+    assert not LATE.events().commits.all()
+    assert len(states) == len(LATE)
+    for row in range(1, len(LATE)):
+        others = np.arange(WORKERS) != LATE.worker[row]
+        before, after = (jax.tree.map(lambda leaf: leaf[others], state) for state in states[row - 1 : row + 1])  # noqa: B023
+        assert_same_bits(after, before)
 
 
 def rows_of(at, trace, periods=PERIODS):

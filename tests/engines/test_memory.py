@@ -8,8 +8,7 @@ import optax
 import pytest
 
 import gemjax
-from gemjax.engines import memory
-from gemjax.engines.simulator import continuing
+from gemjax.engines import memory, transition
 from gemjax.testing import quadratic
 
 PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(24)}
@@ -77,8 +76,8 @@ def test_a_run_keeps_one_state_from_the_start(make, monkeypatch):
     state = sum(gemjax.memory_of(tx, params, num_workers=16).values())
     largest = 16 * params["a"].nbytes
     seen = []
-    copy = continuing._copy
-    monkeypatch.setattr(continuing, "_copy", lambda leaf: seen.append(live_bytes()) or copy(leaf))
+    copied = transition.copied
+    monkeypatch.setattr(transition, "copied", lambda leaf: seen.append(live_bytes()) or copied(leaf))
     trace = gemjax.arrivals.RoundRobin(16).trace(32)
     before = live_bytes()
     gemjax.simulate(

@@ -76,7 +76,10 @@ class RunCallback:
         before = folder.read_metrics() if done else {}
         newest = lambda name: float(np.nan_to_num(before[name][-1])) if name in before else 0.0
         self._evaluated_at, self._refused = newest("time"), [int(newest(name)) for name in ("rejected", "dropped")]
-        self.last: tuple[int, float, float] | None = None  # Commits, loss and accuracy of the newest evaluation.
+        # Commits, loss and accuracy of the newest evaluation.
+        self.last = (-1, np.nan, np.nan)
+        if before:
+            self.last = int(before["commits"][-1]), float(before["test_loss"][-1]), float(before["test_accuracy"][-1])
         self._thread_began: float | None = None  # Of the evaluations in their thread: when the first one began,
         self._spent, self._declined = 0.0, 0  # the seconds that they took, and how many were left out.
         self._recorded = 0  # Evaluations in this session.
@@ -168,8 +171,7 @@ class RunCallback:
         """Evaluate the state of a checkpoint, if the evaluation before it has failed."""
         if not self.folder.kept.unevaluated or self.config.central_hosts:
             return
-        evaluated = self.folder.read_metrics().get("commits", ())
-        if len(trace) not in evaluated:  # It may have failed after its row was written.
+        if self.last[0] < len(trace):  # It may have failed after its row was written.
             reached = gemjax.Progress(
                 commits=len(trace), total=self.task.num_commits, rejected=int(state.rejected), dropped=int(state.dropped),
                 params=state.params, model_state=state.model_state, state=lambda: state, trace=lambda: trace,
@@ -264,7 +266,7 @@ class RunCallback:
             *(evaluations.get(name, ()) for name in ("commit", "time", "test_loss", "test_accuracy")), strict=True
         )
         for commit, at, loss, accuracy in rows:
-            if self.last is None or commit > self.last[0]:
+            if commit > self.last[0]:
                 self.last = int(commit), float(loss), float(accuracy)
                 if commit in self.evaluations:
                     self.record(int(commit), float(at), float(loss), float(accuracy))
@@ -293,10 +295,9 @@ class RunCallback:
         """Record the last evaluations; return loss and accuracy of the state that the run has reached."""
         commits = len(result.trace)
         self.record_all(result.evaluations if self.beside else {})
-        if self.last is None or self.last[0] < commits:
+        if self.last[0] < commits:
             found = self.task.evaluate(result.params, result.model_state, device=device)
-            is_missing = commits not in self.folder.read_metrics().get("commits", ())
-            if self.beside and commits == self.task.num_commits and is_missing:
+            if self.beside and commits == self.task.num_commits:
                 self.record(commits, float(result.trace.time[-1]), *found)
             self.last = commits, *found
         return self.last[1:]

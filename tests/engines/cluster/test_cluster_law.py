@@ -12,6 +12,8 @@ pytestmark = pytest.mark.slow
 
 
 def on_the_cluster(cluster, make, problem, num_commits=COMMITS, **options):
+    """Run without a barrier, also a method that is defined in rounds."""
+    options = {"policy": gemjax.Policy(quorum=1)} | options
     return gemjax.run_on_cluster(
         make(WORKERS), problem.loss_fn, problem.params, problem.batches, num_commits, cluster=cluster,
         model_state=problem.model_state, local=getattr(make, "local", None), seed=SEED, **options,

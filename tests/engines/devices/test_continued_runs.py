@@ -32,7 +32,12 @@ def test_a_run_is_continued_with_its_state_and_trace():
 def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
     first = run(num_commits=25)
     seen = []
-    second = run(num_commits=60, state=first, callback=lambda progress: seen.append(len(progress.history["loss"])))
+    second = run(
+        num_commits=60,
+        state=first,
+        callback=lambda progress: seen.append(len(progress.history["loss"])),
+        callback_every=60,
+    )
     assert seen == [35]  # A callback receives the new rows.
     assert second.trace.first(25) == first.trace
     assert list(second.history) == list(first.history)

@@ -227,4 +227,5 @@ def test_trees_of_several_dtypes_cross_devices(x64):
     assert jax.tree.map(lambda x: x.dtype, result.params) == jax.tree.map(lambda x: x.dtype, params)
     again = replay(result, problem)
     assert_same_bits(jax.device_get(result.model_state), jax.device_get(again.model_state))
-    assert_close(result.params, again.params, rtol=1e-6)
+    # The float32 leaves were of order 1 and end at 0.03, of which the last place of 1 is 4e-6.
+    assert_close(result.params, again.params, rtol=1e-5)

@@ -119,6 +119,18 @@ def test_a_whole_simulation_without_its_summary_gets_no_more_commits(tiny, small
     assert summary["test_loss"] == expected["test_loss"]
 
 
+@pytest.mark.slow
+def test_a_whole_run_on_devices_without_its_summary_is_not_evaluated_again(tiny, small):
+    """As if it had been killed after its last checkpoint: the engine evaluates the state that it is given."""
+    config = dataclasses.replace(small, engine="devices", epochs=0.5)
+    folder, first, _ = run(config)
+    metrics = folder.metrics.read_bytes()
+    folder.summary.unlink()
+    _, summary, _ = run(config, folder)
+    assert (summary["finished"], summary["test_loss"]) == (True, first["test_loss"])
+    assert folder.metrics.read_bytes() == metrics
+
+
 @pytest.mark.parametrize("cluster", ["barrier", pytest.param("homogeneous", marks=pytest.mark.slow)])
 def test_a_simulation_that_ends_without_an_applied_commit_fails(tiny, small, cluster):
     """With a barrier it counted as finished, because its trace goes on; and so did each that was resumed at its end."""
