@@ -1,4 +1,4 @@
-"""Strict settings of all tests: eight worker devices and a central one, no rank promotion, slow tests on demand."""
+"""Strict settings of all tests: eight worker devices and a central one, no rank promotion, slow and nightly tests on demand."""
 
 import os
 import signal
@@ -35,6 +35,7 @@ LONG_PAGE = "gemjax/README.md"  # Its examples take 14 seconds.
 
 def pytest_addoption(parser):
     parser.addoption("--run-slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--run-nightly", action="store_true", help="also run the tests marked slow or nightly")
     parser.addoption("--renew-golden", action="store_true", help="rewrite the golden histories instead of comparing")
     parser.addoption("--renew-notebooks", action="store_true", help="store the outputs of notebooks that are executed")
     parser.addoption(
@@ -75,20 +76,22 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.nodeid.startswith(LONG_PAGE):
             item.add_marker("slow")
-    if config.getoption("--run-slow"):
+    if config.getoption("--run-nightly"):
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
+    left_out = {"nightly"} if config.getoption("--run-slow") else {"nightly", "slow"}
+    wanted = lambda item: left_out.isdisjoint(mark.name for mark in item.iter_markers())
+    deselected = [item for item in items if not wanted(item)]
+    items[:] = filter(wanted, items)
+    config.hook.pytest_deselected(items=deselected)
     if hasattr(config, "workeroutput"):
-        config.workeroutput["slow"] = len(slow)
+        config.workeroutput["deselected"] = len(deselected)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
     """Count the deselected tests for the last line; under xdist only the workers collect, and each collects all tests."""
     if reporter := node.config.pluginmanager.get_plugin("terminalreporter"):
-        reporter.stats["deselected"] = [node] * getattr(node, "workeroutput", {}).get("slow", 0)
+        reporter.stats["deselected"] = [node] * getattr(node, "workeroutput", {}).get("deselected", 0)
 
 
 @pytest.fixture(autouse=True)
