@@ -190,12 +190,6 @@ def test_a_slow_worker_takes_longer_for_the_planned_steps_alone():
     assert faults.injected == [("slow", 1, 1)]
 
 
-def test_the_reference_loop_takes_traces_only():
-    loss_fn, params, batches = quadratic()
-    with pytest.raises(TypeError, match=r"trace must be a gemjax.Trace, got Gamma; call its .trace\(num_commits\)"):
-        run_in_python(gemjax.asgd(0.1, 2), loss_fn, params, batches, gemjax.arrivals.Gamma(2))
-
-
 def test_a_worker_may_be_slow_several_times():
     with Faults().slow(0, 0.0, first=0, last=3).slow(0, 0.0, first=10) as faults:
         for step in (0, 5, 10):

@@ -1,9 +1,5 @@
 """Arrival models that wrap other models: speeds, latencies, queues, incidents, barriers."""
 
-import dataclasses
-import fractions
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,69 +34,6 @@ WRAPPED = {
     "all": Incidents(Delayed(Scaled(Gamma(4), [1.0, 1.0, 1.0, 0.5]), up=0.1), [Leaves(0, 5.0)]),
 }
 every_model = pytest.mark.parametrize("model", WRAPPED.values(), ids=WRAPPED.keys())
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded(arrivals.Arrivals):
-    """Measured durations, which end."""
-
-    measured: tuple[float, ...] = (1.0,) * 30
-
-    def durations(self, worker, rng, count):
-        return self.measured[:count]
-
-
-@pytest.mark.parametrize(
-    "of",
-    [
-        lambda model: model,
-        Barrier,
-        lambda model: arrivals.SemiSynchronous(model, period=3),
-        lambda model: Queue(model, service=0.1),
-        lambda model: arrivals.Interrupted(model, threshold=2),
-        lambda model: Delayed(model, up=0.1),
-        lambda model: Queue(Scaled(model, [1.0, 2.0]), service=0.1),
-        lambda model: Incidents(model, [Slows(0, 2.0, 3.0)]),
-    ],
-)
-def test_durations_of_a_model_of_ones_own_are_checked(of):
-    with pytest.raises(
-        ValueError,
-        match=r"Recorded\.durations\(worker=0, rng, count=\d+\) must return \d+ positive numbers, got a shape of \[30\]",
-    ):
-        of(Recorded(2)).trace(200)
-    of(Recorded(2, (1.0, 2.0) * 999)).trace(200)
-    for first, found in (
-        (-1.0, r"-1\.0"),
-        (np.nan, "nan"),
-        (1j, r"\(1j, 2\.0.*"),
-        ("x", r"\('x', 2\.0.*"),
-        (None, r"\(None, 2\.0.*"),
-        *((one, r"\(.*") for one in (np.void(b"12"), np.datetime64(1, "ns"), np.timedelta64(1, "s"), np.complex64(1j))),
-        (np.zeros(1, [("a", float)])[0], r"\(.*"),
-    ):
-        with pytest.raises(ValueError, match=rf"Recorded\.durations.* positive numbers, got {found}$"):
-            of(Recorded(2, (first, 2.0) * 999)).trace(200)
-    with pytest.raises(ValueError, match=r"Recorded\.durations.* positive numbers, got masked_array"):
-        of(Recorded(2, np.ma.masked_less(np.arange(1.0, 2001.0), 2.0))).trace(200)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [tuple, list, np.float16, jnp.bfloat16, jnp.float32, object, fractions.Fraction, jnp.asarray],
-    ids=lambda kind: kind.__name__,
-)
-def test_durations_may_be_numbers_of_any_type(kind):
-    class Measured(arrivals.Arrivals):
-        def durations(self, worker, rng, count):
-            values = [1.0 + worker, 2.0] * (count // 2 + 1)
-            if kind in (tuple, list):
-                return kind(values[:count])
-            if kind in (fractions.Fraction, jnp.asarray):
-                return [kind(value) for value in values[:count]]
-            return (jnp if kind in (jnp.bfloat16, jnp.float32) else np).asarray(values[:count], kind)
-
-    assert Measured(2).trace(6).time.tolist() == [1.0, 2.0, 3.0, 4.0, 4.0, 6.0]
 
 
 @every_model
@@ -275,16 +208,6 @@ def test_workers_behind_a_barrier_are_compared_with_one_worker():
     assert found == (pytest.approx((3 + 6) / 2 / 3), 1.0)
 
 
-def test_a_speed_up_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="num_commits must be positive"):
-        arrivals.speed_up(Gamma(2), 0)
-    for model in (Queue(Gamma(2)), arrivals.Interrupted(Gamma(2), 2)):
-        with pytest.raises(
-            TypeError, match=r"a barrier around the same durations, and none can be around (Queue|Interrupted)"
-        ):
-            arrivals.speed_up(model, 10)
-
-
 def test_behind_a_barrier_views_are_those_of_the_last_meeting():
     trace = Barrier(Gamma(3, machine_variation=0.6)).trace(8)
     np.testing.assert_array_equal(trace.pulled_at, [0, 0, 0, 3, 3, 3, 6, 6])
@@ -301,45 +224,6 @@ def test_behind_a_barrier_asgd_is_synchronous_sgd():
 
 
 # --- Refusals
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: arrivals.Exponential(2, mean=0.0), "mean must be positive and finite, got 0.0"),
-        (lambda: arrivals.LogNormal(2, variation=-1.0), "variation must be positive and finite, got -1.0"),
-        (lambda: arrivals.Pareto(2, shape=1.0), "shape must be above 1, or there is no mean duration; got 1.0"),
-        (lambda: Scaled(Gamma(2), [1.0]), "speeds must be a number or one for each of the 2 workers, got 1"),
-        (lambda: Scaled(Gamma(2), [1.0, 0.0]), "speeds must be positive"),
-        (lambda: Delayed(Gamma(2), up="x"), "up must be a number, got 'x'"),
-        (lambda: Delayed(Gamma(2), up=-1.0), "up must be finite and at least 0, got -1.0"),
-        (
-            lambda: Delayed(Gamma(2), down=[1.0, 2.0, 3.0]),
-            "down must be a number or one for each of the 2 workers, got 3",
-        ),
-        (lambda: Queue(Gamma(2), service=float("inf")), "service must be finite and not negative, got inf"),
-        (
-            lambda: Incidents(Gamma(2), [Leaves(2, 1.0)]),
-            r"Leaves\(worker=2, at=1.0\) names a worker that is not in range\(2\)",
-        ),
-        (lambda: Incidents(Gamma(2), [Leaves(0, -1.0)]), "the time must be finite and not negative"),
-        (lambda: Incidents(Gamma(2), [Slows(0, 1.0, 0.0)]), "the factor must be positive"),
-        (lambda: Incidents(Gamma(2), [Leaves(0, 1.0), Leaves(0, 2.0)]), "worker 0 leaves or joins twice in a row"),
-        (lambda: Queue(Gamma(2), service=0.1).trace(-1), "num_commits must be an int in 0 … 2147483647, got -1"),
-    ],
-)
-def test_invalid_models_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize("model", [Queue(Gamma(2)), Barrier(Gamma(2)), Incidents(Gamma(2), [Leaves(0, 1.0)])], ids=type)
-@pytest.mark.parametrize(
-    "outer", [Delayed, Queue, Barrier, Incidents, arrivals.SemiSynchronous, lambda model: Scaled(model, [1.0, 2.0])]
-)
-def test_models_beyond_durations_cannot_be_wrapped(outer, model):
-    with pytest.raises(TypeError, match=rf"got {type(model).__name__}; put that one outermost"):
-        outer(model)
 
 
 def test_the_former_name_of_latency():

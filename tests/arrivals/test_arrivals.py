@@ -146,41 +146,6 @@ def test_a_variation_per_worker():
     np.testing.assert_array_equal(equal.time, arrivals.Gamma(2, batch_variation=0.3).trace(50).time)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: arrivals.RoundRobin(0), "num_workers must be a positive int, got 0"),
-        (lambda: arrivals.RoundRobin(2.0), r"num_workers must be a positive int, got 2\.0"),
-        (lambda: arrivals.Gamma(-1), "num_workers must be a positive int, got -1"),
-        (lambda: arrivals.Gamma(2, batch_variation=0.0), "batch_variation must be positive and finite, got 0.0"),
-        (lambda: arrivals.Gamma(2, batch_variation=[0.1, 0.0]), "batch_variation must be positive and finite, got 0.0"),
-        (
-            lambda: arrivals.Gamma(2, batch_variation=[0.1]),
-            "batch_variation must be a number or one for each of the 2 workers",
-        ),
-        (lambda: arrivals.Gamma(2, machine_variation=-0.1), "machine_variation must not be negative, got -0.1"),
-        (lambda: arrivals.Gamma(2, mean=float("nan")), "mean must be positive and finite, got nan"),
-        (lambda: arrivals.Gamma(2, mean=float("inf")), "mean must be positive and finite, got inf"),
-        (lambda: arrivals.ConstantSpeeds([]), "num_workers must be a positive int, got 0"),
-        (lambda: arrivals.ConstantSpeeds([1.0, 0.0]), "speeds must be positive and finite"),
-        (lambda: arrivals.ConstantSpeeds([1.0, float("inf")]), "speeds must be positive and finite"),
-        (lambda: arrivals.Gamma(2**31 - 1), "num_workers must be at most 1048576, got 2147483647"),
-        (lambda: arrivals.RoundRobin(2).trace(-1), "num_commits must be an int in 0 … 2147483647, got -1"),
-    ],
-)
-def test_bad_parameters_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_the_base_class_says_what_to_use():
-    class Nothing(arrivals.Arrivals):
-        pass
-
-    with pytest.raises(TypeError, match="Nothing does not define how long gradients take; use RoundRobin"):
-        Nothing(2).trace(3)
-
-
 def test_a_user_model_needs_one_method():
     class Doubling(arrivals.Arrivals):
         def durations(self, worker, rng, count):
@@ -317,15 +282,3 @@ def test_the_periods_fit_the_trace():
     for worker in range(3):
         mine = trace.worker == worker
         np.testing.assert_array_equal(first[mine][1:], np.cumsum(count[mine])[:-1])
-
-
-@pytest.mark.parametrize("period", [0, -1, 1.0, True, "2", None])
-def test_an_invalid_period_is_refused(period):
-    with pytest.raises(ValueError, match="period must be a positive int, got"):
-        arrivals.SemiSynchronous(arrivals.RoundRobin(2), period)
-
-
-@pytest.mark.parametrize("num_meetings", [0, -2])
-def test_there_is_at_least_one_meeting(num_meetings):
-    with pytest.raises(ValueError, match=f"num_meetings must be an int in 1 … 2147483647, got {num_meetings}"):
-        arrivals.SemiSynchronous(arrivals.RoundRobin(2), 2).trace(num_meetings)

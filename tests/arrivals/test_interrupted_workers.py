@@ -54,10 +54,3 @@ def test_the_law_holds_for_interrupted_runs(x64, local):
     simulated = gemjax.simulate(tx, loss_fn, jnp.zeros(3), batches, trace, local=local)
     plain = run_in_python(tx, loss_fn, jnp.zeros(3), batches, trace, local=local)
     np.testing.assert_allclose(simulated.params, plain, rtol=1e-12)
-
-
-def test_a_limit_is_a_positive_int():
-    with pytest.raises(ValueError, match="threshold must be an int in 1"):
-        Interrupted(MODEL, 0)
-    with pytest.raises(TypeError, match="put that one outermost"):
-        Interrupted(Interrupted(MODEL, 2), 2)

@@ -117,16 +117,6 @@ def test_wrappers_have_the_properties_of_their_rows():
     np.testing.assert_array_equal(places, [[0, 1]])
 
 
-@pytest.mark.parametrize("missing", ["select", "batch"])
-def test_a_source_that_lacks_a_method_is_refused(missing):
-    methods = {
-        name: method for name, method in vars(Windows).items() if name in ("select", "batch") and name != missing
-    }
-    incomplete = type("Incomplete", (Batches,), methods | {"data": TEXT})
-    with pytest.raises(TypeError, match=r"batches must be a function .*, got Incomplete"):
-        as_batches(incomplete(), N)
-
-
 @dataclasses.dataclass(eq=False)
 class WindowsOf(Batches):
     """Windows as a dataclass, with fields that have defaults in the base and fields without any."""
@@ -158,11 +148,6 @@ def test_a_dataclass_may_have_fields_without_defaults(source):
         type(source)(TEXT)
     assert (source.shared, source.threads) == (False, 0)
     np.testing.assert_array_equal(run(source).history["loss"], run(Windows()).history["loss"])
-
-
-def test_an_attribute_without_a_default_is_missing():
-    with pytest.raises(AttributeError, match="'Windows' object has no attribute 'rows'"):
-        Windows().rows  # noqa: B018
 
 
 class Parted(gemjax.batches.Rows):

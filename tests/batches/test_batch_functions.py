@@ -158,27 +158,6 @@ def test_a_bound_method_causes_one_warning_per_instance():
     assert len(caught) == 2
 
 
-@pytest.mark.parametrize(
-    ("fn", "found"),
-    [
-        (lambda step: step, r"<lambda> takes \(step\)"),
-        (lambda a, b, c: a, r"<lambda> takes \(a, b, c\)"),
-        (dict.fromkeys, None),
-    ],
-)
-def test_a_function_of_other_arguments_is_refused(fn, found):
-    with pytest.raises(
-        TypeError, match=rf"called as batches\(worker, step\), but {found}" if found else "must be traceable"
-    ):
-        as_batches(fn, 2)
-
-
-def test_an_exhausted_iterator_is_explained():
-    empty = iter([])
-    with pytest.raises(TypeError, match=r"must be traceable by JAX.*raised StopIteration"):
-        as_batches(lambda worker, step: next(empty), 2)
-
-
 def test_integers_that_jax_would_take_for_others_are_refused():
     """JAX takes the last 32 bits, here 0."""
 

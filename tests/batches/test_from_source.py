@@ -56,15 +56,6 @@ class Whole(Source):
         return [self[number] for number in numbers]
 
 
-class Loader:
-    """A loader like PyTorch's DataLoader."""
-
-    dataset = Source()
-
-    def __iter__(self):
-        return iter([])
-
-
 def loss_fn(params, batch):
     return 0.1 * jnp.mean(jnp.sum((params[None] - jnp.sin(batch["x"])) ** 2, 1)) + 0.0 * batch["row"].sum()
 
@@ -324,30 +315,6 @@ def test_what_was_read_travels_with_a_copy_and_changes_no_identity():
     new.gather(np.array([2]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ((Source(), lambda worker, step: 0), TypeError, "batches that are rows.*got function"),
-        ((Source(), gemjax.Epochs(np.arange(29), 4)), ValueError, "made of 29 rows, but the source has 30"),
-        (
-            (iter([]), gemjax.Epochs(NUMBERS, 4)),
-            TypeError,
-            "length and rows by number.*list_iterator: .* replayed",
-        ),
-        ((Loader(), gemjax.Epochs(NUMBERS, 4)), TypeError, r"got Loader: .* replayed .*FromSource\(loader\.dataset"),
-        (({"train": Source()},), TypeError, r"got dict; take one of its splits, as dataset\['train'\]"),
-        ((DATA,), TypeError, r"got dict; arrays in memory need no source: gemjax\.Epochs\(data, batch_size\)"),
-        ((3,), TypeError, "length and rows by number.*got int$"),
-        ((Source(),), TypeError, "needs batch_size=, or batches that are rows.*got NoneType"),
-        ((Source(), 4), TypeError, "needs batch_size=, or batches that are rows.*got int"),
-        ((Source(), gemjax.Epochs(NUMBERS, 4), 0), ValueError, "threads must be a positive int, got 0"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, error, words):
-    with pytest.raises(error, match=words):
-        FromSource(*arguments)
-
-
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_batch_size_means_epochs(seed):
     found, expected = (
@@ -357,40 +324,6 @@ def test_a_batch_size_means_epochs(seed):
     worker, step = np.arange(20) % 3, np.arange(20)
     np.testing.assert_array_equal(found.select(worker, step), expected.select(worker, step))
     assert found.batches.seed == (seed or 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"batch_size": 4}, ValueError, "give either these or batches"),
-        ({"seed": 4}, ValueError, "give either these or batches"),
-        ({"batches": None, "seed": 4}, ValueError, "give either these or batches"),
-        ({"batches": None, "batch_size": 4.0}, TypeError, r"batch_size must be an int, got 4\.0"),
-        ({"batches": None, "batch_size": 31}, ValueError, r"batch_size must be in 1 … 30 .* got 31"),
-    ],
-)
-def test_impossible_batch_sizes_are_refused(options, error, words):
-    with pytest.raises(error, match=words):
-        FromSource(**({"source": Source(), "batches": gemjax.Epochs(NUMBERS, 4)} | options))
-
-
-def test_the_batches_number_of_workers_is_checked():
-    batches = FromSource(Source(), gemjax.Shards(NUMBERS, 3, N + 1))
-    with pytest.raises(ValueError, match="num_workers=5"):
-        simulate(batches)
-
-
-@pytest.mark.parametrize("value", [[1.0, 2.0], ["a"], [[1, 2], [3]]])
-def test_rows_of_lists_are_refused_before_they_make_a_batch_of_each_element(value):
-    with pytest.raises(TypeError, match=r"row 3 of the source: \['x'\] is a list, .*with_format\('numpy'\)"):
-        read_rows([{}, {}, {}, {"x": value}], [3])
-
-
-def test_a_row_with_a_mask_is_refused():
-    masked = np.ma.masked_array([1.0, 2.0], mask=[False, True])
-    with pytest.raises(TypeError, match=r"row 1 of the source: \['x'\] is a masked array, and a batch has no mask"):
-        read_rows([{"x": masked.data}, {"x": masked}], [0, 1])
-    assert read_rows([{"x": np.ma.masked_array([1.0])}], [0])["x"].tolist() == [[1.0]]  # Nothing is masked.
 
 
 def test_an_integer_that_jax_does_not_hold_is_named_by_its_row():

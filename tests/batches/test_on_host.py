@@ -253,12 +253,6 @@ def test_a_state_that_does_not_fit_is_refused(monkeypatch):
         simulated(OnHost(ROOMY))
 
 
-@pytest.mark.parametrize("wrong", [lambda worker, step: 0.0, Own(), OnHost(ROOMY)], ids=["function", "own", "twice"])
-def test_batches_without_rows_are_refused(wrong):
-    with pytest.raises(TypeError, match="OnHost needs batches that are rows of data: "):
-        OnHost(wrong)
-
-
 def test_a_batch_of_an_array_with_gaps_reads_its_rows_alone():
     """It took a thousand times as long: `np.take` makes the whole array contiguous first."""
     whole = np.zeros((1_000_000, 64), np.int8)

@@ -65,41 +65,6 @@ def test_shards_train_in_an_engine():
     np.testing.assert_allclose(seen.history["loss"], expected)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Shards(ROWS, 21, 6),
-            r"batch_size must be in 1 … 20, the rows of worker \d, which has the fewest; got 21",
-        ),
-        (lambda: Shards(ROWS, 0, 6), "batch_size must be in 1 … 20"),
-        (lambda: Shards(ROWS, 1, 0), "num_workers must be a positive int"),
-        (lambda: Shards(ROWS, 1, 6, labels=[0, 1]), r"labels must be one per row, 120, got the shape \[2\]"),
-        (lambda: Shards(ROWS, 1, 6, labels=np.where(ROWS["row"] == 7, np.nan, 1.0)), "but row 7 has none"),
-        (lambda: Shards(ROWS, 1, 6, labels=np.ma.masked_equal(ROWS["row"], 9)), "but row 9 has none"),
-        (lambda: Shards(ROWS, 1, 6, labels=[None, *range(119)]), "labels must be all ints or all texts"),
-        (lambda: Shards(ROWS, 1, 6, labels=ROWS["label"], concentration=0.0), "concentration must be positive"),
-        (
-            lambda: Shards(ROWS, 1, 40, labels=ROWS["label"], concentration=0.01),
-            r"worker \d+ got no rows\. Take fewer workers",
-        ),
-        (lambda: Shards(ROWS, 1, 2, rows=[[0], []]), "worker 1 got no rows"),
-        (lambda: Shards(ROWS, 2, 2, rows=[[0], [1, 2]]), "batch_size must be in 1 … 1, the rows of worker 0"),
-        (lambda: Shards(ROWS, 1, 2, rows=[[0], [1]], labels=ROWS["label"]), "either labels=.* or rows="),
-        (lambda: Shards(ROWS, 1, 3, rows=[[0], [1]]), "rows must be one array per worker, 3, got 2"),
-        (lambda: Shards(ROWS, 1, 2, rows=[[0], [119, 120]]), r"rows of worker 1 must be in 0 … 119, got 119 … 120"),
-        (lambda: Shards(ROWS, 1, 2, rows=[[-1], [0]]), r"rows of worker 0 must be in 0 … 119, got -1"),
-        (lambda: Shards(ROWS, 1, 2, rows=[[0], [1.0]]), "rows of worker 1 must be a vector of ints, got float64"),
-        (lambda: Shards(ROWS, 1, 2, rows=[[0], ROWS["row"] > 3]), "np.flatnonzero"),
-        (lambda: Shards(ROWS, 1, 2, rows=[[0], [1, 1]]), "worker 1 must differ from each other"),
-        (lambda: Shards({"a": np.zeros(3), "b": np.zeros(2)}, 1, 2), "the same number of rows"),
-    ],
-)
-def test_impossible_shards_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_a_partition_may_be_given():
     """Workers may have rows in common; the epoch of a worker is its own rows."""
     shards = Shards(ROWS, 2, 3, rows=[[5, 4, 3, 2], np.arange(4, 10), range(6)])
@@ -124,10 +89,3 @@ def test_shards_for_another_number_of_workers_are_refused(engine, made_for):
     }[engine]
     with pytest.raises(ValueError, match=f"batches were made with num_workers={made_for}, but the run has 3 workers"):
         run()
-
-
-@pytest.mark.parametrize("worker", [-1, 2])
-def test_a_worker_that_has_no_rows_is_named(worker):
-    shards = gemjax.Shards({"x": np.zeros(8)}, 2, num_workers=2)
-    with pytest.raises(IndexError, match=r"worker must be in 0 … 1, got"):
-        shards.steps_per_epoch(worker)

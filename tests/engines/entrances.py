@@ -22,18 +22,18 @@ def asgd(rate=0.1):
     return gemjax.asgd(rate, num_workers=2)
 
 
-def run(engine, loss_fn=squares, params=PARAMS, tx=None, **options):
+def run(engine, loss_fn=squares, params=PARAMS, tx=None, batches=ones, **options):
     method = asgd() if tx is None else tx
     if engine == "simulate":
-        return gemjax.simulate(method, loss_fn, params, ones, TRACE, **options)
+        return gemjax.simulate(method, loss_fn, params, batches, TRACE, **options)
     if engine == "devices":
-        return gemjax.run_on_devices(method, loss_fn, params, ones, 4, **options)
+        return gemjax.run_on_devices(method, loss_fn, params, batches, 4, **options)
     if engine == "initial_state":
         return gemjax.initial_state(method, params, **options)
     if engine == "memory_of":
         return gemjax.memory_of(method, params, **options)
     make = asgd if tx is None else lambda rate: tx
-    return gemjax.sweep(make, loss_fn, params, ones, TRACE, {"rate": [0.1]}, **options)
+    return gemjax.sweep(make, loss_fn, params, batches, TRACE, {"rate": [0.1]}, **options)
 
 
 def with_metrics(metrics):

@@ -191,13 +191,6 @@ def test_the_best_checkpoint_has_the_parameters_that_were_evaluated(tmp_path):
     assert metadata["commit"] == 20 <= len(trace)
 
 
-def test_a_column_that_nobody_computes_is_refused_at_the_end():
-    with pytest.raises(ValueError, match="no evaluations named 'accuracy', only"):
-        run(callback=EarlyStopping("accuracy"))
-    with pytest.raises(ValueError, match="no evaluations named 'accuracy', only"):
-        run(callback=EarlyStopping("accuracy"), evaluate=norm)
-
-
 def test_they_are_made_on_the_evaluator():
     devices, used = jax.devices(), []
     placement = gemjax.Placement((devices[0],) * 4, devices[1], evaluator=devices[3])

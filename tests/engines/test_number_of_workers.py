@@ -43,20 +43,6 @@ def test_the_number_of_workers_is_that_of_the_method(tx, expected):
     assert result.trace.num_workers == expected
 
 
-@pytest.mark.parametrize(
-    "enter",
-    [
-        lambda tx, **options: gemjax.run_on_devices(tx, squares, {"x": PARAMS}, ones, 4, **options),
-        lambda tx, **options: gemjax.initial_state(tx, {"x": PARAMS}, **options),
-        lambda tx, **options: gemjax.memory_of(tx, {"x": PARAMS}, **options),
-    ],
-    ids=["devices", "initial_state", "memory_of"],
-)
-def test_another_number_of_workers_is_refused(enter):
-    with pytest.raises(ValueError, match="with num_workers=2, but the run has 3 workers; give both the same number"):
-        enter(gemjax.asgd(0.1, 2), num_workers=3)
-
-
 def test_a_plain_transformation_suits_any_number():
     assert gemjax.initial_state(optax.sgd(0.1), PARAMS, num_workers=3).step.num_workers == 3
 

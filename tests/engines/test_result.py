@@ -1,6 +1,5 @@
 """Short descriptions of results, data and traces."""
 
-import dataclasses
 import types
 
 import jax.numpy as jnp
@@ -88,15 +87,3 @@ def test_the_trace_of_applied_commits_is_found_though_some_rejected_ones_have_no
     history = {name: column[at] for name, column in history.items()} | {"applied": np.array([1, 0, 1, 1, 0], bool)}
     assert of_applied(types.SimpleNamespace(commits=3), rows, history) == rows.first(3)
     assert of_applied(types.SimpleNamespace(commits=4), rows, history) is rows
-
-
-@pytest.mark.parametrize("missing", ["worker", "applied", "dropped"])
-@pytest.mark.parametrize("engine", ["simulate", "devices"])
-def test_a_result_without_columns_of_its_history_is_refused_before_anything_is_computed(engine, missing):
-    loss_fn, params, batches = testing.quadratic()
-    tx, trace = gemjax.asgd(0.1, 2), gemjax.arrivals.RoundRobin(2).trace(4)
-    result = gemjax.simulate(tx, loss_fn, params, batches, trace)
-    changed = dataclasses.replace(result, history={name: x for name, x in result.history.items() if name != missing})
-    run, order = (gemjax.simulate, trace) if engine == "simulate" else (gemjax.run_on_devices, 8)
-    with pytest.raises(ValueError, match=f"whose history has no column '{missing}'"):
-        run(tx, loss_fn, params, batches, order, state=changed)

@@ -28,39 +28,3 @@ def test_keeps_no_copy_of_the_parameters():
     assert (
         sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 64
     )  # The clock, and for each worker the clock of its pull and its commits.
-
-
-@pytest.mark.parametrize(
-    ("rate", "message"),
-    [
-        (-0.1, "learning_rate must be finite and at least 0, got -0.1"),
-        (float("nan"), "learning_rate must be finite and at least 0, got nan"),
-        (float("inf"), "learning_rate must be finite and at least 0, got inf"),
-        ("fast", "learning_rate must be a number, got 'fast'"),
-        (None, "learning_rate must be a number, got None"),
-    ],
-)
-@pytest.mark.parametrize(
-    "alias",
-    [
-        gemjax.asgd,
-        gemjax.multi_asgd,
-        gemjax.staleness_aware,
-        gemjax.dynsgd,
-        gemjax.gem,
-        gemjax.momentum_asgd,
-        gemjax.nag_asgd,
-        gemjax.delay_adaptive,
-        gemjax.dana_slim,
-        gemjax.dana_zero,
-        gemjax.dana_dc,
-        gemjax.dc_asgd,
-        gemjax.gap_aware,
-        gemjax.dana_ga,
-        gemjax.lwp,
-    ],
-    ids=lambda f: f.__name__,
-)
-def test_a_bad_learning_rate_is_refused_by_every_alias(alias, rate, message):
-    with pytest.raises(ValueError, match=message):
-        alias(rate)

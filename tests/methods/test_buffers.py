@@ -189,32 +189,6 @@ def test_in_half_precision_the_sum_is_kept_in_float32(dtype):
     np.testing.assert_allclose(updates, -1.0, rtol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: gemjax.gather(0), "count must be a positive int, got 0"),
-        (lambda: gemjax.fedbuff(buffer_size=2.5), "buffer_size must be a positive int, got 2.5"),
-        (
-            lambda: gemjax.fedbuff(weight="exponential"),
-            "weight must be a function or one of 'constant', 'polynomial', ",
-        ),
-        (lambda: gemjax.fedasync(mean_staleness=-1.0), "mean_staleness must be finite and at least 0, got -1.0"),
-        (lambda: gemjax.fedasync(-1.0), "learning_rate must be finite and at least 0, got -1.0"),
-        (lambda: gemjax.polynomial_weight(-0.5), "exponent must be finite and at least 0, got -0.5"),
-        (lambda: gemjax.hinge_weight(start=-1.0), "start must be finite and at least 0, got -1.0"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_outside_the_protocol_the_atoms_raise():
-    for atom in (gemjax.gather(2, gemjax.polynomial_weight()), gemjax.mix_with_worker()):
-        with pytest.raises(TypeError, match=r"must be inside gemjax.asynchronous"):
-            atom.update(jnp.zeros(1), atom.init(jnp.zeros(1)))
-
-
 @pytest.mark.parametrize("method", [gemjax.fedbuff, gemjax.fedasync])
 def test_a_constant_weight_compensates_nothing(method):
     problem = lambda params, batch: params**2, jnp.ones([]), lambda worker, step: 0.0

@@ -81,11 +81,3 @@ def test_functions_among_the_arguments_of_parts_count():
     injected = optax.inject_hyperparams(optax.adam)(gemjax.StalenessSchedule(0.1))
     assert list(parse(gemjax.citation(gemjax.asynchronous(injected, 2)))) == ["zhang2016staleness"]
     assert "xie2019asynchronous" in parse(gemjax.citation(gemjax.fedbuff(weight=gemjax.hinge_weight())))
-
-
-def test_what_is_no_transformation_is_refused():
-    for wrong in ("gem", gemjax.match_energy):
-        with pytest.raises(
-            TypeError, match=r"the function of a whole method such as gemjax.gem, got .*(gem|match_energy)"
-        ):
-            gemjax.citation(wrong)

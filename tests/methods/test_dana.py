@@ -180,17 +180,3 @@ def test_copies_of_the_parameters():
     for alias, copies, scalars in ((gemjax.dana_zero, 9, 2), (gemjax.dana_slim, 8, 0), (gemjax.dana_dc, 17, 2)):
         state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + scalars + copies * 1000
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: gemjax.dana_zero(0.1, momentum=1.0), r"momentum must be in \[0, 1\), got 1.0"),
-        (lambda: gemjax.dana_slim(0.1, momentum=-0.1), r"momentum must be in \[0, 1\), got -0.1"),
-        (lambda: gemjax.dana_dc(0.1, momentum=1.5), r"momentum must be in \[0, 1\), got 1.5"),
-        (lambda: gemjax.dana_dc(0.1, strength=-1.0), "strength must be finite and at least 0, got -1.0"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -111,19 +111,3 @@ def test_copies_of_the_parameters():
     for variant, copies in (("constant", 8), ("adaptive", 16)):
         state = gemjax.dc_asgd(0.1, num_workers=8, variant=variant).init(jnp.zeros(1000))
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + copies * 1000
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"strength": -1.0}, "strength must be finite and at least 0, got -1.0"),
-        ({"variant": "a"}, "variant must be one of 'constant', 'adaptive', got 'a'"),
-        ({"decay": 1.0}, r"decay must be in \[0, 1\), got 1.0"),
-        ({"eps": -1e-9}, "eps must be finite and at least 0, got -1e-09"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.compensate_delay(**keywords)
-    with pytest.raises(ValueError, match=message):
-        gemjax.dc_asgd(0.1, **keywords)

@@ -40,9 +40,3 @@ def test_the_factors_by_hand():
         updates, state = tx.update(jnp.ones(1), state, worker=1)
         found.append(-updates.item())
     np.testing.assert_allclose(found, [1, 1, 1, 2 / 3, 2 / 4], rtol=1e-6)
-
-
-@pytest.mark.parametrize("threshold", [0, 0.5, -3, float("nan")])
-def test_a_threshold_below_one_is_refused(threshold):
-    with pytest.raises(ValueError, match=f"threshold must be finite and at least 1, got {threshold}"):
-        gemjax.delay_adaptive(0.1, threshold=threshold)

@@ -73,23 +73,6 @@ def test_copies_of_the_parameters():
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1 + 2 * 1000
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"learning_rate": -1.0}, "learning_rate must be finite and at least 0, got -1.0"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
-        ({"buffer_size": 0}, "buffer_size must be a positive int, got 0"),
-        ({"buffer_size": 2.5}, "buffer_size must be a positive int, got 2.5"),
-        ({"buffer_size": 4, "spread": 0.26}, "spread must be between 0 and 0.25, got 0.26"),
-        ({"num_workers": 5, "spread": -0.1}, "spread must be between 0 and 0.2, got -0.1"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.delayed_nesterov(**keywords)
-
-
 def test_the_largest_spread_is_taken():
     gemjax.delayed_nesterov(num_workers=3, spread=1 / 3)
 
@@ -106,26 +89,3 @@ def test_dynamic_periods_do_not_lose_a_step_to_rounding(denominator):
     """In floating point 49 * (1 / 49) is below 1."""
     speeds = [k / denominator for k in range(1, 51)]
     assert gemjax.dynamic_periods(50, speeds) == tuple(range(1, 51))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, (1.0,)), "period must be a positive int, got 0"),
-        ((2.0, (1.0,)), "period must be a positive int, got 2.0"),
-        ((4, (1.0,), 0), "minimum must be a positive int, got 0"),
-        ((4, (1.0,), 5), "minimum must be between 1 and 4, got 5"),
-        ((4, ()), "speeds must have one number per worker, got none"),
-        ((4, (1.0, 0.0)), "speeds must be positive, got 0"),
-        ((4, (1.0, -1.0)), "a speed must be finite and at least 0, got -1.0"),
-        ((4, (1.0, float("nan"))), "a speed must be finite and at least 0, got nan"),
-    ],
-)
-def test_dynamic_periods_refuse_invalid_speeds(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.dynamic_periods(*arguments)
-
-
-def test_speeds_are_not_traced():
-    with pytest.raises(ValueError, match="each of speeds must be a number, got"):
-        jax.jit(lambda speed: gemjax.dynamic_periods(4, [speed, 1.0]))(2.0)

@@ -116,19 +116,6 @@ def test_copies_of_the_parameters():
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 2 + 2 * 1000
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"learning_rate": -1.0}, "learning_rate must be finite and at least 0, got -1.0"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.diloco(**keywords)
-
-
 def test_it_may_be_made_in_double_precision_and_used_in_single():
     with enable_x64(True):
         tx = gemjax.diloco(num_workers=2)

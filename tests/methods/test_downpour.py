@@ -53,11 +53,3 @@ def test_agn_divides_by_each_workers_own_period(x64):
 def test_it_keeps_no_copy_of_the_parameters():
     state = gemjax.agn(num_workers=8).init(jnp.zeros(1000))
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8
-
-
-@pytest.mark.parametrize("alias", [gemjax.downpour, gemjax.agn])
-def test_hyper_parameters_out_of_range_are_refused(alias):
-    with pytest.raises(ValueError, match="learning_rate must be finite and at least 0, got -1"):
-        alias(-1.0)
-    with pytest.raises(ValueError, match="num_workers must be a positive int"):
-        alias(num_workers=0)

@@ -124,13 +124,3 @@ def test_copies_of_the_parameters():
     for tx, copies in ((gemjax.easgd(num_workers=8), 8), (gemjax.eamsgd(0.1, num_workers=8), 16)):
         leaves = jax.tree.leaves(tx.init(jnp.zeros(1000)))
         assert sum(leaf.size for leaf in leaves if leaf.size >= 1000) == copies * 1000
-
-
-@pytest.mark.parametrize("strength", [-0.1, 1.5, float("nan")])
-def test_an_invalid_strength_is_refused(strength):
-    with pytest.raises(ValueError, match="strength must be"):
-        gemjax.easgd(num_workers=2, strength=strength)
-    with pytest.raises(ValueError, match="strength must be"):
-        gemjax.eamsgd(0.1, num_workers=2, strength=strength)
-    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1.0"):
-        gemjax.eamsgd(0.1, 1.0)

@@ -149,23 +149,3 @@ def test_copies_of_the_parameters():
     for alias, copies, scalars in ((gemjax.gap_aware, 8 + 2, 2), (gemjax.dana_ga, 16 + 2, 4)):
         state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + scalars + copies * 1000
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"decay": 1.0}, r"decay must be in \[0, 1\), got 1.0"),
-        ({"eps": -1e-9}, "eps must be finite and at least 0, got -1e-09"),
-    ],
-)
-@pytest.mark.parametrize("name", ALIASES)
-def test_hyper_parameters_out_of_range_are_refused(name, keywords, message):
-    with pytest.raises(ValueError, match=message):
-        ALIASES[name](0.1, **keywords)
-
-
-@pytest.mark.parametrize("inner", [0.9, "trace", optax.trace])
-def test_an_inner_rule_is_a_transformation(inner):
-    with pytest.raises(TypeError, match="inner must be an optax transformation, such as"):
-        gemjax.scale_by_gap(0.1, inner)

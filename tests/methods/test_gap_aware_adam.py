@@ -65,18 +65,3 @@ def test_the_penalty_is_measured_in_steps_of_the_largest_rate():
 def test_copies_of_the_parameters():
     state = gemjax.gap_aware_adam(0.1, num_workers=8).init(jnp.zeros(1000))
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 3 + (8 + 3) * 1000
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"b1": 1.0}, r"b1 must be in \[0, 1\), got 1.0"),
-        ({"b2": -0.1}, r"b2 must be in \[0, 1\), got -0.1"),
-        ({"eps": -1e-9}, "eps must be finite and at least 0, got -1e-09"),
-        ({"learning_rate": -0.1}, "learning_rate must be finite and at least 0, got -0.1"),
-        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.gap_aware_adam(**{"learning_rate": 0.1} | keywords)

@@ -183,31 +183,3 @@ def test_only_algorithm_1_shifts_the_view():
         after = optax.apply_updates(params, updates)
         view, _ = gemjax.pull(state, after, worker=0)
         np.testing.assert_array_equal(view, params if reading == "algorithm" else after)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"momentum": -0.5}, r"momentum must be in \[0, 1\), got -0.5"),
-        ({"momentum": None}, "momentum must be a number, got None"),
-        ({"kappa": -1.0}, "kappa must be finite and at least 0, got -1.0"),
-        ({"kappa": float("inf")}, "kappa must be finite and at least 0, got inf"),
-        ({"eps": -1e-9}, "eps must be finite and at least 0, got -1e-09"),
-        (
-            {"clamp": (2.0, 1.0)},
-            r"clamp must be None or a pair \(lowest, highest\) with lowest <= highest, got \(2.0, 1.0\)",
-        ),
-        ({"clamp": (jnp.array(2.0), np.float32(1.0))}, "clamp must be None or a pair"),
-        ({"clamp": iter((0.0, 1.0))}, "clamp must be None or a pair"),
-        ({"clamp": (0.0, 1.0, 2.0)}, "clamp must be None or a pair .* got "),
-        ({"clamp": 5.0}, "clamp must be None or a pair .* got 5.0"),
-        ({"clamp": (0.0, float("nan"))}, "clamp must be None or a pair .* nan"),
-        ({"reading": "paper"}, "reading must be one of 'equations', 'code', 'algorithm', got 'paper'"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused_at_construction(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.match_energy(**keywords)
-    with pytest.raises(ValueError, match=message):
-        gemjax.gem(0.1, **keywords)

@@ -127,23 +127,3 @@ def test_in_half_precision_lengths_do_not_overflow():
 def test_copies_of_the_parameters():
     state = gemjax.heloco(num_workers=8).init(jnp.zeros(1000))
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 2 + 1000
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"learning_rate": -1.0}, "learning_rate must be finite and at least 0, got -1.0"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
-        ({"keep_above": 1.5}, "keep_above must be between -1 and 1, got 1.5"),
-        ({"max_shrink": -0.5}, "max_shrink must be between 0 and 1, got -0.5"),
-        ({"shrink": -1.0}, "shrink must be finite and at least 0, got -1.0"),
-        ({"turn": -1.0}, "turn must be finite and at least 0, got -1.0"),
-        ({"caution": -1.0}, "caution must be finite and at least 0, got -1.0"),
-        ({"weight": -1.0}, "weight must be finite and at least 0, got -1.0"),
-        ({"eps": -1.0}, "eps must be finite and at least 0, got -1.0"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.heloco(**keywords)

@@ -40,16 +40,3 @@ def test_one_worker_predicts_nothing():
     _, state = tx.update(params, tx.init(params), params)
     view, _ = gemjax.pull(state, params)
     np.testing.assert_array_equal(view, params)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"horizon": -1.0}, "horizon must be finite and at least 0, got -1.0"),
-        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.lwp(0.1, **keywords)

@@ -72,17 +72,3 @@ def test_keeps_one_copy_of_the_parameters_centrally():
     for alias, scalars in ((gemjax.momentum_asgd, 0), (gemjax.nag_asgd, 2)):
         state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
         assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + scalars + 1000
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: gemjax.momentum_asgd(0.1, momentum=1.0), r"momentum must be in \[0, 1\), got 1.0"),
-        (lambda: gemjax.nag_asgd(0.1, momentum=-0.1), r"momentum must be in \[0, 1\), got -0.1"),
-        (lambda: gemjax.look_ahead_momentum(-1.0), "learning_rate must be finite and at least 0, got -1.0"),
-        (lambda: gemjax.look_ahead_momentum(0.1, horizon=-1), "horizon must be finite and at least 0, got -1"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from methods import reference_outer, runs
 
 import gemjax
@@ -45,20 +44,3 @@ def test_without_momentum_it_is_asgd(x64):
 def test_copies_of_the_parameters():
     state = gemjax.momentum_lookahead(num_workers=8).init(jnp.zeros(1000))
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1000
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: gemjax.momentum_lookahead(learning_rate=-1.0),
-            "learning_rate must be finite and at least 0, got -1.0",
-        ),
-        (lambda: gemjax.momentum_lookahead(momentum=1.0), r"momentum must be in \[0, 1\), got 1.0"),
-        (lambda: gemjax.momentum_lookahead(num_workers=0), "num_workers must be a positive int, got 0"),
-        (lambda: gemjax.discount_momentum(-0.1), r"momentum must be in \[0, 1\), got -0.1"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -35,9 +35,3 @@ def test_without_momentum_it_is_asgd(x64):
 def test_keeps_one_copy_of_the_parameters_per_worker():
     state = gemjax.multi_asgd(0.1, num_workers=8).init(jnp.zeros(1000))
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 8 * 1000
-
-
-@pytest.mark.parametrize("momentum", [1.0, -0.1, float("nan")])
-def test_a_momentum_outside_zero_to_one_is_refused(momentum):
-    with pytest.raises(ValueError, match=rf"momentum must be in \[0, 1\), got {momentum}"):
-        gemjax.multi_asgd(0.1, momentum=momentum)

@@ -86,16 +86,3 @@ def test_the_learning_rate_and_the_weight_decay_are_corrected_too():
 def test_copies_of_the_parameters():
     state = gemjax.one_step_delay(0.1, num_workers=8).init(jnp.zeros(1000))
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1 + 2 * 1000
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"strength": -1.0}, "strength must be finite and at least 0, got -1.0"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"learning_rate": -0.1}, "learning_rate must be finite and at least 0, got -0.1"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(keywords, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.one_step_delay(**{"learning_rate": 0.1} | keywords)

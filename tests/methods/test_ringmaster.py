@@ -225,25 +225,3 @@ def test_multi_steps_around_a_refusal():
     result = gemjax.simulate(wrapped, loss_fn, params, batches, trace)
     assert int(result.state.commits) + int(result.state.dropped) == 12
     assert not result.history["dropped"][::2].any()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: gemjax.ringmaster(0.1, threshold=0.5), "threshold must be finite and at least 1, got 0.5"),
-        (lambda: gemjax.ringmaster(0.1, threshold=math.nan), "threshold must be finite and at least 1, got nan"),
-        (lambda: gemjax.ringmaster(-0.1), "learning_rate must be finite and at least 0"),
-        (lambda: gemjax.ringmaster(0.1, 0), "num_workers must be a positive int"),
-        (lambda: gemjax.rennala(0.1, batch_size=0), "batch_size must be a positive int, got 0"),
-        (lambda: gemjax.rennala(0.1, batch_size=1.5), "batch_size must be a positive int, got 1.5"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_outside_the_protocol_the_atoms_raise():
-    for atom in (gemjax.drop_stale(2), gemjax.gather_fresh(2)):
-        with pytest.raises(TypeError, match=r"must be inside gemjax.asynchronous"):
-            atom.update(jnp.zeros(1), atom.init(jnp.zeros(1)))

@@ -153,27 +153,6 @@ def test_copies_of_the_parameters(name, copies):
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) // 1000 == 8 * copies[0] + copies[1]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: gemjax.incremental(-0.1), "learning_rate must be finite and at least 0"),
-        (lambda: gemjax.ringleader(0.1, 0), "num_workers must be a positive int"),
-        (lambda: gemjax.incremental(0.1, 1.5), "num_workers must be a positive int"),
-        (lambda: gemjax.malenia(0.1, 4, batch_size=3), "batch_size must be finite and at least 4, got 3"),
-        (lambda: gemjax.malenia(0.1, 1, batch_size=1.5), "batch_size must be a positive int, got 1.5"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_outside_the_protocol_the_atoms_raise():
-    for atom in (gemjax.aggregate_last(2), gemjax.gather_per_worker(2), gemjax.take_turns(2)):
-        with pytest.raises(TypeError, match=r"must be inside gemjax.asynchronous"):
-            atom.update(jnp.zeros(1), atom.init(jnp.zeros(1)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [gemjax.dana_zero, gemjax.dana_slim, gemjax.dana_ga, gemjax.incremental])
 def test_clipped_gradients_leave_no_trace_of_a_large_one(method):

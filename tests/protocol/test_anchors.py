@@ -33,13 +33,6 @@ def test_the_strength_is_the_fraction_of_the_distance(strength, expected):
     assert_same_bits(found, tree(expected))
 
 
-@pytest.mark.parametrize("strength", [-0.1, 1.1, float("nan")])
-@pytest.mark.parametrize("before", [(), (0.5,)])
-def test_an_impossible_strength_is_refused(strength, before):
-    with pytest.raises(ValueError, match="a strength must be between 0 and 1, got"):
-        gemjax.pull_to_anchors(*before, strength)
-
-
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_number_of_anchors_is_refused(count):
     one = jnp.ones(2)
@@ -48,20 +41,6 @@ def test_another_number_of_anchors_is_refused(count):
     tx = gemjax.pull_to_anchors(0.1, 0.1)
     with pytest.raises(ValueError, match="has 2 strengths, but the method sends 0 anchors"):
         tx.update(one, tx.init(one), one)
-
-
-def test_without_parameters_nothing_can_be_pulled():
-    tx, one = gemjax.pull_to_anchors(0.1), jnp.ones(2)
-    with pytest.raises(ValueError, match="params must be given"):
-        tx.update(one, tx.init(one), anchors=(one,))
-
-
-@pytest.mark.slow
-def test_a_method_without_anchors_is_refused_when_it_runs():
-    local = LocalSteps(optax.chain(optax.sgd(0.1), gemjax.pull_to_anchors(0.1)))
-    with pytest.raises(ValueError, match="has 1 strengths, but the method sends 0 anchors"):
-        run(local, tx=gemjax.lsgd(num_workers=4))
-    run(local, tx=gemjax.lsgd(num_workers=4, anchors=True))
 
 
 @pytest.mark.slow

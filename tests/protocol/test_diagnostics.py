@@ -95,11 +95,6 @@ def test_the_message_suggests_the_nearest_name():
         observer.collected(besides=["gap"])
 
 
-def test_the_message_if_nothing_is_offered():
-    with pytest.raises(ValueError, match=r"reports vim; it offers nothing$"):
-        Observer({"vim"}).collected()
-
-
 def test_a_change_is_measured_relative_to_the_step():
     step = {"x": jnp.array([3.0, 0.0]), "y": jnp.array([[4.0]])}
     for factor, size in ((1.0, 0.0), (0.0, 1.0), (-1.0, 2.0), (1.5, 0.5)):
@@ -198,14 +193,6 @@ def test_gem_offers_its_quantities_on_request_only():
     nothing = Observer()
     tx.update(params, tx.init(params), params, worker=0, observe=nothing)
     assert nothing.collected() == {}
-
-
-def test_asgd_has_no_pi():
-    tx, params = gemjax.asgd(0.5), jnp.ones(2)
-    observer = Observer({"pi_median"})
-    tx.update(params, tx.init(params), params, observe=observer)
-    with pytest.raises(ValueError, match="no member of this method reports pi_median"):
-        observer.collected()
 
 
 def test_observed_in_a_compiled_chain():

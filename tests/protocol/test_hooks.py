@@ -179,38 +179,3 @@ def test_a_rule_may_raise_its_count_in_update():
     assert int(state.clock) == 2
     assert int(state.inner_state[0].count) == 1
     np.testing.assert_array_equal(state.inner_state[1].trace, before.inner_state[1].trace)
-
-
-class Shifting(NamedTuple):
-    """Node of an earlier version of the protocol."""
-
-    velocity: Any
-
-    def shift_view(self, view):
-        return view + self.velocity
-
-
-class Noticing(NamedTuple):
-    """Node of an earlier version of the protocol that is called at a pull."""
-
-    value: Any
-
-    def pulled(self, params):
-        return Noticing(params)
-
-
-class Anchoring(NamedTuple):
-    """Node of an earlier version of the protocol that sends anchors."""
-
-    value: Any
-
-    def anchors(self):
-        return (self.value,)
-
-
-@pytest.mark.parametrize(("node", "name"), [(Shifting, "shift_view"), (Noticing, "pulled"), (Anchoring, "anchors")])
-def test_a_node_of_the_earlier_protocol_is_an_error(node, name):
-    tx = gemjax.asynchronous(optax.chain(optax.trace(0.9), member(Slots(node(PARAMS)))), 2)
-    message = rf"{node.__name__} has {name}\(\), which is no longer called; define on_pull\(params, view, moved\)"
-    with pytest.raises(TypeError, match=message):
-        tx.init(PARAMS)

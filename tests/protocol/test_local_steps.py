@@ -225,19 +225,6 @@ def test_the_known_names_of_extra_arguments_are_those_that_a_run_passes():
     assert passed == PASSED
 
 
-def test_a_schedule_of_progress_checks_its_arguments():
-    rate = optax.constant_schedule(0.1)
-    with pytest.raises(TypeError, match=r"must be a function of the number of steps, got 0\.1"):
-        gemjax.scale_by_progress(0.1, 4, 2)
-    with pytest.raises(ValueError, match=r"period must be finite and at least 1, got 0"):
-        gemjax.scale_by_progress(rate, 0, 2)
-    with pytest.raises(ValueError, match=r"num_workers must be a positive int, got 2\.5"):
-        gemjax.scale_by_progress(rate, 4, 2.5)
-    tx = gemjax.scale_by_progress(rate, 4, 2)
-    with pytest.raises(ValueError, match="which engines give to the optimizer of LocalSteps alone"):
-        tx.update(jnp.ones(2), tx.init(()))
-
-
 def test_a_schedule_of_progress_keeps_dtypes():
     tx = gemjax.scale_by_progress(optax.linear_schedule(1.0, 0.0, 10), 3, 3)
     updates = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2, jnp.float16)}

@@ -70,25 +70,6 @@ def test_without_asynchronous_its_state_is_not_stacked():
         jax.tree.map(np.testing.assert_array_equal, updates, others)
 
 
-@pytest.mark.parametrize("num_workers", [0, -1, 2.0, "3"])
-def test_bad_numbers_of_workers_are_refused(num_workers):
-    with pytest.raises(ValueError, match=f"num_workers must be a positive int, got {num_workers!r}"):
-        gemjax.per_worker(optax.trace(0.9), num_workers=num_workers)
-
-
-@pytest.mark.parametrize(
-    "inner",
-    [
-        *(method(0.1, num_workers=2) for method in (gemjax.asgd, gemjax.gem, gemjax.rennala, gemjax.yellowfin)),
-        gemjax.follow_leader(2),
-    ],
-)
-def test_a_whole_method_is_refused(inner):
-    tx = gemjax.asynchronous(gemjax.per_worker(inner), 2)
-    with pytest.raises(TypeError, match=r"written for one worker, such as .*, not a whole method"):
-        tx.init(jnp.zeros(3))
-
-
 @pytest.mark.parametrize(
     "part", [gemjax.tune_momentum(4), optax.chain(gemjax.drop_stale(2), optax.sgd(0.1))], ids=["rows", "refusals"]
 )

@@ -1,15 +1,11 @@
 """Periods of local steps, per worker and per commit, and those that are refused."""
 
-import re
-
 import numpy as np
-import optax
 import pytest
 from protocol.local_simulations import QUADRATIC, SGD, run
 
 import gemjax
 from gemjax import LocalSteps
-from gemjax.protocol.local_steps import displacements
 
 TABLE = ((2, 1, 4), (3,), (1, 1, 1, 5))
 
@@ -58,66 +54,9 @@ def test_periods_in_any_form_are_the_same_object(period, plain):
     assert LocalSteps(SGD, period).period == plain
 
 
-@pytest.mark.parametrize(
-    ("period", "found"),
-    [
-        (0, "0"), (-1, "-1"), (1.5, "1.5"), (2.0, "2.0"), (True, "True"), ("3", "'3'"), (b"3", "b'3'"), (None, "None"),
-        ([], "[]"), ((), "()"), ((2, 0), "0"), ((3, 1.5), "1.5"), (((1, 2), (3, 0)), "0"), (((1, 2), ()), "()"),
-        ((1, True), "True"), ([1, "2"], "'2'"), (np.array([1.0, 2.0]), "1.0"), (np.zeros(0, int), "[]"),
-        ({0: 1}, "{0: 1}"), ((((1, 2),),), "(1, 2)"),
-    ],
-)  # fmt: skip
-def test_an_invalid_period_is_refused(period, found):
-    message = f"the period of LocalSteps must be an int of at least 1, got {found}"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        LocalSteps(SGD, period)
-
-
-@pytest.mark.parametrize("period", [2**20 + 1, (1, 10**10)])
-def test_a_period_of_more_steps_than_a_commit_may_have_is_refused(period):
-    with pytest.raises(ValueError, match=r"the period of LocalSteps must be at most 1048576, got [0-9]+$"):
-        LocalSteps(SGD, period)
-
-
-@pytest.mark.parametrize("period", [(1, (2, 3)), ((2, 3), 1)])
-def test_periods_of_a_worker_and_of_a_commit_do_not_mix(period):
-    with pytest.raises(ValueError, match="periods of LocalSteps must be all ints or all sequences of ints, got"):
-        LocalSteps(SGD, period)
-
-
 def on_devices(local, tx=None, **options):
     tx = gemjax.downpour(num_workers=4) if tx is None else tx
     return gemjax.run_on_devices(tx, *QUADRATIC[:3], 8, num_workers=4, local=local, **options)
-
-
-def initial_state(local, tx=None):
-    tx = gemjax.downpour(num_workers=4) if tx is None else tx
-    return gemjax.initial_state(tx, QUADRATIC.params, num_workers=4, local=local)
-
-
-ENTRANCES = pytest.mark.parametrize("enter", [run, on_devices, initial_state])
-
-
-@ENTRANCES
-@pytest.mark.parametrize("period", [(1, 2, 3), ((1,),) * 5])
-def test_periods_for_other_workers_are_refused(enter, period):
-    with pytest.raises(ValueError, match=rf"LocalSteps has periods for {len(period)} workers, but the run has 4$"):
-        enter(LocalSteps(SGD, period))
-
-
-@ENTRANCES
-@pytest.mark.parametrize(
-    "tx",
-    [
-        gemjax.downpour(num_workers=4),
-        optax.chain(optax.clip(1.0), gemjax.lsgd(num_workers=4)),
-        optax.chain(displacements(), optax.scale(-1.0)),
-    ],
-    ids=["method", "chain", "member"],
-)
-def test_a_method_that_needs_local_steps_says_so(enter, tx):
-    with pytest.raises(ValueError, match=r"give local=gemjax.LocalSteps\(optax.sgd\(rate\), period=…\)"):
-        enter(None, tx=tx)
 
 
 def test_a_table_that_ends_too_early_names_worker_and_commit():

@@ -123,47 +123,6 @@ def test_nodes_are_pytrees_with_names_and_a_repr():
 
 
 @pytest.mark.parametrize(
-    ("worker", "error", "message"),
-    [
-        (
-            None,
-            ValueError,
-            "worker= is missing: this state is kept for 3 workers, so give the worker that pulls or commits",
-        ),
-        (3, ValueError, "worker=3 is out of range: this state is kept for 3 workers, 0 … 2"),
-        (-1, ValueError, "worker=-1 is out of range"),
-        (1.0, TypeError, "worker must be one integer, got 1.0"),
-        (True, TypeError, "worker must be one integer, got True"),
-        ("1", TypeError, "worker must be one integer, got '1'"),
-        ([0, 1], TypeError, r"worker must be one integer, got \[0, 1\]"),
-        (jnp.array([1]), TypeError, "worker must be one integer, got Array"),
-    ],
-    ids=str,
-)
-def test_bad_workers_are_refused(worker, error, message):
-    with pytest.raises(error, match=message):
-        slots.check_worker(worker, 3)
-    tx = gemjax.asgd(0.1, num_workers=3)
-    params = jnp.ones(2)
-    with pytest.raises(error, match=message):
-        tx.update(params, tx.init(params), params, worker=worker)
-    with pytest.raises(error, match=message):
-        gemjax.pull(tx.init(params), params, worker=worker)
-
-
-@pytest.mark.parametrize("worker", [jnp.float32(1), jnp.array([1])], ids=["float", "vector"])
-def test_bad_workers_are_refused_when_traced(worker):
-    tx = gemjax.asgd(0.1, num_workers=3)
-    params = jnp.ones(2)
-    state = tx.init(params)
-    message = r"worker must be one integer, got (float32\[\]|int32\[1\])"
-    with pytest.raises(TypeError, match=message):
-        jax.jit(lambda worker: tx.update(params, state, params, worker=worker))(worker)
-    with pytest.raises(TypeError, match=message):
-        jax.jit(lambda worker: gemjax.pull(state, params, worker))(worker)
-
-
-@pytest.mark.parametrize(
     "worker", [1, np.int64(1), np.int8(1), jnp.int32(1), jnp.uint8(1)], ids=lambda w: type(w).__name__
 )
 def test_any_integer_is_a_worker(worker):

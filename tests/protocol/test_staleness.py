@@ -96,11 +96,6 @@ def test_a_member_may_shift_the_view_and_the_shifted_one_is_recorded():
     equal(state.stale_params[0], PARAMS)
 
 
-def test_a_method_in_place_of_its_state_is_refused():
-    with pytest.raises(TypeError, match=r"in place of its state; give tx.init\(params\)"):
-        gemjax.pull(gemjax.gem(0.1, num_workers=2), jnp.zeros(2), 0)
-
-
 def test_pull_of_a_state_without_the_protocol_changes_nothing():
     tx = optax.adam(0.1)
     state = tx.init(PARAMS)

@@ -65,40 +65,6 @@ def test_an_empty_trace_is_a_trace():
     assert [len(column) for column in trace.events()] == [0] * 5
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"worker": [0, 1, 0], "pulled_at": [0, 2, 1]}, r"row 1 .* pulls the future: pulled_at is 2, the clock only 1"),
-        ({"worker": [0, 0], "pulled_at": [0, 0]}, r"row 1 .* repeats a commit: pulled_at is 0, .* at row 0"),
-        ({"worker": [0, 3], "num_workers": 3}, r"row 1 .* worker 3 is not in range\(3\)"),
-        ({"worker": [0, -1]}, r"row 1 .* worker -1 is not in range\(1\)"),
-        ({"worker": [0, 1, 0], "step": [1, 0, 1]}, r"row 2 .* step 1 of a worker whose last step was 1"),
-        ({"worker": [0, 1, 0], "step": [1, 0, 0]}, r"row 2 .* step 0 of a worker whose last step was 1"),
-        ({"worker": [0], "step": [-1]}, r"row 0 .* step -1 of a worker whose last step was -1"),
-        ({"worker": [0, 1, 0], "draw": [2, 0, -1]}, r"row 2 .* draw is -1, but draws begin at 0"),
-        ({"worker": [0, 1, 0], "draw": [0, 3, 3]}, r"row 2 .* draw 3 is used by an earlier row"),
-        ({"worker": [0, 1], "draw": [0]}, r"equally long, got \{.*'draw': 1.*\}"),
-        ({"worker": [0, 1], "time": [2.0, 1.0]}, r"row 1 .* time 1.0 is not finite, or earlier .* \(2.0\)"),
-        ({"worker": [0, 1], "time": [0.0, np.nan]}, r"row 1 .* time nan is not finite"),
-        ({"worker": [0, 1], "time": [np.inf, np.inf]}, r"row 0 .* time inf is not finite"),
-        ({"worker": [0, 1], "step": [0]}, r"equally long, got \{.*'step': 1.*\}"),
-        ({"worker": [0, 1], "time": [0.0, 1.0, 2.0]}, r"equally long, got \{.*'time': 3.*\}"),
-        ({"worker": [], "num_workers": 0}, r"num_workers must be an int in 1 … 1048576, got 0"),
-        ({"worker": [0, 1], "pulled_at": [0, -1]}, r"row 1 .* pulled_at is -1, but the clock begins at 0"),
-        ({"worker": [2**30]}, r"the largest worker must be an int in 0 … 1048575, got 1073741824"),
-        ({"worker": [0.0, 1.0]}, r"worker must be a vector of integers, got float64\[2\]"),
-        ({"worker": [0, 1], "pulled_at": [0.0, 0.0]}, r"pulled_at must be a vector of integers, got float64\[2\]"),
-        ({"worker": [[0, 1]]}, r"worker must be a vector of integers, got int64\[1, 2\]"),
-        ({"worker": [0, 2**32]}, r"worker must .*int32"),
-        ({"worker": np.ma.array([0, 1], mask=[False, True])}, "worker has masked entries, and a trace has no mask"),
-        ({"worker": [0, 1], "time": np.ma.array([1.0, 2.0], mask=[False, True])}, "time has masked entries"),
-    ],
-)
-def test_impossible_traces_are_refused(columns, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.Trace(**columns)
-
-
 def test_lost_steps_and_equal_times_are_no_error():
     trace = gemjax.Trace(worker=[0, 0], step=[3, 7], time=[1.0, 1.0])
     np.testing.assert_array_equal(trace.step, [3, 7])
@@ -235,22 +201,6 @@ def test_a_truncated_file_is_refused(saved):
             gemjax.Trace.load(saved)
 
 
-def test_a_damaged_file_is_refused_wherever_the_damage_is(saved):
-    trace, content = gemjax.Trace.load(saved), saved.read_bytes()
-    refused = harmless = 0
-    for position in range(0, len(content), 7):
-        saved.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
-        try:
-            loaded = gemjax.Trace.load(saved)
-        except ValueError as error:
-            refused += "run.npz" in str(error)
-        else:  # Some bytes of a zip file mean nothing.
-            assert loaded == trace
-            harmless += 1
-    assert refused + harmless == len(range(0, len(content), 7))
-    assert refused > 50
-
-
 def _archive(path, **columns):
     good = {name: getattr(gemjax.Trace([0, 1, 0]), name) for name in ("worker", "pulled_at", "step", "time")}
     np.savez(path, **{"format": np.array("gemjax.trace.1"), "num_workers": np.array(2), **good, **columns})
@@ -261,26 +211,6 @@ def test_a_file_without_draws_has_those_of_the_order(tmp_path):
     assert gemjax.Trace.load(tmp_path / "old.npz") == gemjax.Trace([0, 1, 0])
     gemjax.Trace([0, 1, 0], draw=[0, 1, 4]).save(tmp_path / "new.npz")
     np.testing.assert_array_equal(gemjax.Trace.load(tmp_path / "new.npz").draw, [0, 1, 4])
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"draw": np.array([0, 1, 1])}, "draw 1 is used by an earlier row"),
-        ({"pulled_at": np.array([0, 0, 0])}, "repeats a commit"),
-        ({"num_workers": np.array(1)}, "worker 1 is not in range"),
-        ({"step": np.array([0.0, 0.0, 1.0])}, "vector of integers"),
-        ({"format": np.array("gemjax.trace.0")}, "not a trace of the format gemjax.trace.1"),
-        ({"num_workers": np.array([2, 2])}, "damaged"),
-    ],
-)
-def test_a_tampered_file_is_refused(tmp_path, columns, message):
-    _archive(tmp_path / "run.npz")
-    assert gemjax.Trace.load(tmp_path / "run.npz") == gemjax.Trace([0, 1, 0])
-    _archive(tmp_path / "bad.npz", **columns)
-    with pytest.raises(ValueError, match=message) as refused:
-        gemjax.Trace.load(tmp_path / "bad.npz")
-    assert "bad.npz" in str(refused.value)
 
 
 class Payload:
@@ -314,14 +244,3 @@ def test_foreign_files_are_refused_and_nothing_is_unpickled(tmp_path, kind):
     with pytest.raises(ValueError, match=r"foreign\.npz is not a gemjax trace, or is damaged"):
         gemjax.Trace.load(path)
     assert not Payload.loaded
-
-
-def test_a_missing_file_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.npz"):
-        gemjax.Trace.load(tmp_path / "nowhere.npz")
-
-
-@pytest.mark.parametrize("count", [-1, 1.0, "a", True])
-def test_the_first_commits_are_counted_by_an_int(count):
-    with pytest.raises(ValueError, match="count must be an int"):
-        gemjax.Trace([0, 0]).first(count)

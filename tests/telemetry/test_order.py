@@ -41,34 +41,6 @@ def test_a_missing_or_repeated_line_before_the_end_is_found(tmp_path):
             pytest.fail(f"{name} passes: {len(list(eventlog.read(path)))} events")
 
 
-@pytest.mark.parametrize(
-    ("number", "change", "wrong"),
-    [
-        (0, {"num_workers": 3}, "names 2 devices for 3 workers"),
-        (0, {"num_workers": 0}, "num_workers is 0"),
-        (0, {"num_workers": 2**31 - 1, "devices": []}, "num_workers is 2147483647, expected 1 to"),
-        (18, {"num_workers": 3, "devices": ["a", "b", "c"]}, "continues with 3 workers, but it had 2"),
-        (18, {"commits": 4}, "continues after 4 commits, but 3 came before"),
-        (18, {"time": 1.0}, "its last commit was made at 2.0"),
-        (2, {"began": 1.5}, "times decrease"),
-        (3, {"time": 0.5}, "ready at 1.0, arrived at 0.5"),
-        (3, {"ready": True}, "does not have times of ready"),
-        (3, {"time": 1e303}, "time is 1e\\+303, expected a time"),
-        (9, {"time": 1.0}, "earlier than 1.6, the last event of worker 1"),
-        (14, {"step": 2}, "was not dispatched with step 2"),
-        (14, {"time": 1.65}, "earlier than 1.7 before it|arrived at 1.65"),
-        (19, {"time": 1.0}, "earlier than 2.0"),
-    ],
-)
-def test_an_inconsistent_event_is_refused(tmp_path, number, change, wrong):
-    path = tmp_path / "log.jsonl"
-    with EventLog(path) as log:
-        for row, event in enumerate(cycles_that_follow()):
-            log.write(**event | (change if row == number else {}))
-    with pytest.raises(ValueError, match=rf"log\.jsonl, line \d+: .*{wrong}"):
-        list(eventlog.read(path))
-
-
 @pytest.mark.parametrize("draws", [(0, 2, 1), (0, 2, 2)])
 def test_no_draw_repeats_and_that_of_a_lost_worker_may_come_late(draws, tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:

@@ -1,7 +1,5 @@
 """Statistics of a run, against the contents of its log."""
 
-import functools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -112,20 +110,6 @@ def test_a_result_knows_the_workers_that_committed_nothing():
     assert summary.num_workers == 3
     assert "Workers with less than a tenth of an equal share of the commits: 1 (2)" in str(gemjax.verdict(summary))
     assert gemjax.timeline(result, num_workers=4).num_workers == 4
-
-
-@pytest.mark.parametrize("engine", ["simulate", "devices"])
-@pytest.mark.parametrize("function", [gemjax.summarise, gemjax.timeline, gemjax.chrome_trace])
-def test_a_progress_is_not_the_record_of_a_run(engine, function):
-    """It has a history and a trace, too, but the latter is a function."""
-    tx, problem = gemjax.asgd(0.1, num_workers=2), gemjax.testing.quadratic()
-    run = functools.partial(gemjax.simulate, trace=gemjax.Trace([0, 1] * 4))
-    if engine == "devices":
-        run = functools.partial(gemjax.run_on_devices, num_commits=8)
-    seen = []
-    run(tx, *problem, callback=seen.append)
-    with pytest.raises(TypeError, match="the run is of type Progress; give the result, its history or the events"):
-        function(seen[-1])
 
 
 @pytest.mark.parametrize("unit", [1e-15, 1e-100, 1e9])

@@ -280,24 +280,6 @@ def test_times_of_a_cycle_are_not_taken_from_the_event_that_ends_it():
     assert run.cycles["ready"].tolist() == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        ({"num_workers": 3}, "of a run with 3 workers, but the run has 4"),
-        ({"devices": ["cpu:0"]}, "names 1 devices, but the run has 4 workers"),
-    ],
-)
-def test_a_log_of_another_number_of_workers_is_refused(change, wrong):
-    events = free(4, rounds=2)
-    with pytest.raises(ValueError, match=wrong):
-        gemjax.timeline([events[0] | change, *events[1:]], num_workers=4)
-
-
-def test_times_that_no_timeline_can_show_are_refused():
-    with pytest.raises(ValueError, match=r"times after 8\.8e"):
-        gemjax.timeline(cycle(0, 0, 0.0, 0.0, 0.5, 1e300, 0, 0))
-
-
 @pytest.mark.slow
 def test_a_long_run_takes_eight_bytes_per_number():
     """Events are read as a stream and not kept."""
@@ -312,27 +294,3 @@ def test_a_long_run_takes_eight_bytes_per_number():
     tracemalloc.stop()
     assert len(run.cycles["time"]) == 20_000
     assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and a margin.
-
-
-@pytest.mark.parametrize("events", [["{}\n"], b"ab", [0]], ids=["lines", "bytes", "numbers"])
-def test_what_is_no_event_is_refused(events):
-    with pytest.raises(
-        TypeError, match=r"an event is of type (str|int), but must be a dict; give the events of gemjax\.eventl"
-    ):
-        gemjax.summarise(events)
-
-
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"applied": None}, "the history has no column applied; give result.history"),
-        ({"time": np.array([1.0])}, r"have the shapes \[\(1,\), \(2,\)\], expected one length"),
-        ({"loss": np.ones((2, 1))}, r"have the shapes \[\(2,\), \(2, 1\)\], expected one length"),
-        ({"worker": np.array([0, -1])}, "worker -1 commits; workers are numbered from 0"),
-    ],
-)
-def test_a_history_that_is_none_of_a_run_is_refused(changes, wrong):
-    names = ("worker", "step", "time", "loss", "staleness", "pulled_at", "applied", "dropped")
-    history = {name: np.arange(2) for name in names} | changes
-    with pytest.raises(ValueError, match=wrong):
-        gemjax.timeline({name: column for name, column in history.items() if column is not None})

@@ -24,11 +24,6 @@ def test_free_workers_are_truly_asynchronous():
     assert "Of 4 workers, 3.9 computed at the same time" in str(verdict)
 
 
-def test_a_history_is_no_summary():
-    with pytest.raises(TypeError, match=r"got dict; give gemjax.summarise\(result\)"):
-        gemjax.verdict({"worker": [0, 1]})
-
-
 @pytest.mark.parametrize(
     ("events", "reason", "advice"),
     [

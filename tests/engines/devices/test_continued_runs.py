@@ -152,40 +152,6 @@ def test_arrays_of_the_caller_are_not_donated():
 # --- Arguments
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_workers": 0}, "num_workers must be a positive int, got 0"),
-        ({"num_workers": 3}, "made with num_workers=4, but the run has 3 workers"),
-        ({"num_workers": 3, "placement": gemjax.place(4)}, "num_workers=3, but the placement has 4 workers"),
-        ({"recorded": gemjax.Trace([0], num_workers=4)}, "give both state= and recorded="),
-        (
-            {
-                "recorded": gemjax.Trace([], num_workers=4),
-                "state": gemjax.Result((), {}, gemjax.Trace([], num_workers=4)),
-            },
-            "leave recorded= out",
-        ),
-        ({"callback_every": 0}, "callback_every must be positive, got 0"),
-        ({"diagnostics": ["temperature"]}, "no member of this method reports temperature"),
-        ({"num_commits": -1}, "num_commits must not be negative, got -1"),
-        (
-            {"num_commits": 2**31},
-            "num_commits must be at most 2147483647, as far as commits are counted, got 2147483648",
-        ),
-    ],
-)
-def test_bad_arguments_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        run(**options)
-
-
-def test_a_state_without_its_trace_is_refused():
-    state = gemjax.initial_state(GEM, QUADRATIC.params, num_workers=4)
-    with pytest.raises(ValueError, match="give both state= and recorded="):
-        run(state=state)
-
-
 def test_a_state_of_another_run_is_refused():
     two, four = (gemjax.initial_state(gemjax.asgd(0.1, n), QUADRATIC.params, num_workers=n) for n in (2, 4))
     with pytest.raises(ValueError, match="state"):
@@ -225,17 +191,3 @@ def test_a_trace_of_another_length_is_refused_before_anything_runs():
     state = gemjax.initial_state(ASGD, QUADRATIC.params, num_workers=4)
     with pytest.raises(ValueError, match=r"has made 0 commits, but recorded= has 3"):
         run(tx=ASGD, state=state, recorded=gemjax.Trace([0, 1, 2], num_workers=4))
-
-
-def test_a_result_with_a_shortened_column_is_refused_before_anything_runs():
-    first = run(num_commits=25)
-    first.history["loss"] = first.history["loss"][:5]
-    called = []
-    with pytest.raises(ValueError, match="history was changed: its column 'loss' has 5 rows, and others have 25"):
-        run(num_commits=60, state=first, callback=called.append, callback_every=1)
-    assert not called
-
-
-def test_batches_of_the_wrong_kind_are_refused():
-    with pytest.raises(TypeError, match="batches must be a function"):
-        run(QUADRATIC._replace(batches=[1, 2, 3]))

@@ -141,11 +141,6 @@ def test_a_look_without_a_callback_changes_nothing():
     run(members=members)
 
 
-def test_seconds_between_callbacks_must_be_positive():
-    with pytest.raises(ValueError, match="callback_seconds must be positive or None, got 0"):
-        run(callback_seconds=0)
-
-
 @pytest.mark.slow
 def test_an_arrival_during_a_callback_does_not_count_as_a_stall(monkeypatch):
     """The gradient is ready an hour before the end of the callback."""

@@ -5,42 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.simulator.simulations import LATE, QUADRATIC, asgd, gem, run
+from engines.simulator.simulations import LATE, QUADRATIC, asgd, run
 
 import gemjax
 from gemjax.engines.loss import COLUMNS
 from gemjax.telemetry import schema
-
-
-def test_a_method_for_another_number_of_workers_is_refused():
-    with pytest.raises(ValueError, match="made with num_workers=2, but the run has 4 workers"):
-        run(QUADRATIC, lambda n: gem(2), LATE)
-
-
-@pytest.mark.parametrize("callback_every", [0, -3])
-def test_a_chunk_has_at_least_one_commit(callback_every):
-    with pytest.raises(ValueError, match=f"callback_every must be positive, got {callback_every}"):
-        run(QUADRATIC, asgd, LATE, callback_every=callback_every)
-
-
-def test_a_loss_of_another_form_is_refused():
-    with pytest.raises(TypeError, match=r"loss_fn must be .* got one with the arguments \(a, b, c\)"):
-        run(QUADRATIC._replace(loss_fn=lambda a, b, c: 0.0), asgd, LATE)
-
-
-@pytest.mark.parametrize("name", [*sorted(COLUMNS), "gap", "energy_ratio"])
-def test_metrics_with_names_of_columns_are_refused(name):
-    def loss_fn(params, model_state, batch, key):
-        loss = jnp.sum(params["x"] ** 2)
-        return loss, (model_state, {name: loss})
-
-    measured = {"gap", "energy_ratio"} & {name}  # Diagnostics, reserved where they are requested.
-    start, one = {"x": jnp.ones(2)}, lambda worker, step: step
-    with pytest.raises(ValueError, match=rf"metrics called \['{name}'\]"):
-        gemjax.simulate(gemjax.gem(0.1), loss_fn, start, one, gemjax.Trace([0, 0]), diagnostics=measured)
-    if measured:
-        result = gemjax.simulate(gemjax.gem(0.1), loss_fn, start, one, gemjax.Trace([0, 0]))
-        np.testing.assert_array_equal(result.history[name], result.history["loss"])
 
 
 @pytest.mark.parametrize("name", ["time", "gap"])
@@ -61,47 +30,6 @@ def test_no_metric_has_the_name_of_a_field_that_events_have():
     """A log of a metric with such a name could not be read."""
     fields = {*schema.KINDS, *schema.FOREIGN}
     assert fields <= COLUMNS
-
-
-@pytest.mark.parametrize(
-    ("params", "message"), [({}, "params has no arrays"), ({"x": jnp.arange(3)}, r"params at \['x'\] is int32")]
-)
-def test_parameters_that_cannot_be_trained_are_refused(params, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.simulate(gemjax.asgd(0.1), lambda p, b: 0.0, params, lambda w, s: s, gemjax.Trace([0, 0]))
-
-
-def test_a_loss_that_changes_the_type_of_its_model_state_is_refused():
-    def loss_fn(params, model_state, batch, key):
-        return jnp.sum(params["x"] ** 2), (model_state.astype(jnp.bfloat16), {})
-
-    with pytest.raises(ValueError, match="another model state than it was given"):
-        gemjax.simulate(
-            gemjax.asgd(0.1), loss_fn, {"x": jnp.ones(2)}, lambda w, s: s, gemjax.Trace([0]), model_state=jnp.ones(1)
-        )
-
-
-@pytest.mark.parametrize(
-    ("trace", "message"),
-    [
-        (gemjax.arrivals.Gamma(4), r"trace must be a gemjax.Trace, got Gamma; call its .trace\(num_commits\)"),
-        ([0, 1, 2], r"trace must be a gemjax.Trace, got list; make one with gemjax.Trace\(worker=…\)"),
-        (np.arange(3), r"trace must be a gemjax.Trace, got ndarray; make one with gemjax.Trace\(worker=…\)"),
-    ],
-)
-def test_an_argument_that_is_no_trace_is_refused(trace, message):
-    with pytest.raises(TypeError, match=message):
-        gemjax.simulate(gemjax.asgd(0.1, 4), *QUADRATIC[:3], trace)
-
-
-def test_an_optimizer_is_no_local_steps():
-    with pytest.raises(TypeError, match=r"local is .*, but must be a gemjax.LocalSteps; give gemjax.LocalSteps\(opt"):
-        gemjax.simulate(gemjax.downpour(num_workers=4), *QUADRATIC[:3], LATE, local=optax.sgd(0.1))
-
-
-def test_a_loss_of_several_numbers_is_refused():
-    with pytest.raises(ValueError, match=r"the loss has shape \(4,\), a scalar was expected; take its mean"):
-        gemjax.simulate(gemjax.asgd(0.1, 4), lambda p, b: p["x"] ** 2, *QUADRATIC[1:3], LATE)
 
 
 @pytest.mark.slow

@@ -282,12 +282,6 @@ def test_an_empty_trace_has_a_table():
     assert all(np.isnan(row["loss"]) for row in rows)
 
 
-@pytest.mark.parametrize("callback_every", [0, -1])
-def test_a_chunk_size_that_is_not_positive_is_refused(callback_every):
-    with pytest.raises(ValueError, match=f"callback_every must be positive, got {callback_every}"):
-        sweep(quadratic(), gem, {"rate": RATES}, callback_every=callback_every)
-
-
 def test_chunks_are_shorter_where_every_run_has_rows_of_its_own(monkeypatch):
     """The bytes of a chunk are those of all runs together: 4 of them, 2 rows of 8 bytes a batch and 2 numbers of rows."""
     monkeypatch.setattr(loops, "CHUNK_BYTES", 4 * (2 * 8 + 2 * 4) * 6)
@@ -348,24 +342,6 @@ def test_the_table_has_a_row_a_run():
     assert rows[0]["loss"] < rows[1]["loss"]
 
 
-@pytest.mark.parametrize(
-    ("over", "options", "message"),
-    [
-        ({"rate": []}, {}, "nothing to try of rate: give at least one value"),
-        ({"rate": [0.1]}, {"seeds": ()}, "nothing to try of seed: give at least one value"),
-        ({"rate": 0.1}, {}, "the values of rate must be a list of numbers"),
-        ({"rate": ["fast"]}, {}, "only numbers can be swept, but rate has other values"),
-        ({"rate": [1, 2**40]}, {}, "'rate'.* integer 1099511627776, which does not fit .*; give floats"),
-        ({"seed": [0.1]}, {}, "give seeds= instead of 'seed'"),
-        ({"rate": [0.1], "dropped": [0.5]}, {}, "table of the runs has a column dropped already; .* another name"),
-        ([{"loss": 0.1}], {}, "table of the runs has a column loss already"),
-    ],
-)
-def test_nothing_to_try_is_refused(over, options, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(quadratic(), gem, over, **options)
-
-
 @pytest.mark.parametrize("batched", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["batched", "one-by-one"])
 def test_a_list_of_points_is_swept_and_each_run_is_evaluated_at_the_stops(batched):
     """The trace has late pulls, so commits are not arrivals."""
@@ -410,11 +386,6 @@ def test_a_stop_is_passed_once_although_pulls_alone_follow_it():
 def test_points_that_do_not_belong_together_are_refused(points, message):
     with pytest.raises(ValueError, match=message):
         sweep(quadratic(), gem, points)
-
-
-def test_a_method_for_another_number_of_workers_is_refused():
-    with pytest.raises(ValueError, match="num_workers=3, but the run has 4 workers"):
-        sweep(quadratic(), lambda rate: gemjax.gem(rate, num_workers=3), {"rate": RATES})
 
 
 @pytest.mark.slow

@@ -187,9 +187,3 @@ def test_a_window_is_never_wider_than_there_are_workers():
 
 def test_on_a_cpu_gradients_are_computed_one_by_one():
     assert_same_bits(run(quadratic(), gem, UNEQUAL).state, run(quadratic(), gem, UNEQUAL, window=1).state)
-
-
-@pytest.mark.parametrize("window", [0, -2])
-def test_an_empty_window_is_refused(window):
-    with pytest.raises(ValueError, match=f"window must be positive, got {window}"):
-        run(quadratic(), gem, UNEQUAL, window=window)

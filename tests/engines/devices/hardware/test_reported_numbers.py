@@ -1,6 +1,5 @@
 """Metrics of every type have the same values on devices as in the simulator."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,9 +30,3 @@ def test_wide_metrics_are_exact(request, kind):
             # NumPy would add up narrower ones in their own precision.
             assert found.history[name].dtype == (np.float32 if name in ("loud", "tiny") else value.dtype)
             assert (found.history[name] == np.asarray(value).astype(found.history[name].dtype)).all(), name
-
-
-def test_complex_metrics_are_refused():
-    loss_fn = lambda params, model_state, batch, key: (jnp.sum(params), (model_state, {"z": jax.lax.complex(1.0, 2.0)}))
-    with pytest.raises(TypeError, match="the metric 'z' of loss_fn is complex; return its real and imaginary parts"):
-        gemjax.run_on_devices(gemjax.asgd(0.1, num_workers=2), loss_fn, jnp.zeros(2), lambda worker, step: 0.0, 2)
