@@ -127,7 +127,7 @@ def test_keeps_the_best(tmp_path):
     np.testing.assert_array_equal(state.params["x"], np.full(4, 50.0))
     assert trace == TRACE.first(50)
     assert best.best == metadata["metric"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["50"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "50"]
 
 
 def test_a_save_that_ctrl_c_interrupts_counts_if_it_is_finished(tmp_path, monkeypatch):

@@ -1,28 +1,21 @@
 """Contents of a checkpoint: metadata and arrays, described when they are saved and checked when they are loaded."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gemjax.checkpoints.errors import CheckpointError, damage
-from gemjax.checkpoints.files import HAS_DIGESTS
+from gemjax.checkpoints.errors import CheckpointError
 from gemjax.checkpoints.parts import not_finite
 from gemjax.engines.checks import WIDE
 from gemjax.engines.devices.hardware import keys
 from gemjax.engines.transition import RunState, check_led_to, rows_of_trace
 from gemjax.protocol.trace import COLUMNS, Trace
 
-FORMAT = "gemjax.run.2"  # Increases whenever RunState or the columns of a trace change.
-IN_PARTS = f"{FORMAT} in parts"  # With arrays in folders of their own, which earlier versions do not read.
-UNWRITTEN = {
-    "uint2": "uint8",
-    "uint4": "uint8",
-    "float8_e4m3": "float8_e4m3fn",
-}  # Dtypes, and what to take in their place.
+FORMAT = "gemjax.run.3"  # Increases whenever the metadata, RunState or the columns of a trace change.
 KINDS = {name: np.float64 if name == "time" else np.int32 for name in COLUMNS}
 
 
@@ -64,20 +57,20 @@ def check_trace_of(state: RunState, trace: Any) -> None:
     check_led_to(state, trace)
 
 
-def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[str]] = ()) -> dict[str, Any]:
+def metadata_of(state: Any, trace: Trace, user: Any, part_of: Mapping[int, int]) -> dict[str, Any]:
     """Return the metadata of a checkpoint, with those of the user.
 
-    They describe what arrays of numbers do not: generators of typed keys, arrays without elements, and, if other processes
-    write parts of the checkpoint, the part and the description of each of their arrays.
+    They describe the arrays of the state in order: the name, dtype and shape of each, the generator of typed keys, and the
+    number of the part that another process writes.
 
     Args:
       state: the state.
       trace: its trace.
       user: metadata of the user.
-      parts: per part, the numbers of its leaves in the state.
+      part_of: the part of each array that another process writes, by its number.
 
     Raises:
-      TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON, or Orbax cannot write a dtype.
+      TypeError: if ``user`` is neither ``None`` nor a dict that can be written as JSON.
     """
     if not isinstance(user, dict | None):
         raise TypeError(
@@ -91,25 +84,12 @@ def metadata_of(state: Any, trace: Trace, user: Any, parts: Sequence[Iterable[st
                 f"metadata[{name!r}] is of type {type(value).__name__} and cannot be written as JSON ({error}); give numbers, "
                 "strings, truth values, None, and lists and dicts of them, as by float(x) or x.tolist()"
             ) from None
-    method = parts_of_method(state)
-    state = storable(state)
-    described, name_of = _described(keys.as_data(state)), names(state)
-    for name, array in described.items():
-        if (dtype := array.partition("[")[0]) in UNWRITTEN:
-            raise TypeError(f"the state has {name} of {dtype}, which Orbax cannot write; keep it as {UNWRITTEN[dtype]}")
     return {
-        "format": IN_PARTS if parts else FORMAT,
+        "format": FORMAT,
         "commits": len(trace),
         "num_workers": trace.num_workers,
-        HAS_DIGESTS: True,
-        "generators": _generators(state),
-        "method": method,
-        "empty": {name: array for name, array in described.items() if _is_empty(array)},
-        "parts": {
-            name_of[int(leaf)]: [part, leaf, described[name_of[int(leaf)]]]
-            for part, leaves in enumerate(parts)
-            for leaf in leaves
-        },
+        "method": parts_of_method(state),
+        "arrays": [[*described, part_of.get(index)] for index, described in enumerate(_described(state))],
         "user": json.loads(json.dumps(user or {})),  # A copy: it may be written later.
     }
 
@@ -125,61 +105,50 @@ def check_finite(params: Any, state: str, newest: int | None) -> None:
             )
 
 
-def check_metadata(found: Any, checkpoint: str, commits: int) -> dict[str, Any]:
-    """Return the metadata of :func:`metadata_of` that were found in a checkpoint.
+def check_metadata(found: Any, like: RunState, checkpoint: str, commits: int) -> None:
+    """Check the metadata of :func:`metadata_of` that were found in a checkpoint.
+
+    Args:
+      found: the metadata.
+      like: a state as that to load.
+      checkpoint: the beginning of messages.
+      commits: the commits by which the checkpoint is named.
 
     Raises:
-      CheckpointError: if they are of another format, or were changed; ``checkpoint`` begins the message.
+      CheckpointError: if they are of another format, number of commits, method, model or number of workers than ``like``.
     """
+    check_format(found, checkpoint)
+    if (found["commits"], found["num_workers"]) != (commits, like.step.num_workers):
+        raise CheckpointError(
+            f"{checkpoint} has {found['commits']} commits of {found['num_workers']} workers, expected {commits} of "
+            f"{like.step.num_workers}"
+        )
+    if found["method"] != (expected := parts_of_method(like)):
+        raise CheckpointError(
+            f"{checkpoint} is of another method: its state is made of {', '.join(map(str, found['method']))}, but that of this "
+            f"run of {', '.join(expected)}; continue with the method that wrote it, or start a new run"
+        )
+    saved, wanted = [row[:3] for row in found["arrays"]], _described(like)
+    if saved != wanted:
+        different = [row for row in saved if row not in wanted] + [row for row in wanted if row not in saved]
+        first = min(row[0] for row in different)
+        here, there = (
+            next((" ".join(filter(None, row[1:])) for row in rows if row[0] == first), None) for rows in (saved, wanted)
+        )
+        raise CheckpointError(
+            f"{checkpoint} is of another method, schedule, model, number of workers or PRNG implementation, or of another "
+            f"version of gemjax; arrays that differ: {len({row[0] for row in different})}, the first is {first!r}: saved "
+            f"{here}, expected {there}"
+        )
+
+
+def check_format(found: Any, checkpoint: str) -> None:
+    """Raise :class:`CheckpointError` if the metadata are of another format."""
     form = found.get("format") if isinstance(found, dict) else None
-    if form not in (FORMAT, IN_PARTS):
+    if form != FORMAT:
         raise CheckpointError(
             f"{checkpoint} is of the format {str(form)[:60]!a}, but this version of gemjax reads {FORMAT!r}; continue with "
             "the version that wrote it, or start a new run"
-        )
-    if type(found.get("commits")) is not int or found["commits"] != commits:
-        raise damaged(checkpoint, "commits", found.get("commits"), commits)
-    found = {"generators": None, "empty": {}, "parts": {}} | found  # Older versions did not write these.
-    for name, kind in (("user", dict), ("empty", dict), ("parts", dict), ("generators", dict | None)):
-        if not isinstance(found.get(name), kind):
-            raise damaged(checkpoint, name, found.get(name), "an object")
-    return found
-
-
-def check_arrays(saved: Any, like: Any, checkpoint: str, metadata: dict[str, Any]) -> None:
-    """Check names, dtypes and shapes of the saved arrays, and the generators of typed keys.
-
-    Args:
-      saved: shapes and dtypes of the saved arrays.
-      like: those of the state to load, with typed keys.
-      checkpoint: the beginning of messages.
-      metadata: as :func:`check_metadata` returns them.
-
-    Raises:
-      CheckpointError: if the columns of the trace have not one row per commit, or the state differs from ``like``.
-    """
-    columns = {name: [metadata["commits"]] for name in KINDS} if metadata["commits"] else {}
-    if not isinstance(saved, dict) or "state" not in saved:
-        raise damage(checkpoint, "it holds no state")
-    lengths = {name: list(column.shape) for name, column in saved.get("trace", {}).items()}
-    if lengths != columns:
-        raise damage(checkpoint, f"its trace has columns {lengths}, expected {columns}")
-    like = storable(like)
-    generators = _generators(like)
-    for name, found in (metadata["generators"] or {}).items():
-        if generators.get(name, found) != found:
-            raise CheckpointError(
-                f"{checkpoint} has PRNG keys of the implementation {str(found)!a} at {name!a}, but those of this run are "
-                f"{generators[name]!a}, which draw other numbers; make the keys with jax.random.key(seed, impl={str(found)!a})"
-            )
-    parts = {name: described for name, (_, _, described) in metadata["parts"].items()}
-    found, expected = _described(saved["state"]) | metadata["empty"] | parts, _described(keys.as_data(like))
-    if found != expected:
-        different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        raise CheckpointError(
-            f"{checkpoint} is of another method, schedule, model or number of workers, or of another version of gemjax; arrays "
-            f"that differ: {len(different)}, the first is {different[0]!r}: saved {found.get(different[0])}, "
-            f"expected {expected.get(different[0])}"
         )
 
 
@@ -199,30 +168,6 @@ def parts_of_method(state: Any) -> list[str]:
     return list(parts(state.opt_state))
 
 
-def other_method(checkpoint: str, saved: Any, like: Any) -> CheckpointError | None:
-    """Return the error for a checkpoint of a method whose state has other parts than that of ``like``; ``None`` if it has not.
-
-    ``saved`` is the list of :func:`parts_of_method`; checkpoints of earlier versions have none.
-    """
-    expected = parts_of_method(like)
-    if not isinstance(saved, list) or saved == expected:
-        return None
-    return CheckpointError(
-        f"{checkpoint} is of another method: its state is made of {', '.join(map(str, saved))}, but that of this run of "
-        f"{', '.join(expected)}; continue with the method that wrote it, or start a new run"
-    )
-
-
-def damaged(checkpoint: str, name: str, found: Any, expected: Any) -> CheckpointError:
-    """Make the error for metadata that have the value ``found`` instead of ``expected``."""
-    return damage(checkpoint, f"its {name} is {ascii(found)[:60]}, expected {expected}")
-
-
-def without_empty(tree: Any) -> Any:
-    """Return ``tree`` with ``None`` in place of arrays without elements, which Orbax cannot write."""
-    return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
-
-
 def readable(leaf: Any) -> Any:
     """Return a NumPy array in place of numbers of 64 bits, which Orbax's threads would put on a device in 32.
 
@@ -231,37 +176,24 @@ def readable(leaf: Any) -> Any:
     return np.empty(leaf.shape, leaf.dtype) if leaf.dtype.itemsize == 8 else leaf
 
 
-def storable(tree: Any) -> Any:
-    """Return ``tree``, or the list of its arrays if two of them have one name.
-
-    Orbax joins keys with dots, as here, so that ``{"a": {"b": x}, "a.b": y}`` would be one array in its files.
-    """
-    return tree if len(set(found := names(tree))) == len(found) else jax.tree.leaves(tree)
-
-
 def names(tree: Any) -> list[str]:
     """Return the name of each array."""
     return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def _described(tree: Any) -> dict[str, str]:
-    """Return dtype and shape of each array by its name."""
-    return {
-        _name(path): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _is_empty(described: str) -> bool:
-    return 0 in json.loads(described[described.index("[") :])
-
-
-def _generators(state: Any) -> dict[str, str]:
-    """Return the PRNG implementation of each array of typed keys by its name."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {_name(path): str(keys.implementation(leaf)) for path, leaf in leaves if keys.is_key(leaf)}
+def _described(state: Any) -> list[list[Any]]:
+    """Return name, dtype and shape, and the PRNG implementation of typed keys, of each array."""
+    leaves = zip(names(state), jax.tree.leaves(state), jax.tree.leaves(keys.as_data(state)), strict=True)
+    return [
+        [
+            name,
+            f"{np.dtype(data.dtype)}{list(data.shape)}",
+            str(keys.implementation(leaf)) if keys.is_key(leaf) else None,
+        ]
+        for name, leaf, data in leaves
+    ]
 
 
 def _name(path: tuple) -> str:
-    """Join a path with dots; the result is the same whether a node was saved as an object or as a dict."""
+    """Join a path with dots."""
     return ".".join(str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path)

@@ -1,7 +1,7 @@
 """Arrays of a checkpoint that other processes write and read, each those that it has.
 
 A checkpoint of a run whose central variable is divided over actors has, besides the files of any checkpoint, a folder per
-actor with its arrays, ``parts/0`` and so on. The metadata name each array with its part. Any run can load it: an engine on one
+actor with its arrays, ``parts/0`` and so on. The metadata have the part of each array. Any run can load it: an engine on one
 host reads all parts, and another number of actors reads those arrays that each of them needs.
 
 The actors write next to the checkpoint's unfinished folder, under names that say the same of them. When all have answered, the
@@ -12,7 +12,6 @@ All hosts must see the folder under one path, in a file system whose ``rename`` 
 closed can be read by the others, as NFS and the parallel file systems have it. The lock of the folder is the writer's alone.
 """
 
-import functools
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -25,14 +24,13 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from gemjax.checkpoints.errors import CheckpointError, unreadable
-from gemjax.checkpoints.files import identity, write_digests
-from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors, quietly
-from gemjax.checkpoints.turns import Write
+from gemjax.checkpoints.folder import identity
+from gemjax.checkpoints.writing import ORBAX
 from gemjax.engines.checks import is_key
 from gemjax.engines.memory import Elsewhere, Function, Owner
 
 PARTS = "parts"  # Folder of the folders of all parts.
-ARRAYS = "arrays"  # Folder of the arrays of a part.
+STATE = "state"  # Name of the arrays in the files of a checkpoint, and in those of a part.
 LARGE = 2**16  # Bytes of the smallest array that can be left in its file.
 
 
@@ -70,10 +68,8 @@ class Writer(NamedTuple):
                 "give a folder in a file system that all hosts share; this actor does not see the unfinished checkpoint: "
                 f"{self.unfinished}"
             )
-        ignore_repeated_errors()
-        with discarding():
-            ocp.save_checkpointables(self.path, {ARRAYS: dict(arrays)})
-        write_digests(Path(self.path))
+        with ORBAX:
+            ocp.save_checkpointables(self.path, {STATE: dict(arrays)})
 
 
 def without_owned(tree: Any) -> Any:
@@ -94,15 +90,14 @@ class InFile(Elsewhere):
       checkpoint: folder of the checkpoint.
       identity: that of the checkpoint, by :func:`identity`, so that no array of another one is taken for it.
       part: folder of Orbax in it.
-      item: name of the tree in that.
-      tree: the tree, with ``...`` in place of each array.
-      index: number of this array's leaf in ``tree``.
+      together: names of all arrays there.
+      name: name of this array.
       like: shape and dtype of the array.
     """
 
-    def __init__(self, checkpoint: Path, identity: str | None, part: str, item: str, tree: Any, index: int, like: Any):
+    def __init__(self, checkpoint: Path, identity: str | None, part: str, together: list[str], name: str, like: Any):
         super().__init__(like.shape, like.dtype)
-        self._of, self._at = (str(checkpoint), identity), (str(checkpoint / part), item, tree, index)
+        self._of, self._at = (str(checkpoint), identity), (str(checkpoint / part), together, name)
 
     def sent(self) -> "InFile":
         return self
@@ -113,21 +108,21 @@ class InFile(Elsewhere):
         Raises:
           CheckpointError: if it cannot be read, or the checkpoint was replaced, moved or removed meanwhile.
         """
-        (folder, loaded), (checkpoint, item, tree, index) = self._of, self._at
-        leaves, structure = jax.tree.flatten(tree)
-        leaves[index] = np.empty(self.shape, self.dtype)
-        wanted = {item: jax.tree.unflatten(structure, leaves)}
-        read = lambda: jax.tree.leaves(ocp.load_checkpointables(checkpoint, wanted)[item])[index]
-        found, error = quietly(read, lambda error: unreadable(checkpoint, error))
-        now = identity(Path(folder))
-        if now != loaded and (now is not None or not os.path.exists(folder)):
+        (folder, loaded), (checkpoint, together, name) = self._of, self._at
+        wanted = {STATE: dict.fromkeys(together, ...) | {name: np.empty(self.shape, self.dtype)}}
+        try:
+            with ORBAX:
+                found, error = np.asarray(ocp.load_checkpointables(checkpoint, wanted)[STATE][name]), None
+        except Exception as raised:
+            found, error = np.empty(0), unreadable(checkpoint, raised)
+        if identity(Path(folder)) != loaded:
             raise CheckpointError(
                 f"{folder} was replaced, moved or removed since the state was loaded from it, and some arrays of the state are "
                 "still in its files; load it again, and keep it while a run reads from it"
             )
         if error is not None:
             raise error
-        return np.asarray(found)
+        return found
 
 
 def not_finite(leaf: Any) -> int:
@@ -141,47 +136,34 @@ def _not_finite(arrays: Mapping[str, Any]) -> int:
     return int(jnp.sum(~jnp.isfinite(arrays[""])))
 
 
-class Written(NamedTuple):
-    """The writes of all processes to one checkpoint."""
+def collect(parts: list[Part], unfinished: Path) -> None:
+    """Let all owners write, and move their folders into that of the unfinished checkpoint.
 
-    response: Any  # Of Orbax in this process.
-    parts: list[Part]
-    unfinished: Path
-    turn: Write
+    Raises:
+      FileNotFoundError: if a part was written where this process does not see it.
+      Exception: the first one of a writer, after all have answered.
+    """
+    errors: list[Exception] = []
 
-    def result(self) -> None:
-        """Wait for Orbax, let all owners write, and move their folders into that of the checkpoint.
+    def attempt(fn: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return fn(*arguments)
+        except Exception as error:
+            errors.append(error)
+            return lambda: None
 
-        Raises:
-          FileNotFoundError: if a part was written where this process does not see it.
-          Exception: the first one of a writer, after all have answered.
-        """
-        self.turn.in_background()
-        errors: list[Exception] = []
-
-        def attempt(fn: Callable[..., Any], *arguments: Any) -> Any:
-            try:
-                return fn(*arguments)
-            except Exception as error:
-                errors.append(error)
-                return lambda: None
-
-        attempt(self.response.result)
-        self.turn.end()
-        for wait in [
-            attempt(part.call, Writer(str(part.path), str(self.unfinished))) for part in self.parts
-        ]:  # All at once.
-            attempt(wait)
-        if errors:
-            raise errors[0]
-        for number, part in enumerate(self.parts):
-            if not part.path.is_dir():
-                raise FileNotFoundError(
-                    "give a folder in a file system that all hosts share; this process does not see what an actor has written: "
-                    f"{part.path.name}"
-                )
-            (self.unfinished / PARTS).mkdir(exist_ok=True)
-            part.path.rename(self.unfinished / PARTS / str(number))
+    for wait in [attempt(part.call, Writer(str(part.path), str(unfinished))) for part in parts]:  # All at once.
+        attempt(wait)
+    if errors:
+        raise errors[0]
+    for number, part in enumerate(parts):
+        if not part.path.is_dir():
+            raise FileNotFoundError(
+                "give a folder in a file system that all hosts share; this process does not see what an actor has written: "
+                f"{part.path.name}"
+            )
+        (unfinished / PARTS).mkdir(exist_ok=True)
+        part.path.rename(unfinished / PARTS / str(number))
 
 
 def can_stay(name: str, leaf: Any) -> bool:
@@ -191,53 +173,40 @@ def can_stay(name: str, leaf: Any) -> bool:
 
 
 class Plan:
-    """The reading of a state from the files of a checkpoint.
+    """The reading of the arrays of a state from the files of a checkpoint.
 
     Args:
-      like: shapes, dtypes and shardings of the arrays, with keys as integers.
-      names: the name of each array.
-      parts: number of the part, name there and description of each array that is in a part, by its name.
+      like: shapes, dtypes and shardings of the arrays in order, with keys as integers.
+      part_of: the part of each array; ``None`` for those that are in none.
       stays: per array, True if it is to stay in its file.
     """
 
-    def __init__(self, like: Any, names: list[str], parts: Mapping[str, Any], stays: list[bool]):
-        leaves, self._structure = jax.tree.flatten(like)
-        self._leaves, self._parts = list(zip(leaves, names, stays, strict=True)), parts
-        self._of_part: dict[int, list[str]] = {}
-        for number, key, _ in parts.values():
-            self._of_part.setdefault(number, []).append(key)
+    def __init__(self, like: list[Any], part_of: list[int | None], stays: list[bool]):
+        self._arrays = [(str(index), *one) for index, one in enumerate(zip(like, part_of, stays, strict=True))]
+        self._together: dict[int | None, list[str]] = {}  # Per part, the names of all its arrays.
+        for name, leaf, part, _ in self._arrays:
+            if leaf.size:
+                self._together.setdefault(part, []).append(name)
 
-    def abstract(self, readable: Callable[[Any], Any]) -> Any:
+    def abstract(self, readable: Callable[[Any], Any]) -> dict[str, Any]:
         """Return the tree by which Orbax reads what is in no part; ``...`` stands for arrays that stay."""
+        read = {name: ... if stays else readable(leaf) for name, leaf, _, stays in self._arrays}
+        return {name: read[name] for name in self._together.get(None, [])}
 
-        def wanted(leaf, name, stays):
-            return None if not leaf.size or name in self._parts else ... if stays else readable(leaf)
+    def filled(self, found: dict[str, Any], checkpoint: Path) -> list[Any]:
+        """Return the arrays of the state; ``found`` is what Orbax has read by :meth:`abstract`."""
+        loaded = identity(checkpoint)
 
-        return jax.tree.unflatten(self._structure, [wanted(*one) for one in self._leaves])
-
-    def filled(self, found: Any, checkpoint: Path, item: str, abstract: Any) -> Any:
-        """Return the state.
-
-        Args:
-          found: what Orbax has read by :meth:`abstract`.
-          checkpoint: folder of the checkpoint.
-          item: name of the tree in it.
-          abstract: the whole tree, which begins with the state.
-        """
-        arrays, whole, filled = enumerate(jax.tree.leaves(found)), jax.tree.map(lambda _: ..., abstract), []
-        in_file = functools.partial(InFile, checkpoint, identity(checkpoint))
-        for leaf, name, stays in self._leaves:
+        def array(name, leaf, part, stays):
             if not leaf.size:
-                array: Any = np.zeros(leaf.shape, leaf.dtype)
-            elif name in self._parts:
-                number, key, _ = self._parts[name]
-                inside = sorted(self._of_part[number])
-                array = in_file(f"{PARTS}/{number}", ARRAYS, dict.fromkeys(inside, ...), inside.index(key), leaf)
-            else:
-                index, array = next(arrays)
-                if array is ...:
-                    array = in_file("", item, whole, index, leaf)
-            if not stays:
-                array = jax.device_put(array.read() if isinstance(array, InFile) else array, leaf.sharding)
-            filled.append(array)
-        return jax.tree.unflatten(self._structure, filled)
+                return np.zeros(leaf.shape, leaf.dtype)
+            if part is None and not stays:
+                return found[name]
+            where = "" if part is None else f"{PARTS}/{part}"
+            in_file = InFile(checkpoint, loaded, where, self._together[part], name, leaf)
+            return in_file if stays else in_file.read()
+
+        return [
+            one if isinstance(one := array(*row), InFile) else jax.device_put(one, row[1].sharding)
+            for row in self._arrays
+        ]

@@ -6,6 +6,7 @@ import optax
 
 import gemjax
 from gemjax import testing
+from gemjax.checkpoints.folder import LOCK
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
 
@@ -22,3 +23,8 @@ def arrived(state, count=20):
 
 def like(num_workers=3, tx=None):
     return arrived(gemjax.initial_state(tx or method(num_workers), PARAMS, num_workers=num_workers))
+
+
+def saved_in(folder):
+    """Return the names in a folder of checkpoints, without that of its lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)

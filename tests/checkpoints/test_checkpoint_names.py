@@ -53,5 +53,7 @@ def test_another_tree_is_refused(tmp_path):
     checkpoints = gemjax.Checkpoints(tmp_path)
     checkpoints.save(first, gemjax.arrivals.RoundRobin(2).trace(0))
     for name in ("other shape", "a part of a name"):
-        with pytest.raises(gemjax.CheckpointError, match="is of another method, schedule, model or number of workers"):
+        with pytest.raises(
+            gemjax.CheckpointError, match="is of another method, schedule, model, number of workers or PRNG"
+        ):
             checkpoints.load(gemjax.initial_state(tx, TREES[name]))

@@ -77,11 +77,6 @@ def test_bfloat16_and_empty_traces_are_restored(tmp_path):
     np.testing.assert_array_equal(loaded.params["w"], params["w"])
 
 
-def test_names_of_the_format_are_those_of_earlier_versions():
-    assert gemjax.checkpoints.FORMAT == "gemjax.run.2"
-    assert gemjax.checkpoints.KINDS["worker"] is np.int32
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_ruined_state_is_not_saved(bad, tmp_path):
     """The checkpoint before it remains the newest; what a method keeps for itself may be infinite."""
@@ -96,3 +91,77 @@ def test_a_ruined_state_is_not_saved(bad, tmp_path):
     assert "\n" not in str(error.value)
     assert checkpoints.latest == 3
     np.testing.assert_array_equal(checkpoints.load(state)[0].params["w"], np.ones(3))
+
+
+def data(leaf):
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def is_equal(state, other):
+    def is_same(one, two):
+        return (one.dtype, one.shape) == (two.dtype, two.shape) and np.array_equal(data(one), data(two))
+
+    return jax.tree.structure(state) == jax.tree.structure(other) and all(
+        map(is_same, jax.tree.leaves(state), jax.tree.leaves(other))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_arrays_without_elements_train_and_are_restored(tmp_path, engine):
+    params = {"x": jnp.ones(3), "none": jnp.zeros((2, 0, 4), jnp.bfloat16), "keys": jnp.zeros(0)}
+    model_state = {"seen": jnp.zeros((0,), jnp.int32), "keys": jax.random.split(jax.random.key(0), 3)[:0]}
+    tx = gemjax.gem(0.05, num_workers=2)
+
+    def loss_fn(params, model_state, batch, key):
+        return jnp.sum((params["x"] - batch) ** 2) + params["keys"].sum(), (model_state, {})
+
+    batches = lambda worker, step: jnp.arange(3.0) + 0.1 * step
+    start = gemjax.initial_state(tx, params, model_state=model_state)
+    whole, trace = tmp_path / "whole", arrivals.Gamma(2).trace(12)
+    if engine == "simulate":
+        half = gemjax.simulate(tx, loss_fn, params, batches, trace.first(6), model_state=model_state)
+    else:
+        half = gemjax.run_on_devices(tx, loss_fn, params, batches, 6, model_state=model_state)
+    with gemjax.Checkpoints(whole) as checkpoints:
+        checkpoints.save(half.state, half.trace)
+        state, recorded, _ = checkpoints.load(start)
+    assert recorded == half.trace
+    assert is_equal(state, half.state)
+    if engine == "simulate":
+        rest = gemjax.simulate(tx, loss_fn, params, batches, trace, model_state=model_state, state=state)
+    else:
+        rest = gemjax.run_on_devices(
+            tx, loss_fn, params, batches, 12, model_state=model_state, state=state, recorded=recorded
+        )
+    assert int(rest.state.commits) == 12
+
+
+def test_arrays_without_elements_are_compared_by_shape_and_dtype(tmp_path):
+    state = lambda *none: gemjax.initial_state(
+        gemjax.asgd(0.1, num_workers=3), {"x": jnp.ones(2), "none": jnp.zeros(*none)}
+    )
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state((0, 4)), arrivals.Gamma(3).trace(0))
+        for other, wrong in (
+            (state((0, 5)), r"saved float32\[0, 4\], expected float32\[0, 5\]"),
+            (state((0, 4), jnp.bfloat16), r"saved float32\[0, 4\], expected bfloat16\[0, 4\]"),
+            (state((1, 4)), r"saved float32\[0, 4\], expected float32\[1, 4\]"),
+        ):
+            with pytest.raises(gemjax.CheckpointError, match=wrong):
+                checkpoints.load(other)
+
+
+@pytest.mark.parametrize("impl", ["unsafe_rbg", "rbg", "threefry2x32"])
+def test_keys_of_another_implementation_are_refused(tmp_path, impl):
+    def state(impl):
+        model_state = {"key": jax.random.key(3, impl=impl)}
+        return gemjax.initial_state(gemjax.asgd(0.1, num_workers=3), jnp.ones(2), model_state=model_state)
+
+    other = "rbg" if impl == "unsafe_rbg" else "unsafe_rbg"
+    with gemjax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state(impl), arrivals.Gamma(3).trace(0))
+        assert is_equal(checkpoints.load(state(impl))[0], state(impl))
+        wrong = rf"PRNG implementation, .* first is 'model_state.key': saved .* {impl}, expected .* {other}"
+        with pytest.raises(gemjax.CheckpointError, match=wrong):
+            checkpoints.load(jax.eval_shape(lambda: state(other)))

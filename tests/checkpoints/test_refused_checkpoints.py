@@ -1,8 +1,5 @@
 """Refused checkpoints: of other states, methods, numbers of workers, formats and metadata."""
 
-import json
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +8,6 @@ from checkpoints.states import BATCHES, LOSS, PARAMS, arrived, like, method
 
 import gemjax
 from gemjax import arrivals
-from gemjax.checkpoints import files
 from gemjax.protocol.compat import enable_x64
 
 
@@ -68,14 +64,17 @@ def test_no_checkpoint_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [lambda: like(tx=gemjax.asgd(0.1, num_workers=3)), lambda: like(num_workers=4)], ids=["method", "workers"]
+    ("other", "wrong"),
+    [
+        (lambda: like(tx=gemjax.asgd(0.1, num_workers=3)), "is of another method: its state is made of"),
+        (lambda: like(tx=gemjax.dana_slim(0.1, num_workers=3)), "is of another method: its state is made of"),
+        (lambda: like(num_workers=4), "has 5 commits of 3 workers, expected 5 of 4"),
+    ],
 )
-def test_a_checkpoint_of_another_method_or_number_of_workers_is_refused(tmp_path, other):
+def test_a_checkpoint_of_another_method_or_number_of_workers_is_refused(tmp_path, other, wrong):
     with gemjax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-        with pytest.raises(
-            ValueError, match=r"another method, schedule, model or number of workers.*saved .*expected "
-        ):
+        with pytest.raises(ValueError, match=wrong):
             checkpoints.load(other())
 
 
@@ -85,53 +84,9 @@ def test_a_checkpoint_of_an_older_format_is_refused(tmp_path, monkeypatch):
             patched.setattr("gemjax.checkpoints.contents.FORMAT", "gemjax.run.1")
             checkpoints.save(like(), arrivals.Gamma(3).trace(5))
         with pytest.raises(
-            ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.2'"
+            ValueError, match=r"checkpoint 5 is of the format 'gemjax\.run\.1', .* reads 'gemjax\.run\.3'"
         ):
             checkpoints.load(like())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "wrong"),
-    [
-        ("commits", None, "its commits is None, expected 5"),
-        ("commits", "x", "its commits is 'x', expected 5"),
-        ("commits", 0, "its commits is 0, expected 5"),
-        ("commits", 5.0, "its commits is 5.0, expected 5"),
-        ("num_workers", None, "its num_workers is None, expected 3"),
-        ("num_workers", 7, "its num_workers is 7, expected 3"),
-        ("user", None, "its user is None, expected an object"),
-        ("user", [1], r"its user is \[1\], expected an object"),
-        ("format", ["\x1b[2J"], r"of the format .*x1b\[2J"),
-    ],
-)
-def test_changed_metadata_are_refused_and_the_folder_is_named(tmp_path, name, value, wrong):
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5), {"note": 1})
-    (tmp_path / "5" / files.DIGESTS).unlink()
-    path = tmp_path / "5" / "_CHECKPOINT_METADATA"
-    metadata = json.loads(path.read_text())
-    del metadata["custom_metadata"][files.HAS_DIGESTS]  # As in checkpoints of older versions.
-    metadata["custom_metadata"][name] = value
-    path.write_text(json.dumps(metadata))
-    with gemjax.Checkpoints(tmp_path) as checkpoints, pytest.raises(gemjax.CheckpointError, match=wrong) as refused:
-        checkpoints.load(like())
-    assert str(tmp_path) in str(refused.value)
-    assert str(refused.value).isprintable()
-
-
-def test_a_checkpoint_under_another_number_is_refused(tmp_path):
-    """The trace is longer than the number claims."""
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(), arrivals.Gamma(3).trace(5))
-    (tmp_path / "5").rename(tmp_path / "4")
-    path = tmp_path / "4" / "_CHECKPOINT_METADATA"
-    path.write_text(path.read_text().replace('"commits":5', '"commits":4').replace('"commits": 5', '"commits": 4'))
-    files.write_digests(tmp_path / "4")
-    with (
-        gemjax.Checkpoints(tmp_path) as checkpoints,
-        pytest.raises(gemjax.CheckpointError, match="its trace has columns"),
-    ):
-        checkpoints.load(like())
 
 
 @pytest.mark.parametrize(
@@ -161,15 +116,6 @@ def test_a_method_whose_state_has_other_parts_without_arrays_is_named(tmp_path):
         with pytest.raises(gemjax.CheckpointError, match=said):
             checkpoints.load(like(tx=gemjax.dynsgd(0.1, num_workers=3)))
         checkpoints.load(like(tx=gemjax.asgd(0.2, num_workers=3)))
-
-
-@pytest.mark.parametrize("dtype", ["uint4", "float8_e4m3"])
-def test_a_dtype_that_orbax_cannot_write_is_named(tmp_path, dtype):
-    state = gemjax.initial_state(gemjax.asgd(0.1, 2), jnp.zeros(2), model_state={"codes": jnp.ones(8, dtype)})
-    checkpoints = gemjax.Checkpoints(tmp_path)
-    with pytest.raises(TypeError, match=rf"model_state\.codes of {dtype}, which Orbax cannot write; keep it as \w+8"):
-        checkpoints.save(state, gemjax.Trace([], num_workers=2))
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("shapes", [False, True])

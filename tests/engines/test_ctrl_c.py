@@ -94,16 +94,6 @@ def test_a_run_that_is_interrupted_while_it_is_closed_has_its_result(monkeypatch
     assert len(ended.value.result.trace) == 40
 
 
-@pytest.mark.slow
-def test_a_ctrl_c_while_the_result_is_gathered_ends_that(monkeypatch):
-    """The devices may be those that hang."""
-    monkeypatch.setattr(commits.CentralPrograms, "reached", pressing(commits.CentralPrograms.reached, 1))
-    with pytest.raises(KeyboardInterrupt) as ended:
-        run_on_devices(callback=lambda progress: 1 / 0)
-    assert not hasattr(ended.value, "result")
-    assert isinstance(ended.value.__context__, ZeroDivisionError)
-
-
 def test_a_run_that_fails_after_ctrl_c_is_interrupted_with_its_result(monkeypatch):
     """A loop around the run that catches the failure ends, too."""
     compiled = simulator.compiled

@@ -2,11 +2,9 @@
 
 import contextlib
 import gc
-import logging
 import signal
 import sys
 import threading
-import warnings
 import weakref
 
 import jax
@@ -16,7 +14,6 @@ from engines import signals
 from engines.problems import assert_same_bits
 from engines.signals import PreemptedError, press, pressing, raising, run_on_devices, simulate
 
-from gemjax.checkpoints.quiet import discarding, ignore_repeated_errors
 from gemjax.engines.devices.hardware.programs import commits
 from gemjax.engines.running.interrupts import Held
 from gemjax.engines.simulator import simulate as simulator
@@ -45,31 +42,6 @@ def test_another_handler_is_left_alone():
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(heard) == 5 + 3
-
-
-@pytest.fixture
-def at_once():
-    """Let the handler of Ctrl-C raise an exception that asks not to be held back."""
-
-    def stop(number, frame):
-        error = KeyboardInterrupt()
-        error.at_once = True
-        raise error
-
-    signal.signal(signal.SIGINT, stop)
-    yield
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.mark.usefixtures("at_once")
-def test_an_exception_that_says_so_is_raised_at_once():
-    def run():
-        with Held():
-            press()
-            pytest.fail("it was held back")
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
 
 
 def chained(number):
@@ -120,108 +92,6 @@ def test_a_handler_that_leaves_the_next_signal_to_another_one_is_held(then):
     assert held
 
 
-@contextlib.contextmanager
-def pressing_in_collections():
-    """Let each collection of garbage get a signal in a callback, as JAX has one; Python ignores what is raised there."""
-
-    def callback(phase, info):
-        if phase == "start":
-            press()
-
-    gc.callbacks.append(callback)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(callback)
-
-
-@pytest.mark.parametrize("run", [simulate, pytest.param(run_on_devices, marks=pytest.mark.slow)])
-def test_a_signal_while_garbage_is_collected_in_a_callback_ends_the_run(run):
-    seen = []
-
-    def callback(progress):
-        seen.append(progress.commits)
-        if len(seen) == 1:
-            with pressing_in_collections():
-                gc.collect()
-
-    with pytest.raises(KeyboardInterrupt) as stop:
-        run(callback=callback, **({"callback_every": 8} if run is run_on_devices else {}))
-    assert len(stop.value.result.trace) < len(signals.TRACE)
-
-
-@pytest.mark.parametrize("run", [simulate, pytest.param(run_on_devices, marks=pytest.mark.slow)])
-def test_a_signal_in_a_finalizer_in_a_callback_ends_the_run(run):
-    class Released:
-        def __del__(self):
-            press()
-
-    def callback(progress):
-        if progress.commits < 10:
-            Released()
-
-    with pytest.raises(KeyboardInterrupt) as stop:
-        run(callback=callback, **({"callback_every": 8} if run is run_on_devices else {}))
-    assert len(stop.value.result.trace) < len(signals.TRACE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
-def test_a_second_signal_that_is_lost_while_orbax_is_kept_quiet_is_raised(kind):
-    def run():
-        with Held(), discarding():
-            press()
-            with pressing_in_collections():
-                gc.collect()
-
-    with raising(kind), pytest.raises(kind):
-        run()
-
-
-def test_what_a_handler_raises_goes_to_the_run_though_orbax_was_kept_quiet_before_it():
-    def run():
-        with discarding(), Held() as held, held.open(), pressing_in_collections():
-            gc.collect()
-
-    with raising(PreemptedError), pytest.raises(PreemptedError):
-        run()
-
-
-def test_what_python_ignores_is_reported_again_after_orbax_was_kept_quiet(monkeypatch):
-    class Failing:
-        def __del__(self):
-            raise ValueError("in a finalizer")
-
-    reported = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: reported.append(str(ignored.exc_value)))
-    with discarding():
-        Failing()
-    assert reported == []
-    Failing()
-    assert reported == ["in a finalizer"]
-
-
-def test_messages_return_when_the_last_of_overlapping_calls_has_ended(monkeypatch):
-    """Two threads that write at once end in any order."""
-    filters, logger = warnings.filters.copy(), logging.getLogger("absl")
-    first, second = discarding(), discarding()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    record = logging.LogRecord("absl", logging.ERROR, __file__, 1, "of Orbax", (), None)
-    assert not logger.filter(record)
-    second.__exit__(None, None, None)
-    assert logger.filter(record)
-    assert warnings.filters == filters
-
-
-def test_a_message_with_wrong_arguments_raises_nothing_after_a_checkpoint():
-    """A filter that formats it would raise where a program logs."""
-    ignore_repeated_errors()
-    record = logging.LogRecord("asyncio", logging.ERROR, __file__, 1, "%d of %s", ("x",), None)
-    assert logging.getLogger("asyncio").filter(record)
-
-
 def test_a_callback_may_catch_its_ctrl_c():
     def callback(progress):
         with contextlib.suppress(KeyboardInterrupt):
@@ -260,34 +130,6 @@ def test_the_memory_of_a_run_that_two_signals_end_is_freed_at_once():
         gc.enable()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, PreemptedError])
-def test_a_signal_is_found_after_a_thread_that_began_earlier_has_read_a_checkpoint(kind):
-    """The thread replaced hooks before the run did, and puts them back during it."""
-    begun, end = threading.Event(), threading.Event()
-
-    def read():
-        with discarding():
-            begun.set()
-            end.wait(60)
-
-    def run():
-        with Held() as held, held.open():
-            end.set()
-            thread.join()
-            with pressing_in_collections():
-                gc.collect()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    begun.wait(60)
-    try:
-        with raising(kind), pytest.raises(kind):
-            run()
-    finally:
-        end.set()
-
-
 @pytest.mark.parametrize("run", [run_on_devices, simulate])
 def test_two_signals_in_a_callback_of_the_loss_to_python_end_the_run(run, monkeypatch):
     """JAX turns the second one into an error of its own, which counted as a fault of the worker, and the first one was lost."""
@@ -321,35 +163,6 @@ def test_an_exception_that_is_passed_over_is_raised_at_the_next_check():
 
     with pytest.raises(KeyboardInterrupt):
         run()
-
-
-@pytest.mark.usefixtures("at_once")
-def test_exceptions_during_collections_are_held_back_whatever_they_say():
-    held = []
-
-    def run():
-        with Held():
-            with pressing_in_collections():
-                gc.collect()
-                gc.collect()
-            held.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert held
-
-
-def test_a_signal_while_handlers_are_replaced_leaves_none_behind(monkeypatch):
-    found = signal.getsignal
-
-    def getsignal(number):
-        if number == signal.SIGTERM:
-            press()
-        return found(number)
-
-    monkeypatch.setattr(signal, "getsignal", getsignal)
-    with pytest.raises(KeyboardInterrupt), Held():
-        pytest.fail("it was held back")
 
 
 def test_a_ctrl_c_counts_also_if_the_run_is_ended_otherwise():

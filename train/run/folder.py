@@ -62,13 +62,11 @@ class RunFolder:
           FileExistsError: if `--out` names the folder of a run, or one with other files.
           UsageError: if its name means another folder.
           OSError: if the folder cannot be created or written to.
-          RecordError: if checkpoints cannot be written to a folder of that name.
         """
         default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
         check_name(folder.path)
         check_out(config.out or default)
-        folder.saved.check_name()
         if config.out is None:
             return folder
         folder.check_new()

@@ -130,8 +130,8 @@ class ClusterPrograms(CentralPrograms):
                             _reply(reference)
                     except WorkerLostError:  # It leaves when it is dispatched.
                         del waiting[worker]
-                    except Exception as error:
-                        held.let_out(error)
+                    except Exception:
+                        held.raise_again()
                         if not waiting[worker]:
                             raise
                         waiting[worker] -= 1

@@ -176,7 +176,7 @@ class Scheduler:
         except PeriodsEndError as end:
             return self.roster.ended(worker, end)
         except Exception as error:
-            self.held.let_out(error)
+            self.held.raise_again()
             if self.programs.prefetcher is None or isinstance(error, RowsError):
                 raise
             return self.roster.fault(worker, error)

@@ -130,7 +130,6 @@ class Run:
                 made.append(Result(programs.reached(), history.history(), history.trace(), stopped, evaluations))
                 held.check()
             except BaseException as error:
-                held.let_through()
                 leave_result(error, lambda: _reached(programs, history, self.evaluation))
                 raise
         warn_if_diverged(made[0], stacklevel=3)

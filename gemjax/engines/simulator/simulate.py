@@ -254,15 +254,7 @@ def simulate(
                     window = 1
             run_chunk = compiled(transition, batches, width, window, not events.commits.all())
             run_chunk = functools.partial(run_chunk, np.int64(seed))
-
-            def prepared(cut: tuple[int, int]) -> tuple:
-                try:
-                    with held.open():
-                        return prepare(batches, events, width, window, cut)
-                except BaseException as error:
-                    held.hold(error)  # For the chunk in progress, after which none may follow.
-                    raise
-
+            prepared = functools.partial(prepare, batches, events, width, window)
             line.begin()
             line.start(begun)
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
@@ -305,7 +297,6 @@ def simulate(
             held.check()
         except BaseException as error:
             # The state of a chunk that failed, or that a second Ctrl-C ended, is lost.
-            held.let_through()
             leave_result(error, lambda: _result(jax.block_until_ready(reached()), parts, trace, True, evaluation))
             raise
     warn_if_diverged(result, stacklevel=2, refused=REFUSED * trace.num_workers)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gemjax import CheckpointError, Checkpoints
-from train.common.errors import RecordError
+from gemjax.checkpoints.folder import LOCK
 
 CHECKPOINT = re.compile(r"(\.replaced-)?\d+")  # Folder of a checkpoint, also of one whose replacement is not complete.
 
@@ -25,13 +25,6 @@ class Saved:
         """Open the checkpoints, of which the newest are kept, or all if `keep` is 0."""
         return Checkpoints(self.path.absolute(), keep or None, read_only=read_only)
 
-    def check_name(self) -> None:
-        """Raise `RecordError` if no checkpoint can be written to a folder of this name."""
-        try:
-            self.open(read_only=True)
-        except CheckpointError as error:
-            raise RecordError(str(error)) from error
-
     def newest(self, opened: Checkpoints | None = None) -> str:
         """Say of how many commits the newest checkpoint is; `opened` are the checkpoints if they are open already."""
         try:
@@ -45,7 +38,7 @@ class Saved:
         """Return the reason why the folder can hold no checkpoint; `None` if it seems to hold some."""
         if not self.path.is_dir():
             return f"{self.path} is {'not a folder' if os.path.lexists(self.path) else 'missing'}"
-        names = sorted(os.listdir(self.path))
+        names = sorted({*os.listdir(self.path)} - {LOCK})
         if not names:
             return f"{self.path} is empty"
         if any(CHECKPOINT.fullmatch(name) and (self.path / name).is_dir() for name in names):

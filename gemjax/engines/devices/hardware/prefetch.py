@@ -79,7 +79,7 @@ class Selections:
                     with held.open():
                         return read()
                 except Exception as error:
-                    held.let_out(error)
+                    held.raise_again()
                     if not left or isinstance(error, PeriodsEndError):
                         raise
                     left -= 1
