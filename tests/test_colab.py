@@ -14,6 +14,7 @@ from xla_flags import as_users_have_them
 
 COLAB = "https://colab.research.google.com/github/gemjax/gemjax/blob/main/colab/"
 FOLDER = Path(__file__).parents[1] / "colab"
+IN_CI = "your_own_model"  # It uses Flax NNX, checkpoints, devices, the simulator and pictures.
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PICTURES = {  # Thumbnails, numbered from 0.
     "quickstart": 3,
@@ -79,8 +80,10 @@ def test_is_valid_and_linked_to_itself_and_from_the_gallery(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_has_the_outputs_of_its_code(path):
     notebook = read(path)
-    why = f"its code has changed since it was executed: pytest tests/test_colab.py --run-slow --renew-notebooks -k {path.stem}"
-    assert notebook.metadata.get("gemjax", {}).get("executed") == digest(notebook), why
+    renew = f"pytest tests/test_colab.py --run-nightly --renew-notebooks -k {path.stem}"
+    assert notebook.metadata.get("gemjax", {}).get("executed") == digest(notebook), (
+        f"its code has changed since it was executed: {renew}"
+    )
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     assert {out.output_type for cell in code for out in cell.outputs} <= {"stream", "display_data", "execute_result"}
@@ -100,9 +103,14 @@ def test_the_installation_upgrades_no_package(path):
     assert set(packages[1:]) <= {"flax", "matplotlib", "scikit-learn"}  # Without bounds, so an image keeps its own.
 
 
-@pytest.mark.slow
 @pytest.mark.notebook
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem == IN_CI else pytest.mark.nightly)
+        for path in NOTEBOOKS
+    ],
+)
 def test_runs_and_its_claims_hold(path, tmp_path, tmp_path_factory, monkeypatch, request):
     for name in ("IPYTHONDIR", "TFDS_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))

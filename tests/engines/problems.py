@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods.rows import METHODS
+from methods.rows import KINDS, METHODS
 
 import gemjax
 from gemjax import testing
@@ -17,11 +17,14 @@ from gemjax.engines.devices import scheduler
 from gemjax.engines.devices.roster import Roster
 
 
-def every_method(*fast: str, only=lambda row: True):
-    """Parametrize over the methods for which ``only`` is true; those that are not named are slow."""
+def every_method(*fast: str, only=lambda row: True, each_kind: bool = False):
+    """Parametrize over the methods for which ``only`` is true; those that are not named are slow.
+
+    With ``each_kind`` the methods beyond one of each kind are nightly.
+    """
     assert set(fast) <= {row.name for row in METHODS}
-    slow = lambda row: () if row.name in fast else (pytest.mark.slow,)
-    marks = {row.name: (*slow(row), *row.without_rounds) for row in METHODS}
+    late = lambda row: pytest.mark.nightly if each_kind and row.name not in KINDS else pytest.mark.slow
+    marks = {row.name: (*(() if row.name in fast else (late(row),)), *row.without_rounds) for row in METHODS}
     return pytest.mark.parametrize(
         "make", [pytest.param(row, id=row.name, marks=marks[row.name]) for row in METHODS if only(row)]
     )

@@ -251,4 +251,7 @@ METHODS = (
     Row("yellowfin", gemjax.yellowfin, 0.01, converges_stale=False, variant=True),
 )
 
+# One of each kind. In CI the others are tested by the law, golden histories, references and the contract alone.
+KINDS = ("asgd", "gem", "adam-per-worker", "dana-dc", "lsgd-groups", "rennala", "diloco", "streaming-diloco")
+
 every_method = pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS])

@@ -9,7 +9,7 @@ import optax
 import pytest
 from engines import problems
 from methods import runs
-from methods.rows import METHODS
+from methods.rows import KINDS, METHODS
 
 import gemjax
 from gemjax import arrivals
@@ -18,10 +18,11 @@ from gemjax.testing import quadratic
 N = runs.NUM_WORKERS
 CLIP = 0.5
 FAST = ("gem", "dana-slim")
+late = lambda row: pytest.mark.slow if row.name in KINDS else pytest.mark.nightly
 clipped = pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=row.name, marks=() if row.name in FAST else pytest.mark.slow)
+        pytest.param(row, id=row.name, marks=() if row.name in FAST else late(row))
         for row in METHODS
         if not row.takes_displacements
     ],

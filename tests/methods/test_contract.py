@@ -89,8 +89,8 @@ def _cases():
         for problem, num_workers, delays in RUNS:
             for delay in delays if row.converges_stale else ("no-delay",):
                 name = f"{row.name}-{problem}-{num_workers}-{delay}"
-                fast = problem == "mixed" and not row.variant
-                yield pytest.param(row, problem, num_workers, delay, id=name, marks=() if fast else pytest.mark.slow)
+                marks = ([pytest.mark.slow] if row.variant else []) if problem == "mixed" else [pytest.mark.nightly]
+                yield pytest.param(row, problem, num_workers, delay, id=name, marks=marks)
 
 
 @pytest.mark.parametrize(("row", "problem", "num_workers", "delay"), list(_cases()))
@@ -104,7 +104,11 @@ def test_converges(x64, row, problem, num_workers, delay):
 
 # --- Being an optax transformation -----------------------------------------------------------------------------------
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = [
+    "bfloat16",
+    "float64",
+    *(pytest.param(dtype, marks=pytest.mark.nightly) for dtype in ("float16", "float32")),
+]
 
 
 @pytest.mark.parametrize("row", METHODS, ids=lambda row: row.name)

@@ -20,7 +20,7 @@ def on_the_cluster(cluster, make, problem, num_commits=COMMITS, **options):
     )  # fmt: skip
 
 
-@every_method()
+@every_method(each_kind=True)
 def test_the_same_trace_gives_the_same_parameters(make, cluster, x64):
     problem = problem_of(make)
     commits = COMMITS if make.converges_stale else 16

@@ -105,7 +105,7 @@ def stacked_copies(hlo: str) -> list[str]:
 
 
 @pytest.mark.slow
-@every_method("gem", "adam-per-worker", "lsgd-groups", only=distinct)
+@every_method("gem", "adam-per-worker", "lsgd-groups", only=distinct, each_kind=True)
 @pytest.mark.parametrize(("window", "with_pulls"), [(1, False), (1, True), (5, True)])
 def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
     """A commit costs the same at 4 workers and at 1,024."""
@@ -129,7 +129,7 @@ def test_the_compiled_loop_copies_no_stack(make, window, with_pulls):
 
 
 @pytest.mark.slow
-@every_method("gem", "yellowfin", only=distinct)
+@every_method("gem", "yellowfin", only=distinct, each_kind=True)
 def test_the_traffic_of_a_commit_does_not_grow_with_the_workers(make):
     """XLA counts the bytes, which include a choice between two stacks, or a sum over one."""
     params = {"w": jnp.ones((33, 17)), "b": jnp.ones(17)}

@@ -17,7 +17,7 @@ TRACE = gemjax.arrivals.Gamma(N, machine_variation=0.4).trace(20, seed=3).worker
 
 
 @pytest.mark.slow
-@every_method("asgd", "gem", "dc-asgd")
+@every_method("asgd", "gem", "dc-asgd", each_kind=True)
 def test_a_divided_commit_is_the_commit_as_one_program(make, x64):
     run = Divided(make(N), mlp(jnp.float64), N, make.local)
     assert all(load > 0 for load in run.commit_program.division.load)

@@ -23,7 +23,7 @@ from gemjax.engines.transition import Transition
 from gemjax.protocol.compat.programs import Program
 
 WORKERS, PLATFORMS = 3, ("cuda", "tpu")
-every_exported = every_method("asgd", "gem")
+every_exported = every_method("asgd", "gem", each_kind=True)
 
 
 @dataclasses.dataclass(frozen=True)
