@@ -184,11 +184,6 @@ def test_a_folder_of_other_checkpoints_is_refused(tmp_path):
         BestCheckpoint(tmp_path / "own", metric(), mode="max")
 
 
-def test_loading_without_a_checkpoint_raises(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
-        BestCheckpoint(tmp_path, metric()).load(LIKE)
-
-
 @pytest.mark.slow
 def test_a_run_can_be_continued_from_its_best_checkpoint(tmp_path):
     """Equal bit for bit in the simulator; on devices, with the trace up to that commit."""

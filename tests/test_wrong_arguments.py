@@ -50,6 +50,13 @@ def commit(tx, worker=0, updates=PARAMS, **extra_args):
     return tx.update(updates, tx.init(PARAMS), PARAMS, worker=worker, **extra_args)
 
 
+def changing(update):
+    """Return a rule of one's own with an int for each parameter as its state."""
+    init = lambda params: jnp.zeros(params.shape, jnp.int32)
+    rule = optax.GradientTransformation(init, lambda updates, state, params=None: update(updates, state))
+    return gemjax.asynchronous(rule, 2)
+
+
 def trace(**columns):
     return gemjax.Trace(**{"worker": [0, 1, 0]} | columns)
 
@@ -320,6 +327,10 @@ OF_ENGINES = [
     ({"tx": optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))}, TypeError, "sam"),
     ({"tx": optax.contrib.sophia(0.1)}, TypeError, "sophia"),
     ({"tx": optax.chain(gemjax.average_elastically(0.1), asgd())}, TypeError, "asynchronous"),
+    ({"tx": changing(lambda updates, state: (jnp.mean(updates), state))}, ValueError, "updates"),
+    ({"tx": changing(lambda updates, state: (1j * updates, state))}, ValueError, "updates"),
+    ({"tx": changing(lambda updates, state: (updates, state[:1]))}, ValueError, "state"),
+    ({"tx": changing(lambda updates, state: (updates, 0.5 + jnp.int32(state)))}, ValueError, "state"),
 ]  # fmt: skip
 
 OF_TWO_ENGINES = [

@@ -79,14 +79,6 @@ def test_an_adapted_source_keeps_what_it_has():
         as_batches(SharedForeign(), N + 1)
 
 
-def test_adapters_of_one_source_are_equal():
-    """A second run therefore finds the compiled program of the first."""
-    foreign = Foreign()
-    assert as_batches(foreign, N) == as_batches(foreign, N)
-    assert hash(as_batches(foreign, N)) == hash(as_batches(foreign, N))
-    assert as_batches(foreign, N) != as_batches(Foreign(), N)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [Windows, Foreign])
 def test_both_run_on_devices(source):
@@ -148,33 +140,3 @@ def test_a_dataclass_may_have_fields_without_defaults(source):
         type(source)(TEXT)
     assert (source.shared, source.threads) == (False, 0)
     np.testing.assert_array_equal(run(source).history["loss"], run(Windows()).history["loss"])
-
-
-class Parted(gemjax.batches.Rows):
-    """Rows that a hook replaces, under its former name."""
-
-    data = TEXT
-
-    def select(self, worker, step):
-        return begins(worker, step)[:, None]
-
-    def part(self, selection):
-        return np.full(1, 7.0, np.float32), np.zeros_like(selection)
-
-
-class PartedOnHost(gemjax.OnHost):
-    """Rows on the host, twice as large, by the former name of the hook."""
-
-    def part(self, selection):
-        rows, indices = super().part(selection)
-        return 2 * rows, indices
-
-
-@pytest.mark.slow
-def test_a_derived_class_may_define_the_former_name_of_gather():
-    assert Parted().gather(np.array([3]))[0] == 7.0
-    assert (run(Parted()).params > 5.0).all()
-    rows, indices = PartedOnHost(RowsOf(TEXT, 2)).gather(np.array([[3, 4]]))
-    np.testing.assert_array_equal(rows, 2 * TEXT[3:5])
-    np.testing.assert_array_equal(indices, [[0, 1]])
-    np.testing.assert_array_equal(gemjax.OnHost(RowsOf(TEXT, 2)).part(np.array([[3, 4]]))[0], TEXT[3:5])

@@ -1,6 +1,5 @@
 """Functions of batches: two arguments, traceable, and not frozen by compilation."""
 
-import dataclasses
 import functools
 import itertools
 import warnings
@@ -139,23 +138,6 @@ def test_engines_warn_once_at_the_line_that_called_them(engine):
     with pytest.warns(gemjax.BatchesWarning) as caught:
         run(), run()
     assert [warning.filename for warning in caught] == [__file__]
-
-
-@dataclasses.dataclass
-class Data:
-    """An object that is not hashable, like dataclasses with equality."""
-
-    rows: np.ndarray
-
-    def batch(self, worker, step):
-        return self.rows[drawn(16)]
-
-
-def test_a_bound_method_causes_one_warning_per_instance():
-    one, other = Data(X), Data(X)
-    with pytest.warns(gemjax.BatchesWarning) as caught:
-        as_batches(one.batch, 2), as_batches(one.batch, 2), as_batches(other.batch, 2)
-    assert len(caught) == 2
 
 
 def test_integers_that_jax_would_take_for_others_are_refused():

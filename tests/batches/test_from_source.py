@@ -1,8 +1,5 @@
 """Rows that are read when needed give the same run, and no worker waits for the rows of another."""
 
-import copy
-import dataclasses
-import pickle
 import threading
 
 import jax
@@ -100,27 +97,6 @@ def test_local_steps(kind):
     found = on_devices(source, tx=tx, local=local, num_commits=16)
     replay = simulate(KINDS[kind](DATA), tx=tx, local=local, trace=found.trace)
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
-
-
-@dataclasses.dataclass
-class Plain(Rows):
-    """Batches of a dataclass without a hash."""
-
-    data: list
-
-    def select(self, worker, step):
-        return (step[:, None] + np.arange(2)) % ROWS
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: FromSource(list(DATA["x"]), batch_size=4), lambda: FromSource(DATA["x"], batch_size=4), lambda: Plain(DATA["x"])],
-    ids=["list", "array", "dataclass"],
-)  # fmt: skip
-def test_sources_need_no_hash(make):
-    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
-    result = gemjax.simulate(GEM, loss_fn, START, make(), gemjax.arrivals.RoundRobin(N).trace(8))
-    assert int(result.state.commits) == 8
 
 
 def test_sources_of_equal_shapes_are_compiled_once():
@@ -227,37 +203,6 @@ def test_a_row_that_cannot_be_read_is_named(run, kind):
     assert isinstance(error.__cause__, OSError)
 
 
-class Graph:
-    """A tensor like PyTorch's that requires a gradient."""
-
-    def __array__(self, *arguments, **options):
-        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
-
-
-@pytest.mark.parametrize(
-    ("row", "error", "words"),
-    [
-        ({"x": np.zeros(3)}, RowsError, r"row 1 .*\['x'\] has the shape \(3,\), but that of row 0 has \(2,\)"),
-        (
-            {"x": np.zeros(2, int)},
-            RowsError,
-            r"row 1 .*\['x'\] has the dtype int64, but that of row 0 has float64; rows must",
-        ),
-        ({"y": np.zeros(2)}, RowsError, "row 1 of the source is .*'y'.* but row 0 is .*'x'.*; rows must be alike"),
-        ({"x": "text"}, TypeError, r"row 1 of the source: \['x'\] is str .*numbers only"),
-        ({"x": b"bytes"}, TypeError, r"row 1 of the source: \['x'\] is bytes .* encode it or leave it out"),
-        (
-            {"x": Graph()},
-            TypeError,
-            r"row 1 of the source: \['x'\] is of the type Graph, .* requires grad.*detach\(\)\.cpu\(\)",
-        ),
-    ],
-)
-def test_rows_that_cannot_be_stacked_are_named(row, error, words):
-    with pytest.raises(error, match=words):
-        read_rows([{"x": np.zeros(2)}, row], [0, 1])
-
-
 class Unlike(Source):
     """Row 17 differs from the others."""
 
@@ -301,20 +246,6 @@ def test_a_row_unlike_those_of_earlier_batches_ends_the_run(kind, make):
         assert len(raised.value.result.trace) < 24
 
 
-def test_what_was_read_travels_with_a_copy_and_changes_no_identity():
-    rows = [np.zeros(2), np.zeros(2), np.zeros(3)]
-    used = FromSource(rows, gemjax.Epochs(np.arange(3), 1))
-    used.gather(np.array([1]))
-    new = FromSource(rows, used.batches)
-    assert (used, hash(used), repr(used)) == (new, hash(new), repr(new))
-    for copied in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
-        with pytest.raises(
-            RowsError, match=r"row 2 of the source: it has the shape \(3,\), but that of row 1 has \(2,\)"
-        ):
-            copied.gather(np.array([2]))
-    new.gather(np.array([2]))
-
-
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_batch_size_means_epochs(seed):
     found, expected = (
@@ -324,13 +255,6 @@ def test_a_batch_size_means_epochs(seed):
     worker, step = np.arange(20) % 3, np.arange(20)
     np.testing.assert_array_equal(found.select(worker, step), expected.select(worker, step))
     assert found.batches.seed == (seed or 0)
-
-
-def test_an_integer_that_jax_does_not_hold_is_named_by_its_row():
-    with pytest.raises(
-        RowsError, match=r"^row 2 of the source: \['id'\] has the integer -1099511627776, which does not fit"
-    ):
-        read_rows([{"id": 0}, {"id": 1}, {"id": -(2**40)}], [1, 2])
 
 
 def test_rows_may_be_containers_of_arrays():

@@ -1,7 +1,5 @@
 """Data in host memory give the run of data on the device."""
 
-import tracemalloc
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -228,41 +226,6 @@ def test_data_that_do_not_fit_on_devices_stay_on_the_host(monkeypatch):
             result = gemjax.run_on_devices(ASGD, squares, jnp.zeros(3), ROOMY, 12, placement=placement)
         assert taken == expected
         assert_close(jax.device_get(result.params), jax.device_get(simulated(trace=result.trace).params), rtol=1e-5)
-
-
-class Own:
-    data = ROOMY.data
-
-    def select(self, worker, step):
-        return ROOMY.select(worker, step)
-
-    def batch(self, data, selection):
-        return ROOMY.batch(data, selection)
-
-
-def test_data_that_cannot_stay_on_the_host_are_refused(monkeypatch):
-    monkeypatch.setattr(memory, "_capacity", lambda device: 12_000)
-    message = r"the run keeps .*data 11\.72 KiB.*; or let the batches be rows of their data .* in the loss function"
-    with pytest.raises(MemoryError, match=message):
-        simulated(Own())
-
-
-def test_a_state_that_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(memory, "_capacity", lambda device: 10)
-    with pytest.raises(MemoryError, match=r"narrower parameters$"):  # No advice about the data.
-        simulated(OnHost(ROOMY))
-
-
-def test_a_batch_of_an_array_with_gaps_reads_its_rows_alone():
-    """It took a thousand times as long: `np.take` makes the whole array contiguous first."""
-    whole = np.zeros((1_000_000, 64), np.int8)
-    batches = gemjax.OnHost(gemjax.Epochs({"gaps": whole[:, :32]}, 2))
-    selection = batches.select(np.zeros(1, int), np.zeros(1, int))[0]
-    tracemalloc.start()
-    batches.gather(selection)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 10_000
 
 
 class Noisy(Rows):

@@ -93,11 +93,6 @@ def test_the_same_function_makes_equal_batches():
     assert as_batches(fn, 2) != as_batches(lambda worker, step: 0, 2)
 
 
-def test_an_object_is_kept():
-    epochs = Epochs(DATA, 2)
-    assert as_batches(epochs, 2) is epochs
-
-
 @pytest.mark.parametrize(
     "fn",
     [
@@ -202,42 +197,6 @@ def test_a_row_that_the_data_lack_is_refused_by_every_engine(row, local, wrap):
     assert np.isfinite(gemjax.simulate(tx, loss_fn, 0.0, wrap(Beyond(39)), trace, local=local).params)
 
 
-def test_numbers_for_a_batch_of_ones_own_need_not_be_rows():
-    class Padded(Beyond):
-        def batch(self, data, selection):
-            return jnp.where(selection < 0, 0.0, jnp.take(data, selection, axis=0, mode="clip"))
-
-    loss_fn, trace = lambda params, batch: (params - batch.mean()) ** 2, gemjax.arrivals.RoundRobin(3).trace(12)
-    assert np.isfinite(gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, Padded(-1), trace).params)
-
-
-def test_a_row_that_a_stream_lacks_is_named_by_its_draw():
-    class Beyond(gemjax.batches.Rows):
-        data, shared = {"x": np.arange(40.0)}, True
-
-        def select(self, worker, step, draw):
-            return np.where(draw == 7, 40, 3)[:, None].astype(np.int32)
-
-    tx, loss_fn = gemjax.asgd(0.1, num_workers=3), lambda params, batch: (params - batch["x"].mean()) ** 2
-    message = r"^the rows of draw 7 must be in 0 … 39, got 40; correct Beyond.select"
-    with pytest.raises(ValueError, match=message):
-        gemjax.simulate(tx, loss_fn, 0.0, Beyond(), gemjax.arrivals.RoundRobin(3).trace(12))
-    with pytest.raises(ValueError, match=message):
-        gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), gemjax.OnHost(Beyond()), 30)
-
-
-@pytest.mark.parametrize("wrap", [lambda rows: rows, gemjax.OnHost], ids=["", "host"])
-def test_an_array_that_all_rows_share_has_length_one(wrap):
-    inside, beyond = Beyond(39), Beyond(40)
-    inside.data = beyond.data = {"x": np.arange(40.0), "one": np.ones(1)}
-    loss_fn = lambda params, batch: (params - batch["x"].mean()) ** 2 + (batch["one"] - 1).sum()
-    trace = gemjax.arrivals.RoundRobin(3).trace(12)
-    result = gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, wrap(inside), trace)
-    assert result.params == gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, inside, trace).params > 0
-    with pytest.raises(ValueError, match=r"must be in 0 … 39, got 40"):
-        gemjax.simulate(gemjax.asgd(0.1, 3), loss_fn, 0.0, wrap(beyond), trace)
-
-
 class OnDisk(gemjax.batches.Rows):
     """Rows that the class gathers itself, of numbers of its own."""
 
@@ -257,20 +216,3 @@ def test_a_class_may_gather_rows_that_are_not_its_data():
     np.testing.assert_allclose(
         gemjax.simulate(tx, loss_fn, 0.0, OnDisk(), result.trace).params, result.params, rtol=1e-6
     )
-
-
-def test_an_object_may_have_a_batch_that_its_class_lacks():
-    class Scaled(gemjax.batches.Rows):
-        def __init__(self, factor):
-            self.data = np.ones((8, 3), np.float32)
-            self.batch = lambda data, rows: factor * jnp.take(data, rows, axis=0)
-
-        def select(self, worker, step):
-            return (step % 8)[:, None].astype(np.int32)
-
-    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
-    ends = [
-        gemjax.simulate(gemjax.asgd(0.1, 2), loss_fn, jnp.zeros(3), Scaled(factor), gemjax.Trace([0, 1, 1])).params
-        for factor in (1.0, 2.0)
-    ]
-    np.testing.assert_allclose(2 * ends[0], ends[1], rtol=1e-6)

@@ -72,20 +72,3 @@ def test_a_partition_may_be_given():
         steps = np.arange(shards.steps_per_epoch(worker))
         rows = shards.select(np.full(len(steps), worker), steps)
         assert sorted(rows.ravel().tolist()) == list(expected)
-
-
-@pytest.mark.parametrize("made_for", [2, 4])
-@pytest.mark.parametrize("engine", ["simulate", "on host", "devices", "sweep"])
-def test_shards_for_another_number_of_workers_are_refused(engine, made_for):
-    shards, params, trace = Shards(ROWS, 5, made_for), jnp.zeros([]), gemjax.arrivals.RoundRobin(3).trace(6)
-    loss_fn, tx = lambda params, batch: jnp.mean((params - batch["row"]) ** 2), gemjax.asgd(0.1, num_workers=3)
-    run = {
-        "simulate": lambda: gemjax.simulate(tx, loss_fn, params, shards, trace),
-        "on host": lambda: gemjax.simulate(tx, loss_fn, params, gemjax.OnHost(shards), trace),
-        "devices": lambda: gemjax.run_on_devices(tx, loss_fn, params, shards, 6, num_workers=3),
-        "sweep": lambda: gemjax.sweep(
-            lambda rate: gemjax.asgd(rate, 3), loss_fn, params, shards, trace, {"rate": [0.1]}
-        ),
-    }[engine]
-    with pytest.raises(ValueError, match=f"batches were made with num_workers={made_for}, but the run has 3 workers"):
-        run()

@@ -40,18 +40,6 @@ def test_a_run_that_a_callback_failed_is_not_lost():
     assert len(raised.value.result.trace) >= 2
 
 
-@pytest.mark.parametrize("around", [jax.jit, jax.vmap, jax.grad])
-@pytest.mark.parametrize("engine", ["simulate", "devices", "sweep"])
-def test_an_engine_inside_of_a_transformation_of_jax_is_refused(engine, around):
-    """JAX raised an error about one of the library's lines."""
-    started = around(lambda params: run(engine, params=params))
-    with pytest.raises(TypeError, match=r"an engine cannot be called inside of jax\.jit, vmap or grad"):
-        started(jnp.ones(2))
-    if engine == "simulate":
-        with pytest.raises(TypeError, match=r"an engine cannot be called inside of jax\.jit"):
-            jax.jit(lambda: run(engine))()
-
-
 def test_commits_that_are_made_already_are_warned_of():
     first = run("devices")
     message = r"has made 4 commits already, so num_commits=3, .* asks for no more; give num_commits=7 for 3 more"

@@ -419,17 +419,3 @@ def test_the_mean_of_a_metric_over_local_steps_has_a_type_whatever_that_of_the_m
     again = gemjax.simulate(tx, loss_fn, jnp.zeros(3, loss), batches, result.trace, **options)
     for run in (result, again):
         assert np.all(np.float64(run.history["count"]) == 0.5)
-
-
-@pytest.mark.parametrize(
-    "batches", [lambda worker, step: jnp.zeros((2, 1)), gemjax.Epochs(np.zeros((8, 1), np.float32), 2)]
-)
-def test_debug_nans_finds_the_first_nan_of_local_steps(batches):
-    """JAX then calls the program again with NumPy arrays as arguments."""
-    loss_fn = lambda params, batch: jnp.where(params[0] < 0.5, jnp.nan, jnp.mean((params[None] - batch) ** 2))
-    run = functools.partial(gemjax.run_on_devices, gemjax.downpour(), loss_fn, jnp.ones(3), batches, 10, num_workers=1)
-    with (
-        jax.debug_nans(True),
-        pytest.raises(gemjax.RunFailedError, match=r"FloatingPointError\('invalid value \(nan\)"),
-    ):
-        run(local=LocalSteps(optax.sgd(0.1), period=2))

@@ -10,7 +10,6 @@ from engines.problems import Abreast, Problem, assert_close, assert_same_bits
 import gemjax
 from gemjax import arrivals
 from gemjax.engines.devices.hardware import keys
-from gemjax.engines.devices.hardware.packing import Packer
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.testing import run_in_python
 
@@ -104,24 +103,6 @@ def test_windows_and_sweeps_accept_it():
     assert_close(found, keys.as_data(one_by_one.model_state), 1e-5)
 
 
-@pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_floats_of_eight_bits_are_kept_and_checked(dtype, average):
-    """JAX promotes them to no other type."""
-
-    def loss_fn(params, model_state, batch, key):
-        scale = jnp.where(batch > 2, jnp.nan, 0.5).astype(dtype)
-        return jnp.sum(params**2), ({"scale": scale}, {})
-
-    result = gemjax.simulate(
-        gemjax.asgd(0.1, 2), loss_fn, jnp.ones(3), lambda worker, step: step, gemjax.arrivals.RoundRobin(2).trace(8),
-        model_state={"scale": jnp.ones((), dtype)}, average_model_state=average,
-    )  # fmt: skip
-    assert result.history["applied"].tolist() == [True] * 6 + [False] * 2
-    assert result.model_state["scale"].dtype == dtype
-    assert 0.5 <= float(result.model_state["scale"]) < 1
-
-
 @pytest.mark.slow
 def test_only_floats_are_averaged():
     """Counters and keys are those of the commit; a mean of two counters would be meaningless."""
@@ -150,15 +131,6 @@ def test_a_run_continues_from_its_checkpoint_bit_for_bit(tmp_path, wait):
     assert_same_bits(keys.as_data(simulated(trace, given, state=state).state), keys.as_data(whole.state))
 
 
-def test_a_checkpoint_with_other_keys_is_refused(tmp_path):
-    given = problem()
-    like = lambda state: gemjax.initial_state(GEM, given.params, num_workers=N, model_state=state)
-    with gemjax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(like(given.model_state), gemjax.Trace([], num_workers=N))
-        with pytest.raises(gemjax.CheckpointError, match=r"'threefry2x32' at 'model_state\.stream', but .* are 'rbg'"):
-            checkpoints.load(like(given.model_state | {"stream": jax.random.key(3, impl="rbg")}))
-
-
 @pytest.mark.slow
 def test_a_run_on_devices_continues_from_a_checkpoint(tmp_path):
     given = problem()
@@ -169,34 +141,6 @@ def test_a_run_on_devices_continues_from_a_checkpoint(tmp_path):
         state, recorded, _ = checkpoints.load(like)
     result = on_devices(given, 24, state=state, recorded=recorded)
     assert_states_close(result.state, simulated(result.trace, given).state, rtol=1e-4)
-
-
-def test_keys_are_counted_in_bytes():
-    key = jax.random.key(0)
-    with_keys, without = (
-        gemjax.memory_of(GEM, jnp.zeros(4), num_workers=N, model_state=state)["central variable"]
-        for state in ({"a": key, "b": jax.random.split(key, 5)}, ())
-    )
-    assert with_keys - without == 6 * 8
-
-
-@pytest.mark.parametrize("apart", [None, [False, False, True, False, False]], ids=["packed", "apart"])
-def test_packing_keys_loses_no_bit(apart):
-    tree = {
-        "key": jax.random.key(1),
-        "keys": jax.random.split(jax.random.key(2), 4),
-        "rbg": jax.random.key(3, impl="rbg"),
-        "count": jnp.uint32(7),
-        "x": jnp.arange(3.0),
-    }
-    packer = Packer(jax.eval_shape(lambda: tree), apart)
-    packed = jax.jit(packer.pack)(tree)
-    assert set(packed.vectors) == {"uint32", "float32"}
-    found = jax.jit(packer.unpack)(packed)
-    assert [jax.random.key_impl(found[name]) for name in ("key", "rbg")] == ["threefry2x32", "rbg"]
-    assert_same_bits(keys.as_data(found), keys.as_data(tree))
-    empty = packer.unpack(packer.zeros())
-    assert_same_bits(keys.as_data(empty), jax.tree.map(jnp.zeros_like, keys.as_data(tree)))
 
 
 @pytest.mark.parametrize("average", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["replaced", "averaged"])

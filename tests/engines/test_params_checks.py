@@ -26,24 +26,6 @@ def test_complex_parameters_can_be_given_as_two_real_arrays(engine):
     assert run(engine, loss_fn, params, gemjax.gem(0.1, num_workers=2)).params[1].any()
 
 
-def mesh_of(kind):
-    return jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType[kind],), devices=jax.devices()[:2])
-
-
-@pytest.mark.parametrize("spec", [(), ("x",)])
-@pytest.mark.parametrize("engine", ["simulate", "sweep"])
-def test_params_on_a_mesh_with_explicit_axes_are_refused(engine, spec):
-    place = jax.sharding.NamedSharding(mesh_of("Explicit"), jax.sharding.PartitionSpec(*spec))
-    with pytest.raises(ValueError, match=r"params at \['w'\] is on a mesh with explicit axes.*AxisType\.Auto"):
-        run(engine, params={"w": jax.device_put(jnp.zeros(2), place)})
-
-
-def test_divided_params_with_explicit_axes_are_refused_on_devices():
-    place = jax.sharding.NamedSharding(mesh_of("Explicit"), jax.sharding.PartitionSpec("x"))
-    with pytest.raises(ValueError, match=r"params at \['w'\] is on a mesh with explicit axes"):
-        run("devices", params={"w": jax.device_put(jnp.zeros(2), place)})
-
-
 @pytest.mark.parametrize("engine", ["simulate", "sweep"])
 def test_params_on_several_devices_are_refused_by_the_simulator(engine):
     params = {name: jax.device_put(jnp.zeros(2), jax.devices()[number]) for number, name in enumerate("ab")}
@@ -51,12 +33,3 @@ def test_params_on_several_devices_are_refused_by_the_simulator(engine):
         ValueError, match=r"params at \['a'\] is on .*0, but params at \['b'\] on .*1; put all arrays on"
     ):
         run(engine, params=params)
-
-
-def test_a_mesh_in_effect_is_refused_on_devices():
-    within = jax.set_mesh if hasattr(jax, "set_mesh") else jax.sharding.use_mesh  # JAX before 0.8.
-    with (
-        within(mesh_of("Auto")),
-        pytest.raises(ValueError, match=r"jax\.set_mesh is in effect .* placement="),
-    ):
-        run("devices")

@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -21,10 +20,3 @@ def test_one_worker_is_sgd():
     ours_updates, _ = ours.update(grads, ours.init(params), params)
     theirs_updates, _ = theirs.update(grads, theirs.init(params), params)
     np.testing.assert_array_equal(ours_updates, theirs_updates)
-
-
-def test_keeps_no_copy_of_the_parameters():
-    state = gemjax.asgd(0.1, num_workers=64).init(jnp.zeros(1000))
-    assert (
-        sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 64
-    )  # The clock, and for each worker the clock of its pull and its commits.

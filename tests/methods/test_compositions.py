@@ -224,54 +224,6 @@ def test_multi_steps_pass_on_what_a_rule_is_told(kind, place):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        lambda inner: gemjax.by_fragment(inner, 1),
-        pytest.param(lambda inner: gemjax.merge_quorum(inner, 1, merge="mean"), marks=pytest.mark.slow),
-        pytest.param(lambda inner: gemjax.delay_stages(inner, 1), marks=pytest.mark.slow),
-        pytest.param(lambda inner: gemjax.scale_by_gap(0.1, inner), marks=pytest.mark.slow),
-    ],
-    ids=["by_fragment", "merge_quorum", "delay_stages", "scale_by_gap"],
-)
-def test_multi_steps_inside_of_a_part_pass_on_what_a_rule_is_told(around):
-    told = []
-
-    def update_fn(updates, state, params=None, *, local_steps=None, **extra_args):
-        told.append(local_steps)
-        return updates, state
-
-    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
-    tx = gemjax.asynchronous(around(optax.MultiSteps(rule, 1)), 2)
-    params = [jnp.zeros(2)]
-    tx.update([jnp.ones(2)], tx.init(params), params, worker=0, local_steps=4)
-    assert told
-    assert None not in told
-
-
-def test_multi_steps_inside_of_fedbuff_pass_on_what_a_rule_is_told():
-    told = []
-
-    def update_fn(updates, state, params=None, *, local_steps=None, staleness=None, **extra_args):
-        told.append((local_steps, staleness))
-        return updates, state
-
-    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
-    tx = gemjax.fedbuff(num_workers=2, buffer_size=2, inner=optax.MultiSteps(rule, 1))
-    tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.zeros(2), worker=0, local_steps=4)
-    assert told
-    assert not [one for one in told if None in one]
-
-
-@pytest.mark.parametrize("part", [gemjax.scale_by_local_steps(), gemjax.merge_quorum(optax.identity(), 2)])
-def test_a_part_that_optax_keeps_the_local_steps_from_does_not_guess_them(part):
-    tx = gemjax.asynchronous(optax.chain(optax.MultiSteps(part, 1), optax.scale(-1.0)), 2)
-    with pytest.raises(TypeError, match=r"was called without local_steps=.*optax.MultiSteps in a chain, give"):
-        tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.zeros(2), worker=0, local_steps=4)
-    alone = gemjax.asynchronous(part, 2)
-    alone.update(jnp.ones(2), alone.init(jnp.zeros(2)), jnp.zeros(2), worker=0)  # A gradient counts as one step.
-
-
 TWO_LEAVES = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
 KEEPING = {  # Parts with state per worker.
     "per_worker": lambda: gemjax.per_worker(optax.trace(0.9)),

@@ -174,9 +174,3 @@ def test_without_the_look_ahead_it_is_multi_asgd():
         found, zero_state = zero.update(grads, zero_state, params, worker=worker)
         expected, multi_state = multi.update(grads, multi_state, params, worker=worker)
         np.testing.assert_array_equal(found, expected)
-
-
-def test_copies_of_the_parameters():
-    for alias, copies, scalars in ((gemjax.dana_zero, 9, 2), (gemjax.dana_slim, 8, 0), (gemjax.dana_dc, 17, 2)):
-        state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
-        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + scalars + copies * 1000

@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -105,9 +104,3 @@ def test_the_size_of_the_compensation_can_be_observed(variant):
         observer = Observer({"compensation"})
         tx.update(grads, state, params + moved * travelled, worker=0, observe=observer)
         assert observer.collected()["compensation"].item() == pytest.approx(size)
-
-
-def test_copies_of_the_parameters():
-    for variant, copies in (("constant", 8), ("adaptive", 16)):
-        state = gemjax.dc_asgd(0.1, num_workers=8, variant=variant).init(jnp.zeros(1000))
-        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + copies * 1000

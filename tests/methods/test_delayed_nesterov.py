@@ -68,11 +68,6 @@ def test_in_bfloat16_the_sum_does_not_stall():
     assert int(state.gathered) == 0
 
 
-def test_copies_of_the_parameters():
-    state = gemjax.delayed_nesterov(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1 + 2 * 1000
-
-
 def test_the_largest_spread_is_taken():
     gemjax.delayed_nesterov(num_workers=3, spread=1 / 3)
 

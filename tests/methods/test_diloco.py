@@ -111,11 +111,6 @@ def test_in_half_precision_the_mean_is_kept_in_float32(dtype):
     assert optax.tree.get(state, "acc_grads").dtype == jnp.float32
 
 
-def test_copies_of_the_parameters():
-    state = gemjax.diloco(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 2 + 2 * 1000
-
-
 def test_it_may_be_made_in_double_precision_and_used_in_single():
     with enable_x64(True):
         tx = gemjax.diloco(num_workers=2)

@@ -1,6 +1,5 @@
 """DOWNPOUR and AGN against their reference and their limits."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -48,8 +47,3 @@ def test_agn_divides_by_each_workers_own_period(x64):
     pushed, _ = run_locally(gemjax.downpour(num_workers=NUM_WORKERS), local, gemjax.Trace([3], num_workers=NUM_WORKERS))
     mean, _ = run_locally(gemjax.agn(num_workers=NUM_WORKERS), local, gemjax.Trace([3], num_workers=NUM_WORKERS))
     np.testing.assert_allclose(4 * (mean - THETA_0), pushed - THETA_0, rtol=1e-12)
-
-
-def test_it_keeps_no_copy_of_the_parameters():
-    state = gemjax.agn(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8

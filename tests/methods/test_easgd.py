@@ -118,9 +118,3 @@ def test_a_refused_commit_leaves_the_position(x64):
         view, state = gemjax.pull(state, params, worker)
         views.append(view.item())
     assert views == [9.0, 9.0, 18.0, 9.0, 18.0]
-
-
-def test_copies_of_the_parameters():
-    for tx, copies in ((gemjax.easgd(num_workers=8), 8), (gemjax.eamsgd(0.1, num_workers=8), 16)):
-        leaves = jax.tree.leaves(tx.init(jnp.zeros(1000)))
-        assert sum(leaf.size for leaf in leaves if leaf.size >= 1000) == copies * 1000

@@ -13,7 +13,7 @@ from methods.rows import of_steps
 
 import gemjax
 from gemjax.methods.fragments import FragmentsState
-from gemjax.methods.leaf_groups import chosen, number_leaves
+from gemjax.methods.leaf_groups import number_leaves
 from gemjax.protocol.diagnostics import Observer
 from gemjax.protocol.nodes import nodes
 
@@ -213,16 +213,6 @@ def test_a_pull_mixes_by_the_share_of_its_commit_whatever_later_commits_have():
     np.testing.assert_array_equal(fragments.own[0], before + 1.0)
 
 
-def test_the_array_of_a_caller_is_not_in_the_state():
-    keep = jnp.float32(0.5)
-    tx = gemjax.asynchronous(gemjax.by_fragment(optax.identity(), 1, keep=keep))
-    update = jax.jit(tx.update, donate_argnums=1)
-    state = tx.init(jnp.zeros(1))
-    for _ in range(2):
-        _, state = update(jnp.ones(1), state, jnp.zeros(1), worker=0)
-    assert keep == 0.5
-
-
 def test_groups_of_leaves():
     params = {"embed": jnp.zeros(100), "layers": [{"w": jnp.zeros(30)} for _ in range(4)], "norm": jnp.zeros(1)}
 
@@ -240,34 +230,6 @@ def test_groups_of_leaves():
         numbers(lambda path, leaf: 1)
 
 
-@jax.tree_util.register_pytree_with_keys_class
-class Named:
-    """A class that names its leaves by text, as JAX allows."""
-
-    def __init__(self, first, second):
-        self.first, self.second = first, second
-
-    def tree_flatten_with_keys(self):
-        return (("first", self.first), ("second", self.second)), None
-
-    @classmethod
-    def tree_unflatten(cls, _, leaves):
-        return cls(*leaves)
-
-
-def test_a_class_may_name_its_leaves_by_text():
-    groups = number_leaves((("second",), ("first",)), Named(jnp.zeros(2), jnp.zeros(3)))[0]
-    assert (groups.first, groups.second) == (1, 0)
-
-
-def test_leaves_of_one_path_may_be_in_two_groups():
-    """A key with a slash in it gives the path of a leaf that is nested."""
-    params = {"a": {"b": jnp.zeros(3)}, "a/b": jnp.zeros(2)}
-    by_size = lambda path, leaf: int(leaf.size > 2)
-    assert jax.tree.leaves(number_leaves(by_size, params)[0]) == [1, 0]
-    assert jax.tree.leaves(number_leaves(chosen(by_size, params), params)[0]) == [1, 0]
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the method is defined in rounds")
 def test_a_continued_run_with_windows_is_the_same():
@@ -281,12 +243,6 @@ def test_a_continued_run_with_windows_is_the_same():
     assert_same_bits(run(state=half).state, whole.state)
     for one, other in zip(jax.tree.leaves(run(window=3).params), jax.tree.leaves(whole.params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-@pytest.mark.parametrize("inner", [gemjax.diloco(), gemjax.drop_stale(3)], ids=["method", "refuses"])
-def test_whole_methods_and_refusals_are_no_members(inner):
-    with pytest.raises(TypeError, match="by_fragment takes atoms that refuse nothing"):
-        gemjax.by_fragment(inner).init(jnp.zeros(2))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
@@ -335,31 +291,6 @@ def test_nothing_can_be_merged(merge, params):
     tx = gemjax.merge_quorum(optax.trace(0.9), 1, merge=merge)
     merged, _ = tx.update(params, tx.init(params), params, local_steps=1)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
-
-
-@pytest.mark.parametrize("fragments", [["a", "", "B"], ["a", "", "b"]], ids=["typo", "after the rest"])
-def test_a_last_fragment_without_a_leaf_is_refused(fragments):
-    """It was left out, so that the fragments took turns in another schedule."""
-    params = {"a": jnp.zeros(1), "b": jnp.zeros(1), "c": jnp.zeros(1)}
-    with pytest.raises(ValueError, match="group 2 of 3 has no leaf; the leaves are 'a', 'b', 'c'"):
-        gemjax.streaming_diloco(0.7, num_workers=2, fragments=fragments).init(params)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (gemjax.async_pipeline, "num_stages"),
-        (gemjax.streaming_diloco, "fragments"),
-        (gemjax.decoupled_diloco, "fragments"),
-        (gemjax.lsgd, "groups"),
-    ],
-)
-def test_a_number_that_decides_shapes_cannot_be_injected(make, name):
-    tx = optax.inject_hyperparams(make, static_args=("num_workers",))(0.05, num_workers=2)
-    with pytest.raises(
-        TypeError, match=f"{name} cannot be traced; under optax.inject_hyperparams name it in static_args"
-    ):
-        jax.jit(tx.init)(jnp.zeros(3))
 
 
 @pytest.mark.filterwarnings("ignore:the method is defined in rounds")

@@ -143,9 +143,3 @@ def test_it_penalises_any_optimizer_in_front_of_the_rate():
     _, state = tx.update(3.0 * jnp.ones(1), tx.init(params), params, worker=0)
     _, state = tx.update(3.0 * jnp.ones(1), state, params - 0.5, worker=1)
     np.testing.assert_allclose(optax.tree.get(state, "mu"), [1.5], rtol=1e-4)
-
-
-def test_copies_of_the_parameters():
-    for alias, copies, scalars in ((gemjax.gap_aware, 8 + 2, 2), (gemjax.dana_ga, 16 + 2, 4)):
-        state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
-        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + scalars + copies * 1000

@@ -60,8 +60,3 @@ def test_the_penalty_is_measured_in_steps_of_the_largest_rate():
     _, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)), jnp.zeros(1), worker=0)
     _, state = tx.update(jnp.ones(1), state, jnp.array([-0.5]), worker=1)
     np.testing.assert_allclose(optax.tree.get(state, "mu"), [0.5], rtol=1e-5)
-
-
-def test_copies_of_the_parameters():
-    state = gemjax.gap_aware_adam(0.1, num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 3 + (8 + 3) * 1000

@@ -169,12 +169,6 @@ def test_a_gradient_of_zero_moves_nothing(dtype, eps, clamp):
     np.testing.assert_array_equal(updates[:2].astype(jnp.float32), 0.0)
 
 
-def test_keeps_two_copies_of_the_parameters_per_worker():
-    for reading in READINGS:
-        state = gemjax.gem(0.1, num_workers=8, reading=reading).init(jnp.zeros(1000))
-        assert sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32) == 2 * 8 * 1000
-
-
 def test_only_algorithm_1_shifts_the_view():
     params = jnp.ones(2)
     for reading in READINGS:

@@ -122,8 +122,3 @@ def test_in_half_precision_lengths_do_not_overflow():
     """In float16 the square of 300 is infinite, and so is the sum of 70,000 ones."""
     mean, displacement = jnp.full(70_000, 300.0, jnp.float16), jnp.full(70_000, -300.0, jnp.float16)
     np.testing.assert_allclose(_aligned(displacement, mean)[:3], -300.0 * (1 - 0.5 / 4), rtol=1e-2)
-
-
-def test_copies_of_the_parameters():
-    state = gemjax.heloco(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 2 + 1000

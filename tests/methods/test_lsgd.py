@@ -1,7 +1,5 @@
 """LSGD against its reference in both forms and against its limits."""
 
-from contextlib import nullcontext
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -220,11 +218,6 @@ def test_the_leader_of_a_group_without_a_commit_is_at_the_central_variable(x64):
         np.testing.assert_array_equal(view, [8.0])
 
 
-def test_copies_of_the_parameters():
-    leaves = jax.tree.leaves(gemjax.lsgd(num_workers=8).init(jnp.zeros(1000)))
-    assert sum(leaf.size for leaf in leaves if leaf.size >= 1000) == 16 * 1000
-
-
 def test_the_loss_of_a_commit_counts_once_if_those_of_its_steps_are_not_given():
     tx, params = gemjax.lsgd(num_workers=2, strength=0.5), jnp.zeros(1)
     state = tx.init(params)
@@ -234,26 +227,6 @@ def test_the_loss_of_a_commit_counts_once_if_those_of_its_steps_are_not_given():
         params = optax.apply_updates(params, updates)
     np.testing.assert_allclose(optax.tree.get(state, "losses"), [0.3, 0.9])
     assert params.tolist() == [1.0]
-
-
-@pytest.mark.parametrize("anchors", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_anchors_for_some_of_the_parameters_are_refused(anchors):
-    method = gemjax.lsgd(0.1, num_workers=2, anchors=anchors)
-    problem = (
-        optax.partition({"leader": method, "plain": optax.sgd(0.1)}, {"a": "leader", "b": "plain"}),
-        lambda p, batch: p["a"] ** 2 + p["b"] ** 2,
-        {"a": jnp.float32(1.0), "b": jnp.float32(2.0)},
-        lambda worker, step: 0.0,
-    )
-    local = gemjax.LocalSteps(optax.sgd(0.1), 2)
-    for run in (
-        lambda: gemjax.simulate(*problem, gemjax.Trace([0, 1, 0]), local=local),
-        lambda: gemjax.run_on_devices(*problem, 3, local=local),
-    ):
-        with pytest.raises(ValueError, match="sends anchors for some of the parameters") if anchors else nullcontext():
-            assert run() is not None
-    tx, params = problem[0], problem[2]
-    assert gemjax.pull(tx.init(params), params, worker=0)[0] == params  # In a loop of one's own nothing sends them.
 
 
 @pytest.mark.slow

@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -66,9 +65,3 @@ def test_a_masked_method_looks_ahead_in_its_own_leaves_only():
     view, _ = gemjax.pull(state, params, worker=0)
     np.testing.assert_array_equal(view["a"], [-0.5, -0.5])
     np.testing.assert_array_equal(view["b"], params["b"])
-
-
-def test_keeps_one_copy_of_the_parameters_centrally():
-    for alias, scalars in ((gemjax.momentum_asgd, 0), (gemjax.nag_asgd, 2)):
-        state = alias(0.1, num_workers=8).init(jnp.zeros(1000))
-        assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + scalars + 1000

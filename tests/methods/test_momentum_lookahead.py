@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -39,8 +38,3 @@ def test_without_momentum_it_is_asgd(x64):
     found, _ = runs.run(gemjax.momentum_lookahead(0.1, 0.0, N), order)
     expected, _ = runs.run(gemjax.asgd(0.1, N), order)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_copies_of_the_parameters():
-    state = gemjax.momentum_lookahead(num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1000

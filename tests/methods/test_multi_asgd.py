@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -30,8 +29,3 @@ def test_without_momentum_it_is_asgd(x64):
     found, _ = runs.run(gemjax.multi_asgd(0.1, momentum=0.0, num_workers=runs.NUM_WORKERS))
     expected, _ = runs.run(gemjax.asgd(0.1, num_workers=runs.NUM_WORKERS))
     np.testing.assert_array_equal(found, expected)
-
-
-def test_keeps_one_copy_of_the_parameters_per_worker():
-    state = gemjax.multi_asgd(0.1, num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 8 * 1000

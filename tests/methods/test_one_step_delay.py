@@ -81,8 +81,3 @@ def test_the_learning_rate_and_the_weight_decay_are_corrected_too():
     for params, expected in ((2.0, -1.0), (4.0, -2.0 - 1.0)):  # The gradient is 0, so only the decay acts.
         updates, state = decayed.update(jnp.zeros(1), state, jnp.array([params]))
         np.testing.assert_allclose(updates, [expected])
-
-
-def test_copies_of_the_parameters():
-    state = gemjax.one_step_delay(0.1, num_workers=8).init(jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * 8 + 1 + 2 * 1000

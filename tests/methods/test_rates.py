@@ -92,17 +92,6 @@ def test_injected_rates_are_reported(tx, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_two_injected_rates_are_not_reported():
-    twice = optax.chain(optax.inject_hyperparams(optax.sgd)(0.5), optax.inject_hyperparams(optax.sgd)(0.1))
-    with pytest.raises(ValueError, match="no member of this method reports learning_rate"):
-        rates(gemjax.asynchronous(twice, N), 1)
-
-
-def test_a_factor_alone_is_no_rate():
-    with pytest.raises(ValueError, match="no member of this method reports learning_rate"):
-        rates(gemjax.asynchronous(optax.chain(gemjax.scale_by_staleness(), optax.adam(0.1)), N), 1)
-
-
 @pytest.mark.parametrize("rate", [0.1, schedule], ids=["constant", "schedule"])
 def test_the_state_and_the_program_are_those_of_optax(rate):
     """Checkpoints therefore stay readable, and the diagnostic costs nothing unless requested."""

@@ -147,12 +147,6 @@ def test_there_is_always_progress():
     assert int(result.state.dropped) == result.history["dropped"].sum() == (~applied).sum() > 0
 
 
-@pytest.mark.parametrize(("name", "copies"), [("incremental", (1, 1)), ("malenia", (1, 1)), ("ringleader", (1, 2))])
-def test_copies_of_the_parameters(name, copies):
-    state = jax.eval_shape(TABLES[name](0.1, 8).init, jnp.zeros(1000))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) // 1000 == 8 * copies[0] + copies[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [gemjax.dana_zero, gemjax.dana_slim, gemjax.dana_ga, gemjax.incremental])
 def test_clipped_gradients_leave_no_trace_of_a_large_one(method):

@@ -141,21 +141,6 @@ def test_arrays_have_the_paths_of_earlier_checkpoints(name):
         _, state = gemjax.pull(tx.update(PARAMS, state, PARAMS, worker=0, value=jnp.zeros([]))[1], PARAMS, 0)
 
 
-class Never(NamedTuple):
-    """Node that refuses nothing, without a count that engines need."""
-
-    def refuses(self, staleness):
-        return staleness < 0
-
-
-def test_a_node_that_refuses_without_a_count_is_an_error():
-    tx = gemjax.asynchronous(member(Never()), 2)
-    with pytest.raises(
-        TypeError, match="Never refuses commits but has no count of them; give it a field with Refusals"
-    ):
-        tx.update(PARAMS, tx.init(PARAMS), PARAMS, worker=0)
-
-
 def test_an_injected_threshold_adds_no_array():
     """The paths are those of earlier checkpoints."""
     tx = optax.inject_hyperparams(gemjax.ringmaster, static_args=("num_workers",))(0.1, num_workers=2, threshold=2)

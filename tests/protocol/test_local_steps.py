@@ -13,7 +13,6 @@ import gemjax
 from gemjax import LocalSteps
 from gemjax.batches.local import LocalBatches
 from gemjax.methods.rates import scale_by_learning_rate
-from gemjax.protocol.checks import PASSED
 from gemjax.protocol.local_steps import displacements
 
 # --- Methods for gradients
@@ -202,27 +201,6 @@ def test_local_steps_of_the_same_optimizer_find_the_compiled_program():
     other = run(LocalSteps(sgd, [1, 3, 3, 2]), QUADRATIC, tx=tx)  # Periods are arguments of the program.
     assert programs() == before
     assert_close(other.params, run(LocalSteps(optax.sgd(0.1), [1, 3, 3, 2]), QUADRATIC, tx=tx).params, rtol=1e-6)
-
-
-def test_the_known_names_of_extra_arguments_are_those_that_a_run_passes():
-    """A rule that takes one of them by name, without ``**extra_args``, is not refused."""
-    passed = set()
-
-    def update(updates, state, params=None, **extra_args):
-        passed.update(extra_args)
-        return updates, state
-
-    spy = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
-    tx = optax.chain(gemjax.downpour(num_workers=2), gemjax.asynchronous(spy, 2))
-    gemjax.simulate(
-        tx,
-        lambda params, batch: jnp.sum(params**2),
-        jnp.ones(2),
-        lambda worker, step: 0.0,
-        gemjax.Trace([0, 1, 0]),
-        local=gemjax.LocalSteps(optax.chain(optax.sgd(0.1), spy), period=2),
-    )
-    assert passed == PASSED
 
 
 def test_a_schedule_of_progress_keeps_dtypes():

@@ -4,7 +4,6 @@ import numpy as np
 import optax
 import pytest
 
-import gemjax
 from gemjax.protocol import slots
 from gemjax.protocol.slots import SharedRows, Slots
 
@@ -40,13 +39,6 @@ def test_stack_gives_every_worker_keys_of_its_own():
     assert len({int(one) for one in bits}) == 9
     for worker in range(3):
         np.testing.assert_array_equal(found[worker]["rng_key"], jax.random.key_data(found[worker]["typed"]))
-
-
-def test_stack_leaves_stacked_nodes():
-    store = a_store()
-    equal(slots.stack(store, 3), store)
-    with pytest.raises(ValueError, match="a state for 3 workers is inside one for 4; give both the same num_workers"):
-        slots.stack(store, 4)
 
 
 def test_put_writes_one_worker_and_the_shared_part():
@@ -93,17 +85,6 @@ def test_a_join_builds_the_same_structure_of_other_nodes():
     equal(join(slots.put(stacks, mine, 2), shared), store)
 
 
-def test_a_store_reads_by_worker():
-    store = slots.stack(Slots(jnp.arange(2.0)), 3)
-    store = slots.put(store, Slots(jnp.ones(2)), 2)
-    np.testing.assert_array_equal(store[2], [1, 1])
-    np.testing.assert_array_equal(store[0], [0, 1])
-    with pytest.raises(ValueError, match="worker=3 is out of range: this state is kept for 3 workers, 0 … 2"):
-        store[3]
-    with pytest.raises(TypeError, match=r"hold one worker's slot; read `\.value`"):
-        slots.take(store, 0)[0]
-
-
 def test_dtypes_are_kept():
     store = slots.stack(Slots({"a": jnp.zeros(2, jnp.bfloat16), "b": jnp.int8(3)}), 2)
     taken = slots.take(store, 1)
@@ -120,17 +101,6 @@ def test_nodes_are_pytrees_with_names_and_a_repr():
     assert repr(store).startswith("Slots({'x': Array(")
     assert repr(store).endswith("num_workers=2)")
     assert jax.tree.structure(store) != jax.tree.structure(slots.stack(Slots({"x": jnp.zeros(1)}), 3))
-
-
-@pytest.mark.parametrize(
-    "worker", [1, np.int64(1), np.int8(1), jnp.int32(1), jnp.uint8(1)], ids=lambda w: type(w).__name__
-)
-def test_any_integer_is_a_worker(worker):
-    tx = gemjax.asgd(0.1, num_workers=3)
-    params = jnp.ones(2)
-    _, state = tx.update(params, tx.init(params), params, worker=0)
-    _, state = gemjax.pull(state, params, worker=worker)
-    np.testing.assert_array_equal(state.pulled_at.value, [0, 1, 0])
 
 
 def test_like_puts_the_holes_of_masked():

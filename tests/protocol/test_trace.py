@@ -1,9 +1,6 @@
 """Traces: checks, derived columns, saving and loading."""
 
-import io
 import os
-import pickle
-import zipfile
 
 import numpy as np
 import pytest
@@ -193,54 +190,23 @@ def test_a_save_that_fails_keeps_the_file_of_before(tmp_path):
     assert os.listdir(tmp_path) == ["trace.npz"]
 
 
-def test_a_truncated_file_is_refused(saved):
-    content = saved.read_bytes()
-    for length in (0, 1, 10, len(content) // 2, len(content) - 1):
-        saved.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=r"run\.npz is not a gemjax trace, or is damaged"):
-            gemjax.Trace.load(saved)
-
-
-def _archive(path, **columns):
-    good = {name: getattr(gemjax.Trace([0, 1, 0]), name) for name in ("worker", "pulled_at", "step", "time")}
-    np.savez(path, **{"format": np.array("gemjax.trace.1"), "num_workers": np.array(2), **good, **columns})
-
-
-def test_a_file_without_draws_has_those_of_the_order(tmp_path):
-    _archive(tmp_path / "old.npz")
-    assert gemjax.Trace.load(tmp_path / "old.npz") == gemjax.Trace([0, 1, 0])
-    gemjax.Trace([0, 1, 0], draw=[0, 1, 4]).save(tmp_path / "new.npz")
-    np.testing.assert_array_equal(gemjax.Trace.load(tmp_path / "new.npz").draw, [0, 1, 4])
-
-
 class Payload:
-    """Object that sets a flag if it is unpickled."""
-
     loaded = False
 
     def __reduce__(self):
         return setattr, (Payload, "loaded", True)
 
 
-@pytest.mark.parametrize("kind", ["pickle", "npy", "npz", "object column", "text", "zip"])
-def test_foreign_files_are_refused_and_nothing_is_unpickled(tmp_path, kind):
-    path = tmp_path / "foreign.npz"
-    with open(path, "wb") as file:
-        if kind == "pickle":
-            pickle.dump(Payload(), file)
-        elif kind == "npy":
-            np.save(file, np.arange(3))
-        elif kind == "npz":
-            np.savez(file, x=np.arange(3))
-        elif kind == "object column":
-            buffer = io.BytesIO()
-            _archive(buffer, worker=np.array([Payload()], object))
-            file.write(buffer.getvalue())
-        elif kind == "text":
-            file.write(b"worker,pulled_at\n0,0\n")
-        else:
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr("worker.npy", b"nothing")
+def test_nothing_is_unpickled(tmp_path):
+    np.savez(tmp_path / "foreign.npz", worker=np.array([Payload()], object))
     with pytest.raises(ValueError, match=r"foreign\.npz is not a gemjax trace, or is damaged"):
-        gemjax.Trace.load(path)
+        gemjax.Trace.load(tmp_path / "foreign.npz")
     assert not Payload.loaded
+
+
+def test_a_truncated_file_is_refused(saved):
+    content = saved.read_bytes()
+    for length in (0, 1, 10, len(content) // 2, len(content) - 1):
+        saved.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"run\.npz is not a gemjax trace, or is damaged"):
+            gemjax.Trace.load(saved)

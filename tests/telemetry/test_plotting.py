@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-import gemjax
-from gemjax.engines.result import Result
 from gemjax.telemetry import plotting
 
 N = 3
@@ -117,11 +115,3 @@ def test_the_library_works_without_matplotlib():
         "import gemjax, sys; assert 'matplotlib' not in sys.modules and 'gemjax.telemetry.plotting' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_missing_matplotlib_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "gemjax.telemetry.plotting")
-    monkeypatch.delattr(gemjax, "plotting", raising=False)
-    with pytest.raises(ImportError, match="needs matplotlib, which is not installed: pip install matplotlib"):
-        Result((), history(), gemjax.Trace([], num_workers=N)).plot()

@@ -107,40 +107,6 @@ def test_labels_at_the_ends_do_not_overlap(ends, scale):
     assert all(figure.bbox.x1 >= box.x1 and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
-def test_labels_stay_at_their_ends_where_there_is_room():
-    _, axes, boxes = drawn("abc", [1, 2, 3])
-    for end, box in zip([1, 2, 3], boxes, strict=True):
-        assert abs(axes.transData.transform((1, end))[1] - (box.y0 + box.y1) / 2) < 3
-
-
-def test_a_line_that_leaves_its_axes_is_labelled_at_their_edge():
-    with style.style():
-        figure = style.picture()
-        axes = figure.subplots()
-        axes.plot([0, 1], [0, 1e9], label="diverged")
-        axes.set_ylim(0, 1)
-        (text,) = style.label_ends(axes)
-    figure.draw_without_rendering()
-    assert text.get_window_extent().y1 <= figure.bbox.y1
-    assert axes.get_window_extent().height > figure.bbox.height / 2
-
-
-@pytest.mark.parametrize(
-    "places", [["few", "some", "many"], ["8", "4", "2"], np.arange(3).astype("datetime64[D]"), [0.0, 1.0, 2.0]]
-)
-def test_labels_know_categories_dates_and_lines_across_the_axes(places):
-    axes = mpl.figure.Figure().subplots()  # Without the style.
-    axes.plot(places, [3.0, 1.0, 2.0], label="line")
-    axes.axhline(2.5, label="across")
-    axes.margins(x=0)
-    line, across = style.label_ends(axes)
-    for text, height in ((line, 2.0), (across, 2.5)):
-        np.testing.assert_allclose(
-            axes.transAxes.transform(text.xy), [axes.bbox.x1, axes.transData.transform((0, height))[1]]
-        )
-        assert text.arrow_patch is None
-
-
 def test_a_heading_is_inside_of_the_figure_and_above_its_axes():
     figure, axes, _ = drawn(
         "ab", [1, 2], title="A title with so many words that one line of a column cannot hold all of them"
@@ -156,15 +122,6 @@ def test_bands_end_at_the_possible_range():
         style.band(axes, [0, 1], [-5, 90], [10, 120], "C0", limits=(0, 100))
     (path,) = axes.collections[0].get_paths()
     assert (path.vertices[:, 1].min(), path.vertices[:, 1].max()) == (0, 100)
-
-
-def test_a_band_at_one_point_is_a_line():
-    with style.style():
-        axes = style.picture().subplots()
-        style.band(axes, [3.0], [-5.0], [10.0], "C0", limits=(0, 100))
-    (lines,) = axes.collections
-    np.testing.assert_array_equal(lines.get_segments(), [[[3, 0], [3, 10]]])
-    assert lines.get_linewidth()[0] > 0
 
 
 @pytest.mark.parametrize("color", [look[0] for look in style.LOOKS.values()])

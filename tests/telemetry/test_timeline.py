@@ -1,6 +1,5 @@
 """Cycles of workers from logs and histories."""
 
-import dataclasses
 import functools
 import tracemalloc
 
@@ -149,54 +148,6 @@ def test_of_a_run_that_was_simulated_in_part_the_measured_part_is_told(simulated
     assert result.plot().axes[-1].get_xlabel() == "time (seconds, or units of the trace)"
 
 
-def test_of_two_measured_parts_the_last_is_told_and_all_workers_count():
-    """The parts were joined over the virtual time between them, which counted as seconds."""
-    problem = gemjax.asgd(0.1, 3), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
-    measured = gemjax.run_on_devices(*problem, 10)
-    longer = gemjax.run_on_devices(*problem, 20, state=measured)
-    time = longer.trace.time + np.where(np.arange(20) < 10, 0, 100.0 * np.arange(20))
-    between = gemjax.simulate(*problem, dataclasses.replace(longer.trace, time=time), state=measured)
-    result = gemjax.run_on_devices(*problem, 35, state=between)
-    run = gemjax.timeline(result)
-    assert run.cycles["time"].tolist() == result.history["time"][20:].tolist()
-    assert gemjax.summarise(run).span < 10
-    history = result.history | {"worker": np.where(np.arange(35) == 15, 4, result.history["worker"])}
-    assert gemjax.timeline(history).num_workers == 5
-    with pytest.raises(ValueError, match="worker 4 commits, but the run has 3 workers"):
-        gemjax.timeline(history, num_workers=3)
-
-
-def test_a_part_on_devices_without_an_applied_commit_cannot_be_summarised():
-    problem = gemjax.asgd(0.1, 2), lambda p, b: p**2, jnp.ones([]), lambda w, s: 0.0
-    simulated = gemjax.simulate(*problem, arrivals.Gamma(2).trace(20))
-    with gemjax.testing.Faults() as faults:
-        for step in range(60):
-            faults.poison(0, step).poison(1, step)
-        with pytest.raises(gemjax.RunFailedError) as raised:
-            gemjax.run_on_devices(*problem, 30, state=simulated, gate=faults)
-    with pytest.raises(ValueError, match="of a run that was simulated in part, the last part on devices counts"):
-        gemjax.summarise(raised.value.result)
-
-
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"dispatch": 2.0}, "worker 0, step 7: began is earlier than dispatch"),
-        ({"began": 0.9}, "worker 0, step 7: ready is earlier than began"),
-        ({"time": 0.1}, "worker 0, step 7: time is earlier than ready"),
-    ],
-)
-def test_decreasing_times_are_refused(changes, wrong):
-    fields = {"dispatch": 0.0, "began": 0.0, "ready": 0.5, "time": 0.6, "pulled_at": 0, "staleness": 0} | changes
-    with pytest.raises(ValueError, match=wrong):
-        gemjax.timeline(cycle(0, 7, **fields))
-
-
-def test_a_worker_too_many_is_refused():
-    with pytest.raises(ValueError, match="worker 3 commits, but the run has 2 workers"):
-        gemjax.timeline(free(4)[1:], num_workers=2)
-
-
 def test_a_log_that_begins_after_some_commits_is_cut_back_by_their_number():
     events = [
         start(2, commits=5, time=1.0),
@@ -271,13 +222,6 @@ def test_a_log_counts_the_refused_commits_of_a_run_continued_from_an_earlier_sta
         state, recorded = states[0]
         again = run(12, log=log, state=state, recorded=recorded)
     assert again.state.rejected == gemjax.summarise(eventlog.read(path)).rejected == 1
-
-
-def test_times_of_a_cycle_are_not_taken_from_the_event_that_ends_it():
-    (_, _, commit) = cycle(0, 0, 0.0, 0.0, 0.5, 1.0, 0, 0)
-    run = gemjax.timeline([commit | {"ready": 0.25, "dispatch": 0.125}])
-    assert not run.measured
-    assert run.cycles["ready"].tolist() == [1.0]
 
 
 @pytest.mark.slow

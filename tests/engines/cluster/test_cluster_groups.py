@@ -67,11 +67,3 @@ def test_a_group_that_no_host_has_room_for_may_be_spread(options, why, monkeypat
     warns = pytest.warns(gemjax.RunWarning, match=f"workers of a group may be on several hosts, because {why}")
     with warns, gemjax.Cluster(N, groups=2, **options) as cluster:
         assert len(cluster.actors) == N
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"), [(3, "groups must divide the workers"), (0, "groups must be a positive int")]
-)
-def test_groups_are_checked(groups, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.Cluster(N, groups=groups)

@@ -1,7 +1,6 @@
 """The exchange of views and gradients with actors, their loss and their return, on a fake Ray of threads."""
 
 import contextlib
-import os
 import sys
 import threading
 from typing import ClassVar
@@ -24,10 +23,8 @@ from engines.problems import (
 
 import gemjax
 from gemjax.engines.cluster import cluster
-from gemjax.engines.cluster.actor import Actor, Task
-from gemjax.engines.cluster.programs import LARGE, ClusterPrograms
+from gemjax.engines.cluster.programs import LARGE
 from gemjax.engines.devices.hardware.packing import Packed
-from gemjax.engines.transition import Transition
 
 N = 3
 ASGD = gemjax.asgd(0.05, num_workers=N)
@@ -323,11 +320,6 @@ def test_the_rounding_of_a_rejected_gradient_is_not_added_to_the_next_one(fake, 
     np.testing.assert_allclose(result.params, -60 * 0.05 * 1.1, rtol=0.01)
 
 
-def test_an_unknown_compression_is_refused(fake):
-    with pytest.raises(ValueError, match="compression must be one of None, 'bfloat16', 'int8', got 'zip'"):
-        gemjax.run_on_cluster(ASGD, *QUADRATIC[:3], 8, compression="zip")
-
-
 @pytest.mark.slow
 def test_large_arrays_travel_apart(fake, monkeypatch):
     """Only small arrays are copied into one vector."""
@@ -342,51 +334,8 @@ def test_large_arrays_travel_apart(fake, monkeypatch):
         assert {dtype: vector.shape for dtype, vector in view.vectors.items()} == {"float32": (7,)}
 
 
-def large_programs(make=gemjax.asgd, size=2**15, at=lambda worker, step: 0.0):
-    """Return programs for a central variable with one array that is not packed."""
-    transition = Transition(tx=make(0.1, num_workers=N), loss_fn=lambda x, batch: jnp.sum(x**2) + batch, num_workers=N)
-    params, batches = jnp.ones(size), gemjax.Computed(at)
-    transition = transition.bind(params)
-    return ClusterPrograms(transition, batches, batches, jax.devices()[0], transition.init(params))
-
-
 def address(array):
     return np.asarray(array).ctypes.data
-
-
-@pytest.mark.parametrize("make", [gemjax.asgd, gemjax.gem, gemjax.dc_asgd])
-def test_a_view_is_the_slot_of_its_worker_whose_memory_is_kept(make, fake):
-    """No array of the size of the parameters is made in a commit: the view is not copied before it is put."""
-    programs = large_programs(make)
-    places = set()
-    for _ in range(3):
-        programs.draws.of(1)  # As a dispatch does.
-        programs.commit(1, (programs.central.no_gradient(), ()))
-        programs.deliver(1)
-        [view] = programs._views[1].apart
-        places.add(address(view))
-        assert places <= {address(leaf) for leaf in programs.central.slots[1].apart}
-    assert len(places) == 1
-
-
-def test_the_memory_of_a_sent_gradient_holds_the_next_one(fake):
-    def fail(step):
-        if step == 3:
-            raise OSError("no batch")
-        return np.zeros([], np.float32)
-
-    at = lambda worker, step: jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), step)
-    programs, actor = large_programs(at=at), Actor([])
-    actor.begin("run", {}, programs._pickled_job())
-    view = jax.tree.map(np.asarray, programs._views[0])
-    gradient = lambda step: actor.gradient("run", view, (), True, Task(0, step, 0)).gradient.apart[0]
-    assert len({address(gradient(step)) for step in range(3)}) == 1
-    with pytest.raises((ValueError, RuntimeError), match="no batch"):  # The one if JAX has waited, the other if not.
-        gradient(3)
-    kept, later = gradient(4), gradient(5)
-    assert address(kept) != address(later)  # Not while the first one is still in use.
-    np.testing.assert_array_equal(kept, 2 * np.ones(2**15))
-    assert actor._compute._cache_size() == 1  # Nothing is compiled again.
 
 
 @pytest.mark.slow
@@ -405,16 +354,6 @@ def test_only_the_user_can_read_the_token(fake, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     with gemjax.Cluster(N, address=None):
         assert token.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("chosen", [None, "disabled"])
-def test_the_mode_of_authentication_is_restored(fake, monkeypatch, chosen):
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("RAY_AUTH_MODE", chosen)
-    with gemjax.Cluster(N):
-        assert os.environ["RAY_AUTH_MODE"] == (chosen or "token")
-    assert os.environ.get("RAY_AUTH_MODE") == chosen
 
 
 def test_a_ray_that_listens_on_the_network_is_ended(fake):

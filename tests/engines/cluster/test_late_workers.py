@@ -89,13 +89,6 @@ def test_no_run_begins_with_fewer_than_its_least_number(full, monkeypatch):
         assert waited == [3]
 
 
-@pytest.mark.parametrize("least", [0, 5, True])
-def test_the_least_number_of_workers_is_checked(least):
-    pytest.importorskip("ray", reason="the cluster engine needs Ray")
-    with pytest.raises(ValueError, match="min_workers must be"):
-        gemjax.Cluster(N, min_workers=least)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_workers_join_when_the_cluster_grows(two_nodes):

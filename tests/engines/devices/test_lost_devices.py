@@ -108,23 +108,6 @@ def test_a_central_variable_that_fails_ends_the_run(monkeypatch):
     check_replay(failure.value.result)
 
 
-def test_a_state_that_does_not_match_the_trace_is_withheld(monkeypatch):
-    """Reports from the ninth on are lost, although their commits are made."""
-    read, reports = Programs.read, []
-
-    def lost(self, report):
-        reports.append(report)
-        if len(reports) >= 9:
-            raise gemjax.RunFailedError("lost")
-        return read(self, report)
-
-    monkeypatch.setattr(Programs, "read", lost)
-    with pytest.raises(gemjax.RunFailedError, match="lost") as failure:
-        run()
-    assert failure.value.result is None
-    assert "does not belong to the known commits" in failure.value.__notes__[0]
-
-
 def test_a_report_that_cannot_be_read_names_the_central_devices():
     programs = Programs.__new__(Programs)
     programs.placement, programs.reported = gemjax.place(2), {"loss": np.dtype(np.float32)}

@@ -163,10 +163,3 @@ def test_the_axis_of_each_cut():
     array = jax.device_put(np.zeros((3, 16)), in_parts(devices, (3, 16)))
     assert {shard.data.shape for shard in array.addressable_shards} == {(3, 4)}
     assert in_parts(devices, (3, 5)) == whole(devices)
-
-
-def test_workers_of_two_devices_take_numbers_of_python():
-    loss_fn = lambda params, batch: jnp.sum((params - batch[0] * batch[1]) ** 2)
-    run = gemjax.asgd(0.1, num_workers=2), loss_fn, jnp.zeros(2), lambda worker, step: (1.0, np.float32(2.0))
-    result = gemjax.run_on_devices(*run, 20, placement=gemjax.place(2, worker_devices=2))
-    np.testing.assert_allclose(result.params, gemjax.simulate(*run, result.trace).params, rtol=1e-6)

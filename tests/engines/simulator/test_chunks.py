@@ -89,15 +89,3 @@ def test_pieces_of_all_sizes_are_one_compiled_program():
     before = programs()
     run(QUADRATIC, callback_every=8, stops=[3, 4, 17])
     assert programs() == before
-
-
-def test_a_result_that_lacks_a_pull_of_the_longer_trace_is_not_continued():
-    trace = gemjax.arrivals.Barrier(gemjax.arrivals.Gamma(4)).trace(12, seed=0)
-    part = lambda trace, **options: gemjax.simulate(GEM, *QUADRATIC[:3], trace, **options)
-    whole = part(trace)
-    for rows in (4, 5, 8):  # Behind a meeting or between two.
-        stopped = part(trace, stops=[rows], callback=lambda progress: True)
-        assert_same_bits(part(trace, state=stopped).params, whole.params)
-    assert_same_bits(part(trace, state=part(trace.first(8))).params, whole.params)
-    with pytest.raises(ValueError, match=r"first 5 rows of trace= alone: worker \d did not pull again"):
-        part(trace, state=part(trace.first(5)))

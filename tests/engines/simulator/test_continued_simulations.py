@@ -108,22 +108,6 @@ def test_a_bare_state_whose_workers_have_other_views_is_refused():
         run(problem, asgd, other, state=first.state)
 
 
-def test_a_result_whose_workers_have_pulled_since_the_views_of_their_next_rows_is_refused():
-    """With a quorum all workers pull after the last of the commits; in the rows that are added they pulled after their own."""
-    loss_fn, params, batches = QUADRATIC.loss_fn, QUADRATIC.params, QUADRATIC.batches
-    tx = gem(3)
-    result = gemjax.run_on_devices(tx, loss_fn, params, batches, 6, policy=gemjax.Policy(quorum=3))
-    longer = gemjax.run_on_devices(tx, loss_fn, params, batches, 12, policy=gemjax.Policy(quorum=3), state=result).trace
-    gemjax.simulate(tx, loss_fn, params, batches, longer, state=result)
-    stale = longer.pulled_at.copy()
-    for worker in range(3):
-        row = 6 + np.flatnonzero(longer.worker[6:] == worker)[0]
-        stale[row] = 1 + np.flatnonzero(longer.worker[:6] == worker)[-1]
-    other = gemjax.Trace(longer.worker, stale, longer.step, longer.time, 3, longer.draw)
-    with pytest.raises(ValueError, match="is of an earlier view; give the trace of a run"):
-        gemjax.simulate(tx, loss_fn, params, batches, other, state=result)
-
-
 def test_a_resumed_run_whose_worker_pulled_several_times_in_one_cycle_is_continued():
     """A trace knows the last of these pulls only, and the first event of the resumed run is a pull, too."""
     problem, tx = gemjax.testing.quadratic(), gemjax.gem(0.02, num_workers=2)

@@ -16,18 +16,6 @@ def gem(rate, kappa=1.0):
     return gemjax.gem(rate, 0.9, 4, kappa=kappa)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda seed: lambda worker, step: jnp.full(3, 1.0 * seed), lambda seed: gemjax.Epochs(np.full((4, 3), seed), 2)],
-    ids=["functions", "data"],
-)
-def test_batches_of_other_data_are_refused(make):
-    """All runs would get those of the first seed."""
-    loss_fn, params = quadratic()[:2]
-    with pytest.raises(ValueError, match="batches of seeds 0 and 5 have different data or functions"):
-        gemjax.sweep(gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES}, seeds=(0, 5))
-
-
 class Drawn(gemjax.batches.Batches):
     """Batches that a class draws itself, around a number."""
 
@@ -84,15 +72,6 @@ def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_what_it_sel
         sweep(lambda seed: kind(seed, 1.0 + seed), RATES)
 
 
-@pytest.mark.parametrize("first", [0, 5])
-def test_one_class_for_one_seed_and_another_for_the_next_are_refused(first):
-    rows = np.ones((12, 4), np.float32)
-    batches = gemjax.PerSeed(lambda seed: (gemjax.Epochs if seed == first else Scaled)(rows, 1, seed))
-    with pytest.raises(ValueError, match=r"Scaled\.batch is another function of data and selection for each seed"):
-        gemjax.sweep(gem, lambda params, batch: jnp.mean((params[None] - batch) ** 2), jnp.zeros(4), batches, LATE,
-                     {"rate": RATES}, seeds=(0, 5))  # fmt: skip
-
-
 @pytest.mark.slow
 def test_a_class_may_give_the_seeds_batches_of_other_sizes():
     rows = np.arange(48, dtype=np.float32).reshape(12, 4)
@@ -104,20 +83,6 @@ def test_a_class_may_give_the_seeds_batches_of_other_sizes():
     for run, seed in enumerate((0, 1)):
         alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, make(seed), LATE, seed=seed)
         assert_close(result.params[run], alone.params, rtol=1e-5)
-
-
-class Named(Drawn):
-    """Batches with the name of an operation that a program would have if it called back to Python."""
-
-    def batch(self, data, selection):
-        return {"send": super().batch(data, selection), "callback": 1.0}
-
-
-@pytest.mark.slow
-def test_an_array_of_a_batch_may_have_any_name():
-    loss_fn, params = quadratic()[:2]
-    own = lambda params, batch: loss_fn(params, batch["send"])
-    gemjax.sweep(gem, own, params, gemjax.PerSeed(Named), LATE, {"rate": RATES[:1]}, seeds=(0, 5))
 
 
 def test_what_depends_on_the_seed_is_made_once_per_seed():

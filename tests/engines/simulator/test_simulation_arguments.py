@@ -3,33 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from engines.simulator.simulations import LATE, QUADRATIC, asgd, run
 
 import gemjax
-from gemjax.engines.loss import COLUMNS
-from gemjax.telemetry import schema
-
-
-@pytest.mark.parametrize("name", ["time", "gap"])
-def test_quantities_of_a_rule_with_names_of_others_are_refused(name):
-    def update(updates, state, params=None, *, observe, **extra_args):
-        observe(name, lambda: jnp.ones(()))
-        return updates, state
-
-    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    method = gemjax.asynchronous(optax.chain(rule, optax.sgd(0.1)))
-    message = rf"the method observes quantities called \['{name}'\], which the engines report"
-    with pytest.raises(ValueError, match=message):
-        run(QUADRATIC, lambda n: method, gemjax.Trace([0]), diagnostics=[name])
-    run(QUADRATIC, lambda n: method, gemjax.Trace([0]))
-
-
-def test_no_metric_has_the_name_of_a_field_that_events_have():
-    """A log of a metric with such a name could not be read."""
-    fields = {*schema.KINDS, *schema.FOREIGN}
-    assert fields <= COLUMNS
 
 
 @pytest.mark.slow

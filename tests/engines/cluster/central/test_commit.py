@@ -9,8 +9,6 @@ from engines.cluster.central.in_process import Divided, assert_equal_to_rounding
 from engines.problems import Problem, assert_close, every_method, mlp
 
 import gemjax
-from gemjax.engines.cluster.central.division import Division
-from gemjax.engines.cluster.central.program import Program
 
 N = 3
 TRACE = gemjax.arrivals.Gamma(N, machine_variation=0.4).trace(20, seed=3).worker.tolist()
@@ -96,16 +94,6 @@ def test_small_parameters_are_not_divided():
         Divided(gemjax.asgd(0.1, num_workers=N), MATRICES, N, small=16)
 
 
-def test_a_state_that_changes_its_type_is_refused():
-    def update(updates, state, params=None, **extra_args):
-        return updates, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), state)
-
-    init = lambda params: jax.tree.map(lambda leaf: leaf.astype(jnp.int32), params)
-    tx = optax.GradientTransformation(init, update)
-    with pytest.raises(ValueError, match=r"is float32\[4, 4\], expected int32\[4, 4\]; a rule keeps"):
-        Divided(tx, MATRICES, N)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
@@ -126,15 +114,3 @@ def test_transformations_of_optax_are_divided(tx):
         divided, whole = run.finish(), run.as_one(worker, gradient)
         assert_close(jax.device_get(divided), jax.device_get(whole), rtol=1e-6)
         run.moves_on(worker, divided[0])
-
-
-def test_one_value_that_replaces_two_arrays_is_returned_where_each_of_them_is():
-    def alike(one, other):
-        both = jnp.full(8, jnp.sum(one) + jnp.sum(other))
-        return both, both
-
-    program = Program(alike, jnp.ones(8), jnp.ones(8))
-    division = Division(program, 2, tied=[(0, 0), (1, 1)], small=4)
-    assert (
-        [place for _, place, _ in division.returned] == [division.place[number] for number in program.inputs] == [0, 1]
-    )

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import gemjax
-from gemjax.engines.devices.hardware.placement import Placement, place, warn_if_colocated
+from gemjax.engines.devices.hardware.placement import Placement, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +52,6 @@ def test_a_divided_central_variable_of_one_accelerator_is_on_the_host():
     assert place(2, devices=ACCELERATORS[:1], central_devices=2).central == cpus
 
 
-def test_the_warning_of_a_barrier_names_places_that_exist():
-    ways = r"place\(n, 'dedicated'\) or gemjax.place\(n, 'host'\); .* --central dedicated or --central host"
-    with pytest.warns(gemjax.RunWarning, match=ways):
-        warn_if_colocated(place(4, "colocated", ACCELERATORS))
-    warn_if_colocated(place(4, "colocated", ACCELERATORS[:1]))
-
-
 def test_the_three_places_of_the_central_variable():
     cpu = jax.local_devices(backend="cpu")[0]
     assert place(2, "dedicated", ACCELERATORS) == Placement(ACCELERATORS[:2], ACCELERATORS[7], ACCELERATORS[2])
@@ -73,22 +66,6 @@ def test_all_local_devices_are_the_default():
     placed = place(3)
     assert {*placed.workers, placed.central} <= set(jax.local_devices())
     assert placed.central == jax.local_devices()[-1]
-
-
-def test_the_cpu_must_be_a_platform_of_jax(monkeypatch):
-    def of_no_platform(backend=None):
-        raise RuntimeError(f"Unknown backend {backend}")
-
-    monkeypatch.setattr(jax, "local_devices", of_no_platform)
-    with pytest.raises(RuntimeError, match="needs the CPU, too"):
-        gemjax.cpu_devices(2)
-    for central, devices in (("dedicated", ACCELERATORS[:1]), ("host", ACCELERATORS), (None, ACCELERATORS[:2])):
-        with pytest.raises(RuntimeError, match=r"needs the CPU, too, .* as in JAX_PLATFORMS=cuda,cpu"):
-            place(2, central, devices)
-    with pytest.raises(RuntimeError, match="needs the CPU, too"):
-        gemjax.run_on_devices(
-            gemjax.asgd(0.1), *gemjax.testing.quadratic(), 3, placement=Placement((jax.devices()[0],), jax.devices()[0])
-        )
 
 
 def test_several_devices_for_the_central_variable_and_for_workers():
@@ -111,18 +88,6 @@ def test_several_devices_for_the_central_variable_and_for_workers():
 
 def test_one_device_in_a_tuple_is_that_device():
     assert Placement(((ACCELERATORS[0],),), (ACCELERATORS[1],)) == Placement((ACCELERATORS[0],), ACCELERATORS[1])
-
-
-def test_groups_of_devices_may_be_equal_separate_or_nested_but_not_overlap_in_part():
-    a, b, c, d = ACCELERATORS[:4]
-    for workers, central in ((((a, b), (b, a)), (c, d)), (((a, b), a), (a, b, c)), (((a, b), (c, d)), (a, b, c, d))):
-        assert len(Placement(workers, central).workers) == 2
-    with pytest.raises(
-        ValueError, match=r"devices of worker 0 and worker 2 overlap in part.* equal or separate groups"
-    ):
-        Placement(((a, b), a, (b, c)), d)
-    with pytest.raises(ValueError, match="devices of worker 1 and central overlap in part"):
-        Placement((a, (a, b)), (b, c))
 
 
 def test_cpu_devices_returns_existing_devices():
