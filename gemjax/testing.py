@@ -162,7 +162,7 @@ def run_in_python(
     # At the first use: a source that gathers its data on the host may have more than a device can hold.
     on_device = functools.cache(lambda: jax.device_put(batches.data))
     views = [transition.view_of(slots.take(initial, worker)) for worker in range(trace.num_workers)]
-    applied = 0
+    applied, own = 0, [0] * trace.num_workers
     for worker, step, commits, _, draw in zip(*trace.events(), strict=True):
         worker, step = int(worker), int(step)
         view = views[worker]
@@ -177,10 +177,11 @@ def run_in_python(
             else:
                 params, model_state = optax.apply_updates(params, updates), sent.model_state
                 view, applied = view._replace(local=sent.local), applied + 1
+                own[worker] += 1
         pulled, opt_state, anchors = pull_with_anchors(opt_state, params, worker)
-        clock = () if local is None else jnp.int32(applied)
+        counts = () if local is None else (jnp.int32(applied), jnp.int32(own[worker]))
         own_state = slots.with_own_keys(model_state, worker)
-        views[worker] = view._replace(params=pulled, model_state=own_state, anchors=anchors, commits=clock)
+        views[worker] = view._replace(params=pulled, model_state=own_state, anchors=anchors, commits=counts)
     return params
 
 

@@ -25,7 +25,7 @@ from gemjax.protocol import diagnostics, slots, staleness
 from gemjax.protocol.checks import check_bool, check_can_be_added, kept, with_extra_args
 from gemjax.protocol.compat.programs import Kept, Program, Same, has_hash, kind_of, settings
 from gemjax.protocol.local_steps import LocalSteps
-from gemjax.protocol.nodes import counting_refusals, is_wrapper, refused
+from gemjax.protocol.nodes import StalenessState, counting_refusals, is_wrapper, nodes, refused
 from gemjax.protocol.slots import Slots
 from gemjax.protocol.staleness import asynchronous, is_asynchronous, pull_with_anchors
 from gemjax.protocol.trace import Trace
@@ -276,7 +276,7 @@ class Transition(WorkerStep):
             opt_state=opt_state, view=_slot(view, opt_state), step=Slots(step + used), pulled_at=Slots(state.commits),
             arrivals=state.arrivals + 1,
         )  # fmt: skip
-        return state, self._sent(view, state.commits), report
+        return state, self._sent(view, state.commits, opt_state), report
 
     def update(
         self, gradient: Gradient, opt_state: optax.OptState, params: PyTree, worker: jax.Array, **extra_args: Any
@@ -308,12 +308,13 @@ class Transition(WorkerStep):
     def view_of(self, state: RunState) -> View:
         """Return the view of the worker whose slot is checked out."""
         recorded = staleness.recorded_view(state.opt_state, state.params)
-        view = self._sent(state.view.value, state.pulled_at.value)
+        view = self._sent(state.view.value, state.pulled_at.value, state.opt_state)
         return view if recorded is None else view._replace(params=recorded)
 
-    def _sent(self, view: KeptView, commits: jax.Array) -> View:
-        """Return a view as the worker receives it; without local steps the number of commits is not sent."""
-        return View(view.params, view.model_state, view.local, view.anchors, () if self.local is None else commits)
+    def _sent(self, view: KeptView, commits: jax.Array, opt_state: optax.OptState) -> View:
+        """Return a view as the worker receives it; without local steps numbers of commits are not sent."""
+        counts = () if self.local is None else (commits, nodes(opt_state, StalenessState)[0].own_commits.value)
+        return View(view.params, view.model_state, view.local, view.anchors, counts)
 
     def own_rows(self, state: RunState, worker: jax.Array) -> list:
         """Return the rows that a commit of ``worker`` may write; a loop reads them after the write of the commit before."""

@@ -15,6 +15,8 @@ from gemjax.engines.loss import checked_loss
 from gemjax.protocol import slots
 from gemjax.protocol.checks import check_can_be_added, kept, with_extra_args
 from gemjax.protocol.local_steps import LocalSteps
+from gemjax.protocol.nodes import copies_in
+from gemjax.protocol.slots import Slots
 
 PyTree = Any
 
@@ -35,7 +37,7 @@ class View(NamedTuple):
     model_state: PyTree
     local: PyTree
     anchors: tuple[PyTree, ...]
-    commits: Any  # int32 []; those applied until the pull; () without local steps, which alone need them.
+    commits: Any  # Twice int32 []: those applied until the pull, of all and its own; () without local steps.
 
 
 class Gradient(NamedTuple):
@@ -101,12 +103,18 @@ class WorkerStep:
         return self.end(view, batch, worker, carry)
 
     def begin(self, view: View, batch: Minibatches, worker: jax.Array) -> tuple:
-        """Return parameters, model state, local state, losses and sums of metrics before the first local step."""
+        """Return parameters, model state, local state, losses and sums of metrics before the first local step.
+
+        The optimizer of a worker that has never committed begins at its view.
+        """
         assert self.local is not None
+        init = self.local.tx.init
+        copies = copies_in(lambda params: Slots(init(params)), view.params)
+        local = copies.renewed(Slots(view.local), view.params, view.commits[1] == 0).value
         loss, kinds = self._kinds(view, batch, worker)
         # Half precision is too coarse for counts and sums.
         sums = jax.tree.map(lambda m: jnp.zeros(m.shape, _at_least_single(m.dtype)), kinds)
-        return view.params, view.model_state, view.local, jnp.zeros(self.local.longest, loss.dtype), sums
+        return view.params, view.model_state, local, jnp.zeros(self.local.longest, loss.dtype), sums
 
     def local_step(self, view: View, batch: Minibatches, worker: jax.Array, j: Any, carry: tuple) -> tuple:
         """Return what :meth:`begin` returns, after the local step ``j``."""
@@ -116,7 +124,7 @@ class WorkerStep:
             params, model_state, batch.at(j), worker, batch.first + j
         )
         local_tx = with_extra_args(self.local.tx)
-        progress = {"commits": view.commits, "local_step": jnp.asarray(j, jnp.int32)}
+        progress = {"commits": view.commits[0], "local_step": jnp.asarray(j, jnp.int32)}
         updates, moved = local_tx.update(grads, state, params, value=loss, anchors=view.anchors, **progress)
         check_can_be_added("the tree of updates of the local optimizer", updates, grads)
         state = kept("the state of the local optimizer after update", moved, state)
