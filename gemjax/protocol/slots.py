@@ -7,7 +7,6 @@ whole stack.
 """
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -278,40 +277,36 @@ def _map_slots(fn: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
 def stack(tree: PyTree, num_workers: int) -> PyTree:
     """Give each worker its own copy of each slot in ``tree``, with its own PRNG keys; nodes that are stacked already stay."""
 
-    def repeat(path, x):
+    def repeat(x):
         x = jnp.asarray(x)
-        if _is_key(path, x):
+        if _is_key(x):
             return jax.vmap(functools.partial(_folded, x))(jnp.arange(num_workers))
         return jnp.tile(x[None], (num_workers,) + (1,) * x.ndim)
 
-    def stack_one(path, node):
+    def stack_one(node):
         if not is_slots(node):
             return node
         if node.num_workers is not None:
             check_number(node.num_workers, num_workers)
             return node
-        value = jax.tree_util.tree_map_with_path(lambda inside, x: repeat((*path, *inside), x), node.value)
-        return Slots(value, num_workers)
+        return Slots(jax.tree.map(repeat, node.value), num_workers)
 
-    return jax.tree_util.tree_map_with_path(stack_one, tree, is_leaf=is_slots)
+    return jax.tree.map(stack_one, tree, is_leaf=is_slots)
 
 
 def with_own_keys(tree: PyTree, worker: jax.typing.ArrayLike) -> PyTree:
     """Fold the PRNG keys in ``tree`` with the worker, so that no two workers draw the same numbers; worker 0 keeps them.
 
-    Keys are typed ones, and vectors of uint32 as ``jax.random.PRNGKey`` returns them if "key" or "rng" is in their name.
+    Keys are typed ones, and, as for JAX, all arrays of uint32 whose last axis is as long as a ``jax.random.PRNGKey``.
     """
-    fold = lambda path, leaf: _folded(leaf, worker) if _is_key(path, leaf) else leaf
-    return jax.tree_util.tree_map_with_path(fold, tree)
+    return jax.tree.map(lambda leaf: _folded(leaf, worker) if _is_key(leaf) else leaf, tree)
 
 
-def _is_key(path: tuple, leaf: Any) -> bool:
+def _is_key(leaf: Any) -> bool:
     dtype = jnp.result_type(leaf)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return True
-    if dtype != jnp.uint32 or not re.search("key|rng", jax.tree_util.keystr(path[-1:]).lower()):
-        return False
-    return jnp.shape(leaf) == jax.eval_shape(jax.random.PRNGKey, 0).shape
+    return dtype == jnp.uint32 and jnp.shape(leaf)[-1:] == jax.eval_shape(jax.random.PRNGKey, 0).shape
 
 
 def _folded(keys: jax.Array, worker: jax.typing.ArrayLike) -> jax.Array:

@@ -203,6 +203,24 @@ def test_workers_draw_numbers_of_their_own(model):
     np.testing.assert_allclose(jnp.var(result.params), 16.0, rtol=0.05)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_raw_keys_of_any_name_are_those_of_the_worker(stacked):
+    """As of a network of Linen with dropout, or of layers in a scan."""
+    raw = jax.random.split(jax.random.PRNGKey(0), 3) if stacked else jax.random.PRNGKey(0)
+
+    def loss_fn(params, model_state, batch, key):
+        return jnp.vdot(params, jax.random.normal(model_state["dropout"].reshape(-1, 2)[0], params.shape)), (
+            model_state,
+            {},
+        )
+
+    result = gemjax.simulate(
+        gemjax.asgd(1.0, 8), loss_fn, jnp.zeros(20_000), lambda worker, step: 0.0, arrivals.RoundRobin(8).trace(8),
+        model_state={"dropout": raw},
+    )  # fmt: skip
+    np.testing.assert_allclose(jnp.var(result.params), 8.0, rtol=0.05)
+
+
 @pytest.mark.slow
 def test_local_optimizers_draw_numbers_of_their_own():
     local = gemjax.LocalSteps(optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(1)), optax.sgd(1.0)), 1)

@@ -29,16 +29,17 @@ def test_stack_gives_every_worker_a_copy_and_leaves_the_rest():
 
 
 def test_stack_gives_every_worker_keys_of_its_own():
-    """Also keys of the older form, as in the state of optax.contrib.sophia; other vectors of uint32 are copied."""
+    """Also raw keys, under any name; other vectors of uint32, and pairs of int32, are copied."""
     old, new = jax.random.PRNGKey(1), jax.random.key(1)
-    own = {"rng_key": old, "typed": new, "several": jax.random.split(new, 2), "counts": jnp.array([3, 4], jnp.uint32)}
+    counts = {"counts": jnp.array([3, 4], jnp.int32), "versions": jnp.array([3, 4, 5], jnp.uint32)}
+    own = {"dropout": old, "typed": new, "several": jax.random.split(new, 2)} | counts
     found = slots.stack(Slots(own), 3)
-    np.testing.assert_array_equal(found[0]["rng_key"], old)
-    np.testing.assert_array_equal(found[1]["counts"], own["counts"])
+    np.testing.assert_array_equal(found[0]["dropout"], old)
+    equal({name: found[1][name] for name in counts}, counts)
     bits = [jax.random.bits(key) for worker in range(3) for key in (*found[worker]["several"], found[worker]["typed"])]
     assert len({int(one) for one in bits}) == 9
     for worker in range(3):
-        np.testing.assert_array_equal(found[worker]["rng_key"], jax.random.key_data(found[worker]["typed"]))
+        np.testing.assert_array_equal(found[worker]["dropout"], jax.random.key_data(found[worker]["typed"]))
 
 
 def test_put_writes_one_worker_and_the_shared_part():
