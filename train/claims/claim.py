@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from train.claims.runs import REQUIRED, Run, Scale
+from train.claims.runs import Run, Scale
 
 if TYPE_CHECKING:  # Claims are listed and planned without drawing.
     from matplotlib.figure import Figure
@@ -46,10 +46,6 @@ class Statement:
     def __post_init__(self):
         if not isinstance(self.verdict, str):  # Also numpy.bool.
             object.__setattr__(self, "verdict", VERDICTS[1] if self.verdict else VERDICTS[2])
-        if self.verdict not in (*VERDICTS, ""):
-            raise ValueError(f"a verdict is one of {', '.join(VERDICTS)}; got {self.verdict!r}")
-        if bool(self.why) != (self.verdict == VERDICTS[3]):
-            raise ValueError(f"`why` is the reason for {VERDICTS[3]!r}, and only for that; got {self}")
 
     @property
     def held(self) -> bool:
@@ -213,19 +209,6 @@ class Claim:
     own: bool = False
     height: float = 2.8
     together: bool = False
-
-    def __post_init__(self):
-        if missing := set(REQUIRED) - set(self.runs):
-            raise ValueError(f"the claim {self.name} has no runs at scale {', '.join(sorted(missing))}")
-        for scale in self.runs:
-            if not self.runs[scale]:
-                raise ValueError(f"the claim {self.name} has no runs at scale {scale}")
-            seen: dict[tuple, Run] = {}
-            for run in self.runs[scale]:
-                place = (run.series, run.point, run.config.seed)
-                if place in seen:
-                    raise ValueError(f"the claim {self.name} has two runs at {place}, scale {scale}")
-                seen[place] = run
 
 
 def file_name(claim: str, scale: Scale) -> str:

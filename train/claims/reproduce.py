@@ -25,8 +25,9 @@ from train.claims.summary_table import RESULTS
 from train.common import interrupts
 from train.common.console import RunConsole, say
 from train.common.errors import UsageError
-from train.common.files import DRAWN, check_out, check_replaces, write_whole
+from train.common.files import check_out, write_whole
 from train.config.parsing import in_flags, parse_flags
+from train.config.validation import one_of
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
 from train.task import cluster as pace
@@ -68,12 +69,6 @@ class Reproduce:
     dry_run: bool = False
     """Print the runs, the number of commits left and an estimate of their time, and exit."""
 
-    def __post_init__(self):
-        if self.processes is not None and self.processes < 1:
-            raise ValueError(f"--processes must be at least 1; got {self.processes}")
-        if self.seeds is not None and self.seeds < 1:
-            raise ValueError(f"--seeds must be at least 1; got {self.seeds}")
-
     def pool(self, claim: Claim) -> Pool:
         """Return the store of the finished runs of `claim`."""
         return Pool(self.work, None if self.anew else self.published(claim))
@@ -110,9 +105,6 @@ def main(argv: Sequence[str]) -> int:
     check_out(asked.work, "--work")
     if asked.pdf is not None:
         check_out(asked.pdf, "--pdf")
-    for result, *pictures in map(asked.files, claims):
-        check_replaces(b'"claim"', result)
-        check_replaces(DRAWN, *pictures)
     check_data(claims, asked)
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
 
@@ -135,10 +127,9 @@ def parse(argv: Sequence[str]) -> tuple[Reproduce, list[Claim]]:
     names = dict.fromkeys([*everything, *(name for name in asked.claims if name != "all")])
     if not names and not asked.list:
         raise UsageError(f"name a claim: {', '.join(configs.CLAIMS)}, or all (python -m train reproduce --list)")
-    try:
-        claims = [configs.claim(name) for name in names]
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    if unknown := [name for name in names if name not in configs.CLAIMS]:
+        raise UsageError(f"there is no claim {unknown[0]!r}; choose {one_of(unknown[0], configs.CLAIMS)}")
+    claims = [configs.claim(name) for name in names]
     if "all" in asked.claims:
         return asked, [claim for claim in claims if asked.scale in claim.runs]
     if without := [claim.name for claim in claims if asked.scale not in claim.runs]:

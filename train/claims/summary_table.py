@@ -10,9 +10,8 @@ from typing import Any
 
 from train.claims import gain
 from train.claims.claim import file_name
-from train.claims.runs import SCALES
-from train.common.errors import RecordError, UsageError
-from train.common.files import DRAWN, check_regular, check_replaces, write_whole
+from train.common.errors import UsageError
+from train.common.files import write_whole
 from train.config.parsing import parse_flags
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -41,7 +40,6 @@ PARTS = {  # Heading and introduction of each part of the page.
     ),
     "own investigation": ("Own investigations", "Questions that the papers leave open; they have no verdict."),
 }
-LEAST = 500  # Commits per worker below which a result decides nothing.
 # Commits that results name but the history lacks, by the commit that contains their work.
 LANDED = {"023ae49": ("f83d059e41", "1e41995b2e", "734a8eac92", "bd1d874bf1", "e7777d116c", "4c43f49230")}
 
@@ -56,70 +54,28 @@ class Results:
 
 def main(argv: Sequence[str]) -> int:
     """Write the page and README's picture of the gain to the folder of results and return the exit status."""
-    folder = parse(argv)
-    if main.__doc__ is None:
-        raise UsageError(
-            "results are written from docstrings, which python -OO and PYTHONOPTIMIZE=2 remove; run without them"
-        )
-    if not folder.is_dir():
-        raise RecordError(f"--results {folder} is not a folder; give that of the CLAIM.json files")
+    folder = Path(parse_flags(Results, argv, "python -m train results").results)
     results, path = load(folder), folder / PAGE
-    check_replaces(INTRODUCTION.partition("\n")[0].encode(), path, first=True)
-    with_gain = (folder / f"{gain.CLAIM}.json").exists()  # Not a smaller scale of it.
-    if with_gain:
-        check_replaces(DRAWN, folder / gain.PICTURE)
     if not results:
-        raise RecordError(f"--results {folder} holds no CLAIM.json; give the folder that --out of reproduce named")
+        raise UsageError(f"--results {folder} holds no CLAIM.json; give the folder that --out of reproduce named")
     write_whole(path, page(results))
     print(f"wrote {path} (claims: {len(results)})")
-    if with_gain:
+    if (folder / f"{gain.CLAIM}.json").exists():  # Not a smaller scale of it.
         print(f"wrote {gain.draw_gain(folder)}")
     return 0
 
 
-def parse(argv: Sequence[str]) -> Path:
-    """Return the folder of results that `argv` names."""
-    return Path(parse_flags(Results, argv, "python -m train results").results)
-
-
 def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """Return the results of all claims in `folder`, sorted by name.
-
-    Raises:
-      RecordError: if a file is damaged.
-    """
-    from train.claims import papers as configs
-
-    known = {file_name(name, scale) for name in configs.CLAIMS for scale in SCALES}
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        check_regular(path)
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            if (isinstance(result, dict) and "claim" in result) or path.stem in known:
-                page([result])
-                if path.stem != (name := file_name(result["claim"], result["scale"])):
-                    raise ValueError(f"it is the content of {name}.json")
-                found.append(result)
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise RecordError(
-                f"{path} is not the result of a claim ({type(error).__name__}: {_shortened(error)}); restore it from a copy, "
-                "or move it away and run the claim again: python -m train reproduce CLAIM"
-            ) from error
-    return found
-
-
-def _shortened(error: Exception) -> str:
-    """Return the beginning of a message, in ASCII."""
-    text = ascii(str(error))[1:-1]
-    return text if len(text) <= 80 else f"{text[:80]} …"
+    """Return the results of all claims in `folder`, sorted by name."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [result for result in found if "claim" in result]
 
 
 def page(results: Sequence[dict[str, Any]]) -> str:
     """Return the page: per part a table of all quantities and the pictures, and at the end the origin of the runs."""
     lines = [INTRODUCTION]
     for name, (heading, introduction) in PARTS.items():
-        if own := [result for result in results if _part(result) == name]:
+        if own := [result for result in results if result["part"] == name]:
             header = FINDINGS if name == "own investigation" else HEADER
             rows = [row[: len(header)] for result in own for row in _rows(result)]
             lines += ["", f"## {heading}", *(["", introduction] if introduction else []), "", *_table(header, rows)]
@@ -138,29 +94,10 @@ def _missing(results: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"[`{name}`](../claims/papers/{name}.py)" for name in configs.CLAIMS if name not in done)
 
 
-def _part(result: dict[str, Any]) -> str:
-    return result.get("part") or ("paper's setting" if result["scale"] == "full" else "reduced setting")
-
-
 def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the rows of a claim, of which only the first one names its figure; one row for a result that is out of date."""
+    """Return the rows of a claim, of which only the first one names its figure."""
     name = file_name(result["claim"], result["scale"])
     figure = f"[{result['source']}](#{name})"
-    if _outdated(result):
-        commits = min(
-            (row["commits"] / row["config"].get("workers", 8) for row in result.get("results", ())), default=LEAST
-        )
-        short = f" ({commits:.0f} commits per worker)" if commits < LEAST else ""
-        return [
-            (
-                figure,
-                "no result yet; the last one is of an earlier setting",
-                "",
-                "",
-                "",
-                f"**not decidable here**{short}",
-            )
-        ]
     rows: list[tuple[str, ...]] = []
     for one in result["statements"]:
         verdict = f"**{one['verdict']}**" + (f" ({one['why']})" if one["why"] else "")
@@ -168,21 +105,10 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _outdated(result: dict[str, Any]) -> bool:
-    """Return True if the result is from before verdicts were words, or of another setting than its claim has now."""
-    from train.claims import papers as configs
-
-    now = configs.claim(result["claim"]).setting if result["claim"] in configs.CLAIMS else {}
-    setting = result.get("setting", "")
-    return any("verdict" not in one for one in result["statements"]) or now.get(result["scale"], setting) != setting
-
-
 def _section(result: dict[str, Any]) -> list[str]:
-    """Return the picture of a claim and its findings; of a result that is out of date only its setting."""
+    """Return the picture of a claim and its findings."""
     path = file_name(result["claim"], result["scale"])
     title = f"{result['title']} ({result['source']}){_setting(result)}."
-    if _outdated(result):
-        return ["", f"### {path}", "", f"{title} This result is out of date."]
     found = _found(result)
     return ["", f"### {path}", "", title, "", f"![{result['title']}]({path}.png)", *(["", *found] if found else [])]
 

@@ -65,30 +65,6 @@ def check_regular(*paths: Path) -> None:
             )
 
 
-DRAWN = b"Matplotlib"  # In each picture of :func:`write_picture`.
-
-
-def check_replaces(mark: bytes, *paths: Path, first: bool = False) -> None:
-    """Check that each path is missing, or a file of this command, so that nothing of the user's is replaced.
-
-    Args:
-      mark: bytes that each file of the command contains.
-      paths: what the command will write.
-      first: they are at its beginning.
-
-    Raises:
-      RecordError: if another program has written one, with its name.
-    """
-    check_regular(*paths)
-    for path in paths:
-        if not path.exists():
-            continue
-        with path.open("rb") as file:
-            found = file.read(len(mark) if first else -1)
-        if mark not in found:
-            raise RecordError(f"{path} is another file, which this command would replace; move it away")
-
-
 def numbered(path: Path) -> Iterator[Path]:
     """Yield a path, and others with a number behind its name."""
     yield path

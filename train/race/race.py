@@ -15,7 +15,7 @@ from rich.table import Table
 import gemjax
 from train.common.console import RunConsole, say, warnings_on
 from train.common.errors import UsageError
-from train.common.files import DRAWN, check_name, check_out, check_replaces, reserve, write_whole
+from train.common.files import check_out, reserve, write_whole
 from train.common.machine import cores, describe, precision
 from train.config.config import Config
 from train.config.parsing import parse_flags
@@ -67,10 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the race that the command line asks for and return the exit status."""
     race = parse_flags(Race, argv, USAGE)
     folder = Path(race.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-digits-race")
-    check_name(folder)
     check_out(folder)
-    check_replaces(DRAWN, folder / "race.png")
-    check_replaces(json.dumps(MARK)[:-1].encode(), folder / "race.json", first=True)
     console = RunConsole()
     with precision(False):
         if race.tune:

@@ -1,10 +1,9 @@
 """The definition of a sweep, on the command line and in its folder."""
 
 import dataclasses
-import itertools
 import json
 import os
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import tyro
 
@@ -128,24 +127,11 @@ class Grid(Common):
         own = {name: values for name, values in tried.items() if name in takes and values}
         return {"learning_rate": self.learning_rates, **own}
 
-    def points(self, method: Method) -> list[tuple[float | None, ...]]:
-        """Return learning rate, momentum, strength and seed of each run of a cell of `method`, in their order."""
-        over = self.over(method)
-        others = [over.get("momentum", (None,)), over.get("kappa", over.get("strength", (None,)))]
-        return list(itertools.product(self.learning_rates, *others, self.seeds))
-
     def differences(self, other: "Grid") -> list[str]:
         """Return the flags that make `other` another sweep."""
-        pairs = [(name, value, getattr(other, name)) for name, value in self._defining().items()]
-        return [f"{flag(name)} {_words(mine)} (not {_words(theirs)})" for name, mine, theirs in pairs if mine != theirs]
-
-    def definition(self) -> dict[str, Any]:
-        """Return as JSON values what decides the results of the sweep."""
-        return json.loads(json.dumps(self._defining()))
-
-    def _defining(self) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(self) if field.name not in BOOKKEEPING]
-        return {name: getattr(self, name) for name in names}
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [f"{flag(name)} {_words(mine)} (not {_words(theirs)})" for name, mine, theirs in pairs if mine != theirs]
 
     def text(self) -> str:
         """Return the sweep as JSON."""

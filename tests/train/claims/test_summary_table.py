@@ -1,7 +1,6 @@
 """The page of checked claims: up to date, and what it says of made-up results."""
 
 import json
-import os
 import re
 import shutil
 import types
@@ -18,7 +17,6 @@ from train.claims.execution.cache import PUBLISHED as PUBLISHED_RUNS
 from train.claims.execution.cache import Pool
 from train.claims.outcome import summary
 from train.claims.results import Measured
-from train.common.errors import RecordError
 
 RESULT = {
     "claim": "pretended", "title": "a claim", "source": "An author, 2026", "scale": "full", "part": "paper's setting",
@@ -47,26 +45,6 @@ def test_the_page_says_verdict_cost_and_every_statement(tmp_path):
     assert f"| 4, seeds 0, 1 | 1,234,567 commits, 30 min | {machine} | `abc` | 2026-01-01 |" in page
     assert page.index("a claim") < page.index("<details>") < page.index("made up")
     assert "![a claim](pretended.png)" in page
-
-
-def test_a_result_that_is_out_of_date_has_one_row_with_its_own_setting(monkeypatch):
-    """A result from before verdicts were words, or of another setting than the claim has now."""
-    old = RESULT | {"scale": "cpu", "setting": "a small network", "statements": [{"text": "low", "held": True}]}
-    old |= {"results": [{"commits": 1552, "config": {"workers": workers}} for workers in (4, 16)]}
-    del old["part"]
-    page = results_table.page([old])
-    assert "## Reduced settings" in page
-    assert (
-        "| no result yet; the last one is of an earlier setting |  |  |  | **not decidable here** (97 commits per worker) |"
-        in page
-    )
-    assert "Setting: a small network. This result is out of date." in page
-    assert "![" not in page
-    now = RESULT | {"scale": "cpu", "setting": "a small network"}
-    assert "![" in results_table.page([now])
-    monkeypatch.setattr(configs, "CLAIMS", ("pretended",))
-    monkeypatch.setattr(configs, "claim", lambda name: types.SimpleNamespace(setting={"cpu": "a larger network"}))
-    assert "![" not in results_table.page([now])
 
 
 def test_an_investigation_has_findings_and_no_verdict():
@@ -125,40 +103,6 @@ def test_the_command_writes_the_page_beside_the_results(tmp_path, capsys):
     assert capsys.readouterr().out.endswith(f"wrote {path} (claims: 1)\n")
     assert "**reproduced**" in path.read_text()
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".md"] == ["README.md"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "README.md",
-            "# Thesis\n# Published claims, checked\n",
-            "README.md is another file, which this command would replace",
-        ),
-        ("pretended.json", "{", "pretended.json is not the result of a claim (JSONDecodeError: "),
-        ("pretended.json", '{"claim": 5}', "pretended.json is not the result of a claim (KeyError: "),
-        (
-            "pretended.json",
-            json.dumps(RESULT | {"seeds": 3}),
-            "pretended.json is not the result of a claim (TypeError: ",
-        ),
-        ("gem_figure_1.json", "{}", "gem_figure_1.json is not the result of a claim (KeyError: "),
-        ("gem_figure_1.json", json.dumps(RESULT), "(ValueError: it is the content of pretended.json); restore it"),
-        ("other.json", "{}", "holds no CLAIM.json; give the folder that"),
-    ],
-)
-def test_another_page_and_damaged_results_are_refused_in_one_line(tmp_path, capsys, name, content, message):
-    (tmp_path / name).write_text(content)
-    assert cli.main(["results", "--results", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, content)]
-
-
-def test_a_folder_that_does_not_exist_is_refused(tmp_path, capsys):
-    assert cli.main(["results", "--results", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err.endswith("none is not a folder; give that of the CLAIM.json files\n")
 
 
 def test_the_command_draws_the_gain_too(tmp_path, capsys):
@@ -250,15 +194,3 @@ def test_a_published_result_is_that_of_its_published_runs(claim, scale, tmp_path
         measured = Measured(scale, list(known.items()))
     stored = json.loads((results_table.RESULTS / f"{file_name(claim.name, scale)}.json").read_text(encoding="utf-8"))
     assert json.loads(json.dumps(summary(claim, measured, list(claim.judge(measured))))) == stored
-
-
-def test_a_pipe_in_place_of_a_result_is_refused_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "gem_figure_3.json")
-    with pytest.raises(RecordError, match=r"gem_figure_3\.json is a pipe or a device, expected a file; move it away"):
-        results_table.load(tmp_path)
-
-
-def test_results_need_docstrings(monkeypatch, capsys):
-    monkeypatch.setattr(results_table.main, "__doc__", None)  # As `python -OO` does.
-    assert cli.main(["results"]) == 2
-    assert "results are written from docstrings, which python -OO" in capsys.readouterr().err

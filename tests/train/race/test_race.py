@@ -129,14 +129,6 @@ def test_a_simulated_round_waits_for_the_slow_worker_only_at_the_barrier():
     assert 3 not in without.worker[:9]
 
 
-@pytest.mark.parametrize("name", ["race.json", "race.png"])
-def test_a_file_of_the_user_is_not_replaced(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(race, "make_task", None)
-    (tmp_path / name).write_text("my notes")
-    assert cli.main(["race", "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path / name} is another file, which this command would replace" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -279,32 +279,6 @@ def test_a_run_without_its_log_is_refused(tmp_path, capsys):
     assert capsys.readouterr().err == f"train: {tmp_path} {said}\n"
 
 
-def test_figures_are_not_written_through_a_link(tmp_path, capsys):
-    folder, elsewhere = make_run(tmp_path / "run", free(rounds=4)), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (folder.path / "figures").symlink_to(elsewhere)
-    assert cli.main(["report", str(folder.path)]) == 2
-    assert "figures is a symbolic link" in capsys.readouterr().err
-    assert not list(elsewhere.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("report.html", "<p>of the user</p>"), ("timeline.json", '[{"traceEvents": []}]'), ("figures/loss.png", "drawn")],
-)
-def test_a_file_of_the_user_is_not_replaced(tmp_path, capsys, name, text):
-    folder = make_run(tmp_path / "run", free(rounds=8))
-    path = folder.path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    assert cli.main(["report", str(folder.path)]) == 2
-    assert capsys.readouterr().err == f"train: {path} is another file, which this command would replace; move it away\n"
-    assert path.read_text() == text
-    path.unlink()
-    for _ in range(2):  # The second one replaces the first.
-        assert cli.main(["report", str(folder.path)]) == 0
-
-
 def test_a_folder_that_cannot_be_written_is_refused_with_the_remedy(tmp_path, monkeypatch, capsys):
     """As on a read-only file system; the user of the tests may have the permission to write everything."""
     made, access = make_run(tmp_path / "run", free(rounds=4)), os.access

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -36,8 +37,11 @@ def small(data_dir, tmp_path, monkeypatch):
 def pretend(grid, cell, task, progress):
     """Return made-up rows of a cell; rates of 1 and more diverge."""
     del task
+    over = grid.over(cell.method)
+    others = [over.get("momentum", (None,)), over.get("kappa", over.get("strength", (None,)))]
     names = ["method", "workers", "learning_rate", "momentum", "strength", "seed"]
-    rows = [dict(zip(names, (*cell, *point), strict=True)) for point in grid.points(cell.method)]
+    points = itertools.product(grid.learning_rates, *others, grid.seeds)
+    rows = [dict(zip(names, (*cell, *point), strict=True)) for point in points]
     for row in rows:
         found = row["workers"] * row["learning_rate"] + 0.01 * row["seed"]
         row |= {

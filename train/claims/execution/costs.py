@@ -7,7 +7,6 @@ from rich.table import Table
 from train.claims import papers as configs
 from train.claims.claim import Claim, file_name
 from train.claims.runs import SCALES, Record, Run, Scale, num_commits
-from train.common.errors import UsageError
 from train.config.datasets import DATASETS
 from train.task import cluster as pace
 
@@ -16,12 +15,7 @@ SPEED = 250.0  # Gradients per second, the estimate where nothing is measured.
 
 def commits(run: Run) -> int:
     """Return the commits of a run without loading its data."""
-    facts = DATASETS.get(run.config.dataset)
-    if facts is None:
-        raise UsageError(
-            f"the number of training rows of {run.config.dataset} is not known; add the data set to DATASETS"
-        )
-    return num_commits(run.config, facts.rows)
+    return num_commits(run.config, DATASETS[run.config.dataset].rows)
 
 
 def gradients(run: Run) -> int:

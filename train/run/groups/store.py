@@ -4,7 +4,7 @@ import abc
 import json
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -13,12 +13,11 @@ from rich.console import Console
 from train.common import interrupts
 from train.common.console import say
 from train.common.errors import RecordError, printable
-from train.common.files import FULL, check_regular, in_words, write_whole
+from train.common.files import FULL, in_words, write_whole
+from train.common.machine import generator, other_generator
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
-
-NUMBER, UNKNOWN = (int, float), (int, float, type(None))  # A number that is not finite is `None`.
 
 
 class Store(abc.ABC, Generic[Job, Result]):
@@ -39,53 +38,51 @@ class Store(abc.ABC, Generic[Job, Result]):
     def key(self, job: Job) -> str:
         """Return the file name of a job without its ending. It changes with everything that decides the result."""
 
-    def encode(self, job: Job, result: Result) -> Any:
+    def encode(self, job: Job, result: Result) -> dict[str, Any]:
         """Return `result` as JSON values."""
-        return result
+        return {"result": result}
 
     def decode(self, job: Job, found: Any) -> Result:
-        """Return the result in JSON values `found`.
-
-        Raises:
-          RecordError: with what was found, if the file is not damaged but cannot be used.
-          ValueError: with the reason why they are not a result of `job`.
-        """
-        return found
+        """Return the result in JSON values `found`; a `ValueError` if this command cannot use it."""
+        return found["result"]
 
     def file(self, job: Job) -> Path:
         """Return the path of the file of `job`, present or not."""
         return self.path / f"{self.key(job)}.json"
 
     def load(self, job: Job) -> Result | None:
-        """Return the result of `job`; `None` if it is not finished.
+        """Return the result of `job`; `None` if it is not finished."""
+        path = self.file(job)
+        return self.opened(job, json.loads(path.read_text()), path) if path.exists() else None
+
+    def opened(self, job: Job, found: Any, path: Path) -> Result:
+        """Return the result in the content `found` of `path`.
 
         Raises:
-          RecordError: if the file is damaged or belongs to another job.
+          RecordError: if it has other random numbers than this process would draw, or cannot be used.
         """
-        path = self.file(job)
-        check_regular(path)
-        if not path.exists():
-            return None
         try:
-            return self.decode(job, json.loads(path.read_text()))
-        except RecordError as error:
-            raise RecordError(f"{path} {error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise RecordError(f"{path} is damaged ({error}); delete it to compute it again") from error
+            if other := other_generator(found.pop("generator", None)):
+                raise ValueError(f"it was computed with {other}")
+            return self.decode(job, found)
+        except ValueError as error:
+            raise RecordError(
+                f"{path} cannot be used: {error}; set that as it was, or delete the file to compute it again"
+            ) from error
 
     def known(self, jobs: Iterable[Job]) -> dict[Job, Result]:
-        """Return the results of the finished ones of `jobs`.
-
-        Raises:
-          RecordError: if the file of one is damaged.
-        """
+        """Return the results of the finished ones of `jobs`."""
         return {job: result for job in jobs if (result := self.load(job)) is not None}
+
+    def content(self, job: Job, result: Result) -> dict[str, Any]:
+        """Return the content of the file of `job`."""
+        return {"generator": generator()} | self.encode(job, result)
 
     def save(self, job: Job, result: Result) -> None:
         """Write the result of `job`."""
         self.check_in_place()
         self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file(job), json.dumps(self.encode(job, result), indent=1) + "\n")
+        write_whole(self.file(job), json.dumps(self.content(job, result), indent=1) + "\n")
 
     def keep(self, made: Iterable[tuple[Job, Result]], known: dict[Job, Result]) -> Iterator[tuple[Job, Result]]:
         """Save each result as it arrives, add it to `known`, and yield it."""
@@ -93,41 +90,6 @@ class Store(abc.ABC, Generic[Job, Result]):
             self.save(job, result)
             known[job] = result
             yield job, result
-
-
-def check_fields(found: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Check that an object of JSON has `fields`; others are allowed.
-
-    Args:
-      found: the object.
-      fields: the type of each field. A list has the type of its elements, and is as long as the lists beside it; a dictionary
-        has fields of its own.
-
-    Raises:
-      ValueError: with the first field that is missing or has another type.
-    """
-    if missing := [name for name in fields if name not in found]:
-        raise ValueError(f"it has no {missing[0]}")
-    lengths: dict[str, int] = {}
-    for name, kind in fields.items():
-        value, nested = found[name], isinstance(kind, (dict, list))
-        valid = isinstance(value, type(kind)) if nested else _is_of(value, kind)
-        if valid and isinstance(kind, list):
-            lengths[name] = len(value)
-            valid = all(_is_of(one, kind[0]) for one in value)
-        if not valid:
-            raise ValueError(f"its {name} is {ascii(value)[:60]}")
-        if isinstance(kind, dict):
-            check_fields(value, kind)
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"its {', '.join(lengths)} are not equally long")
-
-
-def _is_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Return True for a value of that type; numbers must be finite as floats, and true or false is none."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, kind) and (not isinstance(value, (int, float)) or abs(value) <= sys.float_info.max)
 
 
 def until_interrupted(work: Callable[[], object], console: Console, resume: Callable[[], str]) -> int:

@@ -13,17 +13,17 @@ from typing import Any
 from rich.console import Console
 
 from train.claims.execution import costs
-from train.claims.execution.cache import MEASURED, Pool
+from train.claims.execution.cache import Pool
 from train.claims.execution.processes import Processes
 from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.console import RunConsole, say
-from train.common.errors import RecordError, UsageError, either
-from train.common.files import DRAWN, check_out, check_regular, check_replaces, write_picture, write_whole
+from train.common.errors import UsageError, either
+from train.common.files import check_out, write_picture, write_whole
 from train.config.parsing import in_flags, parse_flags
 from train.run.folder import RUNS
 from train.run.groups.progress import GroupProgress
-from train.run.groups.store import check_fields, until_interrupted
+from train.run.groups.store import until_interrupted
 from train.sweep.benchmark import outcome, page
 from train.sweep.benchmark.settings import FULL, QUICK, REFERENCES, WORDS, Cell, Plan
 
@@ -67,8 +67,6 @@ class Benchmark:
     """Print the runs that are left and the budget of tuning, and exit."""
 
     def __post_init__(self):
-        if self.processes is not None and self.processes < 1:
-            raise ValueError(f"--processes must be at least 1; got {self.processes}")
         plan = self.whole
         known = {
             "methods": QUICK.methods if self.quick else FULL.methods,
@@ -117,7 +115,7 @@ class Benchmark:
 
     @property
     def pool(self) -> Pool:
-        return Pool(Path(self.work) / self.whole.name, None, MEASURED)
+        return Pool(Path(self.work) / self.whole.name)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -125,41 +123,20 @@ def main(argv: Sequence[str]) -> int:
     asked = parse_flags(Benchmark, argv, USAGE, description=DESCRIPTION)
     console = RunConsole()
     check_out(asked.work, "--work")
-    check_regular(asked.file)
     known = load(asked.whole, asked.whole.cells(), asked.pool, {})
     before = earlier(asked)
     if asked.dry_run:
         dry_run(asked, unfinished(asked, known, before), console)
         return 0
     check_out(asked.folder)
-    check_replaces(DRAWN, asked.file.with_suffix(".png"))
-    check_replaces(page.TITLE.encode(), asked.file.with_suffix(".md"), first=True)
     interrupts.raise_again()  # Finished runs are kept, and this process compiles nothing.
     resume = f"; finished runs are kept. Resume with: {shlex.join([*USAGE.split(), *argv])}"
     return until_interrupted(lambda: run(asked, known, before, console), console, lambda: resume)
 
 
 def earlier(asked: Benchmark) -> dict[str, Any] | None:
-    """Return the content of an earlier file of the benchmark, if there is one.
-
-    Raises:
-      RecordError: if it is damaged or something else.
-    """
-    plan, path = asked.whole, asked.file
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not found:
-            raise ValueError("it is empty")
-        for row in found["rows"]:
-            check_fields(row, outcome.FIELDS)
-        outcome.document(plan, {}, found)
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RecordError(
-            f"{path} is not the result of a benchmark ({error!r}); restore it from a copy, or delete it to write it again"
-        ) from error
-    return found
+    """Return the content of an earlier file of the benchmark, if there is one."""
+    return json.loads(asked.file.read_text(encoding="utf-8")) if asked.file.exists() else None
 
 
 def load(plan: Plan, cells: Sequence[Cell], pool: Pool, known: dict[Run, Record]) -> dict[Run, Record]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from train.claims.runs import Record, Run
-from train.run.groups.store import NUMBER, UNKNOWN
 from train.sweep.benchmark.settings import (
     CONTESTANTS,
     EQUAL,
@@ -30,10 +29,6 @@ from train.task.cluster import mean_period
 KEPT = 0.9  # The target, as a share of one worker's accuracy.
 SLACK = 0.01  # Of accuracy, below which a run has lost the target: it is reached on 2,000 rows, and kept on all.
 Row = dict[str, Any]
-FIELDS: dict[str, Any] = {  # Of a row.
-    "task": str, "workers": int, "cluster": str, "method": str, "target": NUMBER, "numbers": {}, "accuracy": [NUMBER],
-    "gradients": [UNKNOWN], "time": [UNKNOWN], "end": [UNKNOWN], "tuning": str, "cost": {"runs": NUMBER, "minutes": NUMBER},
-}  # fmt: skip
 
 
 def document(plan: Plan, known: Mapping[Run, Record], before: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from train.common.errors import DataError, RecordError, UsageError, printable
-from train.common.files import check_out, check_regular, in_words, write_whole
+from train.common.files import check_out, in_words, write_whole
 from train.task.data.builders import cifar10_jpeg
 from train.task.data.builders.cifar import Cifar10
 
@@ -63,7 +63,6 @@ def main(argv: Sequence[str]) -> int:
     archive, images, out = map(Path, argv)
     try:
         check_out(out.parent, "the folder")
-        check_regular(out)
         Cifar10.check_file(archive, Cifar10.size, Cifar10.sha256)
         arrays: dict[str, Any] = pack({split: labels for split, (_, labels) in Cifar10.read(archive).items()}, images)
         if cifar10_jpeg.digest(arrays) != cifar10_jpeg.Cifar10Jpeg.sha256:

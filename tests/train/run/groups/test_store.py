@@ -2,10 +2,8 @@
 
 import io
 
-import pytest
 from rich.console import Console
 
-from train.common.errors import RecordError
 from train.common.interrupts import Interrupted
 from train.run.groups.store import Store, until_interrupted
 
@@ -33,16 +31,6 @@ def test_each_result_is_saved_as_it_arrives(tmp_path):
     assert list(store.keep(made(), known)) == [(2, 4), (3, 9)]
     assert known == {1: 1, 2: 4, 3: 9}
     assert store.known([1, 2, 3]) == {2: 4, 3: 9}
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"), [("{", "Expecting"), ('{"of": 3, "is": 9}', "another number"), ("{}", "of")]
-)
-def test_a_damaged_file_is_named_with_the_remedy(tmp_path, text, reason):
-    store = Squares(tmp_path)
-    store.file(2).write_text(text)
-    with pytest.raises(RecordError, match=rf"square-2.json is damaged \(.*{reason}.*\); delete it"):
-        store.known([2])
 
 
 def test_an_interruption_says_how_to_resume():

@@ -143,70 +143,11 @@ def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(in
     assert {cell.method for cell in kept} == {"asgd", "easgd", *REFERENCES}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("field", ["seconds", "curve", "evaluations", "time", "test_accuracy"])
-def test_a_run_without_what_is_measured_is_refused_by_name(inline, tmp_path, capsys, field):
-    assert cli.main(["benchmark", "--quick"]) == 0
-    path = sorted((tmp_path / "runs/benchmark/benchmark-quick").iterdir())[0]
-    record = json.loads(path.read_text())
-    del record[field]
-    path.write_text(json.dumps(record))
-    capsys.readouterr()
-    assert cli.main(["benchmark", "--quick"]) == 2
-    wrong = f"{path.relative_to(tmp_path)} is damaged (it has no {field}); delete it to compute it again"
-    assert capsys.readouterr().err == f"train: {wrong}\n"
-
-
-@pytest.mark.parametrize("field", outcome.FIELDS)
-def test_a_row_without_a_field_is_refused_before_anything_is_computed(inline, tmp_path, capsys, field):
-    path = tmp_path / "benchmark-quick.json"
-    row = {"task": "digits", "workers": 1, "cluster": "homogeneous", "method": ONE, "target": 0.9, "numbers": {}}
-    row |= {"accuracy": [0.9], "gradients": [1.0], "time": [None], "end": [1.0], "tuning": "x"}
-    row |= {"cost": {"runs": 1, "minutes": 1.0}}
-    found = {"definition": {}, "targets": {}, "rows": [row], "cost": {}, "hardware": []}
-    path.write_text(json.dumps(found))
-    assert cli.main(["benchmark", "--quick", "--dry-run", "--out", str(tmp_path)]) == 0
-    del row[field]
-    path.write_text(json.dumps(found))
-    assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
-    assert f"it has no {field}" in capsys.readouterr().err
-    assert inline.made == []
-
-
-@pytest.mark.parametrize("name", ["benchmark-quick.png", "benchmark-quick.md"])
-def test_a_file_of_another_program_is_not_replaced(inline, tmp_path, capsys, name):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_text("mine")
-    assert cli.main(["benchmark", "--quick", "--out", "out"]) == 2
-    assert f"{name} is another file, which this command would replace; move it away" in capsys.readouterr().err
-    assert (inline.made, (tmp_path / "out" / name).read_text()) == ([], "mine")
-
-
-@pytest.mark.parametrize("name", ["benchmark-quick.png", "benchmark-quick.md"])
-def test_a_folder_where_the_page_is_to_be_written_is_refused(inline, tmp_path, capsys, name):
-    (tmp_path / name).mkdir()
-    assert cli.main(["benchmark", "--quick", "--out", str(tmp_path)]) == 2
-    assert f"{name} is a folder, expected a file; move it away" in capsys.readouterr().err
-    assert inline.made == []
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"definition": {}}', "[" * 100_000], ids=["cut", "list", "parts", "deep"])
-def test_a_damaged_file_of_the_benchmark_is_refused_before_anything_is_computed(inline, tmp_path, capsys, text):
-    path = tmp_path / "runs/benchmark/benchmark-quick.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    assert cli.main(["benchmark", "--quick"]) == 2
-    assert "benchmark-quick.json is not the result of a benchmark" in capsys.readouterr().err
-    assert path.read_text() == text
-    assert inline.made == []
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--methods", "gemm"], "--methods must be"),
         (["--workers", "3"], "--workers must be"),
-        (["--processes", "0"], "at least 1"),
         (
             ["--workers", "64", "--clusters", "homogeneous"],
             "no setting has these --tasks, --workers and --clusters together",
@@ -229,11 +170,6 @@ def test_a_dry_run_prints_the_budget(capsys, tmp_path):
     assert cli.main(["benchmark", "--dry-run", "--work", str(tmp_path)]) == 0
     assert "every method is tuned with 40,000 gradients per setting" in " ".join(capsys.readouterr().out.split())
     assert not list(tmp_path.iterdir())
-
-
-def test_the_claim_that_it_replaces_says_so(capsys):
-    assert cli.main(["reproduce", "every_method"]) == 2
-    assert "python -m train benchmark" in capsys.readouterr().err
 
 
 # --- Real runs
