@@ -39,7 +39,7 @@ PARSERS = {
     "sweep": sweep.parse,
     "benchmark": lambda argv: tyro.cli(Benchmark, args=argv),
     "reproduce": reproduce.parse,
-    "results": results_table.parse,
+    "results": lambda argv: tyro.cli(results_table.Results, args=argv),
     "report": lambda argv: tyro.cli(Report, args=argv),
     "replay": lambda argv: tyro.cli(Replay, args=argv),
     "bench": lambda argv: tyro.cli(Bench, args=argv),

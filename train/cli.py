@@ -17,7 +17,6 @@ from train.common.files import FULL, in_words, release
 from train.config import helptext
 from train.config.config import Config
 from train.config.parsing import check_resumed, in_flags, in_rounds, parse_flags, start_from, take_resume
-from train.config.validation import check_acts
 from train.run import tensorboard as scalars
 from train.task.data.names import check_dataset
 
@@ -29,7 +28,6 @@ POLICIES: dict[str, Any] = {
 }  # Fields of which a run has one, and what stands for none.
 NO_POLICY = POLICIES | {"grace": 0.0}
 EVALUATIONS: dict[str, Any] = {"eval_every": 0, "eval_seconds": None}  # Another such choice.
-EMPTY = re.compile(r"\s*|(--[\w-]+)=\s*")
 HOME = re.compile(r"^(--[\w-]+=|)(~(?:/.*)?)$")  # Shells do not expand it behind "=".
 MORE_MEMORY = (
     "begin a run with a smaller --batch-size, a smaller network or fewer --workers, or end other programs that use the "
@@ -66,16 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     adapt_output()
     try:
-        _check_words(argv)
         argv = [HOME.sub(lambda found: found[1] + os.path.expanduser(found[2]), word) for word in argv]
         argv, cache = compilation.take_flag(argv)
-        _check_promotion(argv)
     except (UsageError, ValueError) as error:
         print(f"train: {printable(str(error))}", file=sys.stderr)
         return 2
     compilation.use(cache)
     try:
-        _check_working_directory()
         if argv and argv[0] in COMMANDS:
             return importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
         return _train(argv)
@@ -90,64 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = in_flags(message) or "there is not enough memory"
         print(f"train: {printable(message)}", file=sys.stderr)
         return 2
-    except (AssertionError, RuntimeError, ValueError) as error:
+    except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             print(f"train: {printable(_of_memory(error))}", file=sys.stderr)
             return 1
-        if (message := _of_environment(error)) is None:
-            raise
-        print(f"train: {printable(message)}", file=sys.stderr)
-        return 2
+        raise
 
 
 def _of_memory(error: Exception) -> str:
     """Return what to say of a device without memory."""
     found = " ".join(str(error).partition("RESOURCE_EXHAUSTED")[2].lstrip(": ").split())[:200]
     return f"a device has not enough memory ({found}); {MORE_MEMORY}"
-
-
-def _of_environment(error: Exception) -> str | None:
-    """Return what to say of an error that a variable of the environment has caused; ``None`` if none has."""
-    platforms, backend = os.environ.get("JAX_PLATFORMS"), os.environ.get("MPLBACKEND")
-    if platforms and "jax" in sys.modules:
-        try:
-            sys.modules["jax"].devices()
-        except (AssertionError, RuntimeError) as unusable:
-            reason = str(unusable).partition("\n")[0] or "this JAX has no such platform"
-            return (
-                f"JAX cannot use JAX_PLATFORMS={platforms}: {reason}; unset it, set it to cpu, or install JAX for "
-                "that platform, such as pip install 'jax[cuda12]'"
-            )
-    text = str(error).partition("\n")[0]
-    if "JAX_PLATFORMS leaves out" in text:  # From gemjax, with the remedy.
-        return text
-    refused = re.search(r"^invalid .* for environment '(JAX_\w+)'|^Invalid value .* for JAX flag (jax_\w+)", text)
-    if refused and (variable := (refused[1] or refused[2]).upper()) in os.environ:
-        return f"JAX refuses {variable}={os.environ[variable]}: {text}; unset it, or give another value"
-    guards = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("JAX_TRANSFER_GUARD")]
-    if "Disallowed" in text and (forbids := [guard for guard in guards if "=disallow" in guard]):
-        return f"{forbids[0]} forbids transfers that training makes; unset it"
-    if backend and isinstance(error, ValueError) and "backend" in str(error):
-        return f"Matplotlib has no MPLBACKEND={backend}; unset it, or set it to agg"
-    return None
-
-
-def _check_words(argv: Sequence[str]) -> None:
-    for before, word in zip(("train", *argv), argv, strict=False):
-        if empty := EMPTY.fullmatch(word):
-            raise UsageError(f"an empty word follows {(empty[1] or before)[:40]}; is a variable of the shell not set?")
-
-
-def _check_promotion(argv: Sequence[str]) -> None:
-    if os.environ.get("JAX_NUMPY_DTYPE_PROMOTION") == "strict" and argv[:1] not in (["report"], ["results"]):
-        raise UsageError("JAX_NUMPY_DTYPE_PROMOTION=strict forbids promotions that training makes; unset it")
-
-
-def _check_working_directory() -> None:
-    try:
-        os.getcwd()
-    except OSError:
-        raise UsageError("the working directory does not exist any more; change to another one with cd") from None
 
 
 def _train(argv: list[str]) -> int:
@@ -163,8 +111,11 @@ def _train(argv: list[str]) -> int:
     from gemjax.checkpoints import CheckpointWriteError
     from train.run.folder import RunFolder
     from train.run.train import result_of, train
+    from train.task.cluster import policy
     from train.task.memory import dry_run
 
+    if config.engine != "simulate":
+        policy(config)  # Refuses numbers that do not go together.
     folder = RunFolder.find(resume) if resume else RunFolder.fresh(config)
     if config.dry_run:
         dry_run(config, console)
@@ -212,10 +163,7 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     if resume:
         from train.run.folder import RunFolder
 
-        try:
-            default = Config.load(RunFolder.find(resume).config)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        default = Config.load(RunFolder.find(resume).config)
     helptext.show(argv, USAGE, ABOUT, default)
     if resume:
         check_resumed(given, named, default)
@@ -226,11 +174,7 @@ def parse(argv: list[str]) -> tuple[Config, str | None]:
     config = parse_flags(Config, argv, USAGE, default)
     if not resume and config.engine == "simulate":
         config = in_rounds(config, [config.method], argv)
-    if not resume:
-        check_acts(config, [config.method], "momentum")
     if resume and (changed := config.changed(default)):
         raise UsageError(f"a resumed run keeps its {', '.join(changed)}; start a new run to change that")
-    if resume and config.out != default.out:
-        raise UsageError("a resumed run stays in its folder; give --resume or --out, not both")
     check_dataset(config.dataset, config.data_dir)
     return dataclasses.replace(config, resume=None), resume

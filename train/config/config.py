@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from train.common.errors import RecordError
 from train.common.files import write_whole
 from train.config.datasets import DATASETS
 from train.config.methods import Method
 from train.config.networks import ModelName
-from train.config.validation import check, check_types, flag
+from train.config.validation import check, flag
 
 Options = TypeVar("Options", bound="Common")
 Engine = Literal["devices", "cluster", "simulate"]
@@ -88,7 +89,6 @@ class Common:
     """Folder with the original files of a data set, needed at its first use; `digits` needs none."""
 
     def __post_init__(self):
-        check_types(self)
         object.__setattr__(self, "decay_epochs", tuple(self.decay_epochs))  # JSON has lists.
 
 
@@ -189,13 +189,13 @@ class Config(Common):
         """Return the configuration that :meth:`save` wrote.
 
         Raises:
-          ValueError: if the file is not a configuration; with its name.
+          RecordError: if the file is not a configuration; with its name.
         """
         return load(cls, path, "the configuration of a run")
 
 
 def load(options: type[Options], path: str | os.PathLike, words: str) -> Options:
-    """Return the options in a JSON file, after the checks of the command line; missing fields have their defaults.
+    """Return the options in a JSON file; missing fields have their defaults.
 
     Args:
       options: dataclass of the options.
@@ -203,15 +203,9 @@ def load(options: type[Options], path: str | os.PathLike, words: str) -> Options
       words: content of such a file, for messages.
 
     Raises:
-      ValueError: if the file has other content, was changed, or has a value that is not possible; with its name, in one line.
+      RecordError: if the file has other content, or a value that is not possible; with its name, in one line.
     """
     try:
-        fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(fields, dict):
-            raise ValueError(f"it is {ascii(fields)[:60]}, expected an object of fields")
-        known = {field.name for field in dataclasses.fields(options)}
-        if unknown := sorted(fields.keys() - known):
-            raise ValueError(f"it has an unknown field {ascii(unknown[0])[:60]}")
-        return options(**fields)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path} is not {words}: {error}") from error
+        return options(**json.loads(Path(path).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"{path} is not {words}: {error}") from error

@@ -17,13 +17,11 @@ class MethodFacts:
     Args:
       takes: fields of a configuration, besides the learning rate, that are arguments of that function.
       local: True if workers take local steps between two commits; the learning rate is then that of the local steps.
-      most_strength: largest `strength`, if there is one.
       rounds: True if it is defined in rounds, for which workers wait for each other unless the command line says otherwise.
     """
 
     takes: tuple[str, ...] = ()
     local: bool = False
-    most_strength: float | None = None
     rounds: bool = False
 
     @property
@@ -54,7 +52,7 @@ METHODS = {
     "one_step_delay": MethodFacts(("momentum", "strength")),
     "yellowfin": MethodFacts(),
     "async_pipeline": MethodFacts(("momentum", "strength")),
-    "eamsgd": MethodFacts(("momentum", "strength"), most_strength=1.0),
+    "eamsgd": MethodFacts(("momentum", "strength")),
     "ringmaster": MethodFacts(),
     "rennala": MethodFacts(),
     "incremental": MethodFacts(),
@@ -62,8 +60,8 @@ METHODS = {
     "ringleader": MethodFacts(),
     "downpour": MethodFacts(local=True),
     "agn": MethodFacts(local=True),
-    "easgd": MethodFacts(("strength",), local=True, most_strength=1.0),
-    "lsgd": MethodFacts(("strength",), local=True, most_strength=1.0),
+    "easgd": MethodFacts(("strength",), local=True),
+    "lsgd": MethodFacts(("strength",), local=True),
     "outer_nesterov": MethodFacts(("momentum",), local=True),
     "delayed_nesterov": MethodFacts(("momentum",), local=True),
     "diloco": MethodFacts(("momentum",), local=True, rounds=True),

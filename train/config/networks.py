@@ -56,12 +56,10 @@ def pooled(shape: tuple[int, ...], pool: int) -> tuple[int, ...]:
     """
     if pool == 1:
         return shape
-    if len(shape) == 1:
-        raise DataError(f"--pool is for images, and the data set is text; got {pool}")
-    height, width, channels = shape
-    if height % pool or width % pool:
-        raise DataError(f"--pool must divide the sides of images of {height}x{width} pixels; got {pool}")
-    return height // pool, width // pool, channels
+    *sides, channels = shape
+    if not sides or any(side % pool for side in sides):
+        raise DataError(f"--pool must divide the sides of images; got {pool} for rows of the shape {shape}")
+    return (*(side // pool for side in sides), channels)
 
 
 def own(shape: tuple[int, ...]) -> str:

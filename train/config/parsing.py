@@ -42,24 +42,17 @@ def start_from(argv: list[str], *, swept: bool = False) -> tuple[list[str], Conf
       UsageError: if there is none of that name.
     """
     name = argv.pop(0) if argv and not argv[0].startswith("-") else "digits"
-    try:
-        return argv, presets.load(name, swept=swept)
-    except ValueError:
+    if name not in presets.NAMES:
         meant = f"did you mean --dataset {name}? Else choose" if name in DATASETS else "choose"
         raise UsageError(
             f"there is no configuration or command {name!r}; {meant} {one_of(name, (*presets.NAMES, *COMMANDS))}"
-        ) from None
+        )
+    return argv, presets.load(name, swept=swept)
 
 
 def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
-    """Take `--resume [RUN]` out of a command line; alone it means the newest run.
-
-    Raises:
-      UsageError: if it is given twice.
-    """
+    """Take `--resume [RUN]` out of a command line; alone it means the newest run."""
     found = [index for index, word in enumerate(argv) if word.split("=")[0] == "--resume"]
-    if len(found) > 1:
-        raise UsageError("--resume is given twice; one run is resumed at a time")
     if not found:
         return argv, None
     index, (_, equals, name) = found[0], argv[found[0]].partition("=")
@@ -72,17 +65,18 @@ def take_resume(argv: list[str]) -> tuple[list[str], str | None]:
 
 
 def check_resumed(argv: list[str], named: Any, begun: Any) -> None:
-    """Check that the configuration at the front of a command line, if there is one, is on the data of what is resumed.
+    """Check that a command line resumes a run or sweep in its folder, and that a configuration at its front is on its data.
 
     Raises:
-      UsageError: if it is not.
+      UsageError: if not.
     """
     flags = {word.split("=")[0] for word in argv}
-    if argv[0].startswith("-") or "--dataset" in flags or named.dataset == begun.dataset:
-        return  # Another --dataset is refused as any other flag.
-    raise UsageError(
-        f"{argv[0]} is on the data set {named.dataset}, but what is resumed is on {begun.dataset}; leave out {argv[0]}"
-    )
+    if "--out" in flags:
+        raise UsageError("what is resumed stays in its folder; give --resume or --out, not both")
+    if not argv[0].startswith("-") and "--dataset" not in flags and named.dataset != begun.dataset:
+        raise UsageError(
+            f"{argv[0]} is on the data set {named.dataset}, but what is resumed is on {begun.dataset}; leave out {argv[0]}"
+        )
 
 
 def parse_flags(options: type, argv: Sequence[str], usage: str, default: Any = None, description: str = "") -> Any:

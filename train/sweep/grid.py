@@ -1,6 +1,7 @@
 """The definition of a sweep, on the command line and in its folder."""
 
 import dataclasses
+import itertools
 import json
 import os
 from typing import Annotated, NamedTuple
@@ -12,7 +13,6 @@ from train.config.config import BOOKKEEPING, Common, Config, load
 from train.config.methods import LOCAL_FLAGS, METHODS, Method, methods_with
 from train.config.validation import changed, flag
 
-MOST_COMMITS = 2**31 - 1  # Of a run.
 # What one cell tries all combinations of, by the name that one value has in `Config`.
 LISTS = {
     "methods": "method",
@@ -64,37 +64,19 @@ class Grid(Common):
     def __post_init__(self):
         super().__post_init__()
         for name in LISTS:
-            values = getattr(self, name)
-            object.__setattr__(self, name, tuple(values))  # JSON has lists.
-            if not values and name != "strengths":
-                raise ValueError(f"{flag(name)} needs at least one value")
-            if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-                raise ValueError(f"{flag(name)} has {', '.join(map(str, twice))} twice")
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))  # JSON has lists.
         if self.gradients < max(1, self.period):
             raise ValueError(f"--gradients must be at least --period, {max(1, self.period)}; got {self.gradients}")
-        if self.gradients > MOST_COMMITS:
-            raise ValueError(f"--gradients must be at most {MOST_COMMITS}; got {self.gradients}")
-        self._check_values()
-        for name in ("reading", "variant", "strengths", *LOCAL_FLAGS):
-            able = methods_with(name) if name != "strengths" else [*methods_with("kappa"), *methods_with("strength")]
-            if name in changed(self) and not set(self.methods) & set(able):
+        for cell, seed in itertools.product(self.cells, self.seeds):
+            for point in self.points(cell.method):
+                dataclasses.replace(self.config(cell), seed=seed, **point)  # Checks its values.
+        able = {name: methods_with(name) for name in ("reading", "variant", *LOCAL_FLAGS)}
+        able |= {"momenta": methods_with("momentum"), "strengths": [*methods_with("kappa"), *methods_with("strength")]}
+        for name in changed(self) & able.keys():
+            if not set(self.methods) & set(able[name]):
                 raise ValueError(
-                    f"{flag(name)} acts only with --methods {either(able)}; it is {' '.join(self.methods)}"
+                    f"{flag(name)} acts only with --methods {either(able[name])}; it is {' '.join(self.methods)}"
                 )
-
-    def _check_values(self) -> None:
-        """Check every value of every list with `Config`."""
-        for method in self.methods:
-            self.config(Cell(method, 1))
-        for name, one in list(LISTS.items())[1:]:
-            for value in getattr(self, name):
-                # What can be wrong with a kappa can be wrong with any strength.
-                strong: list[Method] = [m for m in self.methods if "strength" in METHODS[m].takes] or ["dc_asgd"]
-                for method in strong if name == "strengths" else self.methods[:1]:
-                    try:
-                        dataclasses.replace(self.config(Cell(method, 1)), **{one: value})
-                    except ValueError as error:
-                        raise ValueError(str(error).replace(flag(one), flag(name))) from None
 
     @classmethod
     def of(cls, config: Config) -> "Grid":
@@ -126,6 +108,11 @@ class Grid(Common):
         tried = {"momentum": self.momenta, "kappa": self.strengths, "strength": self.strengths}
         own = {name: values for name, values in tried.items() if name in takes and values}
         return {"learning_rate": self.learning_rates, **own}
+
+    def points(self, method: Method) -> list[dict[str, float]]:
+        """Return all combinations of the values that a cell of `method` tries."""
+        over = self.over(method)
+        return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
     def differences(self, other: "Grid") -> list[str]:
         """Return the flags that make `other` another sweep."""

@@ -18,7 +18,6 @@ from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
 from train.config.parsing import check_resumed, in_rounds, parse_flags, start_from, take_resume
-from train.config.validation import check_acts
 from train.run.groups.batch import Finished, fit, memory_of_run, programs, run_batch
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
@@ -30,6 +29,7 @@ from train.task.cluster import cluster
 from train.task.data.names import check_dataset
 from train.task.divergence import MARGIN
 from train.task.memory import check_records, may_be_large
+from train.task.methods import make_method
 from train.task.task import PyTree, Task, make_task, parameter_shapes
 
 USAGE = "python -m train sweep"
@@ -71,21 +71,18 @@ def parse(argv: Sequence[str]) -> tuple[Grid, SweepFolder]:
     given = argv
     argv, default = start_from(list(argv), swept=True)
     argv, resume = take_resume(argv)
-    try:
-        begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    begun = Grid.load(SweepFolder.find(resume).grid) if resume else Grid.of(default)
     helptext.show(argv, USAGE, ABOUT, begun)
     if resume:
         check_resumed(list(given), default, begun)
     grid = parse_flags(Grid, argv, USAGE, begun)
     if not resume:
         grid = in_rounds(grid, grid.methods, argv)
-        check_acts(grid, grid.methods, "momenta")
-    if resume and grid.out != begun.out:
-        raise UsageError("a resumed sweep stays in its folder; give --resume or --out, not both")
     check_dataset(grid.dataset, grid.data_dir)
     grid = dataclasses.replace(grid, resume=None)
+    for cell in grid.cells:
+        for point in grid.points(cell.method):
+            make_method(grid.config(cell), **point)
     return grid, SweepFolder.find(resume) if resume else SweepFolder.of(grid)
 
 

@@ -89,8 +89,11 @@ def policy(config: Any) -> "Policy":
     from gemjax import Policy  # As above.
 
     names = ("max_staleness", "quorum", "grace", "deadline", "retries", "interrupt")
-    given = Policy(**{name: getattr(config, name) for name in names})
-    return given.resolved(config.workers, METHODS[config.method].rounds)
+    try:
+        given = Policy(**{name: getattr(config, name) for name in names})
+        return given.resolved(config.workers, METHODS[config.method].rounds)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
 
 
 def traces(config: Any, num_commits: int) -> "tuple[Trace, Trace]":

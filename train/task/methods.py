@@ -7,6 +7,7 @@ from typing import Any
 import optax
 
 import gemjax
+from train.common.errors import UsageError
 from train.config.config import Config
 from train.config.methods import METHODS
 from train.task import schedules
@@ -24,20 +25,21 @@ def make_method(config: Config, steps_per_epoch: float = 1.0, **point: Any) -> o
       config: the run.
       steps_per_epoch: gradients per pass through the data.
       point: numbers in place of those of `config`, which may be traced.
+
+    Raises:
+      UsageError: if the method refuses a number.
     """
     config = _at(config, point)
     facts, function = METHODS[config.method], maker(config.method)
-    if lacking := [name for name in facts.takes if not hasattr(config, name)]:
-        raise ValueError(
-            f"the row {config.method!r} of METHODS in train/config/methods.py takes {', '.join(lacking)}, which is no field of "
-            "Config in train/config/config.py; add the field there, or leave it out of the row"
-        )
     given = {name: value for name in facts.takes if (value := getattr(config, name)) is not None}
     if not facts.local:
         given["learning_rate"] = schedules.rate(config, steps_per_epoch)
     elif config.outer_learning_rate is not None:  # Otherwise the published one, the default of the function.
         given["learning_rate"] = config.outer_learning_rate
-    tx = function(num_workers=config.workers, **given)
+    try:
+        tx = function(num_workers=config.workers, **given)
+    except ValueError as error:
+        raise UsageError(f"{config.method}: {error}") from error
     return tx if facts.local else _decayed(config, tx)
 
 

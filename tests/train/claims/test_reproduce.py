@@ -322,20 +322,6 @@ def test_results_of_the_full_scale_alone_go_into_the_project(tmp_path):
     assert dataclasses.replace(asked, scale="full", out="there").folder.name == "there"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "name a claim: "),
-        (["nothing"], "there is no claim 'nothing'; choose one of"),
-        (["all", "nothing"], "there is no claim 'nothing'; choose one of"),
-        (["gem_figure_1", "--scale", "large"], "scale"),
-    ],
-)
-def test_wrong_command_lines_are_answered_in_one_line(words, says, capsys):
-    assert cli.main(["reproduce", *words]) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_all_claims_may_be_named_beside_one():
     assert reproduce.parse(["all", "gem_figure_1"])[1] == reproduce.parse(["all"])[1]
 

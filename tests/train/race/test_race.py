@@ -129,23 +129,6 @@ def test_a_simulated_round_waits_for_the_slow_worker_only_at_the_barrier():
     assert 3 not in without.worker[:9]
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--workers", "1"], "--workers must be between 2 and"),
-        (["--gradients", "3"], "--gradients must be between 10 and"),
-        (["--slow", "-1"], "--slow must be between 0 and 60 seconds; got -1.0"),
-        (["--slow", "nan"], "--slow must be between 0 and 60 seconds; got nan"),
-        (["--methods", "sgd"], "must be one of synchronous, quorum, asgd, gem"),
-    ],
-)
-def test_a_wrong_flag_is_answered_in_one_line(argv, message, capsys):
-    assert cli.main(["race", *argv]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize("page", ["README.md", "train/README.md"])
 def test_the_seconds_of_a_page_are_those_of_the_stored_race(page):
     found = json.loads(STORED.read_text())

@@ -172,11 +172,7 @@ def test_a_sweep_goes_on_with_its_own_data_only(small, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(load, "checksum", lambda dataset: "other")
         assert cli.main(["sweep", "--resume", small.out]) == 2
-    error = capsys.readouterr().err
-    assert (
-        "asgd-2.json was computed on other data than this sweep goes on with; give the folder of the former data"
-        in error
-    )
+    assert "asgd-2.json cannot be used: it was computed on other data" in capsys.readouterr().err
     assert not folder.file(small.cells[1]).exists()
     assert cli.main(["sweep", "--resume", small.out]) == 0
 
@@ -189,8 +185,7 @@ def test_a_sweep_goes_on_with_its_own_random_numbers_only(small, capsys):
     folder.file(small.cells[1]).unlink()
     with jax.default_prng_impl("rbg"):
         assert cli.main(["sweep", "--resume", small.out]) == 2
-    said = "asgd-2.json was computed with JAX_DEFAULT_PRNG_IMPL=threefry2x32, and now it is rbg; set it as it was, or"
-    assert said in capsys.readouterr().err
+    assert "it was computed with JAX_DEFAULT_PRNG_IMPL=threefry2x32, and now it is rbg" in capsys.readouterr().err
     assert cli.main(["sweep", "--resume", small.out]) == 0
 
 

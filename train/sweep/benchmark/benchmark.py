@@ -189,8 +189,6 @@ def run(
                 load(plan, waiting[:WAVE], pool, known)
                 write(asked, known)
     content = write(asked, known)
-    for sentence in outcome.advice(content):
-        say(console, sentence)
     say(console, f"page: {asked.folder / plan.name}.md")
     return content
 

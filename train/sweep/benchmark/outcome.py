@@ -11,17 +11,14 @@ import numpy as np
 from train.claims.runs import Record, Run
 from train.sweep.benchmark.settings import (
     CONTESTANTS,
-    EQUAL,
     FIRST,
     LOCAL,
     ONE,
     REFERENCES,
     SYNCHRONOUS,
-    UNEQUAL,
     Cell,
     Plan,
     Setting,
-    title,
 )
 from train.sweep.benchmark.statistics import Estimate, Seeds, crossing, estimate, leaders, profile, ratio
 from train.task.cluster import mean_period
@@ -227,85 +224,6 @@ class Findings:
         return float(np.exp(np.mean(np.log(self.times([setting], method)[0]))))
 
 
-def advice(content: Mapping[str, Any]) -> list[str]:
-    """Return up to four pieces of advice with the numbers that carry them; none that is not measured."""
-    found = Findings(content)
-    settings = found.at(16, UNEQUAL)
-    if not (fastest := found.fastest(settings)):
-        return []
-    first, ties = fastest[0], fastest[1:]
-    where = f"on {_listed([title(setting[0]) for setting in settings])}"
-    over = {name: found.speed_up(settings, first, name) for name in (SYNCHRONOUS, LOCAL)}
-    least = {name: "" if found.arrives(settings, name) else "at least " for name in over}
-    tied = f" ({_listed([f'`{name}`' for name in ties])} tie{'s' if len(ties) == 1 else ''} with it)" if ties else ""
-    sentences = [
-        f"With 16 unequal workers take `{first}`{tied}: {where} it reaches the target {least[SYNCHRONOUS]}"
-        f"{times(over[SYNCHRONOUS])} sooner than synchronous SGD and {least[LOCAL]}{times(over[LOCAL])} sooner than local SGD."
-    ]
-    others = [(one[0], found.methods([one]), found.fastest([one])) for one in found.at(16, UNEQUAL, narrow=True)]
-    for task, methods, names in others:
-        if names:
-            sentences[0] += (
-                f" On {title(task)} the fastest of {len(methods)} is {_listed([f'`{name}`' for name in names])}."
-            )
-    accurate = found.most_accurate(settings)
-    best = accurate[0]
-    own = "" if first in accurate else f", and `{best}` ends highest, at {points(found.kept(settings, best))}"
-    highest = " and no method ends higher beyond the intervals" if first in accurate else ""
-    sentences.append(
-        f"After the same number of gradients as one worker, `{first}` ends at {points(found.kept(settings, first))} points of "
-        f"accuracy relative to it{highest}{own}; synchronous SGD ends at {points(found.kept(settings, SYNCHRONOUS))}."
-    )
-    if "asgd" in found.methods(settings):
-        if "asgd" in fastest:
-            sentences.append("Plain `asgd` with a tuned rate ties with the fastest there, so begin with it.")
-        elif found.holds(settings, "asgd"):
-            behind = ratio(found.times(settings, "asgd"), found.times(settings, first))
-            sentences.append(f"Plain `asgd` with a tuned rate takes {times(behind)} the time of `{first}` there.")
-        else:
-            sentences.append("Plain `asgd` with a tuned rate does not reach and hold the target with every seed there.")
-    equal = found.at(16, EQUAL)
-    if best := found.fastest(equal):
-        bound = "" if found.arrives(equal, SYNCHRONOUS) else "at most "
-        taken = times(ratio(found.times(equal, best[0]), found.times(equal, SYNCHRONOUS)))
-        sentences[-1] += (
-            f" With 16 equal workers the fastest, `{best[0]}`, takes {bound}{taken} as long as synchronous SGD."
-        )
-    every, shares = found.profile([1.25])
-    if shares:
-        most = max(share[0] for share in shares.values())
-        names = [f"`{name}`" for name, share in shares.items() if share[0] == most]
-        verb = "is" if len(names) == 1 else "are"
-        if len(every) == 1:
-            sentences.append(
-                f"In the one setting measured so far {_listed(names)} {verb} within 1.25 times of the fastest asynchronous "
-                "method."
-            )
-        else:
-            left = [one for one in found.comparable(narrow=True) if found.fastest([one]) and one not in every]
-            which = "settings with all methods" if left else "settings"
-            sentences.append(
-                f"Over the {len(every)} {which} in which an asynchronous method holds the target, {_listed(names)} {verb} "
-                f"most often within 1.25 times of the fastest of them: in {round(most * len(every))}."
-            )
-        if best := found.fastest(many := found.at(64, EQUAL)):
-            least = "" if found.arrives(many, SYNCHRONOUS) else "at least "
-            sentences[-1] += (
-                f" With 64 equal workers take `{best[0]}`: it reaches the target {least}"
-                f"{times(found.speed_up(many, best[0], SYNCHRONOUS))} sooner than synchronous SGD."
-            )
-    return sentences
-
-
-def times(value: Estimate) -> str:
-    """Return a factor with its interval.
-
-    >>> times(Estimate(2.0, 1.5, 2.5))
-    '2.00 times (1.50 to 2.50)'
-    """
-    return f"{value.mean:.2f} times ({value.low:.2f} to {value.high:.2f})"
-
-
 def points(value: Estimate) -> str:
     """Return a difference of accuracies with its interval.
 
@@ -314,7 +232,3 @@ def points(value: Estimate) -> str:
     """
     mean, low, high = (f"{number:+.1f}".replace("-", "−") for number in value)
     return f"{mean} ({low} to {high})"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

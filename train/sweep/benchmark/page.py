@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from train.sweep.benchmark.outcome import Findings, advice, points
+from train.sweep.benchmark.outcome import Findings, points
 from train.sweep.benchmark.settings import (
     FAST,
     FIRST,
@@ -24,28 +24,44 @@ from train.sweep.benchmark.settings import (
 
 TITLE = "# Which asynchronous method?"
 NAMES = {SYNCHRONOUS: "synchronous SGD", LOCAL: "local SGD", ONE: "one worker"}
+PLAIN = "asgd"
 TIES = 5  # Methods that a row of the overview names.
+SHOWN = 8  # Methods that are most often near the fastest one.
+NEAR = 1.25  # Times of the fastest method.
+OVERVIEW = (
+    "setting",
+    "methods",
+    "fastest asynchronous method, with ties",
+    "sooner than synchronous SGD, times",
+    "sooner than local SGD, times",
+    f"sooner than `{PLAIN}`, times",
+    "accuracy relative to one worker, points",
+)
 
 
 def written(plan: Plan, content: Mapping[str, Any], command: str) -> str:
     """Return the page in Markdown."""
     found = Findings(content)
-    said = advice(content)
-    lines = [TITLE, ""]
-    lines += [f"{number}. {sentence}" for number, sentence in enumerate(said, 1)] or [
-        "No advice yet: 16 unequal workers have not been measured."
-    ]
-    lines += ["", *_progress(plan, found), ""]
-    if found.profile([1.0])[1]:
+    lines = [TITLE, "", *_progress(plan, found), ""]
+    every, shares = found.profile([NEAR])
+    if shares:
         text = "Share of settings in which a method reaches the target within a factor of the fastest"
-        lines += [f"![{text}]({plan.name}.png)", ""]
+        counts = {name: round(share[0] * len(every)) for name, share in shares.items() if share[0]}
+        rows = [(f"`{name}`", str(counts[name])) for name in sorted(counts, key=lambda name: -counts[name])[:SHOWN]]
+        lines += _lines((f"within {NEAR:g} times of the fastest method", f"settings, of {len(every)}"), rows)
+        lines += ["", f"![{text}]({plan.name}.png)", ""]
     for setting in dict.fromkeys((*(one for one in plan.settings if one in found.settings), *found.settings)):
         lines += _table(plan, found, setting)
     return "\n".join([*lines, *_method(plan, content, command)]) + "\n"
 
 
+def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
 def _progress(plan: Plan, found: Findings) -> list[str]:
-    """Return the part of the plan that is measured, in words, and the fastest method of each setting as a table."""
+    """Return the part of the plan that is measured, in words, and the fastest methods as a table."""
     cells = [cell for cell in plan.cells() if plan.is_core(cell)]
     done = sum(cell in found.rows for cell in cells)
     lines = [f"All {len(plan.settings)} settings are measured, with the methods that the table counts."]
@@ -53,12 +69,17 @@ def _progress(plan: Plan, found: Findings) -> list[str]:
         lines = [f"**Measured so far: {done} of {len(cells)} pairs of a method and a setting.**"]
         if missing := [setting for setting in plan.settings if setting not in found.settings]:
             lines[0] += f" Not begun: {_grouped(missing, len(plan.tasks))} workers."
-    rows = [_overview(plan, found, setting) for setting in plan.settings if setting in found.settings]
-    if not rows:
-        return lines
-    columns = ("setting", "methods", "fastest asynchronous method, with ties", "sooner than synchronous SGD, times")
-    columns += ("sooner than local SGD, times", "accuracy relative to one worker, points")
-    return [*lines, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows]
+    rows = []
+    for _, workers, cluster in dict.fromkeys(("", *setting[1:]) for setting in plan.settings):
+        if len(alike := found.at(workers, cluster)) > 1:
+            tasks = " and ".join(title(setting[0]) for setting in alike)
+            place = f"**{workers} {WORDS[cluster]} workers: {tasks}**"
+            rows.append([place, str(len(found.methods(alike))), *_overview(found, alike)])
+    for setting in (setting for setting in plan.settings if setting in found.settings):
+        own = [Cell.at(setting, name) for name in plan.methods_of(setting[0])]
+        have, core = sum(cell in found.rows for cell in own), sum(map(plan.is_core, own))
+        rows.append([_place(setting), f"{have}" if have >= core else f"{have} of {core}", *_overview(found, [setting])])
+    return [*lines, "", *_lines(OVERVIEW, rows)] if rows else lines
 
 
 def _grouped(settings: list[Setting], tasks: int) -> str:
@@ -69,20 +90,16 @@ def _grouped(settings: list[Setting], tasks: int) -> str:
     return ", ".join(name if len(of) == tasks else f"{name} ({', '.join(of)})" for name, of in groups.items())
 
 
-def _overview(plan: Plan, found: Findings, setting: Setting) -> str:
-    """Return the row of a setting: its fastest method."""
-    cells = [Cell.at(setting, name) for name in plan.methods_of(setting[0])]
-    have, core = sum(cell in found.rows for cell in cells), sum(map(plan.is_core, cells))
-    first = [_place(setting), f"{have}" if have >= core else f"{have} of {core}"]
-    if not (fastest := found.fastest([setting])):
-        return f"| {' | '.join([*first, 'none reaches and holds the target with every seed', '—', '—', '—'])} |"
-    more = len(fastest) - TIES
+def _overview(found: Findings, settings: list[Setting]) -> list[str]:
+    """Return the cells of `OVERVIEW` on the fastest method of some settings with as many workers."""
+    if not (fastest := found.fastest(settings)):
+        return ["none reaches and holds the target with every seed", *["—"] * 4]
+    first, more = fastest[0], len(fastest) - TIES
     ties = ", ".join(f"`{name}`" for name in fastest[:TIES]) + (f" and {more} more" if more > 0 else "")
-    ratios = [
-        _ratio(found, setting, fastest[0], other) if Cell.at(setting, other) in found.rows else "—"
-        for other in (SYNCHRONOUS, LOCAL)
-    ]
-    return f"| {' | '.join([*first, ties, *ratios, points(found.kept([setting], fastest[0]))])} |"
+    has = lambda name: all(Cell.at(setting, name) in found.rows for setting in settings)
+    ratios = [_ratio(found, settings, first, other) if has(other) else "—" for other in (SYNCHRONOUS, LOCAL)]
+    plain = _ratio(found, settings, first, PLAIN) if has(PLAIN) and found.holds(settings, PLAIN) else "—"
+    return [ties, *ratios, plain, points(found.kept(settings, first))]
 
 
 def _place(setting: Setting) -> str:
@@ -105,10 +122,9 @@ def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
         "",
         f"One worker ends at {100 * np.mean(one['accuracy']):.1f} % accuracy; the target is {target:.1f} %.",
         "",
-        "| method | tuned numbers | accuracy relative to one worker, points | gradients to the target |"
-        + "".join(f" sooner than {NAMES[name]}, times |" for name in references),
-        "|---" * (4 + len(references)) + "|",
     ]
+    header = ("method", "tuned numbers", "accuracy relative to one worker, points", "gradients to the target")
+    rows = []
     for name in [*references, *sorted(names, key=order)]:
         row = found.rows[Cell.at(setting, name)]
         tuned = ", ".join(f"{field.replace('_', ' ')} {value:.3g}" for field, value in row["numbers"].items())
@@ -121,16 +137,16 @@ def _table(plan: Plan, found: Findings, setting: Setting) -> list[str]:
             count = count or f"reached at {gradients:,.0f}, lost again with {lost} of {seeds} seeds"
             ratios = ["—"] * len(references)
         else:
-            count, ratios = f"{gradients:,.0f}", [_ratio(found, setting, name, other) for other in references]
-        lines.append(f"| {' | '.join([label, tuned, kept, count, *ratios])} |")
-    return [*lines, ""]
+            count, ratios = f"{gradients:,.0f}", [_ratio(found, here, name, other) for other in references]
+        rows.append([label, tuned, kept, count, *ratios])
+    return [*lines, *_lines((*header, *(f"sooner than {NAMES[name]}, times" for name in references)), rows), ""]
 
 
-def _ratio(found: Findings, setting: Setting, name: str, reference: str) -> str:
+def _ratio(found: Findings, settings: list[Setting], name: str, reference: str) -> str:
     if name == reference:
         return "1"
-    value = found.speed_up([setting], name, reference)
-    least = "" if found.arrives([setting], reference) else "≥ "
+    value = found.speed_up(settings, name, reference)
+    least = "" if found.arrives(settings, reference) else "≥ "
     return f"{least}{value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
@@ -192,7 +208,7 @@ def draw(figure: Any, content: Mapping[str, Any]) -> None:
     order = sorted(area, key=lambda name: -area[name])
     axes = figure.subplots()
     for name in reversed(order):
-        shown = name in order[:8]
+        shown = name in order[:SHOWN]
         looks = style.look(name, marker="") if shown else {"color": "0.85", "lw": 0.8, "zorder": 0}
         axes.plot(factors, 100 * np.array(shares[name]), drawstyle="steps-post", label=name if shown else None, **looks)
     style.ticks_at(axes, [1, 1.5, 2, 3, 4, 6, 8], log=True)
@@ -204,5 +220,5 @@ def draw(figure: Any, content: Mapping[str, Any]) -> None:
     style.heading(
         figure,
         "How often each method is nearly the fastest",
-        f"{len(settings)} settings, the {min(8, len(order))} best of {len(order)} methods named",
+        f"{len(settings)} settings, the {min(SHOWN, len(order))} best of {len(order)} methods named",
     )

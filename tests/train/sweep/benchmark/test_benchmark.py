@@ -143,28 +143,6 @@ def test_rows_of_methods_that_are_tuned_in_another_way_now_are_measured_again(in
     assert {cell.method for cell in kept} == {"asgd", "easgd", *REFERENCES}
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--methods", "gemm"], "--methods must be"),
-        (["--workers", "3"], "--workers must be"),
-        (
-            ["--workers", "64", "--clusters", "homogeneous"],
-            "no setting has these --tasks, --workers and --clusters together",
-        ),
-    ],
-)
-def test_what_the_benchmark_does_not_have_is_refused(flags, words, capsys):
-    assert cli.main(["benchmark", "--quick", *flags]) == 2
-    assert words in capsys.readouterr().err
-
-
-def test_a_method_that_no_chosen_setting_has_is_refused(capsys):
-    """Its references alone would be measured, for hours."""
-    assert cli.main(["benchmark", "--methods", "gem", "yellowfin", "--tasks", "characters", "--dry-run"]) == 2
-    assert "--methods yellowfin: the benchmark has no such method for these --tasks" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_dry_run_prints_the_budget(capsys, tmp_path):
     assert cli.main(["benchmark", "--dry-run", "--work", str(tmp_path)]) == 0

@@ -1,0 +1,112 @@
+"""The judgement of the benchmark: the tables of its page."""
+
+import json
+import re
+
+from made_up_runs import SMALL, made_up
+
+from train.sweep.benchmark import benchmark, outcome, page
+from train.sweep.benchmark.settings import (
+    FULL,
+    LOCAL,
+    ONE,
+    QUICK,
+    SYNCHRONOUS,
+    UNEQUAL,
+    Cell,
+)
+
+
+def test_no_number_is_shown_of_an_unfinished_cell():
+    known = {run: made_up(run) for run in SMALL.next_runs(Cell("digits", 16, UNEQUAL, "gem"), {})[0]}
+    content = outcome.document(SMALL, known)
+    assert content["rows"] == []
+    text = page.written(SMALL, content, "command")
+    assert "digits, 16" not in text
+    assert "## Digits" not in text
+
+
+def content_of(**methods):
+    """Return a file of one setting, from accuracy and time to the target of each method, per seed."""
+    base = {ONE: (0.9, 1000.0), SYNCHRONOUS: (0.88, 600.0), LOCAL: (0.87, 300.0)} | methods
+    rows = []
+    for name, (accuracy, time) in base.items():
+        place = ("digits", 1, "homogeneous") if name == ONE else ("digits", 16, UNEQUAL)
+        spread = [0.98, 1.0, 1.02]
+        rows.append(
+            dict(zip(("task", "workers", "cluster"), place, strict=True))
+            | {
+                "method": name, "target": 0.81, "numbers": {"learning_rate": 0.1}, "accuracy": [accuracy] * 3,
+                "time": [None if time is None else time * one for one in spread], "end": [2000.0] * 3,
+                "gradients": [None if time is None else 1000.0 * one for one in spread],
+            }
+        )  # fmt: skip
+    return {"definition": outcome.definition(QUICK), "rows": rows, "cost": {"runs": 1, "minutes": 1.0}, "hardware": []}
+
+
+def rows_of(content):
+    """Return the cells of the overview and of the list of methods near the fastest, by their first cell."""
+    lines = [line.strip("| ").split(" | ") for line in page.written(QUICK, content, "command").splitlines()]
+    return {cells[0]: cells[1:] for cells in lines if len(cells) in (2, 7)}
+
+
+def test_the_overview_has_the_fastest_method_its_ties_and_its_ratios():
+    rows = rows_of(content_of(gem=(0.89, 100.0), asgd=(0.895, 200.0), easgd=(0.86, 100.0)))
+    ratios = ["6.00 (6.00 to 6.00)", "3.00 (3.00 to 3.00)", "2.00 (2.00 to 2.00)"]
+    assert rows["digits, 16 unequal workers"] == ["3 of 8", "`gem`, `easgd`", *ratios, "−1.0 (−1.0 to −1.0)"]
+    assert (rows["`gem`"], rows["`easgd`"], "`asgd`" in rows) == (["1"], ["1"], False)
+
+
+def test_a_method_that_failed_with_one_seed_is_not_the_fastest_and_a_lost_reference_is_a_lower_bound():
+    content = content_of(gem=(0.89, 100.0), asgd=(0.82, 120.0), synchronous_sgd=(0.7, None))
+    content["rows"][3]["time"][1] = content["rows"][3]["gradients"][1] = None  # GEM.
+    overview = rows_of(content)["digits, 16 unequal workers"]
+    assert overview[1] == "`asgd`"
+    assert overview[2].startswith("≥ 16.67 (")
+    text = page.written(QUICK, content, "command")
+    assert re.search(r"\| `gem` .*reached with 2 of 3 seeds \| — \| — \|", text)
+
+
+def test_a_method_that_loses_the_target_again_is_not_the_fastest():
+    content = content_of(gem=(0.6, 100.0), asgd=(0.82, 150.0))
+    rows = rows_of(content)
+    assert (rows["digits, 16 unequal workers"][1], rows["`asgd`"], "`gem`" in rows) == ("`asgd`", ["1"], False)
+    text = page.written(QUICK, content, "command")
+    assert re.search(r"\| `gem` .*reached at 1,000, lost again with 3 of 3 seeds \| — \| — \|", text)
+
+
+def test_settings_with_as_many_workers_have_a_row_together_once_they_have_all_well_known_methods():
+    content = content_of(gem=(0.89, 100.0), asgd=(0.88, 150.0), dana_dc=(0.89, 90.0))
+    others = [row | {"task": "other"} for row in content["rows"]]
+    both = "**16 unequal workers: digits and other**"
+    content["rows"] += [row for row in others if row["method"] not in ("gem", "dana_dc")]  # `gem` is well known.
+    assert both not in rows_of(content)
+    content["rows"] += [row for row in others if row["method"] == "gem"]
+    assert both not in rows_of(content)  # One of them has more methods.
+    content["rows"] += [row for row in others if row["method"] == "dana_dc"]
+    rows = rows_of(content)
+    assert (rows[both][:2], rows["`dana_dc`"]) == (["3", "`dana_dc`"], ["2"])
+
+
+def test_a_task_with_few_methods_does_not_take_methods_out_of_the_count():
+    content = content_of(dana_dc=(0.89, 100.0), asgd=(0.88, 150.0))
+    content["definition"]["narrow"] = ["characters"]
+    content["rows"] += [row | {"task": "characters"} for row in content["rows"] if row["method"] != "dana_dc"]
+    assert rows_of(content)["`dana_dc`"] == ["1"]
+
+
+def test_a_setting_that_only_an_uncommon_method_holds_is_not_counted():
+    content = content_of(gem=(0.89, 100.0), asgd=(0.88, 150.0))
+    lost = {"cluster": "homogeneous", "time": [None] * 3, "gradients": [None] * 3}
+    here = [row for row in content["rows"] if row["workers"] == 16]
+    held = next(row for row in here if row["method"] == "gem") | {"cluster": "homogeneous", "method": "dana_dc"}
+    content["rows"] += [row | lost for row in here] + [held]
+    assert rows_of(content)["within 1.25 times of the fastest method"] == ["settings, of 1"]
+
+
+def test_the_committed_pages_follow_from_their_files():
+    for plan in (FULL, QUICK):
+        path = benchmark.RESULTS / f"{plan.name}.json"
+        if path.exists():
+            content = json.loads(path.read_text())
+            assert path.with_suffix(".md").read_text() == page.written(plan, content, benchmark.command(plan))
