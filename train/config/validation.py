@@ -56,8 +56,8 @@ def one_of(name: str, choices: Iterable[str]) -> str:
 
     >>> one_of("gemm", ["asgd", "gem"])
     'one of asgd, gem (did you mean gem?)'
-    >>> one_of("gemm", METHODS)
-    'gem or another name that --help lists'
+    >>> one_of("10", map(str, range(100)))
+    '10 or another name that --help lists'
     """
     choices = list(choices)
     near = difflib.get_close_matches(str(name), choices, n=1)

@@ -241,12 +241,10 @@ def test_a_run_that_cannot_fit_is_refused_before_work_begins(small, monkeypatch,
     assert not SweepFolder(small.out).path.exists()
 
 
-@pytest.mark.parametrize("gradients", [10**11, 2**31 - 1])
-def test_more_gradients_than_fit_are_refused_before_work_begins(small, monkeypatch, capsys, gradients):
+def test_more_gradients_than_fit_are_refused_before_work_begins(small, monkeypatch, capsys):
     monkeypatch.setattr(memory, "_capacity", lambda device: 2**34)
-    assert cli.main(["sweep", *arguments(small), "--gradients", str(gradients)]) == 2
-    says = "--gradients must be at most" if gradients > 2**31 else "trace and history 320 GiB"
-    assert says in capsys.readouterr().err
+    assert cli.main(["sweep", *arguments(small), "--gradients", str(2**31 - 1)]) == 2
+    assert "trace and history 320 GiB" in capsys.readouterr().err
     assert not SweepFolder(small.out).path.exists()
 
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 
-from gemjax.protocol.checks import told_of_address
-from train.common.errors import DataError
 from train.config import networks
 from train.config.datasets import DATASETS, PerChannel
 from train.task.data import other_sets, prepared
@@ -90,7 +88,6 @@ def load(
     *,
     data_dir: str | None = None,
     manual_dir: str | None = None,
-    sequence_length: int | None = None,
 ) -> Dataset:
     """Return a data set.
 
@@ -99,7 +96,6 @@ def load(
         ("emnist/letters").
       data_dir: folder in which TFDS keeps prepared sets; TFDS's own default if None.
       manual_dir: folder with the original files, which all of `DATASETS` but "digits" need the first time.
-      sequence_length: tokens that a row of text predicts, at least 1; by default as in `DATASETS`.
 
     Raises:
       DataError: if the name is unknown or an original file is a wrong one (a ValueError).
@@ -109,8 +105,7 @@ def load(
     if facts := DATASETS.get(name):
         splits = prepared.read(builder(name), root, manual_dir)
         if len(facts.shape) == 1:
-            length = facts.shape[0] if sequence_length is None else sequence_length
-            splits = {split: {"tokens": rows_of(columns["text"], length)} for split, columns in splits.items()}
+            splits = {split: {"tokens": rows_of(one["text"], facts.shape[0])} for split, one in splits.items()}
         return Dataset(
             name,
             splits["train"],
@@ -165,9 +160,7 @@ def rows_of(text: np.ndarray, length: int) -> np.ndarray:
     array([[0, 1, 2, 3],
            [3, 4, 5, 6]])
     """
-    count = (len(text) - 1) // length if length >= 1 else 0
-    if count < 1:
-        raise DataError(f"sequence_length must be in 1 … {len(text) - 1}, the tokens of a part less one; got {length}")
+    count = (len(text) - 1) // length
     return np.lib.stride_tricks.sliding_window_view(text, length + 1)[: count * length : length].copy()
 
 
@@ -180,13 +173,4 @@ def _pooled(images: np.ndarray, pool: int) -> np.ndarray:
 
 
 def _root(data_dir: str | None) -> Path:
-    folder = data_dir or tfds.core.constants.DATA_DIR
-    if wrong := told_of_address(folder):
-        raise DataError(f"the folder of data sets {wrong}, as data_dir")
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError as error:
-        raise DataError(
-            f"the folder of data sets, {folder}, is in the home folder, and there is none; name another folder as data_dir, or "
-            "set HOME"
-        ) from error
+    return Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()

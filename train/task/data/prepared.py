@@ -1,33 +1,24 @@
 """Prepared data sets: made once with TFDS, read whole into memory.
 
-TFDS writes into a temporary folder and renames it at the end, so a killed run leaves nothing that later runs would read. A
-damaged set is prepared again.
+TFDS writes into a temporary folder and renames it at the end, so a killed run leaves nothing that later runs would read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from google.protobuf.json_format import ParseError
-from google.protobuf.message import DecodeError
 from tensorflow_datasets.proto import tf_example_pb2
 
 from train.common.errors import DataError
-from train.common.files import FULL, in_words
 
 READ_AT_ONCE = 4096
 """Records per read."""
-
-DAMAGE = (RuntimeError, OSError, ValueError, KeyError, IndexError, AssertionError, ParseError, DecodeError)
-"""Errors of TFDS, array_record and protobuf about a damaged set."""
 
 Columns = dict[str, np.ndarray]
 
@@ -45,44 +36,25 @@ def read(builder_class: Any, root: Path, manual_dir: str | None) -> dict[str, Co
       DataError: if they are wrong, and nothing has been written; or if the set cannot be written.
     """
     folder = root / builder_class.name / str(builder_class.VERSION)
-    if damaged := _identity(folder):
-        with contextlib.suppress(*DAMAGE):
-            return _read_splits(builder_class(data_dir=root))
-    try:
-        builder_class.check_sources(manual_dir)
-    except FileNotFoundError as error:
-        if not damaged:
+    if not folder.exists():
+        try:
+            builder_class.check_sources(manual_dir)
+        except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{error} Or give as data_dir a folder with the prepared set; {root.absolute()} has none."
             ) from None
-        raise FileNotFoundError(
-            f"{folder} is damaged or cannot be read, so it must be prepared anew: {error}"
-        ) from None
-    if folder.is_symlink():
-        folder.unlink()
-    elif damaged:
-        with contextlib.suppress(FileNotFoundError):  # Another process has removed it.
-            if _identity(folder) == damaged:  # Otherwise another process has prepared it anew.
-                shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.damaged-{uuid.uuid4().hex[:8]}")))
-    try:
-        prepare(builder_class(data_dir=root), manual_dir)
-    except (OSError, RuntimeError) as error:  # RuntimeError: array_record found the disk full.
-        if not folder.exists():  # Otherwise another process has prepared the same set meanwhile.
-            is_full = not isinstance(error, OSError) or error.errno in FULL
-            reason = in_words(error) if isinstance(error, OSError) else str(error).partition("\n")[0]
-            raise DataError(
-                f"{builder_class.title} could not be prepared in {root}: {reason}; "
-                f"{'make room there' if is_full else 'check the permissions'}, or name another folder as data_dir"
-            ) from error
-    return _read_splits(builder_class(data_dir=root))
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return numbers that change when a folder is replaced; ``None`` if there is none."""
-    if not folder.exists():
-        return None
-    status = folder.stat()
-    return status.st_ino, status.st_ctime_ns
+        try:
+            prepare(builder_class(data_dir=root), manual_dir)
+        except (OSError, RuntimeError) as error:  # RuntimeError: array_record found the disk full.
+            if not folder.exists():  # Otherwise another process has prepared the same set meanwhile.
+                reason = str(error).partition("\n")[0]
+                raise DataError(
+                    f"{builder_class.title} could not be prepared in {root}: {reason}; make room there, or name another "
+                    "folder as data_dir"
+                ) from error
+    builder = builder_class(data_dir=root)
+    read_split = read_text if "text" in builder.info.features else read_images
+    return {split: read_split(builder, split) for split in builder.info.splits}
 
 
 def missing(builder_class: Any, root: Path, manual_dir: str | None) -> str:
@@ -104,17 +76,6 @@ def prepare(builder: tfds.core.DatasetBuilder, manual_dir: str | None = None) ->
         builder.download_and_prepare(
             file_format="array_record", download_config=tfds.download.DownloadConfig(manual_dir=originals)
         )
-
-
-def _read_splits(builder: tfds.core.DatasetBuilder) -> dict[str, Columns]:
-    if not {"train", "test"} <= set(builder.info.splits):
-        raise DataError(f"{builder.data_dir}: there are no splits train and test")
-    if "text" not in builder.info.features:
-        return {split: read_images(builder, split) for split in builder.info.splits}
-    texts = {split: read_text(builder, split) for split in builder.info.splits}
-    # Splits of images have different numbers of records; each of these has one, so files of splits may be interchanged.
-    builder.check_texts({split: columns["text"].tobytes() for split, columns in texts.items()})
-    return texts
 
 
 def read_images(builder: tfds.core.DatasetBuilder, split: str) -> Columns:
@@ -173,8 +134,6 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> Iterator[tuple[in
     """Yield the parsed features of every record of a split, with its number."""
     example: Any = tf_example_pb2
     records = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
-    if len(records) != builder.info.splits[split].num_examples:
-        raise DataError(f"{builder.data_dir}: the split {split} has {len(records)} records")
     for start in range(0, len(records), READ_AT_ONCE):
         block = range(start, min(start + READ_AT_ONCE, len(records)))
         for index, record in zip(block, records.__getitems__(list(block)), strict=True):

@@ -1,9 +1,7 @@
 """Tests of CIFAR-10 and CIFAR-100 from archives of the original form, and of the lossy CIFAR-10."""
 
-import gzip
 import hashlib
 import io
-import itertools
 import tarfile
 
 import numpy as np
@@ -31,7 +29,7 @@ def records(builder, count, seed):
     return images, labels, np.column_stack([*coarse, labels, planes]).tobytes()
 
 
-def write_archive(builder, file, leave_out=(), replace=None):
+def write_archive(builder, file):
     """Write an archive of few images and return those of each split."""
     written = {}
     with tarfile.open(file, "w:gz") as tar:
@@ -39,11 +37,9 @@ def write_archive(builder, file, leave_out=(), replace=None):
             parts = [records(builder, 7, 10 * seed + number) for number in range(len(names))]
             written[split] = tuple(np.concatenate([part[index] for part in parts]) for index in (0, 1))
             for name, (_, _, content) in zip(names, parts, strict=True):
-                content = (replace or {}).get(name, content)
-                if name not in leave_out:
-                    entry = tarfile.TarInfo(f"{builder.folder}/{name}")
-                    entry.size = len(content)
-                    tar.addfile(entry, io.BytesIO(content))
+                entry = tarfile.TarInfo(f"{builder.folder}/{name}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
     return written
 
 
@@ -107,36 +103,6 @@ def test_another_archive_of_the_same_size_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Cifar10, "size", 10)
     with pytest.raises(ValueError, match=r"bytes, but CIFAR-10's file has 10\. Download"):
         load("cifar10", data_dir=str(tmp_path / "data"), manual_dir=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"leave_out": ["test_batch.bin"]}, "there is no file cifar-10-batches-bin/test_batch.bin in it"),
-        ({"replace": {"test_batch.bin": bytes(PIXELS)}}, "has 3072 bytes, no multiple of 3073"),
-        ({"replace": {"test_batch.bin": b""}}, "has 0 bytes"),
-        (
-            {"replace": {"data_batch_3.bin": bytes([10]) + bytes(PIXELS)}},
-            "data_batch_3.bin has a label 10, but there are 10",
-        ),
-    ],
-)
-def test_an_archive_of_another_form_is_refused(wrong, match, tmp_path):
-    file = tmp_path / Cifar10.archive
-    write_archive(Cifar10, file, **wrong)
-    with pytest.raises(ValueError, match=match):
-        Cifar10.read(file)
-
-
-@pytest.mark.parametrize(
-    "spoil", [lambda content: content[:-3000], lambda content: b"no", lambda content: gzip.compress(b"no")]
-)
-def test_a_damaged_archive_is_refused(spoil, tmp_path):
-    file = tmp_path / Cifar10.archive
-    write_archive(Cifar10, file)
-    file.write_bytes(spoil(file.read_bytes()))
-    with pytest.raises(ValueError, match=r"is not a whole \.tar\.gz file"):
-        Cifar10.read(file)
 
 
 def test_registered_archives_are_those_of_tfds():
@@ -212,7 +178,7 @@ def unpack(arrays, folder):
     return labels
 
 
-def test_the_lossy_set_is_packed_from_labels_and_files(tmp_path, monkeypatch, capsys):
+def test_the_lossy_set_is_packed_from_labels_and_files(tmp_path, monkeypatch):
     arrays, _ = write_jpegs(tmp_path / "first.npz")
     arrays["train_labels"] = np.array([3, 9, 3, 0, 9], np.uint8)
     labels = unpack(arrays, tmp_path / "images")
@@ -221,55 +187,9 @@ def test_the_lossy_set_is_packed_from_labels_and_files(tmp_path, monkeypatch, ca
 
     monkeypatch.setattr(Cifar10, "read", lambda archive: {split: (None, own) for split, own in labels.items()})
     monkeypatch.setattr(Cifar10, "check_file", lambda *_: None)
-    command = ["archive", str(tmp_path / "images"), str(tmp_path / cifar10_jpeg.FILE)]
-    assert pack_cifar10_jpeg.main(command) == 2
-    assert "has other images than the commit" in capsys.readouterr().err
+    command = [tmp_path / "archive", tmp_path / "images", tmp_path / cifar10_jpeg.FILE]
+    with pytest.raises(DataError, match="has other images than the commit"):
+        pack_cifar10_jpeg.main(*command)
     monkeypatch.setattr(Cifar10Jpeg, "sha256", cifar10_jpeg.digest(arrays))
-    assert pack_cifar10_jpeg.main(command) == 0
+    pack_cifar10_jpeg.main(*command)
     assert cifar10_jpeg.digest(cifar10_jpeg.read(tmp_path / cifar10_jpeg.FILE)) == Cifar10Jpeg.sha256
-
-    assert pack_cifar10_jpeg.main([*command[:2], str(tmp_path / "new" / "packed")]) == 0
-    assert [file.name for file in (tmp_path / "new").iterdir()] == ["packed"]
-    with monkeypatch.context() as patch:
-        patch.setattr(pack_cifar10_jpeg, "pack", None)  # These are refused before anything is read.
-        for out, wrong in (
-            (tmp_path / "first.npz" / "packed", f"{tmp_path / 'first.npz'} is not a folder"),
-            (tmp_path / "new", f"{tmp_path / 'new'} is a folder, expected a file; move it away"),
-        ):
-            assert pack_cifar10_jpeg.main([*command[:2], str(out)]) == 2
-            assert wrong in capsys.readouterr().err
-
-    cats = tmp_path / "images" / "train" / "cat"
-    (cats / "0009.jpg").write_bytes(b"")
-    assert pack_cifar10_jpeg.main(command) == 2
-    assert "cat has 3 .jpg files, but 2 images are of it" in capsys.readouterr().err
-    (cats / "0002.jpg").unlink()
-    assert pack_cifar10_jpeg.main(command) == 2
-    assert "0009.jpg begins or ends otherwise than the files before it" in capsys.readouterr().err
-
-
-def test_pickles_are_not_read(tmp_path):
-    np.savez(tmp_path / "pickled.npz", header=np.array([{"a": 1}], object))
-    with pytest.raises(ValueError, match=r"is not an \.npz file with header, train_body"):
-        cifar10_jpeg.read(tmp_path / "pickled.npz")
-
-
-def test_every_flipped_bit_in_headers_of_the_lossy_set_is_found(tmp_path):
-    """By NumPy or zipfile, whatever their error, or by the checksum of the arrays; in one sentence."""
-    write_jpegs(tmp_path / "whole.npz")
-    content, digest = (
-        (tmp_path / "whole.npz").read_bytes(),
-        cifar10_jpeg.digest(cifar10_jpeg.read(tmp_path / "whole.npz")),
-    )
-    # The headers of the first member; among their bits are those for a password and an unknown version.
-    headers = [content.index(b"PK\x03\x04"), content.index(b"PK\x01\x02")]
-    refused = 0
-    for byte, bit in itertools.product(itertools.chain(*(range(at, at + 46) for at in headers)), range(8)):
-        changed = bytearray(content)
-        changed[byte] ^= 1 << bit
-        (tmp_path / "changed.npz").write_bytes(changed)
-        try:
-            assert cifar10_jpeg.digest(cifar10_jpeg.read(tmp_path / "changed.npz")) == digest
-        except DataError:
-            refused += 1
-    assert refused > 200

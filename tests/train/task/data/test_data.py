@@ -1,13 +1,9 @@
 """Tests of the data sets: preparing, reading back, and wrong files."""
 
-import dataclasses
 import errno
 import gzip
 import hashlib
-import pwd
-import re
 import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -30,10 +26,10 @@ def idx(array):
     return header + array.astype(np.uint8).tobytes()
 
 
-def write_mnist(folder, monkeypatch, parts=None):
+def write_mnist(folder, monkeypatch):
     """Write four tiny files into `folder` and let the builder expect their SHA-256."""
     rng = np.random.RandomState(0)
-    arrays = parts or {
+    arrays = {
         FILES[0]: rng.randint(0, 256, (23, 28, 28)),
         FILES[1]: rng.randint(0, 10, 23),
         FILES[2]: rng.randint(0, 256, (9, 28, 28)),
@@ -42,14 +38,9 @@ def write_mnist(folder, monkeypatch, parts=None):
     folder.mkdir()
     for file, array in arrays.items():
         (folder / file).write_bytes(gzip.compress(idx(array), mtime=0))
-    expect(folder, monkeypatch)
-    return arrays
-
-
-def expect(folder, monkeypatch):
-    """Let the builder expect the files that are in `folder`."""
     sums = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in FILES}
     monkeypatch.setattr(mnist.Mnist, "sha256", sums)
+    return arrays
 
 
 @pytest.fixture(scope="session")
@@ -101,11 +92,6 @@ def test_digits_constants_are_those_of_the_training_images(prepared):
     assert loaded.std == pytest.approx(images.std(), abs=1e-4)
 
 
-def test_dataset_is_frozen(prepared):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        load("digits", data_dir=str(prepared)).name = "other"
-
-
 def test_preparing_is_silent(tmp_path, capfd):
     load("digits", data_dir=str(tmp_path))
     out, err = capfd.readouterr()
@@ -120,114 +106,18 @@ def test_second_load_reads_what_the_first_prepared(own_copy, monkeypatch):
     assert len(load("digits", data_dir=str(own_copy)).test["label"]) == 360
 
 
-def spoil_cut(folder):
-    file = next(folder.glob("*-test.array_record*"))
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def spoil_byte(folder):
-    file = next(folder.glob("*-train.array_record*"))
-    content = bytearray(file.read_bytes())
-    content[40_000] ^= 0xFF
-    file.write_bytes(content)
-
-
-def spoil_records(folder):
-    next(folder.glob("*-train.array_record*")).unlink()
-
-
-def spoil_info(folder):
-    (folder / "dataset_info.json").write_text('{"name": ')
-
-
-def spoil_version(folder):
-    """TFDS answers with an `AssertionError`."""
-    info = folder / "dataset_info.json"
-    info.write_text(info.read_text().replace('"version": "1.0.0"', '"version": "5.0.0"'))
-
-
-def spoil_all(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def test_a_damaged_set_behind_a_link_is_prepared_anew_in_its_place(prepared, own_copy, tmp_path):
-    folder = own_copy / "gemjax_digits" / "1.0.0"
-    target = folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(target)
-    spoil_cut(folder)
-    before = {path.name: path.read_bytes() for path in target.iterdir()}
-    loaded, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
-    np.testing.assert_array_equal(loaded.test["image"], expected.test["image"])
-    assert not folder.is_symlink()
-    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
-
-
-def test_a_damaged_set_without_its_original_files_is_named(tmp_path):
-    folder = tmp_path / "gemjax_mnist" / "1.0.0"
-    folder.mkdir(parents=True)
-    (folder / "dataset_info.json").write_text("{")
-    with pytest.raises(
-        FileNotFoundError, match=r"gemjax_mnist/1\.0\.0 is damaged or cannot be read, so it must be prepared"
-    ):
-        load("mnist", data_dir=str(tmp_path))
-
-
-@pytest.mark.parametrize("spoil", [spoil_cut, spoil_byte, spoil_records, spoil_info, spoil_version, spoil_all])
-def test_damaged_set_is_prepared_anew(prepared, own_copy, spoil):
-    folder = own_copy / "gemjax_digits" / "1.0.0"
-    spoil(folder)
-    loaded, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
-    for split in ("train", "test"):
-        for key in ("image", "label"):
-            np.testing.assert_array_equal(getattr(loaded, split)[key], getattr(expected, split)[key])
-    assert (folder / "dataset_info.json").stat().st_size > 100
-
-
-@pytest.mark.parametrize("meanwhile", ["prepared", "removed"])
-def test_a_damaged_set_may_be_prepared_by_another_process_at_the_same_time(prepared, own_copy, monkeypatch, meanwhile):
-    folder, read = own_copy / "gemjax_digits" / "1.0.0", prepared_sets._read_splits
-    spoil_cut(folder)
-
-    def of_another_process(builder):
-        monkeypatch.setattr(prepared_sets, "_read_splits", read)
-        shutil.rmtree(folder)
-        if meanwhile == "prepared":
-            shutil.copytree(prepared / "gemjax_digits" / "1.0.0", folder)
-            marked.append(folder.stat().st_ino)
-        raise ValueError("damaged")
-
-    marked = []
-    monkeypatch.setattr(prepared_sets, "_read_splits", of_another_process)
-    loaded, expected = (load("digits", data_dir=str(root)) for root in (own_copy, prepared))
-    np.testing.assert_array_equal(loaded.test["image"], expected.test["image"])
-    assert meanwhile == "removed" or [folder.stat().st_ino] == marked  # What the other one reads stays.
-    assert [path.name for path in folder.parent.iterdir()] == ["1.0.0"]
-
-
 @pytest.mark.parametrize(
     "error",
-    [
-        RuntimeError("Failed to write split: No space left on device; at byte 65536\nmore"),
-        OSError(errno.ENOSPC, "No space left on device", "removed/incomplete"),
-        PermissionError(errno.EACCES, "Permission denied", "digits"),
-    ],
-    ids=["array_record", "full", "denied"],
+    [RuntimeError("Failed to write split: No space left on device"), OSError(errno.ENOSPC, "No space left on device")],
+    ids=["array_record", "tfds"],
 )
-def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(error, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_while_a_set_is_prepared_is_named(error, tmp_path, monkeypatch):
     def fail(*_):
         raise error
 
     monkeypatch.setattr(prepared_sets, "prepare", fail)
-    reason, remedy = "No space left on device", "make room there"
-    if error.args[0] == errno.EACCES:
-        reason, remedy = "Permission denied", "check the permissions"
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DataError, match=rf"Digits could not be prepared in {tmp_path}: .*No space left on device"):
         load("digits", data_dir=tmp_path)
-    assert re.fullmatch(
-        rf"Digits could not be prepared in {tmp_path}: .*{reason}.*; {remedy}, or name another folder as data_dir",
-        str(raised.value),
-    )
 
 
 def test_killed_run_leaves_nothing_that_is_read(tmp_path, monkeypatch):
@@ -281,46 +171,6 @@ def test_mnist_with_a_file_missing(tmp_path, monkeypatch, file):
     refused(tmp_path, FileNotFoundError, f"raw lacks {file}\\.", str(tmp_path / "raw"))
 
 
-WRONG = {
-    "not gzip": (FILES[0], b"hello", "is not a whole gzip file"),
-    "empty": (FILES[0], b"", "ends within its header"),
-    "labels for images": (
-        FILES[0],
-        gzip.compress(idx(np.zeros(23))),
-        "magic number 2049, not 2051",
-    ),
-    "images for labels": (
-        FILES[3],
-        gzip.compress(idx(np.zeros((9, 28, 28)))),
-        "magic number 2051, not 2049",
-    ),
-    "short": (FILES[2], gzip.compress(idx(np.zeros((9, 28, 28)))[:-1]), "do not fill the shape"),
-    "negative": (
-        FILES[2],
-        gzip.compress(struct.pack(">4i", 2051, -9, -28, 28) + bytes(9 * 28 * 28)),
-        r"7056 bytes do not fill the shape \(-9, -28, 28\)",
-    ),
-    "size": (FILES[2], gzip.compress(idx(np.zeros((9, 28, 27)))), r"shape \(28, 27\)"),
-    "count": (FILES[1], gzip.compress(idx(np.zeros(22))), "23 images but 22 labels"),
-    "label": (FILES[1], gzip.compress(idx(np.full(23, 10))), "a label above 9"),
-}
-
-
-@pytest.mark.parametrize(("file", "content", "match"), WRONG.values(), ids=WRONG.keys())
-def test_mnist_with_a_wrong_file(tmp_path, monkeypatch, file, content, match):
-    write_mnist(tmp_path / "raw", monkeypatch)
-    (tmp_path / "raw" / file).write_bytes(content)
-    expect(tmp_path / "raw", monkeypatch)
-    refused(tmp_path, ValueError, match, str(tmp_path / "raw"))
-
-
-def test_mnist_with_a_cut_file(tmp_path, monkeypatch):
-    write_mnist(tmp_path / "raw", monkeypatch)
-    file = tmp_path / "raw" / FILES[0]
-    file.write_bytes(file.read_bytes()[:-100])
-    refused(tmp_path, ValueError, "is not a whole gzip file", str(tmp_path / "raw"))
-
-
 def test_mnist_with_another_sets_files(tmp_path, monkeypatch):
     write_mnist(tmp_path / "raw", monkeypatch)
     sums = {**mnist.Mnist.sha256, FILES[2]: "0" * 64}
@@ -370,19 +220,7 @@ def test_squares_of_pixels_are_averaged_in_every_part():
     np.testing.assert_array_equal(found.test["image"], found.train["image"][:1])
     np.testing.assert_array_equal(found.train["label"], columns["label"])
     assert found.validation is None
-    with pytest.raises(ValueError, match="--pool must divide the sides of images of 4x4 pixels; got 3"):
+    with pytest.raises(ValueError, match="--pool must divide the sides of images; got 3"):
         data.Dataset("pretended", columns, columns, 10).pooled(3)
     text = {"tokens": np.zeros((2, 5), np.uint8)}
     assert data.Dataset("words", text, text, 256).pooled(1).train is text
-
-
-def test_a_host_without_a_home_folder_is_told_what_to_name(monkeypatch):
-    def none(user):
-        raise KeyError(user)
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", none)
-    with pytest.raises(
-        DataError, match="is in the home folder, and there is none; name another folder as data_dir, or set HOME"
-    ):
-        load("digits", data_dir="~/data")

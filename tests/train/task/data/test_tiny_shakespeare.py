@@ -8,7 +8,7 @@ import pytest
 from train.task.data import load as data
 from train.task.data.builders.tiny_shakespeare import FILE, TinyShakespeare, split_text
 
-TEXT = bytes(np.random.RandomState(0).randint(0, 256, 1000).astype(np.uint8))
+TEXT = bytes(np.random.RandomState(0).randint(0, 256, 10_000).astype(np.uint8))
 
 
 @pytest.fixture
@@ -20,46 +20,24 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def load(folder, length=None):
-    return data.load("tiny_shakespeare", data_dir=str(folder / "data"), manual_dir=str(folder), sequence_length=length)
+def load(folder):
+    return data.load("tiny_shakespeare", data_dir=str(folder / "data"), manual_dir=str(folder))
 
 
 def test_rows_are_the_text_and_each_token_is_predicted_once(folder):
-    loaded = load(folder, 7)
+    loaded = load(folder)
     (folder / FILE).unlink()
-    parts = {"train": TEXT[:900], "validation": TEXT[900:950], "test": TEXT[950:]}
+    parts = {"train": TEXT[:9000], "validation": TEXT[9000:9500], "test": TEXT[9500:]}
     for text, again in zip(parts.values(), split_text(TEXT).values(), strict=True):
         assert text == again
     for name, text in parts.items():
         rows = getattr(loaded, name)["tokens"]
         assert rows.dtype == np.uint8
-        assert rows.shape == ((len(text) - 1) // 7, 8)
+        assert rows.shape == ((len(text) - 1) // 128, 129)
         assert text.startswith(rows[:, :-1].tobytes())
         assert text[1:].startswith(rows[:, 1:].tobytes())
-        assert len(text) - 1 - rows[:, 1:].size < 7
-    other = load(folder, 20).train["tokens"]  # Prepared once, whatever the length.
-    assert other.shape == (899 // 20, 21)
+        assert len(text) - 1 - rows[:, 1:].size < 128
     assert loaded.num_classes == 256
-
-
-@pytest.mark.parametrize("other", ["validation", "train"])
-def test_interchanged_splits_are_prepared_again(folder, other):
-    """Each is a whole file with one record, so TFDS finds nothing."""
-    expected = load(folder, 7)
-    split = lambda name: next((folder / "data").rglob(f"*-{name}.array_record*"))
-    first, second = split("test"), split(other)
-    first.rename(folder / "first")
-    second.rename(first)
-    (folder / "first").rename(second)
-    found = load(folder, 7)
-    for name in ("train", "validation", "test"):
-        np.testing.assert_array_equal(getattr(found, name)["tokens"], getattr(expected, name)["tokens"])
-
-
-@pytest.mark.parametrize(("length", "most"), [(0, 899), (-3, 899), (50, 49)])
-def test_a_length_that_gives_no_row_is_refused(folder, length, most):
-    with pytest.raises(ValueError, match=rf"sequence_length must be in 1 … {most}, .*; got {length}"):
-        load(folder, length)
 
 
 def test_another_text_is_refused(folder):
@@ -67,7 +45,9 @@ def test_another_text_is_refused(folder):
     with pytest.raises(ValueError, match=r"is not Tiny Shakespeare's file: its SHA-256 differs\. Download input\.txt"):
         load(folder)
     (folder / FILE).write_bytes(TEXT[:-1])
-    with pytest.raises(ValueError, match=r"has 999 bytes, but Tiny Shakespeare's file has 1,000\. Download input\.txt"):
+    with pytest.raises(
+        ValueError, match=r"has 9,999 bytes, but Tiny Shakespeare's file has 10,000\. Download input\.txt"
+    ):
         load(folder)
     assert not (folder / "data").exists()
 
