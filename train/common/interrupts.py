@@ -6,19 +6,13 @@ import signal
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 # A terminal sends SIGINT for Ctrl-C and SIGHUP when it is closed; schedulers of clusters and containers send SIGTERM.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
-# Seconds of one request after its first signal: `timeout`, shells and systemd send SIGTERM or SIGHUP twice, or one after the
-# other, and launchers pass a Ctrl-C on as SIGTERM.
-ECHO = 1.0
 SHOW_CURSOR = b"\x1b[?25h"  # A line of progress hides it in a terminal.
-
-_began = -ECHO  # Time of the first signal of the last request.
 
 
 class Interrupted(KeyboardInterrupt):
@@ -79,21 +73,7 @@ def end_at_once() -> None:
 
 
 def raise_again() -> None:
-    """Let the next signal raise :class:`Interrupted` instead of ending the process.
-
-    Python ignores what is raised in a finalizer or in a callback of the garbage collector, of which JAX has one; a signal that
-    is lost there is sent again.
-    """
-    report = sys.unraisablehook
-
-    def again(lost: Any) -> None:
-        if not isinstance(lost.exc_value, Interrupted):
-            report(lost)
-            return
-        _forget()
-        threading.Timer(0.02, os.kill, [os.getpid(), lost.exc_value.number]).start()
-
-    sys.unraisablehook = again
+    """Let the next signal raise :class:`Interrupted` instead of ending the process."""
     for number in SIGNALS:
         if signal.getsignal(number) is _end:
             signal.signal(number, _raise)
@@ -114,8 +94,6 @@ def leave(status: int) -> None:
 
 
 def _end(number: int, *_: object) -> None:
-    if _is_echo(number):  # Of a request that a run has just followed.
-        return
     _write(f"train: interrupted by {name_of(number)}\n")
     with contextlib.suppress(OSError):
         if os.isatty(1) and os.environ.get("TERM") not in ("dumb", "unknown"):
@@ -124,25 +102,8 @@ def _end(number: int, *_: object) -> None:
 
 
 def _raise(number: int, *_: object) -> None:
-    if not _is_echo(number):
-        _write("")
-        raise Interrupted(number)
-
-
-def _is_echo(number: int) -> bool:
-    """Return True if a signal belongs to the last request. Two Ctrl-C are two requests."""
-    global _began
-    now = time.monotonic()
-    if number != signal.SIGINT and now - _began < ECHO:
-        return True
-    _began = now
-    return False
-
-
-def _forget() -> None:
-    """Let the next signal be a request of its own."""
-    global _began
-    _began = -ECHO
+    _write("")
+    raise Interrupted(number)
 
 
 def _write(text: str) -> None:
@@ -192,13 +153,8 @@ class Interrupt(threading.Event):
             self.unsaved = False
 
     def _on_signal(self, number: int, *_: object) -> None:
-        if not self.is_set():  # A request of its own, however soon after another one.
-            _forget()
-        if _is_echo(number):
-            return
         if self.is_set() or not self.unsaved:
             self.__exit__()
-            _forget()
             if self.go_on:
                 _write(f"\ngo on with: {self.go_on}\n")
             try:

@@ -1,23 +1,19 @@
 """Ctrl-C, SIGTERM and SIGHUP: a run ends with a checkpoint, or at once if there is nothing to save."""
 
-import gc
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from shrunk import COMMITS, Dense, flags
 
-from gemjax.engines.running.interrupts import Held
 from train import cli
 from train.common import interrupts
-from train.common.interrupts import Interrupt, Interrupted
+from train.common.interrupts import Interrupt
 from train.run import train as training
 from train.run.folder import RunFolder
 from train.task import models
@@ -27,11 +23,8 @@ STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """Give each test Python's own handlers, no earlier signal, and a clock whose time is constant."""
-    monkeypatch.setattr(interrupts, "_began", -interrupts.ECHO)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    """Give each test Python's own handlers."""
     monkeypatch.setattr(training.figures, "draw_run", lambda *_: None)  # It takes longer than a run.
-    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: 0.0))
     default = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
     before = [signal.signal(number, how) for (number, _), how in zip(STATUS, default, strict=True)]
     yield
@@ -54,7 +47,6 @@ def test_a_signal_ends_the_process_at_once_until_raising_is_enabled(number, stat
     assert ends == [status]
     assert capfd.readouterr().err == f"train: interrupted by {interrupts.name_of(number)}\n"
     interrupts.raise_again()
-    interrupts._began -= interrupts.ECHO
     with pytest.raises(KeyboardInterrupt) as stop:
         signal.raise_signal(number)
     assert interrupts.status_of(interrupts.number_of(stop.value)) == status
@@ -82,7 +74,6 @@ def test_the_second_signal_ends_a_run_at_once(number, status, ends, capfd):
         signal.raise_signal(number)
         assert (interrupt.is_set(), interrupt.number, woken, ends) == (True, number, [True], [])
         assert f"{interrupts.name_of(number)}: stopping after the commits in flight" in capfd.readouterr().err
-        interrupts._began -= interrupts.ECHO  # As if a second had passed.
         signal.raise_signal(number)
         assert ends == [status]
         assert capfd.readouterr().err.startswith("\ngo on with: run again\n")
@@ -105,73 +96,6 @@ def test_a_run_without_commits_of_its_own_ends_at_once(number, status, ends):
         signal.raise_signal(number)
     assert not interrupt.is_set()
     assert ends == [status]
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("has_ended", [False, True], ids=["during the run", "while its summary is written"])
-def test_one_request_that_comes_as_two_signals_is_one(has_ended, second, ends):
-    """`timeout` sends SIGTERM twice, and systemd sends SIGHUP after SIGTERM; two Ctrl-C are two requests."""
-    interrupts.end_at_once()
-    with Interrupt() as interrupt:
-        interrupt.unsaved = True
-        signal.raise_signal(signal.SIGTERM)
-        if has_ended:
-            interrupt.__exit__()
-        signal.raise_signal(second)
-        assert ends == []
-        signal.raise_signal(signal.SIGINT)
-        assert ends == [130]
-    interrupts.raise_again()
-    interrupts._began -= interrupts.ECHO
-    with pytest.raises(Interrupted):
-        signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(second)
-
-
-def test_a_signal_that_comes_again_and_again_is_obeyed_after_a_second(ends):
-    """An echo does not begin another second in which signals are echoes."""
-    interrupts.end_at_once()
-    with Interrupt() as interrupt:
-        interrupt.unsaved = True
-        for expected in ([], [], [143]):
-            signal.raise_signal(signal.SIGTERM)
-            assert ends == expected
-            interrupts._began -= interrupts.ECHO / 2
-
-
-def test_a_run_that_is_stopped_just_after_another_has_echoes_of_its_own(monkeypatch, ends):
-    interrupts.end_at_once()
-    for now in (0.0, 0.9):
-        monkeypatch.setattr(interrupts.time, "monotonic", lambda now=now: now)
-        with Interrupt() as interrupt:
-            interrupt.unsaved = True
-            signal.raise_signal(signal.SIGTERM)
-            monkeypatch.setattr(interrupts.time, "monotonic", lambda now=now: now + 0.5)
-            signal.raise_signal(signal.SIGTERM)
-            assert interrupt.is_set()
-    assert ends == []
-
-
-@pytest.mark.slow
-def test_a_signal_while_garbage_is_collected_is_raised_afterwards():
-    """JAX has a callback there, of which Python ignores what is raised."""
-    interrupts.end_at_once()
-    interrupts.raise_again()
-
-    def callback(phase, info):
-        if phase == "start":
-            signal.raise_signal(signal.SIGTERM)
-
-    def collect():
-        gc.collect()
-        threading.Event().wait(20)
-
-    gc.callbacks.append(callback)
-    try:
-        with pytest.raises(Interrupted):
-            collect()
-    finally:
-        gc.callbacks.remove(callback)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +203,6 @@ def test_a_run_that_a_signal_ends_before_a_commit_names_the_command_that_continu
                 cli.main(command)
             go_on = "\ngo on with: python -m train --resume run\ntrain: interrupted by SIGTERM\n"
             assert capfd.readouterr().err == go_on
-            interrupts._began -= interrupts.ECHO
     assert cli.main(["--resume", "run"]) == 0
     assert RunFolder("run").finished(COMMITS)
 
@@ -289,7 +212,6 @@ def test_a_signal_while_the_summary_is_made_names_the_command(second, monkeypatc
     """All commits are saved then, or all until the first signal; the picture takes seconds."""
 
     def interrupted(*_):
-        interrupts._began -= interrupts.ECHO
         signal.raise_signal(signal.SIGTERM)
 
     def end(status):
@@ -339,17 +261,3 @@ def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path):
     assert folder.saved.path.exists()
     assert all(name.isdigit() for name in os.listdir(folder.saved.path))
     assert folder.summary.exists()
-
-
-def test_the_second_signal_is_not_held_back_by_an_engine(capfd):
-    def run():
-        with Interrupt() as interrupt, Held():
-            interrupt.unsaved = True
-            signal.raise_signal(signal.SIGINT)
-            assert interrupt.is_set()
-            signal.raise_signal(signal.SIGINT)
-            pytest.fail("it was held back")
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert "a second signal stops at once" in capfd.readouterr().err

@@ -43,7 +43,7 @@ class Processes:
             self._pool = futures.ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(self._queue,))
             try:
                 with _telling_of_the_end():
-                    self.hardware: dict[str, Any] = self._submit(describe).result()
+                    self.hardware: dict[str, Any] = self._pool.submit(describe).result()
             except BaseException as error:  # Such as a signal, while the first process starts.
                 self.__exit__(type(error))
                 raise
@@ -63,15 +63,6 @@ class Processes:
                 process.kill()  # It ignores SIGTERM.
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._queue.close()
-
-    def _submit(self, *task: Any) -> futures.Future:
-        """Hand a task to the pool; a signal is answered when the process that starts for it is known to the pool."""
-        from gemjax.engines.running.interrupts import (
-            Held,  # Processes of the pool import this module, and would import JAX.
-        )
-
-        with Held():
-            return self._pool.submit(*task)
 
     def make(
         self,
@@ -103,7 +94,7 @@ class Processes:
             with _one_thread():  # For processes that start now.
                 while waiting and len(going) < self.count:
                     group = waiting.pop(0)
-                    going[self._submit(_make, group, machine, alike)] = group
+                    going[self._pool.submit(_make, group, machine, alike)] = group
             done, _ = futures.wait(going, timeout=0.5, return_when=futures.FIRST_COMPLETED)
             with contextlib.suppress(Empty):
                 while True:
