@@ -189,8 +189,6 @@ class Claim:
       height: of the picture, in inches.
       own: true for an investigation of our own, whose statements have no verdict.
       tuning: seeds that serve this choice only and are not reported.
-      together: true if runs that differ only in learning rate and seed are made as one program, for networks so small that
-        compiling takes longer than running. Their numbers are the same up to rounding.
     """
 
     name: str
@@ -208,7 +206,6 @@ class Claim:
     tuning: Sequence[int] = ()
     own: bool = False
     height: float = 2.8
-    together: bool = False
 
 
 def file_name(claim: str, scale: Scale) -> str:

@@ -20,7 +20,7 @@ from train.claims.execution import costs
 from train.claims.execution.cache import POOL, PUBLISHED, Pool
 from train.claims.execution.processes import Processes
 from train.claims.results import Measured
-from train.claims.runs import Record, Run, Scale, first_seeds, groups
+from train.claims.runs import Record, Run, Scale, first_seeds
 from train.claims.summary_table import RESULTS
 from train.common import interrupts
 from train.common.console import RunConsole, say
@@ -162,7 +162,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
         console,
         f"{len(runs)} runs, {len(known)} of them done already{_published(pool, known)}; work folder {pool.path}",
     )
-    _make_missing(claim, runs, known, pool, asked, console)
+    _make_missing(runs, known, pool, asked, console)
     measured = Measured(asked.scale, [(run, known[run]) for run in runs])
     while claim.then is not None:
         more = [run for run in claim.then(measured) if run not in known]
@@ -171,7 +171,7 @@ def reproduce(claim: Claim, asked: Reproduce, console: Console) -> dict[str, Any
         runs = [*runs, *more]
         known |= pool.known(runs)
         say(console, f"{len(runs)} runs, including those that follow from the measurements")
-        _make_missing(claim, runs, known, pool, asked, console)
+        _make_missing(runs, known, pool, asked, console)
         measured = Measured(asked.scale, [(run, known[run]) for run in runs])
     statements = list(claim.judge(measured))
     result = outcome.summary(claim, measured, statements)
@@ -197,12 +197,12 @@ def _published(pool: Pool, known: dict[Run, Record]) -> str:
 
 
 def _make_missing(
-    claim: Claim, runs: Sequence[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console
+    runs: Sequence[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console
 ) -> None:
     if missing := sorted((run for run in runs if run not in known), key=costs.gradients, reverse=True):
         if lacking := _lacking(missing, asked):
             raise UsageError(lacking)
-        _make(groups(missing) if claim.together else [[run] for run in missing], known, pool, asked, console)
+        _make(missing, known, pool, asked, console)
 
 
 def _lacking(runs: Sequence[Run], asked: Reproduce) -> str:
@@ -216,13 +216,12 @@ def _lacking(runs: Sequence[Run], asked: Reproduce) -> str:
     return in_flags(" ".join(filter(None, said)))
 
 
-def _make(grouped: list[list[Run]], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console) -> None:
+def _make(runs: list[Run], known: dict[Run, Record], pool: Pool, asked: Reproduce, console: Console) -> None:
     """Make runs, the longest first, and keep each record as it arrives.
 
     Raises:
       UsageError: if a run cannot be made. Runs in flight are abandoned.
     """
-    runs = [run for group in grouped for run in group]
     total = sum(map(costs.gradients, runs))
     periods = {run.name: pace.mean_period(run.config) for run in runs}
     with Processes(asked.processes) as processes, GroupProgress(console, "run", len(runs), total) as progress:
@@ -232,7 +231,7 @@ def _make(grouped: list[list[Run]], known: dict[Run, Record], pool: Pool, asked:
         def records() -> Iterator[tuple[Run, Record]]:
             machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
             tell = lambda name, commits: progress.update(name, round(commits * periods[name]))
-            for run, record, error in processes.make(grouped, machine, tell):
+            for run, record, error in processes.make([[run] for run in runs], machine, tell):
                 if record is None:
                     raise UsageError(f"{run.name}: {error}") from error
                 yield run, record | own | {"date": time.strftime("%Y-%m-%d")}

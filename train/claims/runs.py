@@ -113,26 +113,3 @@ def first_seeds(runs: Sequence[Run], count: int | None) -> list[Run]:
         if count is None or made[run.series, run.point] <= count:
             found.append(run)
     return found
-
-
-def groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return `runs` in groups that can be one program each: every learning rate of a group with every seed of it.
-
-    Runs with diagnostics, with several evaluations or with pre-training are groups of one.
-
-    >>> slow, fast = (Config(engine="simulate", learning_rate=rate) for rate in (0.01, 0.1))
-    >>> together = groups([*over_seeds("slow", slow, seeds=(0, 1)), *over_seeds("fast", fast, seeds=(0, 1, 2))])
-    >>> [[run.name for run in group] for group in together]
-    [['slow at 8, seed 0', 'slow at 8, seed 1'], ['fast at 8, seed 0', 'fast at 8, seed 1', 'fast at 8, seed 2']]
-    """
-    by_rate: dict[Any, list[Run]] = {}  # By all but the seed.
-    for index, run in enumerate(runs):
-        config = dataclasses.replace(run.config, seed=0)
-        alone = bool(run.diagnostics or run.pretraining) or run.evaluations > 1
-        by_rate.setdefault((config, index if alone else None), []).append(run)
-    found: dict[Any, list[Run]] = {}
-    for (config, alone), group in by_rate.items():
-        seeds = tuple(run.config.seed for run in group)
-        same = dataclasses.replace(config, learning_rate=1.0), seeds, alone
-        found.setdefault(same, []).extend(group)
-    return list(found.values())

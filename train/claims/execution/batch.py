@@ -1,4 +1,4 @@
-"""Runs of a claim that differ only in learning rate and seed, in one program: small networks compile longer than they run."""
+"""Runs that differ only in numbers and seed, in one program: small networks compile longer than they run."""
 
 import time
 import warnings
@@ -9,7 +9,7 @@ import jax
 
 import gemjax
 from gemjax.engines.result import check_end
-from train.claims.execution.single import judged, kept, number, record, task_of
+from train.claims.execution.single import judged, kept, number, task_of
 from train.claims.runs import Record, Run, num_commits
 from train.config.config import Config
 from train.config.methods import METHODS
@@ -20,31 +20,24 @@ ROWS = 2000  # Rows of the evaluations along a run.
 
 
 def record_together(
-    runs: Sequence[Run],
-    machine: dict[str, Any],
-    tell: Callable[[str, int], None] = lambda name, done: None,
-    *,
-    alike: bool = False,
+    runs: Sequence[Run], machine: dict[str, Any], tell: Callable[[str, int], None] = lambda name, done: None
 ) -> list[Record]:
-    """Make the runs of one group of `train.claims.runs.groups` and return their records, as `single.record` does.
+    """Make runs at every one of some points with every one of some seeds, and return their records.
 
-    The cost in seconds is divided evenly. A run that fails continues beside the others to its end, and its record covers all of
-    its commits. Made alone, it ends at the failure, and its record lacks the last compiled call.
+    Points differ in any of `NUMBERS`. These are arguments of the program: other points, lengths and seeds need no compilation.
+    Records are those of `single.record`, with the cost in seconds divided evenly, and with `final_loss`, the loss of the last
+    parameters on training rows. Evaluations but for the last of several take `ROWS` rows. A run that fails continues beside the
+    others to its end, and its record covers all of its commits; made alone, it ends at the failure.
 
     Args:
-      runs: the group.
+      runs: the runs.
       machine: the folders of data on this machine: `data_dir` and `manual_dir`.
       tell: called now and then with the name of each run and its commits so far.
-      alike: the group is every point with every seed, where points differ in any of `NUMBERS`. All of them are arguments of the
-        program, so other points, lengths and seeds need no compilation. Records also have `final_loss`, the loss of the last
-        parameters on training rows, and evaluations but for the last take `ROWS` rows.
     """
-    if len(runs) == 1 and not alike:
-        return [record(runs[0], machine, lambda done: tell(runs[0].name, done))]
     began = time.perf_counter()
     config, task = runs[0].config, task_of(runs[0].config, machine)
     total = num_commits(config, len(jax.tree.leaves(task.batches.data)[0]))
-    names = numbers(config) if alike else ("learning_rate",)
+    names = numbers(config)
     by_point = {(*(getattr(run.config, name) for name in names), run.config.seed): run for run in runs}
     points, seeds = (
         list(dict.fromkeys(values)) for values in zip(*((key[:-1], key[-1]) for key in by_point), strict=True)
@@ -57,7 +50,7 @@ def record_together(
 
     def summarise(finished: Finished) -> tuple[Run, Record]:
         run = by_point[*(finished.point[name] for name in names), finished.point["seed"]]
-        return run, _record(run, task, total, finished, alike)
+        return run, _record(run, task, total, finished)
 
     def progress(done: int) -> None:
         for run in runs:
@@ -83,16 +76,15 @@ def numbers(config: Config) -> tuple[str, ...]:
     return tuple(name for name in NUMBERS if name in acting and getattr(config, name) is not None)
 
 
-def _record(run: Run, task: Any, total: int, finished: Finished, alike: bool) -> Record:
+def _record(run: Run, task: Any, total: int, finished: Finished) -> Record:
     state, history, failed, last = finished.state, finished.history, "", {}
     params = judged(run, state.params, lambda: state)
     looked = [(done, *found) for done, found in finished.evaluated if done < total]
     try:
         check_end(state, run.config.workers, lambda: history)
-        rows = ROWS if alike and run.evaluations == 1 else None
+        rows = ROWS if run.evaluations == 1 else None
         looked.append((total, *task.evaluate(params, state.model_state, rows)))
-        if alike:
-            last["final_loss"] = number(task.train_loss(params, state.model_state, ROWS))
+        last["final_loss"] = number(task.train_loss(params, state.model_state, ROWS))
     except gemjax.RunFailedError as error:
         failed = str(error)
     return (

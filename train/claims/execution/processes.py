@@ -1,6 +1,7 @@
 """Independent runs in processes with one XLA thread each, which on a CPU is faster than one run at a time."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -65,36 +66,23 @@ class Processes:
         self._queue.close()
 
     def make(
-        self,
-        groups: Sequence[Sequence[Run]],
-        machine: dict[str, Any],
-        progress: Callable[[str, int], None],
-        *,
-        alike: bool = False,
-    ) -> Iterator[Found]:
-        """Make runs, each group as one program, and yield each run with its record or with the exception of its group.
+        self, groups: Sequence[Sequence[Run]], machine: dict[str, Any], progress: Callable[[str, int], None],
+        *, together: bool = False,
+    ) -> Iterator[Found]:  # fmt: skip
+        """Make groups of runs and yield each run with its record or with the exception of its group.
 
-        `progress` is called with the name of a run and its commits so far; for `alike` see `record_together`.
+        The runs of a group are made one by one, or `together` by `record_together`. `progress` is called with the name of a run
+        and its commits so far.
 
         Raises:
           UsageError: if a process was killed.
         """
-        with _telling_of_the_end():
-            yield from self._make(groups, machine, progress, alike)
-
-    def _make(
-        self,
-        groups: Sequence[Sequence[Run]],
-        machine: dict[str, Any],
-        progress: Callable[[str, int], None],
-        alike: bool,
-    ) -> Iterator[Found]:
         waiting, going = list(groups), {}
         while waiting or going:
-            with _one_thread():  # For processes that start now.
+            with _one_thread(), _telling_of_the_end():  # For processes that start now.
                 while waiting and len(going) < self.count:
                     group = waiting.pop(0)
-                    going[self._pool.submit(_make, group, machine, alike)] = group
+                    going[self._pool.submit(_make, group, machine, together)] = group
             done, _ = futures.wait(going, timeout=0.5, return_when=futures.FIRST_COMPLETED)
             with contextlib.suppress(Empty):
                 while True:
@@ -103,7 +91,8 @@ class Processes:
             for future in sorted(done, key=lambda future: (future.exception() is not None, _is_broken(future))):
                 group, error = going.pop(future), future.exception()
                 if _is_broken(future):  # By no run in particular.
-                    future.result()
+                    with _telling_of_the_end():
+                        future.result()
                 records = [None] * len(group) if error is not None else future.result()
                 yield from ((run, record, error) for run, record in zip(group, records, strict=True))
 
@@ -156,8 +145,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _make(group: Sequence[Run], machine: dict[str, Any], alike: bool) -> list[Record]:
-    from train.claims.execution.batch import record_together  # Imported after the process is set up: it imports JAX.
+def _make(group: Sequence[Run], machine: dict[str, Any], together: bool) -> list[Record]:
+    from train.claims.execution.batch import record_together  # Imported after the process is set up: they import JAX.
+    from train.claims.execution.single import record
 
+    tell = lambda name, done: _news.put((name, done))
     with precision(group[0].config.x64):
-        return record_together(group, machine, lambda name, done: _news.put((name, done)), alike=alike)
+        if together:
+            return record_together(group, machine, tell)
+        return [record(run, machine, functools.partial(tell, run.name)) for run in group]

@@ -199,7 +199,7 @@ def _records(
     machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
     periods = {run.name: run.config.period for group in groups for run in group}
     tell = lambda name, commits: progress.update(name, commits * periods[name])
-    for made, record, error in processes.make(groups, machine, tell, alike=True):
+    for made, record, error in processes.make(groups, machine, tell, together=True):
         if record is None:
             raise UsageError(f"{made.name}: {error}") from error
         yield made, record | {"hardware": processes.hardware, "date": time.strftime("%Y-%m-%d")}

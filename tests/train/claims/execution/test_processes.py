@@ -23,7 +23,9 @@ def test_each_run_gets_its_own_record_and_a_group_that_raises_takes_no_other_wit
     machine = {"data_dir": str(tmp_path), "manual_dir": None}
     ignored = lambda name, commits: None
     with Processes(2) as processes:
-        found = {run: (made, error) for run, made, error in processes.make([[slow, fast], [absent]], machine, ignored)}
+        found = {
+            run: (made, error) for run, made, error in processes.make([[slow], [fast], [absent]], machine, ignored)
+        }
     assert found[absent][0] is None
     assert "MNIST" in str(found[absent][1])
     for run in (slow, fast):
@@ -52,7 +54,7 @@ def test_a_process_that_is_killed_is_told_of_in_one_line(monkeypatch, when):
     broken.set_exception(BrokenProcessPool("A process in the process pool was terminated abruptly"))
     hardware.set_result({"backend": "cpu"})
     answers = iter([broken] if when == "at the beginning" else [hardware, broken])
-    monkeypatch.setattr(Processes, "_submit", lambda self, *task: next(answers))
+    monkeypatch.setattr(futures.ProcessPoolExecutor, "submit", lambda self, *task: next(answers))
     run = Run("asgd", 2, BASE)
     killed = pytest.raises(
         UsageError, match=r"^a process that made runs was killed, .*; finished runs are kept: repeat"

@@ -45,8 +45,8 @@ class Inline:
     def __exit__(self, *_):
         pass
 
-    def make(self, groups, machine, progress, *, alike):
-        assert alike
+    def make(self, groups, machine, progress, *, together):
+        assert together
         for run in [run for group in groups for run in group]:
             if len(self.made) == self.stop:
                 raise KeyboardInterrupt
@@ -184,7 +184,7 @@ def test_points_lengths_and_seeds_share_one_program(monkeypatch):
     plan = dataclasses.replace(SMALL, gradients=1600, rungs=((2, 1 / 8),), seeds=(0, 1))
     for _ in range(2):
         runs, _ = plan.next_runs(cell, known)
-        known |= dict(zip(runs, record_together(runs, {}, alike=True), strict=True))
+        known |= dict(zip(runs, record_together(runs, {}), strict=True))
     assert len(known) == 4
     names = [text.split()[1] for text in texts]
     assert names.count("@jit_step") >= 2  # Each batch of runs traces anew, and finds the first program.
