@@ -78,7 +78,8 @@ def test_without_the_original_nothing_is_tried_or_written(name, tmp_path, monkey
     file = getattr(builder, "archive", None) or {"cifar10_jpeg": "cifar10_jpeg75.npz"}.get(name, "input.txt")
     wrong = tmp_path / "wrong"
     wrong.mkdir()
-    (wrong / file).write_bytes(b"hello")
+    np.savez(wrong / "other.npz", other_labels=np.zeros(3))
+    (wrong / "other.npz").rename(wrong / file)
     cases = [
         (None, FileNotFoundError, "no manual_dir is given"),
         (tmp_path / "nowhere", FileNotFoundError, "there is no folder .*nowhere"),
