@@ -287,10 +287,10 @@ def test_an_out_that_cannot_be_made_is_refused_before_anything_is_compiled(comma
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith(f"train: --out {tmp_path / 'file' / 'run'}")
-    assert f"cannot be made: {tmp_path / 'file'} is not a folder; choose another one" in error
+    assert f"cannot be made: {tmp_path / 'file'} is no folder with permission to write" in error
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert cli.main([*command, "--out", str(tmp_path / "run" / "x")]) == 2
-    assert f"no permission to write in {tmp_path}" in capsys.readouterr().err
+    assert f"{tmp_path} is no folder with permission to write" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -409,15 +409,6 @@ def test_a_platform_that_does_not_start_is_named_as_jax_names_it(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", broken)
     with pytest.raises(RuntimeError, match=r"^Unable to initialize backend 'tpu': no library$"):
         gemjax.cpu_devices(2)
-
-
-def test_a_folder_called_latest_is_refused(tmp_path, monkeypatch, capsys):
-    """`--resume latest` and `report latest` would take another run, the newest under `runs/`."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("latest", "./latest"):
-        assert cli.main(["--out", name, "--dry-run"]) == 2
-        assert "--out latest would name the newest folder under runs/ in other commands" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_devices_that_are_too_few_are_refused_before_there_is_a_folder(capsys, monkeypatch, tmp_path):

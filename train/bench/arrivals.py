@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from gemjax import arrivals
+from train.bench.tables import show
 
 NUM_WORKERS = 1000
 
@@ -27,14 +27,12 @@ def rates(rounds: int, num_commits: int, console: Console) -> dict[str, float]:
         "gamma, barrier": arrivals.Barrier(gamma),
         "gamma, queue": arrivals.Queue(gamma, service=0.5 / NUM_WORKERS),
     }
-    table = Table(title=f"Traces of {num_commits:,} commits, {NUM_WORKERS:,} workers")
-    table.add_column("arrivals")
-    table.add_column("million commits/s", justify="right")
-    figures = {}
-    for name, model in models.items():
-        figures[name] = num_commits / min(_seconds(model, num_commits) for _ in range(rounds))
-        table.add_row(name, f"{figures[name] / 1e6:.2f}")
-    console.print(table)
+    figures = {
+        name: num_commits / min(_seconds(model, num_commits) for _ in range(rounds)) for name, model in models.items()
+    }
+    rows = ((name, f"{rate / 1e6:.2f}") for name, rate in figures.items())
+    title = f"Traces of {num_commits:,} commits, {NUM_WORKERS:,} workers"
+    show(console, title, ("arrivals", "million commits/s"), rows)
     return figures
 
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import gemjax
 from gemjax.engines.devices.hardware.programs.host import Programs
@@ -16,6 +15,7 @@ from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
 from train.bench.devices import no_batches, place, trivial_loss
 from train.bench.simulate import BATCH_SIZE, make_problem
+from train.bench.tables import show
 
 WORKERS = 4
 
@@ -41,19 +41,18 @@ def measure(sizes: Sequence[int], networks: Sequence[str], rounds: int, steps: i
     """
     programs = {f"devices, {size:,}": (lambda kind, size=size: _on_device(kind, size, steps)) for size in sizes}
     programs |= {f"simulator, {name}": (lambda kind, name=name: _simulated(kind, name, steps)) for name in networks}
-    table = Table(title="Test of the state after a commit (GEM)")
-    for column in ("", "µs per commit without it", "ratio (median)", "of the fastest"):
-        table.add_column(column, justify="right" if column else "left")
     figures = {}
     for name, make in programs.items():
         times = [make(kind) for kind in (Unchecked, Transition)]
         plain, tested = np.array([[timed() for timed in times] for _ in range(rounds)]).T
         of = {"microseconds": 1e6 * float(np.median(plain)), "ratio": float(np.median(tested / plain))}
         figures[name] = of | {"ratio of the fastest": float(tested.min() / plain.min())}
-        table.add_row(
-            name, *(f"{value:.{digits}f}" for value, digits in zip(figures[name].values(), (0, 3, 3), strict=True))
-        )
-    console.print(table)
+    columns = ("", "µs per commit without it", "ratio (median)", "of the fastest")
+    rows = (
+        (name, *(f"{value:.{digits}f}" for value, digits in zip(of.values(), (0, 3, 3), strict=True)))
+        for name, of in figures.items()
+    )
+    show(console, "Test of the state after a commit (GEM)", columns, rows)
     return figures
 
 

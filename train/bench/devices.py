@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import gemjax
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
 from gemjax.testing import Faults
+from train.bench.tables import show
 
 PyTree = Any
 GRADIENT = 0.02  # Seconds of the fastest worker's gradient in the measurement of utilisation.
@@ -140,13 +140,11 @@ COLUMNS = {
 def _print(title: str, figures: dict[str, dict[str, float]], console: Console) -> None:
     """Print one row per figure, and one column per kind of number that any of them has."""
     kinds = [kind for kind in COLUMNS if any(kind in of for of in figures.values())]
-    table = Table(title=title)
-    table.add_column("")
-    for kind in kinds:
-        table.add_column(COLUMNS[kind][0], justify="right")
-    for name, of in figures.items():
-        table.add_row(name, *(f"{of[kind]:{COLUMNS[kind][1]}}" if kind in of else "" for kind in kinds))
-    console.print(table)
+    rows = (
+        (name, *(f"{of[kind]:{COLUMNS[kind][1]}}" if kind in of else "" for kind in kinds))
+        for name, of in figures.items()
+    )
+    show(console, title, ("", *(COLUMNS[kind][0] for kind in kinds)), rows)
 
 
 def place(num_workers: int) -> gemjax.Placement:
@@ -186,15 +184,11 @@ def utilisation(console: Console) -> dict[str, float]:
             gemjax.gem(0.01, 0.9, workers), loss_fn, params, batches, 600, num_workers=workers, gate=speeds
         )
     busy = gemjax.summarise(result.history).utilisation
-    table = Table(title="Utilisation of workers whose gradients take unequal times")
-    table.add_column("per gradient")
-    table.add_column("utilisation", justify="right")
     figures = {
         f"{1e3 * GRADIENT * slowdown:.0f} ms": float(share) for slowdown, share in zip(SLOWDOWNS, busy, strict=True)
     }
-    for name, share in figures.items():
-        table.add_row(name, f"{100 * share:.1f} %")
-    console.print(table)
+    rows = ((name, f"{100 * share:.1f} %") for name, share in figures.items())
+    show(console, "Utilisation of workers whose gradients take unequal times", ("per gradient", "utilisation"), rows)
     return figures
 
 
@@ -219,9 +213,6 @@ def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> d
         "in a callback": {"callback": lambda progress: evaluate() is None, "callback_every": every},
     }
     figures = {}
-    table = Table(title=f"Commits per second with {evaluations} evaluations in {commits} commits of {workers} workers")
-    for column in ("evaluations", "commits per second"):
-        table.add_column(column, justify="left" if column == "evaluations" else "right")
     for name, how in ways.items():
         with Faults() as speeds:
             for worker in range(workers):
@@ -237,8 +228,9 @@ def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> d
                 **how,
             )
         figures[name] = len(result.history["time"]) / float(result.history["time"][-1])
-        table.add_row(name, f"{figures[name]:.0f}")
-    console.print(table)
+    rows = ((name, f"{rate:.0f}") for name, rate in figures.items())
+    title = f"Commits per second with {evaluations} evaluations in {commits} commits of {workers} workers"
+    show(console, title, ("evaluations", "commits per second"), rows)
     return figures
 
 

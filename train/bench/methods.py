@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from gemjax.engines.transition import Gradient, RunState, Transition
 from gemjax.protocol import slots
+from train.bench.tables import show
 from train.config.config import Config
 from train.task.methods import local_steps, make_method
 
@@ -102,37 +102,28 @@ def compare(names: Sequence[str], rounds: int, commits: int, console: Console) -
             "state ratio": method.kept / base.kept,
         }
         console.print(f"  {name}: {1e3 * np.median(times):.2f} ms", highlight=False)
-    console.print(_table(figures))
+    _show(figures, console)
     return figures
 
 
-def _table(figures: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"A commit and its pull, {figures['workers']} workers, {figures['parameters']:,} parameters; ratios to asgd",
-        caption="needed: traffic if each argument that a commit uses and each result is moved once. compiled: traffic of XLA's "
-        "loops; on CPUs each output has its own loop, which reads its inputs again. copies: state in copies of the parameters. "
-        "Each method is timed between two measurements of asgd; a single round is noisy.",
+def _show(figures: dict[str, Any], console: Console) -> None:
+    title = f"A commit and its pull, {figures['workers']} workers, {figures['parameters']:,} parameters; ratios to asgd"
+    caption = (
+        "needed: traffic if each argument that a commit uses and each result is moved once. compiled: traffic of XLA's loops; "
+        "on CPUs each output has its own loop, which reads its inputs again. copies: state in copies of the parameters. Each "
+        "method is timed between two measurements of asgd; a single round is noisy."
     )
-    table.add_column("method", no_wrap=True)
-    for column in (
-        "ms",
-        "time",
-        "needed",
-        "time/needed",
-        "compiled",
-        "time/compiled",
-        "copies",
-        "state",
-    ):
-        table.add_column(column, justify="right")
-    for name, one in figures["methods"].items():
-        table.add_row(
+    rows = [
+        (
             name, f"{one['ms']:.2f}", f"{one['time ratio']:.2f}", f"{one['traffic ratio']:.2f}",
             f"{one['time ratio'] / one['traffic ratio']:.2f}", f"{one['compiled traffic ratio']:.2f}",
             f"{one['time ratio'] / one['compiled traffic ratio']:.2f}",
             f"{one['state in copies']:.1f}", f"{one['state ratio']:.2f}",
-        )  # fmt: skip
-    return table
+        )
+        for name, one in figures["methods"].items()
+    ]  # fmt: skip
+    columns = ("method", "ms", "time", "needed", "time/needed", "compiled", "time/compiled", "copies", "state")
+    show(console, title, columns, rows, caption=caption)
 
 
 def _params() -> PyTree:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from train.bench.simulate import Problem, make_problem
+from train.bench.tables import show
 
 PyTree = Any
 PEAK_SIZE = 2048  # Rows of the square matrices whose product measures the peak of the machine.
@@ -25,9 +25,7 @@ def compare(
     torch = _torch()
     peak = _peak(rounds)
     title = f"Forward + backward, float32; matrix products reach {peak / 1e9:.0f} GFLOP/s on this machine"
-    table = Table(title=title)
-    for column in ("network, batch", "ms", "GFLOP/s", "of peak", "PyTorch ms", "ratio (range)"):
-        table.add_column(column, justify="left" if column.startswith("network") else "right", no_wrap=True)
+    rows = []
     figures: dict[str, Any] = {"peak_gflops": peak / 1e9, "torch": getattr(torch, "__version__", None)}
     for network in networks:
         for batch_size in batch_sizes:
@@ -45,11 +43,11 @@ def compare(
                 ratio = times[:, 0] / times[:, 1]
                 row |= {"torch_ms": 1e3 * float(np.median(times[:, 1])), "ratio": float(np.median(ratio))}
                 cells += [f"{row['torch_ms']:.2f}", f"{row['ratio']:.2f} ({ratio.min():.2f} – {ratio.max():.2f})"]
-            table.add_row(*cells)
+            rows.append(cells)
             figures[name] = row
-    if torch is None:
-        table.caption = "PyTorch is not installed, so nothing is compared (pip install torch)."
-    console.print(table)
+    columns = ("network, batch", "ms", "GFLOP/s", "of peak", "PyTorch ms", "ratio (range)")
+    lacking = "PyTorch is not installed, so nothing is compared (pip install torch)." if torch is None else ""
+    show(console, title, columns, rows, caption=lacking)
     return figures
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from gemjax import arrivals
+from train.bench.tables import show
 from train.common.errors import UsageError
 
 # Parts of a commit in `bench cluster`, in which the driver is busy; in the others it waits for a worker.
@@ -91,22 +91,22 @@ def table(
                         "driver": dataclasses.asdict(driver)}
     }  # fmt: skip
     for size in sizes:
-        shown = Table(
-            title=f"{size:,} parameters, {gradient_seconds:g} s per gradient, {gigabits:g} Gbit/s per host; the driver's "
-            f"thread ({driver.source}): {1e3 * driver.service(BYTES * size):.3g} ms per commit"
+        title = (
+            f"{size:,} parameters, {gradient_seconds:g} s per gradient, {gigabits:g} Gbit/s per host; the driver's thread "
+            f"({driver.source}): {1e3 * driver.service(BYTES * size):.3g} ms per commit"
         )
-        for column in ("hosts", "arrangement", "commits/s", "gradients/s", "in MB/s", "out MB/s", "staleness p50", "p95",
-                       "computing", "bottleneck"):  # fmt: skip
-            shown.add_column(column, justify="left" if column in ("arrangement", "bottleneck") else "right")
+        rows = []
         for count in hosts:
             for arrangement in ARRANGEMENTS:
                 row = simulate(arrangement, size, count, gigabits, gradient_seconds, driver)
                 figures[f"{size} parameters, {count} hosts, {arrangement.name}"] = row
                 numbers = (_short(row[name]) for name in ("commits", "gradients", "in_mb", "out_mb", "p50", "p95"))
-                shown.add_row(
-                    f"{count:,}", arrangement.name, *numbers, f"{100 * row['computing']:.0f} %", row["bottleneck"]
+                rows.append(
+                    (f"{count:,}", arrangement.name, row["bottleneck"], *numbers, f"{100 * row['computing']:.0f} %")
                 )
-        console.print(shown)
+        columns = ("hosts", "arrangement", "bottleneck", "commits/s", "gradients/s", "in MB/s", "out MB/s",
+                   "staleness p50", "p95", "computing")  # fmt: skip
+        show(console, title, columns, rows, words=3)
     return figures
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console
-from rich.table import Table
 
 import gemjax
 from train.bench.simulate import Problem
+from train.bench.tables import show
 from train.task import losses, models
 
 PyTree = Any
@@ -42,9 +42,6 @@ def measure(rounds: int, console: Console) -> dict[str, Any]:
 
 def _calls(problem: Problem, console: Console) -> dict[str, dict[str, float]]:
     """Measure the CPU seconds of a first call, and of others that need no new program, of a few commits."""
-    table = Table(title="CPU seconds of a call of few commits")
-    for column in ("engine", "first", "same objects", "method built anew", "another length"):
-        table.add_column(column, justify="left" if column == "engine" else "right")
     figures = {}
     for engine, (call, make) in _engines(problem).items():
         tx = make()
@@ -54,8 +51,9 @@ def _calls(problem: Problem, console: Console) -> dict[str, dict[str, float]]:
             "anew": min(_cpu_seconds(lambda: call(make(), 2)) for _ in range(3)),  # noqa: B023
             "length": _cpu_seconds(lambda: call(tx, 3)),  # noqa: B023
         }
-        table.add_row(engine, *(f"{seconds:.3f}" for seconds in figures[engine].values()))
-    console.print(table)
+    columns = ("engine", "first", "same objects", "method built anew", "another length")
+    rows = ((engine, *(f"{seconds:.3f}" for seconds in of.values())) for engine, of in figures.items())
+    show(console, "CPU seconds of a call of few commits", columns, rows)
     return figures
 
 

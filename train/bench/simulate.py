@@ -12,10 +12,10 @@ import numpy as np
 import optax
 from flax import linen as nn
 from rich.console import Console
-from rich.table import Table
 
 import gemjax
 from gemjax import arrivals
+from train.bench.tables import show
 from train.config.config import Config
 from train.task import losses, models
 from train.task.methods import local_steps, make_method
@@ -94,12 +94,8 @@ def _ratios(
     sequential = _sequential(problem, steps)
     sequential()  # Compiles.
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
-    table = Table(
-        title=f"Simulator: {network}, {size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
-    )
-    for column in ("method", "workers", "ms per commit (median)", "ratio (median)", "ratio (range)"):
-        table.add_column(column, justify="left" if column == "method" else "right")
     figures: dict[str, Any] = {"sequential_ms": [], "ratio": {}}
+    rows = []
     for method in methods:
         simulated = {n: _simulated(problem, method, n, steps) for n in workers}
         for run in simulated.values():
@@ -115,14 +111,15 @@ def _ratios(
         for n, measured in times.items():
             seconds, ratio = np.array(measured).T
             figures["ratio"].setdefault(method, {})[str(n)] = float(np.median(ratio))
-            table.add_row(
+            rows.append((
                 method, str(n), f"{1e3 * np.median(seconds):.2f}", f"{np.median(ratio):.3f}",
                 f"{ratio.min():.3f} – {ratio.max():.3f}",
-            )  # fmt: skip
+            ))  # fmt: skip
             console.print(f"  {network} {batch_size} {method} {n}: {np.median(ratio):.3f}", highlight=False)
     figures["sequential_ms"] = float(np.median(figures["sequential_ms"]))
-    table.caption = f"A sequential step: {figures['sequential_ms']:.2f} ms (median)."
-    console.print(table)
+    title = f"Simulator: {network}, {size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
+    columns = ("method", "workers", "ms per commit (median)", "ratio (median)", "ratio (range)")
+    show(console, title, columns, rows, caption=f"A sequential step: {figures['sequential_ms']:.2f} ms (median).")
     return figures
 
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,10 +12,7 @@ from train.common.interrupts import discard
 
 
 def adapt_output() -> None:
-    """Let output appear on any terminal: characters that its encoding lacks are escaped, and a size that is none is ignored."""
-    for name in ("COLUMNS", "LINES"):
-        if not re.fullmatch("0*[1-9][0-9]{0,3}", os.environ.get(name, "1")):
-            del os.environ[name]
+    """Let output appear on any terminal: characters that its encoding lacks are escaped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # Not in a notebook.
             stream.reconfigure(errors="backslashreplace")

@@ -9,13 +9,12 @@ import itertools
 import os
 import shlex
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from train.common.errors import FolderMovedError, RecordError, UsageError
+from train.common.errors import FolderMovedError, UsageError
 
 if TYPE_CHECKING:  # Most commands that write files draw nothing.
     from matplotlib.figure import Figure
@@ -50,19 +49,6 @@ def in_words(error: OSError) -> str:
     # The folder of the file may be removed already.
     folder = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
     return f"{path} could not be written: {error.strerror} ({readable(shutil.disk_usage(folder).free)} are free)"
-
-
-def check_regular(*paths: Path) -> None:
-    """Check that each path is a file or missing: a pipe would be waited for, and a folder cannot be written as a file.
-
-    Raises:
-      RecordError: if one is not, with its name.
-    """
-    for path in paths:
-        if path.exists() and not path.is_file():
-            raise RecordError(
-                f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}, expected a file; move it away"
-            )
 
 
 def numbered(path: Path) -> Iterator[Path]:
@@ -102,39 +88,24 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         raise
 
 
-def check_no_address(path: str | os.PathLike, flag: str = "--out") -> None:
-    """Raise `UsageError` for the address of a bucket or the like."""
+def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
+    """Check that a folder can be made at `path`, or written to if it exists; nothing is made.
+
+    Raises:
+      UsageError: if not, or if it is the address of a bucket or the like.
+    """
     if ":/" in os.fspath(path):
         from gemjax.protocol.checks import told_of_address  # It imports JAX, and most paths are no addresses.
 
         if wrong := told_of_address(path):
             raise UsageError(f"{flag} {wrong}")
-
-
-def check_out(path: str | os.PathLike, flag: str = "--out") -> None:
-    """Check that a folder can be made at `path`, or written to if it exists; nothing is made.
-
-    Raises:
-      UsageError: if it is an address (:func:`check_no_address`).
-      OSError: if not, with `flag`, the path and the obstacle.
-    """
-    check_no_address(path, flag)
-    path = Path(path)
-    existing = path.absolute()
+    existing = Path(path).absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
-    if not existing.is_dir():
-        raise NotADirectoryError(f"{flag} {path} cannot be made: {existing} is not a folder; choose another one")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"{flag} {path} cannot be written: no permission to write in {existing}; choose another one"
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{flag} {path} cannot be made: {existing} is no folder with permission to write; choose another one"
         )
-
-
-def check_name(path: Path) -> None:
-    """Raise `UsageError` for a folder of the name `latest`, by which commands find the newest one."""
-    if path == Path("latest"):
-        raise UsageError("--out latest would name the newest folder under runs/ in other commands; choose another name")
 
 
 @contextlib.contextmanager
@@ -189,17 +160,15 @@ def append_whole(path: str | os.PathLike, line: str) -> None:
 def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -> None:
     """Write `content`, all at once or part by part.
 
-    A reader of `path` finds all of it or the previous content, after a crash too. A link to a file at `path` is replaced, not
-    followed; a device such as `/dev/null` is written to, and so is `/dev/stdout`, which is a link.
+    A reader of `path` finds all of it or the previous content, after a crash too. Links are followed, and a device such as
+    `/dev/null` is written to.
     """
     path = Path(path)
-    descriptor = _descriptor(path) if path.exists() else None
-    if path.exists() and (descriptor is not None or not path.is_file()):  # Opening a folder is an error.
-        sys.stdout.flush()
-        # Opened by its number, an open file of this process goes on behind the content.
-        with open(path if descriptor is None else os.dup(descriptor), "wb") as device:
+    if path.exists() and not path.is_file():  # Opening a folder is an error.
+        with open(path, "wb") as device:
             _write_parts(device, content)
         return
+    path = path.resolve()
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")  # Another process may write it, too.
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
@@ -213,16 +182,6 @@ def write_whole(path: str | os.PathLike, content: str | bytes | Iterable[str]) -
         if isinstance(error, OSError):
             error.filename, error.filename2 = os.fspath(path), None
         raise
-
-
-def _descriptor(path: Path) -> int | None:
-    """Return the number of the open file of this process that `path` leads to, as `/dev/stdout` does; ``None`` if to none."""
-    own = Path("/proc/self/fd").resolve()
-    while path.parent.resolve() != own:
-        if not path.is_symlink():
-            return None
-        path = path.parent / path.readlink()
-    return int(path.name) if path.name.isdecimal() else None
 
 
 def _write_parts(file: IO[bytes], content: str | bytes | Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from gemjax import CheckpointError, Checkpoints, RunState, Trace
 from gemjax.telemetry import eventlog
 from train.common import files
 from train.common.errors import RecordError
-from train.common.files import append_whole, check_name, check_out
+from train.common.files import append_whole, check_out
 from train.config.config import Config
 from train.config.parsing import command_of
 from train.run.records.conclusions import read_replay, read_summary
@@ -60,12 +60,10 @@ class RunFolder:
 
         Raises:
           FileExistsError: if `--out` names the folder of a run, or one with other files.
-          UsageError: if its name means another folder.
-          OSError: if the folder cannot be created or written to.
+          UsageError: if the folder cannot be created or written to.
         """
         default = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.dataset.replace('/', '-')}-{config.method}"
         folder = cls(config.out or default)
-        check_name(folder.path)
         check_out(config.out or default)
         if config.out is None:
             return folder
@@ -127,7 +125,6 @@ class RunFolder:
 
         Raises:
           FileNotFoundError: if there is no such run.
-          RecordError: if the folder has something else in place of a file of a run.
         """
         if name == "latest":
             found = sorted(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
@@ -137,10 +134,6 @@ class RunFolder:
         folder = cls(name)
         if not folder.config.exists():
             raise FileNotFoundError(f"{name} is not a run folder: it has no config.json")
-        files.check_regular(
-            folder.config, folder.events, folder.metrics, folder.summary, folder.picture, folder.report, folder.timeline,
-            folder.replay,
-        )  # fmt: skip
         return folder
 
     def finished(self, num_commits: int) -> bool:

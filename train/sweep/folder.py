@@ -57,7 +57,7 @@ class SweepFolder(Store[Cell, list[Row]]):
         """Return the folder that `grid` names, or else a new one; nothing is created.
 
         Raises:
-          OSError: if it cannot be created or written to.
+          UsageError: if it cannot be created or written to.
         """
         folder = cls(grid.out or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{grid.dataset.replace('/', '-')}-sweep")
         folder.is_final = grid.out is not None

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from train import cli
-from train.common.console import RunConsole, adapt_output, say
+from train.common.console import RunConsole, say
 from train.config import helptext
 from train.config.config import Config
 
@@ -25,28 +25,11 @@ def terminal(monkeypatch):
     return replace
 
 
-@pytest.mark.parametrize("size", ["0", "00", "-5", "abc", "", "²", "9" * 5000])
-def test_a_size_that_is_none_is_ignored(size, monkeypatch, capsys):
-    """Rich prints nothing with a width of 0, and raises at the others that look like digits."""
-    monkeypatch.setenv("COLUMNS", size)
-    monkeypatch.setenv("LINES", size)
-    adapt_output()
-    assert not {"COLUMNS", "LINES"} & set(os.environ)
-    say(RunConsole(), "text")
-    assert capsys.readouterr().out == "text\n"
-
-
 @pytest.mark.parametrize("name", ["runs/[exp 1] gem", "runs/a[/b]", "[bold]x[/bold]", "a:smile:b"])
 def test_names_are_printed_as_they_are(name, capsys):
     """Brackets are a style to Rich, and words between colons are pictures."""
     say(RunConsole(), f"picture: {name}/run.png")
     assert capsys.readouterr().out == f"picture: {name}/run.png\n"
-
-
-def test_a_size_is_kept(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "132")
-    adapt_output()
-    assert RunConsole().width == 132
 
 
 @pytest.mark.parametrize("width", [1, 2, 20, 40])

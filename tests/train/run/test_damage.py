@@ -314,29 +314,6 @@ def test_a_run_that_cannot_be_written_is_refused_before_training(folder, monkeyp
     assert error == wrong
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "config.json",
-        "events.jsonl",
-        "metrics.jsonl",
-        "summary.json",
-        "run.png",
-        "report.html",
-        "timeline.json",
-        "replay.json",
-    ],
-)
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-@pytest.mark.parametrize("command", [LONGER, ["report", "run"], ["replay", "run"]], ids=lambda command: command[0])
-def test_what_is_no_file_is_refused_before_it_is_read_or_replaced(folder, capsys, name, kind, command):
-    """A process would wait for a pipe, and a run would end without its picture and summary."""
-    (folder.path / name).unlink(missing_ok=True)
-    os.mkfifo(folder.path / name) if kind == "pipe" else (folder.path / name).mkdir()
-    found = "a pipe or a device" if kind == "pipe" else "a folder"
-    assert refusal(capsys, folder, command) == f"train: run/{name} is {found}, expected a file; move it away\n"
-
-
 def test_a_report_and_a_replay_are_refused_before_they_write_if_the_last_replay_is_damaged(folder, capsys):
     for damaged in ("no replay", "[]"):
         folder.replay.write_text(damaged)

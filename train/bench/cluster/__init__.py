@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from rich.console import Console
-from rich.table import Table
 
 import gemjax
+from gemjax.check.speed import network
 from gemjax.engines.cluster.programs import ClusterPrograms
 from gemjax.engines.transition import Transition
 from train.bench.cluster import on_ray
 from train.bench.devices import no_batches, trivial_loss
+from train.bench.tables import show
 from train.common.errors import UsageError
 
 PyTree = Any
@@ -91,15 +91,14 @@ def _against_round_trip(
         name: {"median": 1e3 * float(np.median(of)), "mean": 1e3 * float(np.mean(of))} for name, of in times.items()
     }
     ratio = {name: float(np.median(of)) for name, of in ratios.items()}
-    table = Table(title=f"Ray: trivial gradient, {size:,} parameters")
-    for column in ("", "ms (median)", "ms (mean)", "ratio (range)"):
-        table.add_column(column, justify="right" if column else "left")
+    rows = []
     for name, of in plain.items():
         kind, _, workers = name.partition(", ")
         seen = ratios[workers] if kind == "commit" else []
         words = f"{ratio[workers]:.2f} ({min(seen):.2f} – {max(seen):.2f})" if seen else ""
-        table.add_row(name, f"{of['median']:.2f}", f"{of['mean']:.2f}", words)
-    console.print(table)
+        rows.append((name, f"{of['median']:.2f}", f"{of['mean']:.2f}", words))
+    columns = ("", "ms (median)", "ms (mean)", "ratio (range)")
+    show(console, f"Ray: trivial gradient, {size:,} parameters", columns, rows)
     return {"times": plain, "ratio": ratio}
 
 
@@ -171,36 +170,20 @@ def _against_server(
     ours, theirs = np.array(pairs).T
     ratio = ours / theirs
     figures = {"gemjax": float(np.median(ours)), "parameter server": float(np.median(theirs))}
-    table = Table(
-        title=f"Dense network of {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, {TOGETHER}"
-    )
-    for column in ("", "commits per second", "ratio (range)"):
-        table.add_column(column, justify="right" if column else "left")
-    table.add_row("parameter server on Ray", f"{figures['parameter server']:.1f}", "")
-    table.add_row(
-        "gemjax", f"{figures['gemjax']:.1f}", f"{np.median(ratio):.2f} ({ratio.min():.2f} – {ratio.max():.2f})"
-    )
-    console.print(table)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    rows = [
+        ("parameter server on Ray", f"{figures['parameter server']:.1f}", ""),
+        ("gemjax", f"{figures['gemjax']:.1f}", f"{np.median(ratio):.2f} ({ratio.min():.2f} – {ratio.max():.2f})"),
+    ]
+    columns = ("", "commits per second", "ratio (range)")
+    show(console, f"Dense network of {count:,} parameters, {TOGETHER}", columns, rows)
     return {"per second": figures, "server ratio": float(np.median(ratio))}
 
 
-def make_network(size: int) -> tuple[Callable, PyTree, tuple[np.ndarray, np.ndarray]]:
+def make_network(size: int) -> tuple[Callable, PyTree, PyTree]:
     """Make a network of three dense layers with about ``size`` parameters: its loss, its parameters and a batch of noise."""
     linear = INPUTS + CLASSES + 2
     hidden = max(1, round((math.sqrt(linear**2 + 4 * (size - CLASSES)) - linear) / 2))
-    shapes = ((INPUTS, hidden), (hidden, hidden), (hidden, CLASSES))
-    rng = np.random.default_rng(0)
-    params = [
-        {"w": rng.normal(0, rows**-0.5, (rows, columns)).astype(np.float32), "b": np.zeros(columns, np.float32)}
-        for rows, columns in shapes
-    ]
-    batch = rng.normal(0, 1, (BATCH_SIZE, INPUTS)).astype(np.float32), rng.integers(0, CLASSES, BATCH_SIZE)
-
-    def loss_fn(params: PyTree, batch: Any) -> jax.Array:
-        x, labels = batch
-        for layer in params[:-1]:
-            x = jax.nn.relu(x @ layer["w"] + layer["b"][None])
-        logits = x @ params[-1]["w"] + params[-1]["b"][None]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    return loss_fn, params, batch
+    problem = network((INPUTS, hidden, hidden, CLASSES))
+    batch = {name: rows[:BATCH_SIZE] for name, rows in problem.batches.data.items()}
+    return problem.loss_fn, jax.device_get(problem.params), batch
