@@ -4,10 +4,8 @@ import io
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -80,26 +78,17 @@ def test_a_law_that_is_violated(quick_parts, capsys, monkeypatch):
     assert "1,830.0" in out  # The other parts ran.
 
 
-@pytest.mark.parametrize(
-    ("part", "error", "advice"),
-    [
-        ("measure_speed", RuntimeError("RESOURCE_EXHAUSTED: out of memory"), "free the devices' memory"),
-        ("check_law", ValueError("odd"), "send this output, with the traceback"),
-        ("measure_overlap", ValueError("odd"), "send this output"),
-        ("measure_windows", ValueError("odd"), "send this output"),
-        ("peak_memory", ValueError("odd"), "send this output"),
-    ],
-)
-def test_a_part_that_raises_does_not_stop_the_others(part, error, advice, quick_parts, capsys, monkeypatch):
+@pytest.mark.parametrize("part", ["measure_speed", "check_law", "measure_overlap", "measure_windows", "peak_memory"])
+def test_a_part_that_raises_does_not_stop_the_others(part, quick_parts, capsys, monkeypatch):
     def broken(*args, **options):
-        raise error
+        raise ValueError("odd")
 
     monkeypatch.setattr(parts, part, broken)
     assert command.main(["--quick"]) == 1
     captured = capsys.readouterr()
-    assert str(error) in captured.out.splitlines()[-1]
-    assert advice in captured.out
-    assert f"{type(error).__name__}: {error}" in captured.err  # The traceback.
+    assert "odd" in captured.out.splitlines()[-1]
+    assert "send this output, with the traceback" in captured.out
+    assert "ValueError: odd" in captured.err  # The traceback.
     others = {
         "measure_speed": "1,830.0",
         "measure_overlap": "1.9 on 2",
@@ -109,79 +98,12 @@ def test_a_part_that_raises_does_not_stop_the_others(part, error, advice, quick_
     assert all((text in captured.out) == (name != part) for name, text in others.items())
 
 
-@pytest.mark.parametrize(
-    ("platforms", "devices", "advice"),
-    [
-        ("cuda", AssertionError(), "install the plugin of JAX for cuda"),
-        ("tpu", RuntimeError("Unable to initialize backend 'tpu': no libtpu.so"), "install the plugin of JAX for tpu"),
-        ("cuda", RuntimeError("Unknown backend cpu"), "set JAX_PLATFORMS=cuda,cpu"),
-    ],
-)
-def test_machines_without_the_requested_devices(platforms, devices, advice, monkeypatch, capsys):
-    def local_devices(backend=None):
-        if backend is None and "Unknown" in str(devices):
-            return ["an accelerator"]
-        raise devices
-
-    monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setattr(parts.jax, "local_devices", local_devices)
-    assert command.main(["--quick"]) == 1
-    out = capsys.readouterr().out
-    assert advice in out
-    assert f"environment            JAX_PLATFORMS={platforms}" in out
-
-
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(check, "run", lambda *args, **options: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as stopped:
         command.main(["--json", str(tmp_path / "missing" / "figures.json")])
     assert stopped.value.code == 2
-    assert "cannot be written (No such file or directory); name another file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", [None, '{"passed": true, "verdict": "before"}'])
-def test_a_check_that_is_interrupted_leaves_the_file_as_it_was(monkeypatch, tmp_path, content):
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
-
-    path = tmp_path / "figures.json"
-    if content is not None:
-        path.write_text(content)
-    monkeypatch.setattr(check, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        command.main(["--json", str(path)])
-    assert (path.read_text() if path.exists() else None) == content
-
-
-def test_a_file_of_the_user_is_not_replaced(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(check, "run", None)
-    path = tmp_path / "notes.txt"
-    for content in ("my notes", '{"case": 7, "verdict": "guilty"}', '"verdict": 1', "[]"):
-        path.write_text(content)
-        with pytest.raises(SystemExit):
-            command.main(["--json", str(path)])
-        assert (
-            f"--json {path} is another file, which the check would replace; name another file"
-            in capsys.readouterr().err
-        )
-        assert path.read_text() == content
-
-
-def test_a_pipe_is_not_opened_before_there_are_figures(quick_parts, tmp_path):
-    """Its reader would find its end."""
-    path, read = tmp_path / "pipe", []
-    os.mkfifo(path)
-    reader = threading.Thread(target=lambda: read.append(path.read_text()), daemon=True)
-    reader.start()
-    assert command.main(["--workers", "4", "--json", str(path)]) == 0
-    reader.join(60)
-    assert json.loads(read[0])
-
-
-def test_a_link_to_a_file_that_is_not_there_yet_makes_it(quick_parts, tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "figures.json")
-    assert command.main(["--workers", "4", "--json", str(tmp_path / "link")]) == 0
-    assert json.loads((tmp_path / "link").read_text())
+    assert "cannot be written; name another file" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_the_figures_of_before(quick_parts, capsys, tmp_path):
@@ -191,20 +113,6 @@ def test_a_full_disk_leaves_the_figures_of_before(quick_parts, capsys, tmp_path)
         assert command.main(["--workers", "4", "--json", str(path)]) == 1
     assert f"the figures could not be saved in {path} (File too large)" in capsys.readouterr().err
     assert path.read_text() == '{"passed": true, "verdict": "before"}'
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("0", "must be from 1 to 1024, got 0"),
-        ("99999", "must be from 1 to 1024, got 99999"),
-        ("1e3", "must be a whole number, got '1e3'"),
-    ],
-)
-def test_numbers_must_be_positive(given, message, capsys):
-    with pytest.raises(SystemExit):
-        command.main(["--workers", given])
-    assert f"argument --workers: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -236,40 +144,3 @@ def test_from_the_command_line_beside_a_broken_plugin(tmp_path):
 def test_the_library_does_not_import_it():
     command = "import gemjax, sys; assert 'gemjax.check' not in sys.modules"
     subprocess.run([sys.executable, "-c", command], check=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_it_in_one_line():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gemjax.check", "--quick"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    process.stdout.readline()  # It has begun.
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (130, "gemjax.check: interrupted\n")
-
-
-def said_to(output):
-    command = "from gemjax.check.__main__ import _say; _say('a line'); print('not reached')"
-    found = subprocess.run(
-        [sys.executable, "-c", command], stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False
-    )
-    return found.returncode, found.stderr
-
-
-@pytest.mark.slow
-def test_output_whose_reader_has_ended_ends_it_without_a_word():
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        assert said_to(writer) == (141, "")
-    finally:
-        os.close(writer)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
-def test_output_on_a_full_disk_ends_it_in_one_line():
-    with open("/dev/full", "w") as full:
-        assert said_to(full) == (1, "gemjax.check: the output cannot be written: No space left on device\n")

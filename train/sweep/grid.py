@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -109,7 +109,7 @@ class Grid(Common):
         own = {name: values for name, values in tried.items() if name in takes and values}
         return {"learning_rate": self.learning_rates, **own}
 
-    def points(self, method: Method) -> list[dict[str, float]]:
+    def points(self, method: Method) -> list[dict[str, Any]]:
         """Return all combinations of the values that a cell of `method` tries."""
         over = self.over(method)
         return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]

@@ -209,8 +209,7 @@ def test_many_workers_and_commits_fit_on_the_page(tmp_path):
             r"metrics\.jsonl, line 1: not metrics of a run: it has no time, test_loss",
         ),
         ("metrics.jsonl", b'{"commits": "<b>"}\n', r"metrics\.jsonl, line 1: not metrics of a run: expected an object"),
-        ("config.json", b'{"method": "sgdd"}', r"config\.json is not the configuration of a run"),
-        ("config.json", b'{"epochs": 1' + b"0" * 400 + b"}", r"config\.json is not the configuration of a run"),
+        ("config.json", b'{"workers": 0}', r"config\.json is not the configuration of a run"),
     ],
 )
 def test_a_damaged_record_is_reported_in_one_line(tmp_path, capsys, name, content, wrong):

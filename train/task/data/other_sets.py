@@ -70,12 +70,13 @@ def shape_and_classes(builder: tfds.core.DatasetBuilder) -> tuple[tuple[int, int
     """
     features = dict(builder.info.features)
     image, label = features.get("image"), features.get("label")
-    images = image is not None and image.np_dtype == np.uint8 and len(image.shape) == 3 and None not in image.shape
+    shape = getattr(image, "shape", ())
+    images = image is not None and image.np_dtype == np.uint8 and len(shape) == 3 and None not in shape
     if not images or label is None or label.shape != () or np.dtype(label.np_dtype).kind not in "biu":
         raise DataError(
             f"{builder.name} has {features}; needed are image, of one size in uint8, and label, an integer from 0 on"
         )
-    return image.shape, getattr(label, "num_classes", None) or 0
+    return shape, getattr(label, "num_classes", None) or 0
 
 
 def spec(name: str, root: Path) -> tuple[tuple[int, int, int], int]:
