@@ -179,7 +179,8 @@ class Claim:
       paper: published numbers by quantity, series and point (`{"train_loss": {"GEM": {5: 0.075}}}`).
       read_off: true if the published numbers were read off a figure, and so are approximate.
       judge: a pure function of the measurements that returns the statements, at most three. It may depend on `measured.scale`.
-      draw: draws the measurements into an empty figure, at full scale beside the published numbers.
+      draw: draws the measurements into an empty figure, at full scale beside the published numbers, with the module
+        `train.claims.plots`. It returns the axes whose lines get their labels at their ends.
       minutes: for each scale, the time of all its runs on two CPU cores, including runs shared with other claims, measured or
         estimated from the speed of the first commits.
       setting: for each scale whose setting is not the paper's, a short description for tables and pictures.
@@ -196,7 +197,7 @@ class Claim:
     source: str
     runs: Mapping[Scale, Sequence[Run]]
     judge: Callable[[Measured], Sequence[Statement]]
-    draw: Callable[[Figure, Measured], None]
+    draw: Callable[[Figure, Measured, Any], Sequence[Any]]
     paper: Mapping[str, Mapping[str, Mapping[Any, float]]] = dataclasses.field(default_factory=dict)
     read_off: bool = True
     minutes: Mapping[Scale, float] = dataclasses.field(default_factory=dict)

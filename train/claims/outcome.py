@@ -55,7 +55,8 @@ def summary(claim: Claim, measured: Measured, statements: Sequence[Statement]) -
 
 def draw(claim: Claim, measured: Measured, path: Path, *, titled: bool = True) -> None:
     """Draw a claim to `path`: its title, its verdict and the setting, unless `titled` is False, and the picture."""
-    from gemjax.telemetry.style import heading, picture, style
+    from gemjax.telemetry.style import heading, label_ends, picture, style
+    from train.claims import plots  # Here, so that claims are listed and judged without drawing.
 
     counts = Counter(
         (run.series, run.point) for run, _ in measured.records if run.config.seed not in claim.tuning
@@ -75,7 +76,8 @@ def draw(claim: Claim, measured: Measured, path: Path, *, titled: bool = True) -
         subtitle = ". ".join(filter(None, (verdict.capitalize(), ", ".join(filter(None, (setting, means, grey))))))
         if titled:
             heading(figure, title, subtitle)
-        claim.draw(figure, measured)
+        for axes in claim.draw(figure, measured, plots):
+            label_ends(axes)
         write_picture(path, figure)
 
 

@@ -1,6 +1,6 @@
 """Parts of a claim's picture: lines with intervals, published numbers, curves along a run. Colours are those of the methods."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,31 @@ def _values(measured: Measured, what: str, name: str, point: float) -> tuple[flo
     if what == "test_error":
         return tuple(1 - value for value in measured.spread("test_accuracy", name, point).values)
     return measured.spread(what, name, point).values
+
+
+def fan(
+    axes: Axes, measured: Measured, series: str, published: Callable[[float], tuple], label: str = "", color: Any = None
+) -> None:
+    """Draw a curve per point of a series, in shades of its colour, over the published curves at full scale.
+
+    Args:
+      axes: where.
+      measured: the measurements.
+      series: the series.
+      published: function from a point to the horizontal and vertical values of the paper's curve.
+      label: format of a point; default: a number of workers.
+      color: in place of that of the series.
+    """
+    points = measured.points(series)
+    for shade, point in zip(shades(color or looks(measured)[series]["color"], len(points)), points, strict=True):
+        if measured.full:
+            axes.plot(*published(point), **PAPER)
+        curve(axes, measured, series, point, label=label.format(point) if label else workers(point), color=shade)
+
+
+def workers(count: float) -> str:
+    """Return a number of workers in words."""
+    return f"{count:g} worker{'s' * (count > 1)}"
 
 
 def points_axis(axes: Axes, points: Sequence[float], label: str, *, log: bool = True) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -84,32 +83,22 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
     """Write the report of a run into its folder.
 
     Raises:
-      ValueError: if the configuration, the event log or the metrics are damaged or not of a run, with the name of the file; if
-        there is no commit yet; or if a file that the report would replace is not of a report.
-      PermissionError: if the folder cannot be written.
+      RecordError: if there is no commit yet.
+      ValueError: if the configuration, the event log or the metrics cannot be read, with the name of the file.
     """
-    if not os.access(folder.path, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"{folder.path} cannot be written, and a report goes into the folder of its run; change that, or report a copy of "
-            "the run"
-        )
     config = Config.load(folder.config)
     if not folder.events.exists():
         raise RecordError(f"{folder.path} has no {folder.events.name}: no commit was made yet, or the file was removed")
-    # Read before the log, because a run that is in progress may end meanwhile.
-    expected = folder.summarised_commits() if folder.summary.exists() else 0
     try:
         run = gemjax.timeline(eventlog.read(folder.events), config.workers)
         summary = gemjax.summarise(run)
     except ValueError as error:
         named = str(error).startswith(str(folder.events))
         raise ValueError(str(error) if named else f"{folder.events}: {error}") from error
-    folder.check_length(summary, expected, measured=run.measured)
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
-    folder.check_whole(config)
-    replayed = read_replay(folder.replay)
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))
+    replayed = read_replay(folder.replay)
     write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, replayed, pictures))
     return summary, verdict
 

@@ -9,7 +9,7 @@ from shrunk import Dense as Tiny
 from test_reproduce import made_up
 
 from gemjax.telemetry.style import picture, style
-from train.claims import outcome
+from train.claims import outcome, plots
 from train.claims import papers as configs
 from train.claims.execution import costs
 from train.claims.execution.single import _task, record
@@ -106,7 +106,7 @@ def test_claims_judge_and_draw_runs_that_failed(claim, scale, early):
     assert all((statement.verdict == "") is claim.own for statement in statements)
     json.dumps([dataclasses.asdict(statement) for statement in statements])
     with style():
-        claim.draw(picture(columns=2, height=claim.height), found)
+        assert claim.draw(picture(columns=2, height=claim.height), found, plots)
 
 
 SHRUNK = ("asgd", "gem", "lsgd", "diloco")  # Of the table of all methods, which are too many to run here.

@@ -2,7 +2,6 @@
 
 import html.parser
 import json
-import os
 import re
 
 import browser
@@ -244,48 +243,12 @@ def test_a_log_of_another_run_is_reported_in_one_line(tmp_path, capsys, change, 
     assert error.count("\n") == 1
 
 
-def test_a_truncated_log_is_refused(tmp_path, capsys):
-    folder = make_run(tmp_path / "run", free(rounds=4))
-    for summary, wrong in (
-        (b'{"commits": 17}', "has 16 commits, but summary.json counts 17"),
-        (b"[]", "is not the summary"),
-        (b"\x89PNG" + bytes(4000), "is not the summary of a run (UnicodeDecodeError: "),
-    ):
-        folder.summary.write_bytes(summary)
-        assert cli.main(["report", str(folder.path)]) == 2
-        error = capsys.readouterr().err
-        assert wrong in error
-        assert len(error) < 300
-
-
-@pytest.mark.slow
-def test_a_run_may_end_while_it_is_reported(tmp_path, monkeypatch):
-    folder, summarise = make_run(tmp_path / "run", free(rounds=4)), gemjax.summarise
-
-    def then_ends(run):
-        folder.summary.write_bytes(b'{"commits": 17}')
-        return summarise(run)
-
-    monkeypatch.setattr(gemjax, "summarise", then_ends)
-    assert report.write_report(folder)[0].commits == 16
-
-
 def test_a_run_without_its_log_is_refused(tmp_path, capsys):
     folder = make_run(tmp_path, free(rounds=4))
     folder.events.unlink()
     assert cli.main(["report", str(tmp_path)]) == 2
     said = "has no events.jsonl: no commit was made yet, or the file was removed"
     assert capsys.readouterr().err == f"train: {tmp_path} {said}\n"
-
-
-def test_a_folder_that_cannot_be_written_is_refused_with_the_remedy(tmp_path, monkeypatch, capsys):
-    """As on a read-only file system; the user of the tests may have the permission to write everything."""
-    made, access = make_run(tmp_path / "run", free(rounds=4)), os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != made.path and access(path, mode))
-    assert cli.main(["report", str(made.path)]) == 2
-    advice = "cannot be written, and a report goes into the folder of its run; change that, or report a copy of the run"
-    assert capsys.readouterr().err == f"train: {made.path} {advice}\n"
-    assert sorted(os.listdir(made.path)) == ["config.json", "events.jsonl", "metrics.jsonl"]
 
 
 def test_metrics_truncated_by_a_crash_are_read_up_to_there(tmp_path):

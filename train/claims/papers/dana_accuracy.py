@@ -142,19 +142,16 @@ def _ahead(measured, series: str, other: str, n: float, by: float = 0.0) -> bool
     return Spread.of([own - its - by for own, its in pairs]).positive
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     axes = figure.subplots()
     series = [name for name in measured.series if name != BASELINE]
     points = measured.points(series[0])
-    claim_plots.lines(axes, measured, "test_accuracy", PAPER["test_accuracy"], series, aside=0.02)
+    plots.lines(axes, measured, "test_accuracy", PAPER["test_accuracy"], series, aside=0.02)
     one = 100 * measured.mean("test_accuracy", BASELINE, 1)
     axes.plot(points, [one] * len(points), color="0.3", ls=":", lw=1.2, label=BASELINE)
-    claim_plots.points_axis(axes, points, "workers")
+    plots.points_axis(axes, points, "workers")
     axes.set_title("Methods are shifted sideways")
-    label_ends(axes)
+    return [axes]
 
 
 FULL: dict[str, Any] = {"warmup_epochs": 5.0, "decay_epochs": (80.0, 120.0), "weight_decay": 1e-4}

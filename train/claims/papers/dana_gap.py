@@ -101,12 +101,9 @@ def _at_full_rate(measured, what: str, series: str, workers: float) -> list[floa
     return medians
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import band, label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2)
-    for series, style in claim_plots.looks(measured).items():
+    for series, style in plots.looks(measured).items():
         seeds = [measured.diagnostic("gap", series, AT, index) for index in range(len(measured.of(series, AT)))]
         seeds = [one for one in seeds if len(one[0])]  # The others failed at once.
         line = {"color": style["color"], "ls": style["ls"]}
@@ -114,13 +111,12 @@ def draw(figure, measured) -> None:
             part = seeds[0][0]
             gaps = np.array([np.interp(part, own, curve) for own, curve in seeds])
             left.plot(part, gaps.mean(axis=0), lw=1.3, label=series, **line)
-            band(left, part, gaps.min(axis=0), gaps.max(axis=0), style["color"])
-        claim_plots.curve(right, measured, series, AT, per="epoch", **line)
+            plots.band(left, part, gaps.min(axis=0), gaps.max(axis=0), style["color"])
+        plots.curve(right, measured, series, AT, per="epoch", **line)
     left.set(xlabel="part of the run", ylabel="gap (RMS)")
     left.set_yscale("log")
-    claim_plots.log_axis(right)
-    for axes in (left, right):
-        label_ends(axes)
+    plots.log_axis(right)
+    return [left, right]
 
 
 CLAIM = Claim(

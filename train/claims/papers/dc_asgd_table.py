@@ -139,21 +139,18 @@ def judge(measured) -> list[Statement]:
     ]
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     axes = figure.subplots()
     shown = [row for row in (*SERIES, STRONGER, TUNED) if row in measured.series]
     found = measured.where(lambda run: run.series in shown)
-    styles = claim_plots.looks(found)
+    styles = plots.looks(found)
     styles = {series: styles[series] | LOOKS.get(series, {}) for series in shown}
-    claim_plots.lines(axes, found, "test_error", PAPER["test_error"], shown, styles=styles, aside=0.02)
-    claim_plots.points_axis(axes, WORKERS, "workers")
+    plots.lines(axes, found, "test_error", PAPER["test_error"], shown, styles=styles, aside=0.02)
+    plots.points_axis(axes, WORKERS, "workers")
     one = 100 * (1 - measured.mean("test_accuracy", ONE, 1))
     axes.plot(WORKERS, [one] * len(WORKERS), color="0.3", ls=":", lw=1.2, label=ONE)
     axes.set_title("Methods are shifted sideways. Cross: a seed failed; hollow: the mean of the others")
-    label_ends(axes)
+    return [axes]
 
 
 SEEDS = range(10)

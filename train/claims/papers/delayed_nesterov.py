@@ -131,17 +131,12 @@ def judge(measured) -> list[Statement]:
     ]
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2)
     colours = {SYNC: "0.25", PLAIN: "#ff8f66", NESTEROV: "#d81b60", DYNAMIC: "#00695c"}
-    styles = {
-        name: own | {"color": colours.get(name, own["color"])} for name, own in claim_plots.looks(measured).items()
-    }
-    claim_plots.lines(left, measured, "test_loss", styles=styles)
-    claim_plots.points_axis(left, measured.points(SYNC), "outer learning rate")
+    styles = {name: own | {"color": colours.get(name, own["color"])} for name, own in plots.looks(measured).items()}
+    plots.lines(left, measured, "test_loss", styles=styles)
+    plots.points_axis(left, measured.points(SYNC), "outer learning rate")
     means = {
         (series, rate): measured.mean("test_loss", series, rate)
         for series in SERIES
@@ -154,14 +149,14 @@ def draw(figure, measured) -> None:
         if top < mean < math.inf:
             left.text(rate, top, f"{mean:.3g} ↑", color=styles[series]["color"], ha="center", va="bottom")
     for series in SERIES:
-        claim_plots.curve(
+        plots.curve(
             right, measured, series, _best(measured, series), "test_loss", per="epoch", kind="evaluations",
             **styles[series] | {"ms": 3},
         )  # fmt: skip
     right.set_title("each at its best rate")
     if top < math.inf:
         right.set_ylim(top=1.05 * top)
-    label_ends(right)
+    return [right]
 
 
 FULL = Config(

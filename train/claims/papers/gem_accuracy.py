@@ -57,23 +57,19 @@ def _last(measured, series: str, workers: float) -> float:
     return 0.0 if measured.diverged(series, workers) else float(accuracy[-5:].mean())
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2)
     (workers,) = measured.points(PLAIN)
-    for series, style in claim_plots.looks(measured).items():
-        claim_plots.curve(left, measured, series, workers, **style | {"marker": ""})
-        claim_plots.curve(right, measured, series, workers, "test_accuracy", kind="evaluations", **style | {"ms": 3.5})
-    claim_plots.log_axis(left)
+    for series, style in plots.looks(measured).items():
+        plots.curve(left, measured, series, workers, **style | {"marker": ""})
+        plots.curve(right, measured, series, workers, "test_accuracy", kind="evaluations", **style | {"ms": 3.5})
+    plots.log_axis(left)
     if measured.full:
         right.set_ylim(98.0, 99.6)
-        right.plot([right.get_xlim()[1] / 1.05], [100 * PUBLISHED], label="paper, at the end", **claim_plots.HOLLOW)
+        right.plot([right.get_xlim()[1] / 1.05], [100 * PUBLISHED], label="paper, at the end", **plots.HOLLOW)
     else:
         right.set_ylim(top=min(100.0, right.get_ylim()[1]))
-    label_ends(left)
-    label_ends(right)
+    return [left, right]
 
 
 CLAIM = Claim(

@@ -91,20 +91,16 @@ def _rate(published: float, ours: Sequence[float]) -> float:
     return float(np.exp(np.interp(np.log(published), np.log(ours), np.log([*RATES.values()]))))
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     points, columns = measured.points(measured.series[0]), figure.subplots(1, 2)
     for axes, workers in zip(columns, (points[0], points[-1]), strict=True):
         if measured.full:
-            axes.plot(*curve("1c", workers), label="paper", **claim_plots.PAPER)
-        for series, style in claim_plots.looks(measured).items():
-            claim_plots.curve(axes, measured, series, workers, **style | {"marker": "", "ls": "-"})
-        claim_plots.log_axis(axes)
+            axes.plot(*curve("1c", workers), label="paper", **plots.PAPER)
+        for series, style in plots.looks(measured).items():
+            plots.curve(axes, measured, series, workers, **style | {"marker": "", "ls": "-"})
+        plots.log_axis(axes)
         axes.set_title(f"{workers:g} workers")
-    for axes in columns:
-        label_ends(axes)
+    return [*columns]
 
 
 CLAIM = Claim(

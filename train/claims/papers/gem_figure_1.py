@@ -24,6 +24,7 @@ Deviations:
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -97,34 +98,26 @@ def judge(measured) -> list[Statement]:
     ]
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     words = [statement.verdict for statement in judge(measured)]
     above, below = figure.subplots(2, 3, sharey="row")
     for column, series in enumerate(METHODS):
         axes, points = above[column], measured.points(series)
         if measured.full:
-            axes.plot(*zip(*PAPER["train_loss"][series].items(), strict=True), label="paper", **claim_plots.HOLLOW)
+            axes.plot(*zip(*PAPER["train_loss"][series].items(), strict=True), label="paper", **plots.HOLLOW)
             if series == "DOWNPOUR":
                 ends = [at_end("1b", n) for n in points]
-                axes.plot(points, ends, label="paper, 1b", **claim_plots.HOLLOW | {"ls": ":", "marker": "s"})
-        claim_plots.lines(axes, measured, series=(series,), label="ours")
-        claim_plots.points_axis(axes, points, "workers")
+                axes.plot(points, ends, label="paper, 1b", **plots.HOLLOW | {"ls": ":", "marker": "s"})
+        plots.lines(axes, measured, series=(series,), label="ours")
+        plots.points_axis(axes, points, "workers")
         judged = ", 5 and 10" if measured.full and series == "DOWNPOUR" else ""
         axes.set_title(f"{series}{judged}\n{words[column]}")
-        color = claim_plots.looks(measured)[series]["color"]
-        for shade, workers in zip(claim_plots.shades(color, len(points)), points, strict=True):
-            if measured.full:
-                below[column].plot(*curve(CURVES[series], workers), **claim_plots.PAPER)
-            claim_plots.curve(below[column], measured, series, workers, label=f"{workers:g} workers", color=shade)
+        plots.fan(below[column], measured, series, functools.partial(curve, CURVES[series]))
     for row in (above, below):
         for axes in row[1:]:
             axes.set_ylabel("")
-        claim_plots.log_axis(row[0])
-    for axes in (*above, *below):
-        label_ends(axes)
+        plots.log_axis(row[0])
+    return [*above, *below]
 
 
 CLAIM = Claim(

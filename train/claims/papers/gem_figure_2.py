@@ -83,29 +83,23 @@ def _accuracy(measured, workers: float) -> Statement:
     return Statement(text, "reproduced" if abs(difference) <= chance else "differs", **said, compared=shown)
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     verdicts = [statement.verdict for statement in judge(measured)]
     left, right = figure.subplots(1, 2)
     (workers,) = measured.points(READINGS[0])
-    for reading, style in claim_plots.looks(measured).items():
+    for reading, style in plots.looks(measured).items():
         own = {"color": style["color"], "label": f"reading: {reading}"}
-        claim_plots.curve(left, measured, reading, workers, **own)
-        claim_plots.curve(
-            right, measured, reading, workers, "test_accuracy", kind="evaluations", marker="o", ms=3, **own
-        )
-    claim_plots.log_axis(left)
+        plots.curve(left, measured, reading, workers, **own)
+        plots.curve(right, measured, reading, workers, "test_accuracy", kind="evaluations", marker="o", ms=3, **own)
+    plots.log_axis(left)
     left.set_title(f"training is stable: {verdicts[0]}")
     low = right.get_ylim()[0]
     right.set_ylim(max(low, 96.0 if measured.full else 80.0), 100)
     if measured.full:
         end = right.get_xlim()[1] / 1.05
-        right.plot([end], [100 * PUBLISHED], label="paper, at the end", **claim_plots.HOLLOW)
+        right.plot([end], [100 * PUBLISHED], label="paper, at the end", **plots.HOLLOW)
         right.set_title(f"{100 * PUBLISHED:.2f} %: {verdicts[1]}")
-    label_ends(left)
-    label_ends(right)
+    return [left, right]
 
 
 CLAIM = Claim(

@@ -81,33 +81,29 @@ def judge(measured) -> list[Statement]:
     return statements
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import band, label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     verdicts = [statement.verdict for statement in judge(measured)]
     columns = figure.subplots(1, len(verdicts), sharey=True)
     for axes, series, verdict in zip(columns, measured.series, verdicts, strict=True):
         points = measured.points(series)
-        color = claim_plots.looks(measured)[measured.series[0]]["color"]
-        for workers, shade in zip(points, claim_plots.shades(color, len(points)), strict=True):
+        color = plots.looks(measured)[measured.series[0]]["color"]
+        for workers, shade in zip(points, plots.shades(color, len(points)), strict=True):
             if measured.full:
-                axes.plot(*curve("3", workers), **claim_plots.PAPER)
+                axes.plot(*curve("3", workers), **plots.PAPER)
             steps, curves = means(measured, series, workers)
             longest = [one for one in curves if len(one) == len(steps)]
             windows = range(len(steps) - SMOOTH + 1)
             moments = [steps[at + SMOOTH // 2] for at in windows]
             seeds = np.array([[one[at : at + SMOOTH].mean() for at in windows] for one in longest])
-            axes.plot(moments, seeds.mean(axis=0), color=shade, label=f"{workers:g} workers")
-            band(axes, moments, seeds.min(axis=0), seeds.max(axis=0), shade)
+            axes.plot(moments, seeds.mean(axis=0), color=shade, label=plots.workers(workers))
+            plots.band(axes, moments, seeds.min(axis=0), seeds.max(axis=0), shade)
         if measured.full:
             axes.set_xlim(0, 430)
         axes.set(xlabel="commits of each worker", title=f"arrivals with {series}\n{verdict}")
     columns[0].set_ylabel("mean of workers' medians of π")
     if measured.full:
         columns[0].set_ylim(0, 2.0)
-    for axes in columns:
-        label_ends(axes)
+    return [*columns]
 
 
 CLAIM = Claim(

@@ -125,26 +125,23 @@ def judge(measured) -> list[Statement]:
     ]
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import band, label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     points, gained = measured.points("GEM"), speed_ups(measured)
-    style = claim_plots.looks(measured)["GEM"]
+    style = plots.looks(measured)["GEM"]
     second = unit(measured) if measured.full else 1.0
     words = [statement.verdict for statement in judge(measured)]
-    for workers, shade in zip(points, claim_plots.shades(style["color"], len(points)), strict=True):
+    for workers, shade in zip(points, plots.shades(style["color"], len(points)), strict=True):
         if measured.full:
-            left.plot(*curve("4", workers), **claim_plots.PAPER)
+            left.plot(*curve("4", workers), **plots.PAPER)
         seconds, seeds = second * losses(measured, workers)[0], measured.curves("train_loss", "GEM", workers)[1]
         seeds = seeds[:, : len(seconds)]
         if measured.full:  # As in the paper's figure, a point per second.
             at = [part for k in range(int(SECONDS)) if (part := (k < seconds) & (seconds <= k + 1)).any()]
             seconds = np.array([seconds[part].mean() for part in at])
             seeds = np.array([[row[part].mean() for part in at] for row in seeds])
-        left.plot(seconds, seeds.mean(axis=0), color=shade, label=f"{workers:g} worker{'s' * (workers > 1)}")
-        band(left, seconds, seeds.min(axis=0), seeds.max(axis=0), shade)
+        left.plot(seconds, seeds.mean(axis=0), color=shade, label=plots.workers(workers))
+        plots.band(left, seconds, seeds.min(axis=0), seeds.max(axis=0), shade)
     left.set(
         xlabel="seconds (unit of ours fitted to one worker)" if measured.full else "virtual time",
         ylabel="training loss",
@@ -152,15 +149,15 @@ def draw(figure, measured) -> None:
     left.set_title(f"loss: {words[0]}")
     if measured.full:
         left.set_xlim(0, SECONDS)
-    claim_plots.log_axis(left)
-    right.plot(points, points, **claim_plots.HOLLOW, label="paper")
+    plots.log_axis(left)
+    right.plot(points, points, **plots.HOLLOW, label="paper")
     right.plot(points, [gained[n] for n in points], **style, label="ours")
-    claim_plots.points_axis(right, points, "workers")
+    plots.points_axis(right, points, "workers")
     right.set_yscale("log", base=2)
     right.set_yticks(points, [f"{n:g}" for n in points])
     right.set(ylabel="speed-up in virtual time", title=f"speed-up: {words[1]}")
     left.legend(loc="upper right", ncols=2)  # Lines of many workers end early, in the middle of the others.
-    label_ends(right)
+    return [right]
 
 
 CLAIM = Claim(

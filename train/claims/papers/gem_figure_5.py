@@ -72,27 +72,21 @@ def judge(measured) -> list[Statement]:
     ]
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     left, right = figure.subplots(1, 2, sharey=True)
     (epochs,) = measured.points(GEM)
-    styles = claim_plots.looks(measured)
+    styles = plots.looks(measured)
     for series in (GEM, SGD):
         own = styles[series] | {"ls": "-", "label": series.split(",")[0]}
         if measured.full:
-            left.plot(*curve("5", PUBLISHED[series]), **claim_plots.PAPER)
-            right.plot(*curve("5", f"{PUBLISHED[series]}, training"), **claim_plots.PAPER)
-        claim_plots.curve(
-            left, measured, series, epochs, "test_loss", per="epoch", kind="evaluations", **own | {"ms": 3.5}
-        )
-        claim_plots.curve(right, measured, series, epochs, per="epoch", **own | {"marker": ""})
+            left.plot(*curve("5", PUBLISHED[series]), **plots.PAPER)
+            right.plot(*curve("5", f"{PUBLISHED[series]}, training"), **plots.PAPER)
+        plots.curve(left, measured, series, epochs, "test_loss", per="epoch", kind="evaluations", **own | {"ms": 3.5})
+        plots.curve(right, measured, series, epochs, per="epoch", **own | {"marker": ""})
     left.set(ylabel="loss", title="validation", ylim=(0.015, 3.0))
     right.set(ylabel="", title="training (not judged)")
-    claim_plots.log_axis(left)
-    label_ends(left)
-    label_ends(right)
+    plots.log_axis(left)
+    return [left, right]
 
 
 CLAIM = Claim(

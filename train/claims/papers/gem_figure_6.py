@@ -17,6 +17,7 @@ Deviations:
   1. Those of figure 1.
 """
 
+import functools
 import math
 import statistics
 
@@ -78,30 +79,19 @@ def judge(measured) -> list[Statement]:
     ]
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     words = [statement.verdict for statement in judge(measured)]
     columns = figure.subplots(1, 3 if measured.full else 2, sharey=True)
-    styles = claim_plots.looks(measured)
     shown = dict(zip(columns, (GEM, PROXY, PLAIN) if measured.full else (GEM, PLAIN), strict=True))
     for (axes, series), verdict in zip(shown.items(), words, strict=True):
-        points = measured.points(series)
-        for workers, shade in zip(points, claim_plots.shades(styles[series]["color"], len(points)), strict=True):
-            if measured.full:
-                axes.plot(
-                    *curve(FIGURES.get(series, "6a"), workers if series != PROXY else "proxy"), **claim_plots.PAPER
-                )
-            label = f"{workers:g} worker{'s' * (workers > 1)}"
-            claim_plots.curve(axes, measured, series, workers, label=label, color=shade)
+        published = (lambda _: curve("6a", "proxy")) if series == PROXY else functools.partial(curve, FIGURES[series])
+        plots.fan(axes, measured, series, published)
         axes.set_title(f"{series.split(',')[0]}\n{verdict}")
     for axes in columns[1:]:
         axes.set_ylabel("")
     columns[0].set_ylim(0.025, 10)
-    claim_plots.log_axis(columns[0])
-    for axes in columns:
-        label_ends(axes)
+    plots.log_axis(columns[0])
+    return [*columns]
 
 
 CLAIM = Claim(

@@ -18,6 +18,8 @@ Deviations:
   2. κ scales |m| (equation 27), not |m|² (equation 26).
 """
 
+import functools
+
 from train.claims.claim import Claim, Statement, compare, numbers
 from train.claims.papers.gem_setting import at_end, curve, digits, mnist
 from train.claims.runs import Run, over_seeds
@@ -59,31 +61,24 @@ def judge(measured) -> list[Statement]:
     return [compare(text, ours, [*PAPER["train_loss"][series].values()], direction=optimum)]
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
+def draw(figure, measured, plots) -> list:
     series, (statement,) = _judged(measured), judge(measured)
     left, right = figure.subplots(1, 2)
     kappas = measured.points(series)
-    color = claim_plots.looks(measured)[measured.series[0]]["color"]
+    color = plots.looks(measured)[measured.series[0]]["color"]
     if measured.full:
         paper = PAPER["train_loss"][series]
-        left.plot([*paper], [*paper.values()], label="paper", **claim_plots.HOLLOW)
-    claim_plots.lines(left, measured, series=(series,), label="ours")
+        left.plot([*paper], [*paper.values()], label="paper", **plots.HOLLOW)
+    plots.lines(left, measured, series=(series,), label="ours")
     for line in left.containers[-1].lines[0:1]:
         line.set_color(color)
-    claim_plots.points_axis(left, kappas, "κ", log=False)
-    claim_plots.log_axis(left)
+    plots.points_axis(left, kappas, "κ", log=False)
+    plots.log_axis(left)
     left.set_title(f"loss, {series}: {statement.verdict}")
-    for kappa, shade in zip(kappas, claim_plots.shades(color, len(kappas)), strict=True):
-        if measured.full:
-            right.plot(*curve("8a", kappa), **claim_plots.PAPER)
-        claim_plots.curve(right, measured, series, kappa, label=f"κ = {kappa:g}", color=shade)
+    plots.fan(right, measured, series, functools.partial(curve, "8a"), "κ = {:g}", color)
     right.set_title("along the run")
-    claim_plots.log_axis(right)
-    label_ends(left)
-    label_ends(right)
+    plots.log_axis(right)
+    return [left, right]
 
 
 CLAIM = Claim(

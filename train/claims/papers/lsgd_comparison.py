@@ -209,23 +209,20 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def draw(figure, measured) -> None:
-    from gemjax.telemetry.style import label_ends
-    from train.claims import plots as claim_plots
-
-    styles = claim_plots.looks(measured.where(lambda run: run.config.seed != TUNING_SEED))
+def draw(figure, measured, plots) -> list:
+    styles = plots.looks(measured.where(lambda run: run.config.seed != TUNING_SEED))
     networks = _networks(measured)
-    for row, network in zip(figure.subplots(len(networks), 2, squeeze=False), networks, strict=True):
+    rows = figure.subplots(len(networks), 2, squeeze=False)
+    for row, network in zip(rows, networks, strict=True):
         for axes, workers in zip(row, WORKERS, strict=True):
             for series in (*SERIES, ONE):
                 style = styles[f"{network}, {series}"]
-                claim_plots.curve(
+                plots.curve(
                     axes, measured, f"{network}, {series}", 1 if series == ONE else workers, "test_accuracy",
                     per="own epoch", kind="evaluations", label=series, color=style["color"], ls=style["ls"],
                 )  # fmt: skip
             axes.set_title(f"{network}, {workers} workers")
-        for axes in row:
-            label_ends(axes)
+    return [*rows.flat]
 
 
 _SHARED: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 1e-4}

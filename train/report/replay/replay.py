@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tyro
@@ -20,9 +20,7 @@ from train.config.parsing import parse_flags
 from train.report.replay.pieces import FACTOR, TELLING, VERDICTS, Piece, compare, worst
 from train.report.replay.simulator import Replayer
 from train.run.folder import RunFolder
-from train.run.records.conclusions import read_replay
 from train.run.records.kept import settings_of
-from train.run.records.log import check_trace
 from train.task.task import make_task
 
 
@@ -33,7 +31,7 @@ class Replay:
     Each piece of the run, from a checkpoint to the next, is computed again from the recorded order of commits. The
     difference at its end is compared with the effect of rounding: that of one unit in the last place of the parameters at
     its beginning. The exit status is 0 if rounding explains every difference, and 1 if not. Writes `replay.json` into the run
-    folder if it can, but not over a file that no replay has written.
+    folder if it can.
     """
 
     run: tyro.conf.Positional[str] = "latest"
@@ -65,8 +63,8 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
       The content of `replay.json`.
 
     Raises:
-      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, `replay.json` is not
-        that of a replay, lines of the log are missing, or all checkpoints are removed meanwhile.
+      RecordError: if gradients were compressed, there is no event log or no checkpoint after a commit, lines of the log are
+        missing, or all checkpoints are removed meanwhile.
       ValueError: if the event log or a checkpoint is damaged, or of another version.
     """
     if missing := folder.saved.why_none():
@@ -78,7 +76,6 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         )
     if not folder.events.exists():
         raise RecordError(f"{folder.path} cannot be replayed: it has no {folder.events.name}")
-    read_replay(folder.replay)  # It is replaced at the end, and may be a file of the user's.
     with folder.saved.open(read_only=True) as checkpoints:
         if not checkpoints.latest:
             raise RecordError(f"{folder.path} cannot be replayed: it has no checkpoint after a commit yet")
@@ -91,12 +88,11 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         folder.kept.check_data(config, saved, task.data_checksum(), remedy)
         folder.kept.check_generator(saved)
         replayer = Replayer(config, task, logged, settings_of(saved))
-        alterations = _refusal(folder.verify, config, read_only=True)
         pieces: list[Piece] = []
         state, begin = replayer.initial(), 0
         for number in numbers:
             try:
-                end_state, recorded, saved = checkpoints.load(replayer.shapes(), number)
+                end_state, _, saved = checkpoints.load(replayer.shapes(), number)
             except FileNotFoundError:  # The run goes on, and has replaced it.
                 continue
             end = int(end_state.commits)
@@ -105,16 +101,14 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
                     f"{folder.events} has {len(logged)} commits, but {checkpoints.folder / str(number)} was saved after {end}: "
                     "lines are missing at the end of the log"
                 )
-            if not alterations:
-                alterations += _refusal(check_trace, logged.first(end), recorded, folder.events, saved["events"], end)
             if not pieces:
                 say(console, HEADER)
             try:
                 pieces.append(compare(state, end_state, (begin, end), lambda s, b=begin, e=end: replayer.run(s, b, e)))
             except ValueError as error:  # The trace cannot go on from this state.
-                reason = f"the checkpoint of {begin} commits and {folder.events.name} are of different runs"
                 raise RecordError(
-                    f"{folder.path} cannot be replayed from {begin} commits on: {'; '.join(alterations) or reason} ({error})"
+                    f"{folder.path} cannot be replayed from {begin} commits on: the checkpoint there and {folder.events.name} "
+                    f"are of different runs ({error})"
                 ) from error
             say(console, _row(pieces[-1]))
             state, begin = end_state, end
@@ -124,8 +118,7 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
             "them; replay it when it has ended, or train with --keep-checkpoints 0"
         )
     found = {
-        "verdict": "differs" if alterations else worst(piece.verdict for piece in pieces),
-        "alterations": alterations,
+        "verdict": worst(piece.verdict for piece in pieces),
         "pieces": [dataclasses.asdict(piece) | {"telling": piece.is_telling} for piece in pieces],
         "factor": FACTOR,
         "gemjax": gemjax.__version__,
@@ -155,27 +148,16 @@ def _row(piece: Piece) -> str:
     )
 
 
-def _refusal(check: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
-    """Return the message of a :class:`RecordError` that a check raises, as a list; empty if it raises none."""
-    try:
-        check(*args, **options)
-    except RecordError as error:
-        return [str(error)]
-    return []
-
-
 def conclusion(config: Config, found: dict[str, Any], pieces: Sequence[Piece]) -> list[str]:
     """Return the verdict on the run, with its reasons and advice."""
     count = {verdict: sum(piece.verdict == verdict for piece in pieces) for verdict in VERDICTS}
     beyond = f"{count['differs']} of {len(pieces)} pieces" if len(pieces) > 1 else "the one piece"
-    sentences = [f"altered: {reason}" for reason in found["alterations"]]
+    sentences = []
     if count["differs"]:
         sentences.append(
             f"differs: in {beyond} the difference is more than {FACTOR:g} times the effect of one unit in the last place; the "
             "event log, a checkpoint or the configuration is not that of this run, or the run was computed in another way"
         )
-    elif found["alterations"]:
-        sentences.append("differs: the records were changed, though not so that the parameters show it")
     else:
         within = f"{count[VERDICTS[0]]} of {len(pieces)} pieces end within one unit in the last place"
         rest = f"; elsewhere the difference is at most {FACTOR:g} times the effect of one such unit, as it should be"
