@@ -308,12 +308,6 @@ def test_an_out_with_other_files_is_refused_but_not_an_unfinished_run(tmp_path, 
         RunFolder.fresh(Config(out=str(tmp_path / "run")))
 
 
-def test_a_folder_in_which_no_checkpoint_can_be_written_is_refused_before_the_run(tmp_path, capsys):
-    assert cli.main(["--out", str(tmp_path / "lr[0.1]")]) == 2
-    assert "lr[0.1]/checkpoints has [0.1] in its name, which" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_ctrl_c_before_the_first_commit_is_one_line_and_ends_at_once(monkeypatch, capsys, tmp_path):
     """The normal exit of the interpreter may crash after an interrupted compilation."""
 

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 
 from gemjax import arrivals
-from train.bench.tables import show
+from train.common.console import show_table
 
 NUM_WORKERS = 1000
 
@@ -32,7 +32,7 @@ def rates(rounds: int, num_commits: int, console: Console) -> dict[str, float]:
     }
     rows = ((name, f"{rate / 1e6:.2f}") for name, rate in figures.items())
     title = f"Traces of {num_commits:,} commits, {NUM_WORKERS:,} workers"
-    show(console, title, ("arrivals", "million commits/s"), rows)
+    show_table(console, title, ("arrivals", "million commits/s"), rows)
     return figures
 
 

@@ -15,7 +15,7 @@ from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
 from train.bench.devices import no_batches, place, trivial_loss
 from train.bench.simulate import BATCH_SIZE, make_problem
-from train.bench.tables import show
+from train.common.console import show_table
 
 WORKERS = 4
 
@@ -52,7 +52,7 @@ def measure(sizes: Sequence[int], networks: Sequence[str], rounds: int, steps: i
         (name, *(f"{value:.{digits}f}" for value, digits in zip(of.values(), (0, 3, 3), strict=True)))
         for name, of in figures.items()
     )
-    show(console, "Test of the state after a commit (GEM)", columns, rows)
+    show_table(console, "Test of the state after a commit (GEM)", columns, rows)
     return figures
 
 

@@ -16,7 +16,7 @@ import gemjax
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.transition import Transition
 from gemjax.testing import Faults
-from train.bench.tables import show
+from train.common.console import show_table
 
 PyTree = Any
 GRADIENT = 0.02  # Seconds of the fastest worker's gradient in the measurement of utilisation.
@@ -144,7 +144,7 @@ def _print(title: str, figures: dict[str, dict[str, float]], console: Console) -
         (name, *(f"{of[kind]:{COLUMNS[kind][1]}}" if kind in of else "" for kind in kinds))
         for name, of in figures.items()
     )
-    show(console, title, ("", *(COLUMNS[kind][0] for kind in kinds)), rows)
+    show_table(console, title, ("", *(COLUMNS[kind][0] for kind in kinds)), rows)
 
 
 def place(num_workers: int) -> gemjax.Placement:
@@ -188,7 +188,9 @@ def utilisation(console: Console) -> dict[str, float]:
         f"{1e3 * GRADIENT * slowdown:.0f} ms": float(share) for slowdown, share in zip(SLOWDOWNS, busy, strict=True)
     }
     rows = ((name, f"{100 * share:.1f} %") for name, share in figures.items())
-    show(console, "Utilisation of workers whose gradients take unequal times", ("per gradient", "utilisation"), rows)
+    show_table(
+        console, "Utilisation of workers whose gradients take unequal times", ("per gradient", "utilisation"), rows
+    )
     return figures
 
 
@@ -230,7 +232,7 @@ def evaluation(console: Console, commits: int = 600, evaluations: int = 20) -> d
         figures[name] = len(result.history["time"]) / float(result.history["time"][-1])
     rows = ((name, f"{rate:.0f}") for name, rate in figures.items())
     title = f"Commits per second with {evaluations} evaluations in {commits} commits of {workers} workers"
-    show(console, title, ("evaluations", "commits per second"), rows)
+    show_table(console, title, ("evaluations", "commits per second"), rows)
     return figures
 
 

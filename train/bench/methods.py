@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gemjax.engines.transition import Gradient, RunState, Transition
 from gemjax.protocol import slots
-from train.bench.tables import show
+from train.common.console import show_table
 from train.config.config import Config
 from train.task.methods import local_steps, make_method
 
@@ -123,7 +123,7 @@ def _show(figures: dict[str, Any], console: Console) -> None:
         for name, one in figures["methods"].items()
     ]  # fmt: skip
     columns = ("method", "ms", "time", "needed", "time/needed", "compiled", "time/compiled", "copies", "state")
-    show(console, title, columns, rows, caption=caption)
+    show_table(console, title, columns, rows, caption=caption)
 
 
 def _params() -> PyTree:

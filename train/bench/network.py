@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from train.bench.simulate import Problem, make_problem
-from train.bench.tables import show
+from train.common.console import show_table
 
 PyTree = Any
 PEAK_SIZE = 2048  # Rows of the square matrices whose product measures the peak of the machine.
@@ -47,7 +47,7 @@ def compare(
             figures[name] = row
     columns = ("network, batch", "ms", "GFLOP/s", "of peak", "PyTorch ms", "ratio (range)")
     lacking = "PyTorch is not installed, so nothing is compared (pip install torch)." if torch is None else ""
-    show(console, title, columns, rows, caption=lacking)
+    show_table(console, title, columns, rows, caption=lacking)
     return figures
 
 

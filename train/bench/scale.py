@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from gemjax import arrivals
-from train.bench.tables import show
+from train.common.console import show_table
 from train.common.errors import UsageError
 
 # Parts of a commit in `bench cluster`, in which the driver is busy; in the others it waits for a worker.
@@ -106,7 +106,7 @@ def table(
                 )
         columns = ("hosts", "arrangement", "bottleneck", "commits/s", "gradients/s", "in MB/s", "out MB/s",
                    "staleness p50", "p95", "computing")  # fmt: skip
-        show(console, title, columns, rows, words=3)
+        show_table(console, title, columns, rows, words=3)
     return figures
 
 

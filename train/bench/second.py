@@ -12,7 +12,7 @@ from rich.console import Console
 
 import gemjax
 from train.bench.simulate import Problem
-from train.bench.tables import show
+from train.common.console import show_table
 from train.task import losses, models
 
 PyTree = Any
@@ -53,7 +53,7 @@ def _calls(problem: Problem, console: Console) -> dict[str, dict[str, float]]:
         }
     columns = ("engine", "first", "same objects", "method built anew", "another length")
     rows = ((engine, *(f"{seconds:.3f}" for seconds in of.values())) for engine, of in figures.items())
-    show(console, "CPU seconds of a call of few commits", columns, rows)
+    show_table(console, "CPU seconds of a call of few commits", columns, rows)
     return figures
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import gemjax
 from gemjax import arrivals
-from train.bench.tables import show
+from train.common.console import show_table
 from train.config.config import Config
 from train.task import losses, models
 from train.task.methods import local_steps, make_method
@@ -119,7 +119,7 @@ def _ratios(
     figures["sequential_ms"] = float(np.median(figures["sequential_ms"]))
     title = f"Simulator: {network}, {size:,} parameters, batch {batch_size}; ratio to a sequential momentum SGD step"
     columns = ("method", "workers", "ms per commit (median)", "ratio (median)", "ratio (range)")
-    show(console, title, columns, rows, caption=f"A sequential step: {figures['sequential_ms']:.2f} ms (median).")
+    show_table(console, title, columns, rows, caption=f"A sequential step: {figures['sequential_ms']:.2f} ms (median).")
     return figures
 
 

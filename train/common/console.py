@@ -4,9 +4,10 @@ import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
+from rich.table import Table
 
 from train.common.interrupts import discard
 
@@ -52,6 +53,23 @@ class RunConsole(Console):
 def say(console: Console, text: str) -> None:
     """Print `text` as it is, in one line of any length."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    words: int = 1,
+    caption: str = "",
+) -> None:
+    """Print a table, with its first `words` columns to the left and numbers to the right."""
+    table = Table(title=title, caption=caption or None)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < words else "right", no_wrap=index < words)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 @contextlib.contextmanager

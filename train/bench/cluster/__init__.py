@@ -17,7 +17,7 @@ from gemjax.engines.cluster.programs import ClusterPrograms
 from gemjax.engines.transition import Transition
 from train.bench.cluster import on_ray
 from train.bench.devices import no_batches, trivial_loss
-from train.bench.tables import show
+from train.common.console import show_table
 from train.common.errors import UsageError
 
 PyTree = Any
@@ -98,7 +98,7 @@ def _against_round_trip(
         words = f"{ratio[workers]:.2f} ({min(seen):.2f} – {max(seen):.2f})" if seen else ""
         rows.append((name, f"{of['median']:.2f}", f"{of['mean']:.2f}", words))
     columns = ("", "ms (median)", "ms (mean)", "ratio (range)")
-    show(console, f"Ray: trivial gradient, {size:,} parameters", columns, rows)
+    show_table(console, f"Ray: trivial gradient, {size:,} parameters", columns, rows)
     return {"times": plain, "ratio": ratio}
 
 
@@ -176,7 +176,7 @@ def _against_server(
         ("gemjax", f"{figures['gemjax']:.1f}", f"{np.median(ratio):.2f} ({ratio.min():.2f} – {ratio.max():.2f})"),
     ]
     columns = ("", "commits per second", "ratio (range)")
-    show(console, f"Dense network of {count:,} parameters, {TOGETHER}", columns, rows)
+    show_table(console, f"Dense network of {count:,} parameters, {TOGETHER}", columns, rows)
     return {"per second": figures, "server ratio": float(np.median(ratio))}
 
 
