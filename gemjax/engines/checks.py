@@ -170,22 +170,19 @@ DEMANDING = {
         "has optax.contrib.hutchinson_estimator_diag_hessian, as sophia does, which differentiates the loss again, but a "
         "commit has a gradient alone; give one without, such as optax.contrib.ademamix(…)"
     ),
-}
-OF_ONE_WORKER = {
     "SAMState": (
-        "is optax.contrib.sam, which goes to a second point and back, but other workers commit in between; give it to local "
-        "steps with an even period, as gemjax.LocalSteps(optax.GradientTransformation(sam.init, sam.update), 2)"
+        "is optax.contrib.sam, which goes to a second point and back in steps of its own; give the optimizer inside of it, and "
+        "a loss_fn that takes the loss at the second point, loss(params + jax.lax.stop_gradient(step), batch)"
     ),
 }
 
 
-def check_gradients_are_enough(opt_state: Any, num_workers: int = 1) -> None:
-    """Raise ``TypeError`` if an optimizer with this state needs more than the gradients of the workers that share it."""
-    demanding = DEMANDING | (OF_ONE_WORKER if num_workers > 1 else {})
-    name_of = lambda node: next((name for name in demanding if name in type(node).__name__), None)
+def check_gradients_are_enough(opt_state: Any) -> None:
+    """Raise ``TypeError`` if an optimizer with this state needs more than gradients."""
+    name_of = lambda node: next((name for name in DEMANDING if name in type(node).__name__), None)
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: name_of(node) is not None):
         if (name := name_of(node)) is not None:
-            raise TypeError(f"the optimizer {demanding[name]}")
+            raise TypeError(f"the optimizer {DEMANDING[name]}")
 
 
 def check_option(name: str, value: Any, kind: type, example: str) -> None:

@@ -153,7 +153,7 @@ class Transition(WorkerStep):
         check_bool("average_model_state", self.average_model_state)
         check_option("local", self.local, LocalSteps, "gemjax.LocalSteps(optimizer, period)")
         opt_state = shapes_of(self.tx.init, params)
-        check_gradients_are_enough(opt_state, self.num_workers)
+        check_gradients_are_enough(opt_state)
         tx = _with_extra_args(self.tx)
         if not is_asynchronous(opt_state):
             tx = _asynchronous(tx, self.num_workers)

@@ -59,17 +59,31 @@ def test_one_worker_for_many_devices_is_warned_of(tx):
 
 
 SAM = optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)))
-SAM_ALONE = optax.GradientTransformation(SAM.init, SAM.update)
 
 
-def test_sam_takes_local_steps():
-    """The advice of the message; one worker's commit of two steps is both steps of SAM."""
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_sam_is_no_local_optimizer(num_workers):
+    """With an odd period some commits would end at its second point."""
+    local = gemjax.LocalSteps(optax.GradientTransformation(SAM.init, SAM.update), 2)
+    with pytest.raises(TypeError, match="sam"):
+        gemjax.initial_state(gemjax.downpour(num_workers=num_workers), PARAMS, local=local)
+
+
+def test_sam_is_a_loss_at_a_second_point():
+    """The advice of the message; a commit is both steps of SAM on one batch."""
     params, state, update = PARAMS, SAM.init(PARAMS), jax.jit(SAM.update)
     for step in range(8):
-        updates, state = update(jax.grad(squares)(params, ones(0, step)), state, params)
+        updates, state = update(jax.grad(squares)(params, ones(0, 2 + step // 2)), state, params)
         params = optax.apply_updates(params, updates)
-    trace, local = gemjax.Trace(worker=np.zeros(4, int)), gemjax.LocalSteps(SAM_ALONE, 2)
-    found = gemjax.simulate(gemjax.downpour(), squares, PARAMS, ones, trace, local=local)
+
+    def at_second_point(params, batch):
+        gradient = jax.grad(squares)(params, batch)
+        return squares(params + jax.lax.stop_gradient(0.05 * gradient / optax.tree.norm(gradient)), batch)
+
+    trace = gemjax.Trace(worker=np.zeros(4, int))
+    found = gemjax.simulate(
+        gemjax.asgd(0.1), at_second_point, PARAMS, lambda worker, step: ones(worker, 2 + step), trace
+    )
     np.testing.assert_allclose(found.params, params, rtol=1e-5)
 
 

@@ -106,7 +106,7 @@ def with_extra_args(tx: Any) -> optax.GradientTransformationExtraArgs:
         raise TypeError(
             f"{getattr(tx.update, '__qualname__', 'update')} refuses extra arguments, though its type is "
             "GradientTransformationExtraArgs; let it accept **extra_args, or give optax.GradientTransformation(tx.init, "
-            "tx.update), which gets none, as for optax.contrib.sam without opaque_mode"
+            "tx.update), which gets none"
         )
     return optax.with_extra_args_support(tx)
 
