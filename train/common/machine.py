@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from pathlib import Path
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable)
@@ -71,19 +70,13 @@ def describe() -> dict[str, Any]:
     """Return the device of this process, its cores and the versions of the libraries."""
     import jax
 
+    from gemjax.check.machine import processor
+
     device = jax.devices()[0]
     return {
         "backend": jax.default_backend(),
-        "device": _cpu_name() if device.platform == "cpu" else device.device_kind,
+        "device": processor() if device.platform == "cpu" else device.device_kind,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("jax", "optax", "flax")},
     }
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from train.common.errors import UsageError
 from train.common.files import check_out, reserve, write_whole
 from train.run.folder import RUNS
 from train.run.groups.store import Store
@@ -84,10 +85,10 @@ class SweepFolder(Store[Cell, list[Row]]):
         """Check that the folder does not hold another sweep.
 
         Raises:
-          ValueError: with the flags that differ.
+          UsageError: with the flags that differ.
         """
         if self.grid.exists() and (differ := Grid.load(self.grid).differences(grid)):
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} holds another sweep, of {', '.join(differ)}; resume that one or choose another --out"
             )
 

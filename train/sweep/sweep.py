@@ -13,7 +13,6 @@ from gemjax import arrivals
 from gemjax.engines.memory import check_fits, readable
 from train.common import interrupts
 from train.common.console import RunConsole, say
-from train.common.errors import UsageError
 from train.common.files import alone, in_shell, release
 from train.common.machine import in_its_precision
 from train.config import helptext
@@ -91,26 +90,20 @@ def run(grid: Grid, folder: SweepFolder, console: Console) -> list[Row]:
     """Run the cells of `grid` that `folder` lacks, write the table and the picture, and return all rows.
 
     Raises:
-      UsageError: before anything is computed, if the folder is damaged or belongs to another sweep, or if a single run
-        does not fit the memory.
+      UsageError: before anything is computed, if the folder belongs to another sweep.
+      MemoryError: likewise, if a single run does not fit the memory.
       BlockingIOError: if another process runs this sweep.
     """
-    try:
-        if folder.is_final:  # Otherwise what is there is of another sweep.
-            _known(grid, folder)
-        if may_be_large(grid):
-            _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
-        task = make_task(grid.config(grid.cells[0]))
-        _check_memory(grid, task.params)
-        folder.data = task.data_checksum()
-    except (ValueError, MemoryError) as error:
-        raise UsageError(str(error)) from error
+    if folder.is_final:  # Otherwise what is there is of another sweep.
+        _known(grid, folder)
+    if may_be_large(grid):
+        _check_memory(grid, parameter_shapes(grid.config(grid.cells[0])))
+    task = make_task(grid.config(grid.cells[0]))
+    _check_memory(grid, task.params)
+    folder.data = task.data_checksum()
     folder.create()
     with alone(folder.path) as folder.check_in_place:
-        try:
-            known = _known(grid, folder)  # Another process may have begun, or ended, a sweep there meanwhile.
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        known = _known(grid, folder)  # Another process may have begun, or ended, a sweep there meanwhile.
         folder.begin(grid)
         interrupts.raise_again()  # From here there is a folder to resume from, which the last line names.
         return _run(grid, folder, known, task, console)

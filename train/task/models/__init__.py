@@ -89,17 +89,9 @@ def build(
     """Return the Flax module of the network `model` for rows of `shape`; options that it does not have are ignored.
 
     `classes` is the number of classes of images, or of different tokens.
-
-    Raises:
-      UsageError: if its class is not imported here.
     """
     network = NETWORKS[own(shape) if model == "auto" else model]
     given = {"width": width, "depth": depth, "dropout": dropout}
     options = {name: value for name, value in given.items() if name in network.flags and value is not None}
     options["num_classes" if network.side else "vocabulary"] = classes
-    if network.module not in globals():
-        raise UsageError(
-            f"the row of {model} in train/config/networks.py names {network.module}, which train/task/models/__init__.py does "
-            "not import; import it there"
-        )
     return globals()[network.module](**options)

@@ -89,9 +89,3 @@ def test_it_is_the_same_compiled_in_a_loop():
 def test_nothing_to_do_gives_the_image_back():
     images = coordinates()
     np.testing.assert_array_equal(augment(images, jax.random.key(0), pad=0, flip=False), images)
-
-
-@pytest.mark.parametrize("pad", [-1, 12])
-def test_a_pad_beyond_the_image_is_refused(pad):
-    with pytest.raises(ValueError, match=rf"pad must be in 0 … 11, the size of the images; got {pad}"):
-        augment(coordinates(), jax.random.key(0), pad=pad)

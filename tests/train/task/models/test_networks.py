@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from gemjax.protocol.compat import enable_x64
-from train.common.errors import UsageError
 from train.config import networks
-from train.config.networks import NETWORKS, NetworkFacts, check, fitting
+from train.config.networks import NETWORKS, check, fitting
 from train.task.losses import image_rows, make_loss, token_rows
 from train.task.models import CNN7, VGG16, AlexNet, CifarResNet, ResNet50, Transformer, WideResNet, build, init, layers
 from train.task.models.layers import he_normal
@@ -265,11 +264,3 @@ def test_a_network_that_does_not_fit_is_refused_with_those_that_do(model, of, fl
 def test_nothing_is_refused_before_the_shape_is_known():
     check(chosen("auto", "unheard_of"), None)
     check(chosen("resnet20", "unheard_of", depth=8, augment=True), None, ("width",))
-
-
-def test_a_class_that_is_not_imported_is_named(monkeypatch):
-    monkeypatch.setitem(NETWORKS, "tiny", NetworkFacts("Tiny", 8))
-    with pytest.raises(
-        UsageError, match=r"the row of tiny in train/config/networks\.py names Tiny, which .* does not import"
-    ):
-        build("tiny", (8, 8, 1), 10)

@@ -58,14 +58,8 @@ def convolve(
     `implementation` is one of `IMPLEMENTATIONS`, or `None` for `default_implementation()`; `"matmul"`
     can be differentiated in reverse mode only.
     """
-    implementation = implementation or default_implementation()
-    if implementation == "lax":
-        return _convolve_lax(images, kernel, bias, pool)
-    if implementation == "matmul":
-        return _convolve_matmul(images, kernel, bias, pool)
-    if implementation == "patches":
-        return _convolve_patches(images, kernel, bias, pool)
-    raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, not {implementation!r}")
+    convolved = {"lax": _convolve_lax, "matmul": _convolve_matmul, "patches": _convolve_patches}
+    return convolved[implementation or default_implementation()](images, kernel, bias, pool)
 
 
 def _convolve_patches(images, kernel, bias, pool):
