@@ -201,13 +201,6 @@ def test_a_meeting_by_hand():
     np.testing.assert_array_equal(trace.time, np.repeat([1.5, 3.0, 4.5], 3))
 
 
-def test_workers_that_join_at_the_same_time_commit_by_worker_number():
-    trace, periods = arrivals.SemiSynchronous(arrivals.RoundRobin(3), period=2).trace(2)
-    assert periods == ((2, 2),) * 3
-    np.testing.assert_array_equal(trace.worker, [0, 1, 2, 0, 1, 2])
-    np.testing.assert_array_equal(trace.time, [2, 2, 2, 4, 4, 4])
-
-
 @pytest.mark.parametrize(
     ("speeds", "period"),
     [((9.0, 9.0, 1.0), 4), ((11.0, 6.0, 7.0, 11.0), 6), ((10.0, 6.0, 5.0, 4.0), 3), ((3.0, 1.0), 2)],
@@ -240,27 +233,10 @@ def test_durations_go_on_from_meeting_to_meeting():
     np.testing.assert_array_equal(trace.time, [6.0, 6.0, 14.0, 14.0])
 
 
-@meeting
-def test_more_meetings_begin_with_the_fewer(model, period):
-    semi = arrivals.SemiSynchronous(model, period)
-    assert semi.trace(9, seed=4)[0] == semi.trace(9, seed=4)[0]
-    longer, taken = semi.trace(50, seed=4)
-    for num_meetings in (1, 2, 17):
-        shorter, first = semi.trace(num_meetings, seed=4)
-        assert shorter == longer.first(num_meetings * model.num_workers)
-        assert first == tuple(row[:num_meetings] for row in taken)
-
-
 @pytest.mark.parametrize("seed", [2**63 + 1, 2**64 - 2, np.uint64(2**63 + 5)])
 def test_every_digit_of_a_large_seed_counts(seed):
     found = {tuple(arrivals.Gamma(2).trace(8, seed=one).time) for one in (0, seed, seed + 1, seed - 1)}
     assert len(found) == 4
-
-
-def test_the_seed_decides_meetings():
-    semi = arrivals.SemiSynchronous(arrivals.Gamma(3), 4)
-    assert semi.trace(10, seed=5)[1] == semi.trace(10, seed=5)[1]
-    assert semi.trace(10, seed=5)[0] != semi.trace(10, seed=6)[0]
 
 
 def test_with_a_period_of_one_it_is_a_barrier():

@@ -1,15 +1,12 @@
 """The base class of batch sources, and sources that do not derive from it."""
 
-import dataclasses
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines.problems import Abreast, assert_close
 
 import gemjax
-from gemjax.batches import Batches, as_batches, is_shared, part, select, threads_that_read
+from gemjax.batches import Batches, as_batches
 
 N = 3
 TEXT = np.sin(np.arange(60.0)).astype(np.float32)
@@ -87,16 +84,6 @@ def test_both_run_on_devices(source):
     assert_close(float(result.params), float(again.params), rtol=1e-5)
 
 
-def test_functions_of_a_source_take_both_kinds():
-    worker, step, draw = np.arange(3), np.arange(3), np.arange(3) + 5
-    np.testing.assert_array_equal(select(SharedForeign(), worker, step, draw), begins(worker, draw))
-    np.testing.assert_array_equal(select(Windows(), worker, step, draw), begins(worker, step))
-    assert (is_shared(SharedForeign()), is_shared(Foreign()), is_shared(Windows())) == (True, False, False)
-    assert (threads_that_read(SharedForeign()), threads_that_read(Windows())) == (2, 0)
-    assert part(SharedForeign(), 3) == ("host data", 4)
-    assert part(Windows(), 3) == (None, 3)
-
-
 def test_wrappers_have_the_properties_of_their_rows():
     stream = gemjax.Stream({"x": TEXT}, 4)
     shards = gemjax.Shards({"x": TEXT}, 4, N)
@@ -107,36 +94,3 @@ def test_wrappers_have_the_properties_of_their_rows():
     rows, places = source.part(np.array([[3, 1]]))
     np.testing.assert_array_equal(rows.astype(np.float32), TEXT[[3, 1]])
     np.testing.assert_array_equal(places, [[0, 1]])
-
-
-@dataclasses.dataclass(eq=False)
-class WindowsOf(Batches):
-    """Windows as a dataclass, with fields that have defaults in the base and fields without any."""
-
-    data: Any
-    length: int
-    num_workers: int
-
-    select = Windows.select
-
-    def batch(self, data, selection):
-        return data[selection + jnp.arange(self.length)]
-
-
-@dataclasses.dataclass(eq=False)
-class RowsOf(gemjax.batches.Rows):
-    """Rows as a dataclass."""
-
-    data: Any
-    batch_size: int
-
-    def select(self, worker, step):
-        return begins(worker, step)[:, None] + np.arange(self.batch_size, dtype=np.int32)
-
-
-@pytest.mark.parametrize("source", [WindowsOf(TEXT, 8, N), RowsOf(TEXT, 8)], ids=["Batches", "Rows"])
-def test_a_dataclass_may_have_fields_without_defaults(source):
-    with pytest.raises(TypeError, match=r"missing . required positional argument"):
-        type(source)(TEXT)
-    assert (source.shared, source.threads) == (False, 0)
-    np.testing.assert_array_equal(run(source).history["loss"], run(Windows()).history["loss"])

@@ -1,4 +1,4 @@
-"""Functions of batches: two arguments, traceable, and not frozen by compilation."""
+"""Functions of batches: two arguments, traceable, and not frozen by compilation; integers that JAX would cut."""
 
 import functools
 import itertools
@@ -13,6 +13,7 @@ from jax.experimental import io_callback
 import gemjax
 from gemjax.batches.functions import Computed
 from gemjax.batches.rows import as_batches
+from gemjax.protocol.compat import enable_x64
 
 X = np.arange(100.0, dtype=np.float32).reshape(50, 2)
 ON_DEVICE = jnp.asarray(X)
@@ -158,3 +159,32 @@ def test_integers_that_jax_would_take_for_others_are_refused():
     ):
         run(2**40)
     assert run(np.int64(2**30)).history["loss"][0] == -(2.0**31)
+
+
+WIDE = np.arange(2**40, 2**40 + 8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: gemjax.Epochs({"id": WIDE}, 2),
+        lambda path: gemjax.OnHost(gemjax.Epochs({"id": on_disk(path, WIDE)}, 2)),
+        lambda path: gemjax.FromSource([{"id": int(number)} for number in WIDE], batch_size=2),
+    ],
+    ids=["memory", "file on the host", "source"],
+)
+def test_data_with_integers_that_jax_would_take_for_others_are_refused(make, tmp_path):
+    """Numbers of rows in a table of embeddings, for example."""
+    loss_fn, tx = lambda params, batch: (params - batch["id"].sum()) ** 2, gemjax.asgd(0.1, 2)
+    message = r"\['id'\] has the integer 10995116277\d\d, which does not fit into JAX's int32; .*jax_enable_x64"
+    with pytest.raises((TypeError, ValueError), match=message):
+        gemjax.simulate(tx, loss_fn, 0.0, make(tmp_path), gemjax.arrivals.Gamma(2).trace(4))
+    with pytest.raises((TypeError, ValueError), match=message):
+        gemjax.run_on_devices(tx, loss_fn, 0.0, make(tmp_path), 4)
+    with enable_x64(True):
+        assert gemjax.simulate(tx, loss_fn, 0.0, make(tmp_path), gemjax.arrivals.Gamma(2).trace(1)).params != 0
+
+
+def on_disk(path, array):
+    np.save(path / "array.npy", array)
+    return np.load(path / "array.npy", mmap_mode="r")

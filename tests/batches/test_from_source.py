@@ -8,13 +8,12 @@ import numpy as np
 import optax
 import pytest
 from engines.problems import Abreast, assert_same_bits, late
-from engines.simulator.simulations import programs
 
 import gemjax
 from gemjax import FromSource
 from gemjax.batches.base import RowsError
 from gemjax.batches.from_source import read_rows
-from gemjax.batches.rows import Rows, any_worker_takes
+from gemjax.batches.rows import Rows
 from gemjax.testing import Faults
 
 N, ROWS = 4, 30
@@ -69,7 +68,7 @@ def on_devices(batches, num_commits=24, tx=GEM, num_workers=N, **options):
 @every_kind
 @pytest.mark.parametrize(
     ("kind", "threads"),
-    [(Source, 16), (Whole, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(Source, 1), (Whole, 16)])],
+    [(Source, 16), (Whole, 1), *(pytest.param(*one, marks=pytest.mark.nightly) for one in [(Source, 1), (Whole, 16)])],
 )
 def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
     found = simulate(FromSource(kind(), make(NUMBERS), threads), callback_every=7)
@@ -80,7 +79,7 @@ def test_a_simulation_is_that_of_rows_in_memory(make, kind, threads):
 
 @pytest.mark.slow
 @every_kind
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.nightly), 16])
 def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):
     """Every worker therefore has its own rows, regardless of prefetching."""
     found = on_devices(FromSource(Whole(), make(NUMBERS), threads), gate=Abreast(N))
@@ -89,7 +88,7 @@ def test_a_run_on_devices_replays_with_rows_in_memory(make, threads):
     np.testing.assert_allclose(found.history["loss"], replay.history["loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["epochs", pytest.param("stream", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["epochs", pytest.param("stream", marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_local_steps(kind):
     local, tx = gemjax.LocalSteps(optax.sgd(0.1), 2), gemjax.downpour(num_workers=N)
@@ -97,20 +96,6 @@ def test_local_steps(kind):
     found = on_devices(source, tx=tx, local=local, num_commits=16)
     replay = simulate(KINDS[kind](DATA), tx=tx, local=local, trace=found.trace)
     np.testing.assert_allclose(found.params, replay.params, rtol=1e-5, atol=1e-6)
-
-
-def test_sources_of_equal_shapes_are_compiled_once():
-    loss_fn = lambda params, batch: jnp.mean((params - batch.mean(0)) ** 2)
-    source, order = list(DATA["x"]), gemjax.Epochs(np.arange(len(DATA["x"])), 4)
-    run = lambda source: gemjax.simulate(
-        GEM, loss_fn, START, FromSource(source, order), gemjax.arrivals.RoundRobin(N).trace(8)
-    )
-    run(source)
-    before = programs()
-    run(source)
-    assert programs() == before
-    run(list(source))
-    assert programs() == before
 
 
 @pytest.mark.slow
@@ -257,13 +242,6 @@ def test_a_batch_size_means_epochs(seed):
     assert found.batches.seed == (seed or 0)
 
 
-def test_rows_may_be_containers_of_arrays():
-    rows = [(np.full(2, i), i, {"pair": [np.float32(i), np.arange(3)]}) for i in range(3)]
-    image, label, rest = read_rows(rows, [2, 1])
-    assert (image.tolist(), label.tolist(), rest["pair"][0].tolist()) == ([[2, 2], [1, 1]], [2, 1], [2.0, 1.0])
-    assert rest["pair"][1].shape == (2, 3)
-
-
 def test_images_are_decoded():
     pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     rows = [{"image": pillow.fromarray(np.full((4, 5, 3), shade, np.uint8))} for shade in range(2)]
@@ -284,14 +262,6 @@ def test_a_data_source_of_tfds_is_read(tmp_path):
         [[0, 1, 2], [3, 4, 5]],
     )
     assert rows["label"].shape == (6,)
-
-
-@pytest.mark.slow
-def test_grain_transforms_rows():
-    grain = pytest.importorskip("grain", reason="Grain is not installed")
-    source = grain.MapDataset.source(Source()).map(lambda row: row | {"x": 2 * row["x"]})
-    found = simulate(FromSource(source, KINDS["epochs"](NUMBERS)))
-    assert_same_bits(found.params, simulate(KINDS["epochs"](DATA | {"x": 2 * DATA["x"]})).params)
 
 
 class OwnOfAll(gemjax.batches.Rows):
@@ -315,21 +285,3 @@ def test_rows_of_a_shared_sequence_may_depend_on_the_worker_and_its_step():
     result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), source, 40)
     whole = gemjax.simulate(tx, loss_fn, jnp.zeros(()), OwnOfAll(NUMBERS.astype(np.float32)), result.trace)
     np.testing.assert_allclose(result.history["loss"], whole.history["loss"], rtol=1e-5)
-
-
-class Moved(FromSource):
-    """Reads other rows than those of its batches."""
-
-    def select(self, worker, step, draw=None):
-        return (super().select(worker, step, draw) + worker[:, None]).astype(np.int32) % ROWS
-
-
-@pytest.mark.parametrize("kind", [FromSource, Moved])
-def test_rows_of_a_stream_may_depend_on_the_worker_if_a_source_says_so(kind):
-    loss_fn = lambda params, batch: jnp.mean((params - batch) ** 2)
-    source = kind(NUMBERS.astype(np.float32), gemjax.Stream(NUMBERS, 4))
-    assert any_worker_takes(source) == (kind is FromSource)
-    tx = gemjax.asgd(0.1, num_workers=3)
-    result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(()), source, 40)
-    again = gemjax.simulate(tx, loss_fn, jnp.zeros(()), source, result.trace)
-    np.testing.assert_allclose(result.history["loss"], again.history["loss"], rtol=1e-5)

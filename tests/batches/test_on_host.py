@@ -56,9 +56,9 @@ def test_the_run_is_that_of_data_on_the_device(batches):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"callback_every": 1}, marks=pytest.mark.slow),
+        pytest.param({"callback_every": 1}, marks=pytest.mark.nightly),
         {"callback_every": 7},
-        pytest.param({"window": 4, "callback_every": 9}, marks=pytest.mark.slow),
+        pytest.param({"window": 4, "callback_every": 9}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )
@@ -111,7 +111,7 @@ def test_a_sweep():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.slow), "shards"])
+@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.nightly), "shards"])
 def test_on_devices(kind):
     """Each gradient's batch comes to the device of its worker; the run replays with data on the device."""
     result = gemjax.run_on_devices(
@@ -155,18 +155,6 @@ def noted_run(monkeypatch, refuse=None, **options):
     except OSError as raised:
         error = raised
     return notes, error
-
-
-def test_the_next_chunk_is_gathered_before_reports_are_waited_for(monkeypatch):
-    notes, error = noted_run(monkeypatch)
-    assert error is None
-    chunk = ["read", "callback"]
-    assert notes == ["select", "select", "select", *chunk, "select", *chunk, *chunk]  # The first one measures a row.
-
-
-def test_the_callback_can_end_the_run(monkeypatch):
-    notes, _ = noted_run(monkeypatch, stop_at=6)
-    assert notes == ["select", "select", "select", "read", "callback"]
 
 
 def test_a_failed_read_loses_no_earlier_chunk(monkeypatch):

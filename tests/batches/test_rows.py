@@ -176,10 +176,10 @@ class Beyond(gemjax.batches.Rows):
         return np.stack([np.full_like(rows, 3), rows], 1).astype(np.int32)
 
 
-@pytest.mark.parametrize("row", [-1, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", [-1, pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "local",
-    [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.1), 2), marks=pytest.mark.slow)],
+    [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.1), 2), marks=pytest.mark.nightly)],
     ids=["gradients", "local steps"],
 )
 @pytest.mark.parametrize(

@@ -33,15 +33,6 @@ def test_a_worker_uses_its_own_rows_once_per_epoch(options):
         assert steps == 1 or not np.array_equal(first, second)
 
 
-def test_shards_do_not_depend_on_the_order_of_calls():
-    one, other = shards_of(seed=3), shards_of(seed=3)
-    order = np.random.default_rng(0).integers(0, 20, 50)
-    worker = np.arange(50) % 6
-    found = other.select(worker[::-1], order[::-1])[::-1]
-    np.testing.assert_array_equal(one.select(worker, order), found)
-    assert not np.array_equal(one.rows[0], shards_of(seed=4).rows[0])
-
-
 def test_a_small_concentration_gives_workers_classes_of_their_own():
     def mixture(concentration):
         """Return the mean share of a worker's most frequent class."""

@@ -58,7 +58,7 @@ class Counted:
         return np.float32(number)
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_no_more_threads_read_than_given(threads):
     """Threads that read ahead had a pool of as many each for the batches of local steps."""
     source = Counted()

@@ -100,21 +100,6 @@ def test_batches_that_repeat_are_read_once():
     assert sum(number >= 20 for number in source.read) <= 5 * 4 + 4 * 4  # Some are read to learn their shapes.
 
 
-@pytest.mark.parametrize("left", [0, 2])
-def test_a_call_has_one_thread_and_the_turns_that_are_left(left):
-    turns, names, all_here = threading.Semaphore(left), set(), threading.Barrier(1 + left)
-
-    def value(number):
-        names.add(threading.current_thread().name)
-        if number <= left:
-            all_here.wait(60)  # So many compute at the same time.
-
-    each(value, range(20), 16, turns=turns)
-    assert len(names) == 1 + left
-    for _ in range(left):
-        assert turns.acquire(timeout=60)  # They were given back.
-
-
 HANGS = """
 import _thread, threading
 import jax.numpy as jnp, numpy as np

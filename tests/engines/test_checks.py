@@ -1,16 +1,15 @@
-"""Checks of methods, callbacks and options, made before anything is computed."""
-
-import dataclasses
+"""Answers of callbacks, warnings before a run, advice of messages that is followed, and parameters on wrong devices."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engines.entrances import PARAMS, asgd, ones, run, squares
+from engines.entrances import EVERY_ENTRANCE, PARAMS, asgd, ones, run, squares
 
 import gemjax
 from gemjax.engines.checks import ends_run
+from gemjax.protocol.compat import enable_x64
 
 
 @pytest.mark.parametrize(
@@ -19,15 +18,9 @@ from gemjax.engines.checks import ends_run
         (None, False),
         (False, False),
         (True, True),
-        (np.True_, True),
-        (jnp.array(False), False),
         (jnp.array(True), True),
-        (0, False),
-        (1, True),
-        (np.float32(0.5), True),
         (np.array(0), False),
-        (jnp.float32(0.5), True),
-        (jnp.bfloat16(0.0), False),
+        (np.float32(0.5), True),
     ],
 )
 def test_answers_that_end_a_run(answer, ends):
@@ -103,40 +96,27 @@ def test_lookahead_is_downpour_with_local_steps():
     np.testing.assert_allclose(found.params, params.slow, rtol=1e-5)
 
 
-@dataclasses.dataclass
-class Descent:
-    """An optimizer of a class that has ==, but no hash."""
-
-    rate: float
-
-    def init(self, params):
-        return optax.EmptyState()
-
-    def update(self, updates, state, params=None):
-        return optax.tree.scale(-self.rate, updates), state
+@EVERY_ENTRANCE
+@pytest.mark.parametrize("name", ["params", "model_state"])
+def test_arrays_of_64_bits_without_x64_are_refused(engine, name):
+    with enable_x64(True):
+        given = {"params": PARAMS} | {name: {"w": jnp.ones(2, jnp.float64)}}
+    with pytest.raises(TypeError, match=rf"{name} at \['w'\] is float64, but numbers of 64 bits are not enabled here"):
+        run(engine, **given)
 
 
-@pytest.mark.parametrize("local", [None, gemjax.LocalSteps(Descent(0.1), 2)], ids=["gradients", "local steps"])
-def test_an_optimizer_without_a_hash_runs(local):
-    trace = gemjax.arrivals.RoundRobin(2).trace(6)
-    loss, batches = lambda params, batch: jnp.sum((params - batch) ** 2), lambda worker, step: jnp.ones(2)
-    run = lambda tx, state=None: (
-        gemjax.simulate(tx, loss, jnp.zeros(2), batches, trace, local=local, state=state).params
-    )
-    np.testing.assert_array_equal(run(Descent(0.1)), run(optax.sgd(0.1)))
-    result = gemjax.run_on_devices(Descent(0.1), loss, jnp.zeros(2), batches, 6, local=local, num_workers=2)
-    assert len(result.trace) == 6
-    assert int(gemjax.initial_state(Descent(0.1), jnp.zeros(2)).commits) == 0
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["simulate", "devices"])
+def test_complex_parameters_can_be_given_as_two_real_arrays(engine):
+    loss_fn = lambda params, batch: jnp.sum(jnp.abs(jax.lax.complex(*params) - (batch + 1j * batch)) ** 2)
+    params = jnp.zeros(4), jnp.zeros(4)
+    assert run(engine, loss_fn, params, gemjax.gem(0.1, num_workers=2)).params[1].any()
 
 
-@pytest.mark.parametrize("wrap", [lambda tx: tx, lambda tx: gemjax.asynchronous(gemjax.per_worker(tx), 2)])
-def test_an_optimizer_may_count_from_a_number_of_python(wrap):
-    def update(updates, count, params=None):
-        return optax.tree.scale(-0.1 / (1 + count), updates), count + 1
-
-    tx = wrap(optax.GradientTransformation(lambda params: 0, update))
-    loss, batches = lambda params, batch: jnp.sum((params - batch) ** 2), lambda worker, step: jnp.ones(2)
-    for local in (None, gemjax.LocalSteps(optax.GradientTransformation(lambda params: 0, update), 2)):
-        result = gemjax.run_on_devices(tx, loss, jnp.zeros(2), batches, 6, num_workers=2, local=local)
-        replay = gemjax.simulate(tx, loss, jnp.zeros(2), batches, result.trace, local=local)
-        np.testing.assert_allclose(result.params, replay.params, rtol=1e-6)
+@pytest.mark.parametrize("engine", ["simulate", "sweep"])
+def test_params_on_several_devices_are_refused_by_the_simulator(engine):
+    params = {name: jax.device_put(jnp.zeros(2), jax.devices()[number]) for number, name in enumerate("ab")}
+    with pytest.raises(
+        ValueError, match=r"params at \['a'\] is on .*0, but params at \['b'\] on .*1; put all arrays on"
+    ):
+        run(engine, params=params)

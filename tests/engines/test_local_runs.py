@@ -21,10 +21,6 @@ from engines.problems import (
 
 import gemjax
 from gemjax import LocalSteps
-from gemjax.batches.local import LocalBatches
-from gemjax.batches.rows import as_batches
-from gemjax.engines.devices.hardware.programs.host import Programs
-from gemjax.engines.transition import Transition
 from gemjax.telemetry import eventlog
 from gemjax.testing import Faults
 
@@ -84,16 +80,6 @@ def test_each_worker_has_a_momentum_and_a_period_of_its_own(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("callback_every", [1, 7])
-def test_the_chunk_size_changes_no_bit(callback_every):
-    given = poisoned(problem(), [(1, 4), (3, 0)])
-    whole, chunked = (simulated(given=given, callback_every=size) for size in (None, callback_every))
-    assert int(whole.state.rejected) == 2
-    assert_same_bits(chunked.state, whole.state)
-    assert_same_bits(chunked.history, whole.history)
-
-
-@pytest.mark.slow
 def test_a_continued_run_is_the_run_that_did_not_stop():
     """The cuts include those after a rejection; the momenta are kept."""
     given = poisoned(problem(), [(1, 4), (3, 0)])
@@ -133,7 +119,7 @@ def rows_of(at, trace, periods=PERIODS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["loss", pytest.param("gradient", marks=pytest.mark.nightly)])
 def test_a_rejected_commit_never_happened(kind, x64):
     """Any local step that is not finite leaves the central variable and the local optimizer unchanged."""
     at = [(0, 1), (1, 5), (1, 6), (3, 6), (2, 2)]  # First, middle and last steps; two commits of worker 1 in a row.
@@ -172,21 +158,6 @@ def test_a_dropped_commit_never_happened(x64):
     assert_close(result.params, missing.params, rtol=1e-10)
     assert_close(result.model_state, missing.model_state, rtol=1e-10)
     assert_close(locals_of(result), locals_of(missing), rtol=1e-10)
-
-
-@pytest.mark.slow
-def test_a_commit_that_is_not_finite_and_refused_counts_as_rejected():
-    """Each commit counts once, and the method's count of refusals is that of the engine."""
-    trace = gemjax.arrivals.ConstantSpeeds([5.0, 5.1, 4.9, 1.0]).trace(60)
-    plain = simulated(trace, tx=DROPPING)
-    row = int(np.flatnonzero(plain.history["dropped"])[1])
-    at = [(3, 4 * int(trace.step[row]))]
-    result = simulated(trace, poisoned(problem(), at), DROPPING)
-    assert int(result.state.rejected) == 1
-    assert result.history["dropped"].sum() == plain.history["dropped"].sum() - 1 == int(result.state.dropped)
-    assert int(optax.tree.get(result.opt_state, "refusals").count) == int(result.state.dropped)
-    assert_close(result.params, plain.params, rtol=1e-5)
-    assert_close(locals_of(result), locals_of(plain), rtol=1e-5)
 
 
 def test_a_run_cannot_continue_with_another_local_optimizer():
@@ -323,45 +294,6 @@ def test_the_count_of_dropped_commits_continues(x64):
     assert_the_law(second, given, DROPPING, pulls=False)
 
 
-def programs_for(tx, placement, given):
-    local = LocalSteps(tx, PERIODS)
-    batches = LocalBatches(as_batches(given.batches, WORKERS), local)
-    transition = Transition(tx=DOWNPOUR, loss_fn=given.loss_fn, num_workers=WORKERS, local=local)
-    transition = transition.bind(given.params, given.model_state)
-    return Programs(transition, batches, placement, transition.init(given.params, given.model_state))
-
-
-def numbers(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-@pytest.mark.slow
-def test_local_optimizers_never_leave_their_workers():
-    """Gradients, views and the central variable contain no part of them; a worker receives one number more."""
-    placement = gemjax.place(WORKERS)
-    plain, momentum = (programs_for(tx, placement, problem()) for tx in (optax.sgd(0.05), MOMENTUM))
-    before = jax.device_get(momentum.gather())
-    momentum.warm_up()
-    assert_same_bits(jax.device_get(momentum.gather()), before)  # It makes no step.
-    for worker in [0, 1, 2, 3, 2, 1]:
-        gradient = momentum.compute(worker, momentum.select(worker))
-        assert all(leaf.devices() == {placement.workers[worker]} for leaf in jax.tree.leaves(gradient))
-        momentum.commit(worker, momentum.bring(gradient))
-    assert [numbers(programs._local) for programs in (plain, momentum)] == [0, 4 * WORKERS]
-    for worker, device in enumerate(placement.workers):
-        for kept in (momentum._local[worker], momentum._moved[worker]):
-            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(kept))
-    sizes = [numbers(programs.compute(0, programs.select(0))[0]) for programs in (plain, momentum)]
-    # Displacement, running mean and count; loss, metric, finite (1 or 0), number of steps, and the losses of the steps.
-    assert sizes == [4 + 4 + 4 + 4] * 2
-    assert numbers(momentum._views[0]) == numbers(plain._views[0]) + 1
-    for part in ("slots", "shared"):
-        assert numbers(getattr(momentum.central, part)) == numbers(getattr(plain.central, part))
-    state = momentum.gather()
-    assert numbers(state.view.value.local) == 4 * WORKERS
-    assert all(leaf.devices() == {placement.central} for leaf in jax.tree.leaves(state))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("global_period", [1, 2])
 def test_anchors_reach_workers_on_devices(global_period, x64):
@@ -383,39 +315,3 @@ def test_an_optimizer_in_half_precision_keeps_its_dtypes():
     assert kinds(result.state) == kinds(again.state)
     assert kinds(locals_of(result)) == kinds(tx.init(given.params))
     assert_close(jax.device_get(result.params), again.params, rtol=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("half", ["bfloat16", "float16"])
-def test_an_optimizer_with_injected_hyper_parameters_keeps_the_dtypes_of_its_state(half):
-    """The hyper-parameters are arrays of single precision, in which half precision would end."""
-    params = {"single": jnp.ones(3), "half": jnp.ones(3, half)}
-    tx = optax.inject_hyperparams(optax.sgd)(optax.linear_schedule(0.1, 0.01, 9), momentum=0.5)
-
-    def loss_fn(params, batch):
-        return sum(jnp.sum((leaf.astype(jnp.float32) - batch) ** 2) for leaf in jax.tree.leaves(params))
-
-    given = Problem(loss_fn, params, lambda worker, step: jnp.float32(0.1))
-    kinds = lambda tree: [leaf.dtype for leaf in jax.tree.leaves(tree)]
-    result = on_devices(8, given, gemjax.easgd(num_workers=WORKERS), LocalSteps(tx, 3))
-    again = simulated(result.trace, given, gemjax.easgd(num_workers=WORKERS), LocalSteps(tx, 3))
-    assert kinds(locals_of(result)) == kinds(locals_of(again)) == kinds(tx.init(params))
-    assert_close(jax.device_get(result.params), again.params, rtol=1e-2)
-    # The last commit may be the first of its worker.
-    assert min(again.history["loss"]) < 0.5 * again.history["loss"][0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.float8_e4m3fn, jnp.int32, jnp.bfloat16])
-@pytest.mark.parametrize("loss", [jnp.float32, jnp.bfloat16])
-def test_the_mean_of_a_metric_over_local_steps_has_a_type_whatever_that_of_the_metric(dtype, loss):
-    """JAX promotes the small ones to no other."""
-    loss_fn = lambda params, model_state, batch, key: (
-        jnp.sum((params - batch) ** 2), (model_state + 1, {"count": (model_state % 2).astype(dtype)})
-    )  # fmt: skip
-    tx, batches = gemjax.downpour(num_workers=2), lambda worker, step: jnp.ones(3, loss)
-    options = {"model_state": jnp.int32(0), "local": LocalSteps(optax.sgd(0.1), 2)}
-    result = gemjax.run_on_devices(tx, loss_fn, jnp.zeros(3, loss), batches, 8, num_workers=2, **options)
-    again = gemjax.simulate(tx, loss_fn, jnp.zeros(3, loss), batches, result.trace, **options)
-    for run in (result, again):
-        assert np.all(np.float64(run.history["count"]) == 0.5)

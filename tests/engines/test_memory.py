@@ -107,7 +107,7 @@ def test_a_rules_own_array_is_not_donated():
     assert float(own[0]) == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_state_to_continue_from_is_counted(monkeypatch):
     loss_fn, params, batches = quadratic()
     tx, trace = gemjax.gem(0.1, num_workers=64), gemjax.arrivals.RoundRobin(64).trace(10)
@@ -119,7 +119,7 @@ def test_a_state_to_continue_from_is_counted(monkeypatch):
         gemjax.simulate(tx, loss_fn, params, batches, trace, state=state)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_counts_all_its_runs(monkeypatch):
     loss_fn, params, batches = quadratic()
     trace = gemjax.arrivals.RoundRobin(64).trace(10)

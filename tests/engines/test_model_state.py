@@ -67,7 +67,7 @@ def assert_states_close(actual, desired, rtol=1e-10):
     [
         (GEM, {}),
         (GEM, {"average_model_state": True}),
-        pytest.param(gemjax.easgd(num_workers=N), {"local": LOCAL}, marks=pytest.mark.slow),
+        pytest.param(gemjax.easgd(num_workers=N), {"local": LOCAL}, marks=pytest.mark.nightly),
     ],
     ids=["latest", "average", "local"],
 )
@@ -90,17 +90,6 @@ def test_it_replays_with_a_sharded_central_variable_and_workers_of_two_devices(a
     placement = Placement((tuple(devices[:2]), devices[2], devices[3]), tuple(devices[4:6]))
     result = on_devices(given, placement=placement, average_model_state=average)
     assert_states_close(result.state, simulated(result.trace, given, average_model_state=average).state)
-
-
-@pytest.mark.slow
-def test_windows_and_sweeps_accept_it():
-    given, trace = problem(), gemjax.arrivals.Gamma(N).trace(24)
-    one_by_one = simulated(trace, given, window=1)
-    assert_states_close(simulated(trace, given, window=N).state, one_by_one.state, rtol=1e-5)
-    make = lambda rate: gemjax.gem(rate, num_workers=N)
-    swept = gemjax.sweep(make, *given[:3], trace, {"rate": [0.01, 0.05]}, seeds=[5], model_state=given.model_state)
-    found = jax.tree.map(lambda leaf: leaf[1], keys.as_data(swept.state.model_state))
-    assert_close(found, keys.as_data(one_by_one.model_state), 1e-5)
 
 
 @pytest.mark.slow
@@ -143,7 +132,9 @@ def test_a_run_on_devices_continues_from_a_checkpoint(tmp_path):
     assert_states_close(result.state, simulated(result.trace, given).state, rtol=1e-4)
 
 
-@pytest.mark.parametrize("average", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["replaced", "averaged"])
+@pytest.mark.parametrize(
+    "average", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["replaced", "averaged"]
+)
 @pytest.mark.parametrize("local", [None, gemjax.LocalSteps(optax.sgd(0.1), 2)], ids=["gradients", "local steps"])
 def test_infinities_that_a_commit_leaves_as_they_were_do_not_count(local, average, x64):
     """A mask of attention is made of them."""
@@ -185,7 +176,7 @@ def test_an_average_with_an_infinity_is_that_infinity(engine):
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(arrivals.RoundRobin(8), id="asynchronous", marks=pytest.mark.slow),
+        pytest.param(arrivals.RoundRobin(8), id="asynchronous", marks=pytest.mark.nightly),
         pytest.param(arrivals.Barrier(arrivals.RoundRobin(8)), id="barrier"),
     ],
 )
@@ -217,15 +208,5 @@ def test_raw_keys_of_any_name_are_those_of_the_worker(stacked):
     result = gemjax.simulate(
         gemjax.asgd(1.0, 8), loss_fn, jnp.zeros(20_000), lambda worker, step: 0.0, arrivals.RoundRobin(8).trace(8),
         model_state={"dropout": raw},
-    )  # fmt: skip
-    np.testing.assert_allclose(jnp.var(result.params), 8.0, rtol=0.05)
-
-
-@pytest.mark.slow
-def test_local_optimizers_draw_numbers_of_their_own():
-    local = gemjax.LocalSteps(optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(1)), optax.sgd(1.0)), 1)
-    result = gemjax.simulate(
-        gemjax.downpour(num_workers=8), lambda params, batch: 0.0 * jnp.sum(params), jnp.zeros(20_000),
-        lambda worker, step: 0.0, arrivals.RoundRobin(8).trace(8), local=local,
     )  # fmt: skip
     np.testing.assert_allclose(jnp.var(result.params), 8.0, rtol=0.05)

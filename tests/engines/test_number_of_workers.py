@@ -3,9 +3,7 @@
 import inspect
 import warnings
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -45,30 +43,6 @@ def test_the_number_of_workers_is_that_of_the_method(tx, expected):
 
 def test_a_plain_transformation_suits_any_number():
     assert gemjax.initial_state(optax.sgd(0.1), PARAMS, num_workers=3).step.num_workers == 3
-
-
-def test_an_initial_state_may_be_untraceable():
-    tx = optax.GradientTransformation(
-        lambda params: np.asarray(params["x"]).sum(), lambda updates, state, params=None: (updates, state)
-    )
-    result = gemjax.run_on_devices(tx, squares, {"x": PARAMS}, ones, 0, num_workers=2)
-    assert result.trace.num_workers == 2
-
-
-@pytest.mark.parametrize("engine", ["devices", "simulator"])
-def test_a_run_whose_initial_state_is_untraceable_continues(engine):
-    tx = optax.GradientTransformation(
-        lambda params: jnp.float32(np.asarray(params["x"]).sum()),
-        lambda updates, state, params=None: (jax.tree.map(lambda update: -0.1 * update, updates), state),
-    )
-    tx, trace = gemjax.asynchronous(tx, 2), gemjax.arrivals.RoundRobin(2).trace(8)
-
-    def run(count, state=None):
-        if engine == "devices":
-            return gemjax.run_on_devices(tx, squares, {"x": PARAMS}, ones, count, state=state)
-        return gemjax.simulate(tx, squares, {"x": PARAMS}, ones, trace.first(count), state=state)
-
-    assert len(run(8, run(4)).trace) == 8
 
 
 FUNCTIONS = {name: getattr(gemjax, name) for name in gemjax.__all__ if inspect.isfunction(getattr(gemjax, name))}

@@ -4,50 +4,12 @@ import types
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gemjax
 from gemjax import arrivals, testing
 from gemjax.engines.result import of_applied
 
 LOSS, PARAMS, BATCHES = testing.quadratic()
-DATA = {"x": np.zeros((1200, 3)), "y": np.zeros(1200)}
-
-
-class Source:
-    """Source with a long description."""
-
-    def __len__(self):
-        return 1200
-
-    def __getitem__(self, row):
-        return {"x": DATA["x"][row]}
-
-    def __repr__(self):
-        return "rows and rows\n" * 50
-
-
-@pytest.mark.parametrize(
-    ("thing", "expected"),
-    [
-        (gemjax.Epochs(DATA, 32, seed=3), "Epochs(1,200 rows, batch_size=32, seed=3)"),
-        (gemjax.Stream(DATA, 32), "Stream(1,200 rows, batch_size=32, seed=0)"),
-        (gemjax.Shards(DATA, 32, 4), "Shards(1,200 rows, batch_size=32, num_workers=4, seed=0)"),
-        (gemjax.OnHost(gemjax.Epochs(DATA, 32)), "OnHost(Epochs(1,200 rows, batch_size=32, seed=0))"),
-        (
-            gemjax.FromSource(Source(), gemjax.Epochs(np.arange(1200), 32)),
-            "FromSource(Source, Epochs(1,200 rows, batch_size=32, seed=0), threads=16)",
-        ),
-        (
-            arrivals.RoundRobin(4).trace(1000),
-            "Trace(1,000 commits of 4 workers, staleness median 3, time 1 to 250)",
-        ),
-        (gemjax.Trace([], num_workers=1), "Trace(0 commits of 1 worker)"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_data_and_traces_are_described_in_a_line(thing, expected):
-    assert repr(thing) == expected
 
 
 def test_a_run_is_described_in_a_line():

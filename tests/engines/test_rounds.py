@@ -31,7 +31,7 @@ def on_devices(tx, commits=5 * N, **options):
     return gemjax.run_on_devices(tx, *QUADRATIC[:3], commits, num_workers=N, local=LOCAL, **options)
 
 
-@pytest.mark.parametrize("enter", [simulated, pytest.param(swept, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("enter", [simulated, pytest.param(swept, marks=pytest.mark.nightly)])
 def test_a_trace_without_rounds_is_warned_of_once(enter):
     with pytest.warns(gemjax.RunWarning, match=MESSAGE) as seen:
         enter(gemjax.diloco(num_workers=N), SPEEDS.trace(5 * N))

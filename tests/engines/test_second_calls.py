@@ -67,9 +67,9 @@ def interruptible(loss_fn, tx, local, length=6):
 ENGINES = [
     pytest.param(simulated, method, id="simulate"),
     pytest.param(in_one_batch, makes, id="sweep in one batch"),
-    pytest.param(one_by_one, makes, id="sweep one by one", marks=pytest.mark.slow),
+    pytest.param(one_by_one, makes, id="sweep one by one", marks=pytest.mark.nightly),
     pytest.param(on_devices, method, id="devices"),
-    pytest.param(interruptible, method, id="devices, interruptible", marks=pytest.mark.slow),
+    pytest.param(interruptible, method, id="devices, interruptible", marks=pytest.mark.nightly),
 ]
 
 

@@ -80,8 +80,8 @@ def assert_as_without(make, trace, result):
         assert_close(found.rows, expected.rows, rtol=1e-4)
 
 
-@pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", pytest.param("yellowfin", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", pytest.param("yellowfin", marks=pytest.mark.nightly)])
 def test_one_large_gradient_does_not_ruin_the_central_variable(name, window):
     trace, result = spiked_run(BY_NAME[name], 3e19, window=window)
     assert_as_without(BY_NAME[name], trace, result)
@@ -111,7 +111,7 @@ def test_any_gradient_leaves_a_sound_state(make):
         assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(result.opt_state))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("method", "locks"),
     [

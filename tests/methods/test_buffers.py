@@ -71,32 +71,6 @@ def test_the_weights_are_those_of_the_paper():
     np.testing.assert_allclose(gemjax.polynomial_weight(1.0)(jnp.arange(5)), 1 / (1 + np.arange(5)), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "make", [gemjax.fedbuff, gemjax.fedasync, lambda weight: gemjax.weigh_samples([1, 2], 2, weight)]
-)
-def test_a_weight_may_look_the_staleness_up_in_a_table(make):
-    table = jnp.array([1.0, 0.5, 0.25])
-    weight = lambda staleness: table[jnp.minimum(staleness, 2)]
-    make(weight=weight)
-
-
-@pytest.mark.parametrize("kind", [jnp.float32, jnp.int32, np.float64])
-def test_the_mean_staleness_may_be_an_array(kind):
-    assert gemjax.fedbuff(mean_staleness=kind(3)).init(jnp.ones(2))
-    injected = optax.inject_hyperparams(gemjax.fedbuff, static_args=("buffer_size",))(mean_staleness=3, buffer_size=2)
-    assert injected.init(jnp.ones(2))
-
-
-def test_a_weight_that_looks_up_a_table_may_be_given_inside_of_jit():
-    table = jnp.array([1.0, 0.5])
-    init = lambda params: gemjax.fedbuff(weight=lambda staleness: table[jnp.minimum(staleness, 1)]).init(params)
-    jax.block_until_ready(jax.jit(init)(jnp.ones(2)))
-
-
-def test_exponents_of_narrow_integers_do_not_wrap_around():
-    assert gemjax.polynomial_weight(np.uint8(1))(jnp.int32(3)) == 0.25
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_staleness_in_steps_is_a_count_of_steps(count):
     """For every clock and every earlier pull, compared with a count."""
@@ -150,7 +124,7 @@ def test_where_no_gradient_is_stale_it_is_rennala(x64):
     assert int(jnp.sum(expected != THETA_0)) == 9
 
 
-@pytest.mark.parametrize("weight", ["polynomial", pytest.param("hinge", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weight", ["polynomial", pytest.param("hinge", marks=pytest.mark.nightly)])
 def test_without_staleness_fedasync_is_downpour(x64, weight):
     expected, _ = run(gemjax.downpour(0.3), [0] * 40)
     found, _ = run(gemjax.fedasync(0.3, weight=weight), [0] * 40)
@@ -179,7 +153,7 @@ def test_under_a_mask_the_other_leaves_are_not_touched(x64):
     np.testing.assert_allclose(params["b"], -1.0)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.nightly), "bfloat16"])
 def test_in_half_precision_the_sum_is_kept_in_float32(dtype):
     tx = gemjax.asynchronous(optax.chain(gemjax.gather(300), optax.scale(-1.0)), 1)
     params, state, update = jnp.zeros(2, dtype), tx.init(jnp.zeros(2, dtype)), jax.jit(tx.update)

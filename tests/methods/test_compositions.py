@@ -183,7 +183,7 @@ def test_a_momentum_that_depends_on_staleness(x64):
     np.testing.assert_allclose(found, [1.0, 1.8, 1.0 + 0.8 / 3 * 1.8], rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_damped_gradients_stabilise_dana_at_a_rate_at_which_it_diverges_alone():
     rate, workers = 0.1, 16
 
@@ -225,37 +225,6 @@ def test_multi_steps_pass_on_what_a_rule_is_told(kind, place):
 
 
 TWO_LEAVES = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
-KEEPING = {  # Parts with state per worker.
-    "per_worker": lambda: gemjax.per_worker(optax.trace(0.9)),
-    "compensate_delay": lambda: gemjax.compensate_delay(0.1, "adaptive"),
-    "match_energy": lambda: optax.chain(optax.sgd(0.1), gemjax.match_energy()),
-}
-
-
-@pytest.mark.parametrize("part", KEEPING)
-def test_delays_of_several_workers_refuse_state_per_worker(part):
-    """A delayed gradient is of several workers, and none of them can own the state."""
-    with pytest.raises(ValueError, match="inner of delay_stages keeps state per worker"):
-        gemjax.asynchronous(gemjax.delay_stages(KEEPING[part](), 2), 2).init(TWO_LEAVES)
-    for allowed in (
-        optax.chain(KEEPING[part](), gemjax.delay_stages(optax.sgd(0.1), 2)),
-        gemjax.per_worker(gemjax.delay_stages(KEEPING[part](), 2)),
-        gemjax.delay_stages(KEEPING[part](), 1),
-    ):
-        gemjax.asynchronous(allowed, 2).init(TWO_LEAVES)
-
-
-def test_a_momentum_per_worker_behind_the_delays_of_one_worker_is_a_momentum():
-    arguments = lambda params, batch: jnp.sum((params["a"] - batch) ** 2 + params["b"] ** 2 * batch), TWO_LEAVES
-    trace = arrivals.Gamma(1).trace(6)
-    found, expected = (
-        gemjax.simulate(
-            gemjax.asynchronous(gemjax.delay_stages(optax.chain(part, optax.sgd(0.1)), 2)),
-            *arguments, lambda worker, step: 0.1 * step, trace,
-        ).params
-        for part in (gemjax.per_worker(optax.trace(0.9)), optax.trace(0.9))
-    )  # fmt: skip
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_pipeline_per_worker_is_a_pipeline_each():
@@ -268,33 +237,3 @@ def test_a_pipeline_per_worker_is_a_pipeline_each():
         updates, state = tx.update(gradients, state, TWO_LEAVES, worker=worker)
         found.append(float(updates["a"][0]))
     assert found == [0.0, 0.0, -1.0, -10.0]
-
-
-def test_the_number_of_workers_may_be_a_hyper_parameter_at_updates():
-    """``optax.inject_hyperparams`` traces it there; the state knows it."""
-    tx = optax.inject_hyperparams(gemjax.asgd)(0.1, num_workers=2)
-    params = jnp.zeros(2)
-    updates, _ = jax.jit(tx.update)(jnp.ones(2), tx.init(params), params, worker=1)
-    np.testing.assert_allclose(updates, [-0.1, -0.1])
-
-
-@pytest.mark.parametrize(
-    ("num_stages", "num_workers", "hidden"),
-    [(1, 2, set()), (2, 1, {"local_steps", "local_losses"}), (2, 2, {"worker", "local_steps", "local_losses"})],
-)
-def test_a_member_behind_delays_is_told_no_worker_or_local_steps_of_another_commit(num_stages, num_workers, hidden):
-    told = {}
-
-    def update_fn(updates, state, params=None, **extra_args):
-        told.update(extra_args)
-        return updates, state
-
-    rule = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
-    tx = gemjax.asynchronous(gemjax.delay_stages(optax.MultiSteps(rule, 1), num_stages), num_workers)
-    losses = {"value": 1.0, "local_losses": jnp.ones(4), "local_steps": 4}
-    tx.update(TWO_LEAVES, tx.init(TWO_LEAVES), TWO_LEAVES, worker=0, **losses)
-    assert {"worker", "staleness", "stale_params", *losses} - told.keys() == hidden
-    told.clear()
-    of_each = gemjax.asynchronous(gemjax.per_worker(gemjax.delay_stages(rule, num_stages)), num_workers)
-    of_each.update(TWO_LEAVES, of_each.init(TWO_LEAVES), TWO_LEAVES, worker=0, **losses)
-    assert {"worker", "staleness", "stale_params", *losses} - told.keys() == hidden - {"worker"}

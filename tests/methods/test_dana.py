@@ -125,7 +125,7 @@ def test_in_round_robin_only_the_others_gradients_are_not_predicted(x64):
         views[w], state = gemjax.pull(state, params, worker=w)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:the run has diverged")
 def test_the_order_of_stability_on_a_quadratic():
     """With momentum 0.9 and 16 workers a shared momentum diverges first, then one per worker, then DANA's, and ASGD last."""

@@ -12,10 +12,8 @@ from methods import runs
 from methods.rows import of_steps
 
 import gemjax
-from gemjax.methods.fragments import FragmentsState
 from gemjax.methods.leaf_groups import number_leaves
 from gemjax.protocol.diagnostics import Observer
-from gemjax.protocol.nodes import nodes
 
 N = runs.NUM_WORKERS
 PARTS = {"b": slice(0, 3), "w": slice(3, 9)}  # Of the vector, in the order of the tree's leaves.
@@ -192,27 +190,6 @@ def test_a_second_pull_replaces_the_fragment_again():
         assert float(view) == 0.5 * 2.0 + 0.5 * -4.0
 
 
-def test_a_pull_mixes_by_the_share_of_its_commit_whatever_later_commits_have():
-    """A worker that leaves its view by Δ is at the view less Δ."""
-
-    def make(keep):
-        return gemjax.asynchronous(
-            optax.chain(gemjax.by_fragment(optax.identity(), 1, keep=keep), optax.scale(-1.0)), 2
-        )
-
-    tx = optax.inject_hyperparams(make)(keep=lambda commits: jnp.array([0.0, 0.5, 0.25, 0.25])[commits])
-    params, views = jnp.zeros(1), {}
-    state = tx.init(params)
-    for worker in (1, 0, 1, 0):  # Worker 0 pulls with a share of 0.5, after which the other one commits with 0.25.
-        before = views.get(worker)
-        updates, state = tx.update(jnp.array([-1.0]), state, params, worker=worker)
-        params = optax.apply_updates(params, updates)
-        views[worker], state = gemjax.pull(state, params, worker=worker)
-    (fragments,) = nodes(state, FragmentsState)
-    np.testing.assert_array_equal(before, [1.5])  # The central variable was 2, its own parameters 1.
-    np.testing.assert_array_equal(fragments.own[0], before + 1.0)
-
-
 def test_groups_of_leaves():
     params = {"embed": jnp.zeros(100), "layers": [{"w": jnp.zeros(30)} for _ in range(4)], "norm": jnp.zeros(1)}
 
@@ -266,51 +243,3 @@ def test_a_quorum_of_no_work_moves_nothing(merge):
     for steps, expected in ((0, 0.0), (0, 0.0), (0, 0.0), (2, 1.0)):
         merged, state = tx.update(jnp.ones(2), state, local_steps=steps)
         np.testing.assert_allclose(merged, expected, rtol=1e-6)
-
-
-def test_the_last_gradients_of_all_workers_are_averaged_by_fragment():
-    """With one fragment it is the atom on displacements."""
-    params = {"a": jnp.ones(2), "b": jnp.ones(3)}
-    ends = []
-    for atom in (gemjax.aggregate_last(2), gemjax.by_fragment(gemjax.aggregate_last(2), [["a", "b"]], keep=0.0)):
-        tx = gemjax.asynchronous(optax.chain(gemjax.displacements(), atom), 2)
-        now, state = params, tx.init(params)
-        for step in range(5):
-            moved = optax.tree.scale(-0.1 * (step + 1), params)
-            updates, state = tx.update(moved, state, now, worker=step % 2, local_steps=1)
-            now = optax.apply_updates(now, updates)
-            _, state = gemjax.pull(state, now, worker=step % 2)
-        ends.append(now)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), *ends)
-
-
-@pytest.mark.parametrize("merge", ["radial", "mean"])
-@pytest.mark.parametrize("params", [{}, {"w": jnp.zeros((0, 3))}], ids=["no-leaf", "no-number"])
-def test_nothing_can_be_merged(merge, params):
-    """Such trees are what a mask leaves for a member that has no leaf."""
-    tx = gemjax.merge_quorum(optax.trace(0.9), 1, merge=merge)
-    merged, _ = tx.update(params, tx.init(params), params, local_steps=1)
-    assert jax.tree.structure(merged) == jax.tree.structure(params)
-
-
-@pytest.mark.filterwarnings("ignore:the method is defined in rounds")
-@pytest.mark.parametrize("horizon", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [pytest.param("streaming_diloco", marks=pytest.mark.slow), "async_pipeline"])
-def test_groups_that_a_function_chooses_are_the_same_in_methods_made_anew(name, horizon):
-    """Its states could neither be swept nor continued, because the function was a part of them."""
-    choose = {"streaming_diloco": "fragments", "async_pipeline": "stages"}[name]
-    more = {"num_stages": 2, "horizon": horizon} if name == "async_pipeline" else {}
-    make = lambda rate: getattr(gemjax, name)(
-        rate, num_workers=2, **more, **{choose: lambda path, leaf: 0 if "norm" in path else 1}
-    )
-    loss_fn = lambda params, batch: sum(jnp.sum((leaf - batch) ** 2) for leaf in jax.tree.leaves(params))
-    params, batches = {"norm": jnp.zeros(2), "w": jnp.zeros(2)}, lambda worker, step: 1.0 + worker
-    options = {"local": gemjax.LocalSteps(optax.sgd(0.1), 1)} if name == "streaming_diloco" else {}
-    trace = gemjax.arrivals.Gamma(2).trace(20)
-    whole = gemjax.simulate(make(0.1), loss_fn, params, batches, trace, **options)
-    first = gemjax.simulate(make(0.1), loss_fn, params, batches, trace.first(10), **options)
-    again = gemjax.simulate(make(0.1), loss_fn, params, batches, trace, state=first, **options)
-    assert_same_bits(again.params, whole.params)
-    for batched in (True, False):
-        swept = gemjax.sweep(make, loss_fn, params, batches, trace, {"rate": [0.1, 0.2]}, batched=batched, **options)
-        np.testing.assert_allclose(swept.params["w"][0], whole.params["w"], rtol=1e-5)

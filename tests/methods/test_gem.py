@@ -133,7 +133,7 @@ def test_in_round_robin_the_distance_is_the_other_workers_updates(x64):
         made.append(np.asarray(updates))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_median_scaling_falls_as_workers_are_added():
     medians = []
     for n in (1, 5, 20):

@@ -218,17 +218,6 @@ def test_the_leader_of_a_group_without_a_commit_is_at_the_central_variable(x64):
         np.testing.assert_array_equal(view, [8.0])
 
 
-def test_the_loss_of_a_commit_counts_once_if_those_of_its_steps_are_not_given():
-    tx, params = gemjax.lsgd(num_workers=2, strength=0.5), jnp.zeros(1)
-    state = tx.init(params)
-    for worker, moved, mean, steps in ((0, 1.0, 0.3, 1), (1, 3.0, 0.9, 4)):
-        given = {"worker": worker, "value": jnp.array(mean), "local_steps": steps}
-        updates, state = tx.update(jnp.array([-moved]), state, params, **given)
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_allclose(optax.tree.get(state, "losses"), [0.3, 0.9])
-    assert params.tolist() == [1.0]
-
-
 @pytest.mark.slow
 def test_an_exchange_moves_the_average_towards_the_leader(x64):
     """With one group and all workers at the same meeting, by the strength."""
@@ -241,17 +230,6 @@ def test_an_exchange_moves_the_average_towards_the_leader(x64):
     expected = jax.tree.map(lambda x, leader: 0.7 * x + 0.3 * leader, before, result.params)
     for found, wanted in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
-
-
-def test_average_position_inside_other_transformations():
-    """The average has the leaves that LSGD sees."""
-    params = {"a": jnp.ones(2), "b": jnp.ones(1)}
-    chain = optax.chain(gemjax.drop_stale(9), optax.masked(lsgd(), {"a": True, "b": False}))
-    for tx in (gemjax.asynchronous(chain, WORKERS), optax.masked(lsgd(), {"a": True, "b": False})):
-        for exchange in ("before", "after"):
-            average = gemjax.average_position(tx.init(params), exchange=exchange)
-            np.testing.assert_array_equal(average["a"], params["a"])
-            assert average["b"] == optax.MaskedNode()
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.25])

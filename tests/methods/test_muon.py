@@ -29,7 +29,7 @@ def _problem():
     return loss_fn, params, batches
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("workers", "adam", "muon"),
     [(1, (0.03, 2.8e-4), (0.03, 2.3e-6)), (16, (0.003, 0.056), (0.01, 0.017)), (64, (0.003, 0.142), (0.003, 0.085))],

@@ -50,7 +50,7 @@ def test_two_workers_in_turn_make_the_updates_without_delay_if_those_drift_evenl
             np.testing.assert_array_equal(updates, -0.5 * gradient(clock))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_stabilises_a_quadratic_with_a_delay_of_one():
     """Momentum 0.8 at rate 0.3 on curvature 1: stable without delay, unstable with one step of it, stable corrected."""
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods.rows import METHODS, Row
+from methods.rows import KINDS, METHODS, Row
 
 import gemjax
 from gemjax import arrivals, testing
@@ -44,7 +44,12 @@ def rates(tx, commits):
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=row.marks) for row in METHODS if row.name not in OWN_RATE]
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=pytest.mark.nightly if row.variant and row.name not in KINDS else ())
+        for row in METHODS
+        if row.name not in OWN_RATE
+    ],
 )
 def test_every_method_reports_the_rate_that_it_applied(row):
     found = rates(row(N, schedule), 5)

@@ -213,15 +213,3 @@ def test_one_member_that_refuses_is_enough(thresholds):
     assert int(state.clock) == 1
     counts = [member.refusals.count for member in state.inner_state[:2]]
     np.testing.assert_array_equal(counts, [threshold == 1 for threshold in thresholds])
-
-
-def test_multi_steps_around_a_refusal():
-    """An arrival that is only accumulated does not count as the refusal before it."""
-    tx = gemjax.asynchronous(optax.chain(gemjax.drop_stale(1), optax.scale(-0.1)), 2)
-    steps = optax.MultiSteps(tx, every_k_schedule=2)
-    loss_fn, params, batches = quadratic()
-    trace = gemjax.arrivals.RoundRobin(2).trace(12)
-    wrapped = optax.GradientTransformationExtraArgs(steps.init, steps.update)
-    result = gemjax.simulate(wrapped, loss_fn, params, batches, trace)
-    assert int(result.state.commits) + int(result.state.dropped) == 12
-    assert not result.history["dropped"][::2].any()

@@ -1,7 +1,6 @@
 """Weights of samples by their versions."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,21 +34,3 @@ def test_a_weighted_batch_is_a_buffer_of_weighted_commits(x64):
     weights = np.asarray(gemjax.weigh_samples(versions, clock))
     raw = np.array([float(gemjax.polynomial_weight()(clock - v)) for v in versions])
     np.testing.assert_allclose(np.mean(weights * gradients), np.mean(raw * gradients) / raw.mean(), rtol=1e-12)
-
-
-def test_unsigned_versions_that_are_newer_than_the_clock_are_fresh():
-    versions = jnp.array([7, 8, 4], jnp.uint32)
-    found = gemjax.weigh_samples(versions, clock=jnp.uint32(7), max_staleness=3)
-    np.testing.assert_allclose(found, gemjax.weigh_samples([7, 8, 4], clock=7, max_staleness=3))
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
-def test_narrow_versions_are_those_of_wide_ones(dtype):
-    """JAX takes a number of Python for one of the type of the array beside it."""
-    last = np.iinfo(dtype).max
-    versions, clock = np.array([last - 5, last], dtype), int(last) + 3
-    expected = gemjax.weigh_samples(versions.astype(np.int32), clock)
-    np.testing.assert_array_equal(gemjax.weigh_samples(versions, clock), expected)
-    assert expected[0] < expected[1]
-    assert not gemjax.weigh_samples(versions, clock, max_staleness=2).any()

@@ -122,7 +122,7 @@ def test_workers_with_data_of_their_own_count_alike(name):
     assert abs(found(TABLES[name](rate, 3)) - targets.mean()) < 1e-3
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.nightly), "bfloat16"])
 @pytest.mark.parametrize("name", TABLES)
 def test_in_half_precision_means_are_kept_in_float32(name, dtype):
     """A mean of many gradients of 1 and one of 1.5 would be rounded away."""

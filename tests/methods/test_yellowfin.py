@@ -36,7 +36,7 @@ def test_with_one_worker_the_total_is_the_applied_momentum_and_follows_the_targe
     assert target[-1] > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_loop_brings_the_total_momentum_of_eight_workers_to_the_target():
     """The open loop does not subtract the momentum that asynchrony adds."""
     loss_fn, params, batches = testing.quadratic(dimension=20, noise=0.1)
@@ -104,7 +104,7 @@ def test_the_root_has_its_limits_where_single_precision_ends(p, root):
     assert yellowfin._root(jnp.float32(p)).item() == pytest.approx(root, abs=1e-6)
 
 
-@pytest.mark.parametrize("exponent", [17.0, *(pytest.param(more, marks=pytest.mark.slow) for more in (18.5, 19.2))])
+@pytest.mark.parametrize("exponent", [17.0, *(pytest.param(more, marks=pytest.mark.nightly) for more in (18.5, 19.2))])
 def test_a_run_goes_on_after_a_huge_gradient(exponent):
     """Its square is in the curvature and in the variance of the tuner for hundreds of commits."""
     loss_fn = lambda p, batch: batch[0] * jnp.mean((p - batch[1]) ** 2)

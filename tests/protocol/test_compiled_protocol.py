@@ -9,7 +9,6 @@ from protocol.commits_and_pulls import ORDER, PARAMS, equal, gradients, run
 
 import gemjax
 from gemjax.protocol import slots
-from gemjax.protocol.compat import enable_x64
 from gemjax.protocol.staleness import recorded_view
 
 # --- Compiled
@@ -58,39 +57,6 @@ def test_vmap_over_seeds_rates_and_workers():
         expected, expected_at = jax.jit(final)(seeds[i], rates[i], orders[i])
         np.testing.assert_allclose(found[i], expected, rtol=1e-5)
         np.testing.assert_array_equal(pulled_at[i], expected_at)
-
-
-def test_one_trace_and_one_compilation_for_all_workers():
-    tx, traces = gemjax.gem(0.1, num_workers=5), []
-
-    @jax.jit
-    def step(params, state, worker):
-        traces.append(worker)
-        return commit_and_pull(tx, params, state, 0, worker, params)
-
-    params, state = PARAMS, tx.init(PARAMS)
-    for worker in (0, 4, 2, 2, 1):
-        params, state, _ = step(params, state, worker)
-    assert len(traces) == 1
-    assert step._cache_size() == 1
-    np.testing.assert_array_equal(state.pulled_at.value, [1, 5, 4, 0, 2])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_dtypes_are_kept(dtype):
-    with enable_x64(dtype == "float64"):
-        params = {"a": jax.ShapeDtypeStruct((2,), dtype), "c": jax.ShapeDtypeStruct((1,), "float32")}  # Mixed, too.
-        tx = gemjax.gem(0.1, num_workers=2)
-
-        def once(params):
-            state = tx.init(params)
-            updates, after = tx.update(params, state, params, worker=1)
-            view, after = gemjax.pull(after, optax.apply_updates(params, updates), worker=1)
-            return state, after, updates, view
-
-        state, after, updates, view = jax.eval_shape(once, params)  # Tracing suffices.
-        assert updates == view == params
-        assert jax.tree.leaves(after) == jax.tree.leaves(state)
 
 
 # --- Checked out

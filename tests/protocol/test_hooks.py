@@ -101,53 +101,6 @@ def test_the_nodes_of_the_library():
     np.testing.assert_allclose(node.length(), 0.5 * np.sqrt(2.5))
 
 
-PATHS = {
-    "ringmaster": (gemjax.ringmaster(0.1, 2), [".inner_state[0].refusals.count"]),
-    "ringmaster, threshold an array": (
-        gemjax.ringmaster(0.1, 2, threshold=jnp.int32(2)),
-        [".inner_state[0].refusals.count"],
-    ),
-    "rennala": (
-        gemjax.rennala(0.1, 2),
-        [".inner_state[0].gathered", ".inner_state[0].mean", ".inner_state[0].refusals.count"],
-    ),
-    "lsgd": (
-        gemjax.lsgd(num_workers=2),
-        [
-            *(f".inner_state[1].following.{name}" for name in ("positions.rows", "losses", "worker.value")),
-            *(f".inner_state[1].following.{name}" for name in ("exchanges.value", "group_size", "strength")),
-            *(f".inner_state[1].following.{name}" for name in ("global_strength", "global_period")),
-            *(f".inner_state[1].{name}.value" for name in ("recent", "seen")),
-        ],
-    ),
-    "gem": (
-        gemjax.gem(0.1, num_workers=2, reading="code"),
-        [f".inner_state[1].{n}" for n in ("momentum.value", "stale_point.value.params", "stale_point.value.committed")],
-    ),
-    "easgd": (gemjax.easgd(num_workers=2), [".inner_state[2].position.value.params"]),
-    "lwp": (gemjax.lwp(0.1), [f".inner_state[0].{name}" for name in ("count", "ahead.velocity", "ahead.distance")]),
-}
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_arrays_have_the_paths_of_earlier_checkpoints(name):
-    """Orbax loads neither other paths nor additional nodes without arrays."""
-    tx, inner = PATHS[name]
-    state = tx.init(PARAMS)
-    for _ in range(2):
-        found = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
-        kept = [".stale_params.value"] if state.stale_params is not None else []
-        assert found == [".clock", ".pulled_at.value", *kept, *inner, ".own_commits.value"]
-        _, state = gemjax.pull(tx.update(PARAMS, state, PARAMS, worker=0, value=jnp.zeros([]))[1], PARAMS, 0)
-
-
-def test_an_injected_threshold_adds_no_array():
-    """The paths are those of earlier checkpoints."""
-    tx = optax.inject_hyperparams(gemjax.ringmaster, static_args=("num_workers",))(0.1, num_workers=2, threshold=2)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tx.init(PARAMS).inner_state)]
-    assert paths == [".clock", ".pulled_at.value", ".inner_state[0].refusals.count", ".own_commits.value"]
-
-
 def counting_in_update():
     """Return a member that refuses commits by raising its count, as rules of earlier versions do."""
     update = lambda updates, node, params=None, *, staleness, **_: (updates, Refusals(node.count + (staleness >= 2)))

@@ -149,30 +149,6 @@ def test_a_local_optimizer_that_is_not_finite_is_restored(bad):
 # --- Compiled programs
 
 
-@pytest.mark.parametrize("period", [1, 2])
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (jnp.mean, r"float32\[\]"),
-        (lambda u: 1j * u, r"complex64\[3\]"),
-        (lambda u: u[None], r"float32\[1, 3\]"),
-        (lambda u: (u,), "tuple"),
-    ],
-)
-def test_the_updates_of_a_local_optimizer_are_checked(period, change, found):
-    """A scalar would be spread over the parameters."""
-    tx = optax.GradientTransformation(lambda params: (), lambda u, s, params=None: ({"w": change(u["w"])}, s))
-    problem = lambda p, b: jnp.sum(p["w"] * b), {"w": jnp.zeros(3)}, lambda worker, step: 1.0
-    for of in (
-        lambda local: gemjax.simulate(gemjax.downpour(num_workers=2), *problem, gemjax.Trace([0, 1]), local=local),
-        lambda local: gemjax.run_on_devices(gemjax.downpour(num_workers=2), *problem, 2, local=local),
-    ):
-        with pytest.raises(
-            ValueError, match=rf"tree of updates of the local optimizer at \['w'\] is {found}, expected float32"
-        ):
-            of(LocalSteps(tx, period))
-
-
 def test_the_updates_of_a_local_optimizer_may_be_coarser_than_its_parameters():
     """They are added in the precision of the parameters."""
     halve = lambda u, s, params=None: (jax.tree.map(lambda x: (-0.5 * x).astype(jnp.bfloat16), u), s)

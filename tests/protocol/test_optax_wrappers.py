@@ -117,56 +117,6 @@ def test_without_worker_nothing_is_stale_inside_of_a_wrapper_either(method, pull
     equal(ends_at(wrapped), ends_at(METHODS[method]()), rtol=1e-6)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_named_worker_is_stale_inside_of_a_wrapper_after_commits_without_a_name(compiled):
-    inner = gemjax.staleness_aware(0.1)
-    if compiled:
-        inner = optax.GradientTransformationExtraArgs(inner.init, jax.jit(inner.update))
-    wrapped, params = gemjax.asynchronous(inner), jnp.ones(2)
-    alone, states = gemjax.staleness_aware(0.1), {}
-    for name, tx in {"wrapped": wrapped, "alone": alone}.items():
-        state = tx.init(params)
-        _, state = tx.update(params, state, params)
-        _, state = tx.update(params, state, params)
-        states[name], _ = tx.update(params, state, params, worker=0)
-    equal(states["wrapped"], states["alone"], rtol=1e-6)
-    equal(states["alone"], -0.05 * params, rtol=1e-6)
-
-
-def test_without_worker_and_params_nothing_is_stale_inside_of_a_wrapper_either():
-    tx, grads = gemjax.asynchronous(gemjax.asynchronous(gemjax.staleness_aware(0.1))), jnp.ones(2)
-    state = tx.init(grads)
-    for _ in range(3):
-        updates, state = tx.update(grads, state)
-        equal(updates, -0.1 * grads, rtol=1e-6)
-    assert jax.tree.structure(state) == jax.tree.structure(tx.init(grads))
-
-
-def test_a_wrapper_inside_compares_with_the_parameters_that_it_is_given():
-    """Another transformation around it may give others, such as flattened ones."""
-
-    def ends_at(tx):
-        params = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([3.0])}
-        state = tx.init(params)
-        for _ in range(6):
-            updates, state = tx.update(jax.tree.map(lambda p: 2 * p, params), state, params)
-            params = optax.apply_updates(params, updates)
-        return params
-
-    inner = optax.flatten(gemjax.gem(0.1))
-    equal(ends_at(gemjax.asynchronous(inner)), ends_at(inner), rtol=1e-6)
-
-
-def test_wrappers_for_different_numbers_of_workers():
-    with pytest.raises(ValueError, match="a state for 4 workers is inside one for 3; give both the same num_workers"):
-        gemjax.asynchronous(gemjax.gem(0.1, num_workers=4), num_workers=3).init(PARAMS)
-    side_by_side = optax.chain(gemjax.asgd(1.0, 4), gemjax.asgd(1.0, 3))
-    with pytest.raises(ValueError, match=r"different numbers of workers: \[3, 4\]"):
-        num_workers_of(side_by_side.init(PARAMS))
-    with pytest.raises(ValueError, match="worker=3 is out of range: this state is kept for 3 workers"):
-        side_by_side.update(PARAMS, side_by_side.init(PARAMS), PARAMS, worker=3)
-
-
 def test_multi_steps_commits_once_every_k_arrivals():
     tx = optax.MultiSteps(gemjax.gem(0.1, momentum=0.0, num_workers=2), every_k_schedule=2)
     state, update = tx.init(PARAMS), jax.jit(tx.update)

@@ -81,7 +81,7 @@ def test_parts_with_rows_or_refusals_of_each_worker_are_the_same_in_every_loop(p
     np.testing.assert_allclose(found.params, gemjax.testing.run_in_python(tx, *problem, trace), rtol=1e-5)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("impl", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.nightly)])
 def test_workers_draw_numbers_of_their_own(impl):
     """The variance of a sum of eight independent numbers is 8; if they were equal it would be 64."""
     noise, zeros = optax.add_noise(1.0, 0.0, jax.random.key(5, impl=impl)), jnp.zeros(100_000)

@@ -62,12 +62,6 @@ def test_take_and_put_round_trip(worker):
     np.testing.assert_array_equal(slots.take(store, worker)["m"].value["x"], store["m"].value["x"][worker])
 
 
-def test_put_into_a_checked_out_tree_is_the_new_one():
-    mine = slots.take(a_store(), 1)
-    other = jax.tree.map(lambda x: x + 1, mine)
-    equal(slots.put(mine, other, 1), other)
-
-
 def test_split_and_join_round_trip():
     store = a_store()
     mine, join, shared = slots.split(store)
@@ -84,24 +78,6 @@ def test_a_join_builds_the_same_structure_of_other_nodes():
     checked_out = join(mine, shared)
     equal(checked_out, slots.take(store, 2))
     equal(join(slots.put(stacks, mine, 2), shared), store)
-
-
-def test_dtypes_are_kept():
-    store = slots.stack(Slots({"a": jnp.zeros(2, jnp.bfloat16), "b": jnp.int8(3)}), 2)
-    taken = slots.take(store, 1)
-    assert {name: leaf.dtype.name for name, leaf in taken.value.items()} == {"a": "bfloat16", "b": "int8"}
-    after = slots.put(store, taken, 1)
-    assert {name: leaf.dtype.name for name, leaf in after.value.items()} == {"a": "bfloat16", "b": "int8"}
-
-
-def test_nodes_are_pytrees_with_names_and_a_repr():
-    store = slots.stack(Slots({"x": jnp.zeros(1)}), 2)
-    ((path, leaf),) = jax.tree_util.tree_leaves_with_path(store)
-    assert jax.tree_util.keystr(path) == ".value['x']"
-    assert leaf.shape == (2, 1)
-    assert repr(store).startswith("Slots({'x': Array(")
-    assert repr(store).endswith("num_workers=2)")
-    assert jax.tree.structure(store) != jax.tree.structure(slots.stack(Slots({"x": jnp.zeros(1)}), 3))
 
 
 def test_like_puts_the_holes_of_masked():
@@ -187,16 +163,3 @@ def test_the_worker_and_the_outcome_may_be_traced(applied):
         assert_rows(shared, factors)
         np.testing.assert_array_equal(row["w"], factors[worker] * PARAMS["w"])
     assert write_and_read._cache_size() == 1
-
-
-def test_every_leaf_keeps_its_dtype(x64):
-    params = {"half": jnp.ones(2, jnp.bfloat16), "single": jnp.float32(1.0), "double": jnp.ones(1), "n": jnp.int32(2)}
-    shared = SharedRows.of(params, 2).write(1, params)
-    for tree in (shared.rows, shared.read(1)):
-        assert jax.tree.map(lambda x: x.dtype, tree) == jax.tree.map(lambda x: x.dtype, params)
-
-
-def test_earlier_rows_are_not_changed():
-    shared = filled()
-    shared.write(1, PARAMS)
-    assert_rows(shared, [0, 1, 2])

@@ -62,11 +62,6 @@ def test_an_empty_trace_is_a_trace():
     assert [len(column) for column in trace.events()] == [0] * 5
 
 
-def test_lost_steps_and_equal_times_are_no_error():
-    trace = gemjax.Trace(worker=[0, 0], step=[3, 7], time=[1.0, 1.0])
-    np.testing.assert_array_equal(trace.step, [3, 7])
-
-
 def test_a_worker_draws_the_next_batch_after_its_commit():
     trace = gemjax.Trace(worker=[1, 1, 0, 1, 2], pulled_at=[0, 1, 1, 2, 4], num_workers=4)
     np.testing.assert_array_equal(trace.draw, [1, 4, 0, 5, 2])  # Late pulls draw nothing; worker 3 still has batch 3.

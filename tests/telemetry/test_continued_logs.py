@@ -11,7 +11,7 @@ from gemjax.telemetry import eventlog
 from gemjax.telemetry.eventlog import EventLog
 
 
-@pytest.mark.parametrize("how", [pytest.param("the same object", marks=pytest.mark.slow), "another object"])
+@pytest.mark.parametrize("how", [pytest.param("the same object", marks=pytest.mark.nightly), "another object"])
 def test_a_run_is_refused_a_log_that_another_one_writes(tmp_path, how):
     """The events of both would be mixed, and neither could be read."""
     path = tmp_path / "log.jsonl"
@@ -94,21 +94,6 @@ def test_a_run_is_refused_a_log_that_it_does_not_continue(tmp_path, make, refuse
     assert path.read_bytes() == before
 
 
-def test_a_log_may_begin_later_than_its_run_and_be_begun_anew(tmp_path):
-    path, first = tmp_path / "log.jsonl", run_of_two(4)
-    with EventLog(path) as log:
-        second = run_of_two(8, state=first, log=log)
-        run_of_two(12, state=second, log=log)
-        run_of_two(10, state=second, log=log)
-        last = run_of_two(6, state=first, log=log)
-        assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4]
-        with pytest.raises(ValueError, match="it begins after 4 commits, which it does not contain"):
-            eventlog.trace_of(path, 2)
-        last = run_of_two(6, log=log)
-    assert [event["commits"] for event in eventlog.read(path) if event["event"] == "start"] == [4, 8, 8, 4, 0]
-    assert eventlog.trace_of(path, 2) == last.trace
-
-
 @pytest.mark.parametrize("commits", [0, 10])
 def test_a_run_that_begins_anew_has_none_of_the_incidents_of_the_first_one(tmp_path, commits):
     """Incidents before the first commit stayed, as nothing was cut there."""
@@ -141,17 +126,6 @@ def test_a_worker_that_was_retired_and_takes_part_in_the_continued_run_is_not_co
     assert (retired, gemjax.summarise(eventlog.read(path)).retired) == (1, 0)
 
 
-def test_a_run_leaves_its_events_to_the_next_writer(tmp_path):
-    """They are in the file before another object may write, though the first one stays open."""
-    path, problem = tmp_path / "log.jsonl", testing.quadratic()
-    run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1, num_workers=2), *problem, num_workers=2)
-    with EventLog(path) as first:
-        result = run(3, log=first)
-        with EventLog(path) as second:
-            again = run(6, state=result, log=second)
-    assert eventlog.trace_of(path, 2) == again.trace
-
-
 def test_half_a_line_of_a_run_that_was_killed_is_removed_when_its_file_is_free(tmp_path):
     path = tmp_path / "log.jsonl"
     killed = EventLog(path)
@@ -165,16 +139,6 @@ def test_half_a_line_of_a_run_that_was_killed_is_removed_when_its_file_is_free(t
     with waiting, waiting.alone():
         waiting.write("end", 2.0, worker=0)
     assert [event["event"] for event in eventlog.read(path)] == ["start", "end"]
-
-
-def test_opening_a_log_that_is_being_written_removes_no_line(tmp_path):
-    path = tmp_path / "log.jsonl"
-    with EventLog(path) as log, log.alone():
-        log._file.write('{"event":"start"')
-        log.flush()
-        EventLog(path).close()
-        log._file.write(',"time":0.0}\n')
-    assert [event["event"] for event in eventlog.read(path)] == ["start"]
 
 
 @pytest.fixture(scope="module")

@@ -70,13 +70,6 @@ def test_values_that_are_not_finite_are_null(tmp_path, value):
     assert next(eventlog.read(tmp_path / "log.jsonl"))["loss"] is None
 
 
-@pytest.mark.parametrize("value", [1.2345678e-12, 1.5e20, -3.0e-5, 0.0])
-def test_small_and_large_numbers_keep_their_digits(tmp_path, value):
-    with EventLog(tmp_path / "log.jsonl") as log:
-        log.write("commit", 0.0, worker=0, step=0, pulled_at=0, staleness=0, loss=np.float32(value))
-    np.testing.assert_allclose(next(eventlog.read(tmp_path / "log.jsonl"))["loss"], value, rtol=1e-6)
-
-
 def test_flushed_events_can_be_read_while_the_log_is_open(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("start", 0.0)
@@ -111,11 +104,6 @@ def test_a_run_continued_from_an_earlier_commit_replaces_later_ones(tmp_path, tr
     assert eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3) == trace
 
 
-def test_an_empty_log_is_an_empty_trace(tmp_path):
-    EventLog(tmp_path / "log.jsonl").close()
-    assert len(eventlog.trace_of(tmp_path / "log.jsonl", num_workers=3)) == 0
-
-
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"event":"start","time":0.0}\n{"event":"commit","ti')
@@ -134,34 +122,17 @@ def test_a_log_cut_short_by_a_crash_can_be_continued(tmp_path):
     ("line", "wrong"),
     [
         ("no json", "not JSON"),
-        ("", "not JSON"),
         ("[1, 2]", "a JSON list, expected an object"),
         ('{"event":"party","time":0}', "event is 'party', expected one of start, dispatch"),
-        ('{"event":["commit"],"time":0}', r"event is \['commit'\], expected one of"),
         ('{"event":"commit","worker":0,"step":0,"pulled_at":0}', "a commit has a time, and this one has none"),
-        ('{"event":"commit","time":0,"step":0,"pulled_at":0}', "a commit has a worker, and this one has none"),
         ('{"event":"dispatch","time":0,"worker":-1,"step":0}', "worker is -1, expected a count"),
-        ('{"event":"dispatch","time":0,"worker":true,"step":0}', "worker is True, expected a count"),
-        ('{"event":"dispatch","time":0,"worker":1.5,"step":0}', "worker is 1.5, expected a count"),
         ('{"event":"dispatch","time":0,"worker":2,"step":0}', "worker is 2, but the run has 2 workers"),
-        ('{"event":"dispatch","time":-1,"worker":0,"step":0}', "time is -1, expected a time"),
-        ('{"event":"dispatch","time":"now","worker":0,"step":0}', "time is 'now', expected a time"),
-        ('{"event":"dispatch","time":1e999,"worker":0,"step":0}', "time is inf, expected a time"),
         ('{"event":"dispatch","time":NaN,"worker":0,"step":0}', "NaN is not JSON"),
-        ('{"event":"dispatch","time":1' + "0" * 400 + ',"worker":0,"step":0}', "expected a time"),
-        ('{"event":"dispatch","time":1' + "0" * 5000 + ',"worker":0,"step":0}', "4300 digits"),
         (
             '{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"staleness":0,"loss":"<b>"}',
             "expected a number or null",
         ),
-        (
-            '{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":0,"staleness":0,"gap":[1]}',
-            "expected a number or null",
-        ),
         ('{"event":"start","time":0,"devices":"all"}', "devices is 'all', expected a list of names"),
-        ('{"event":"fault","time":0,"worker":0,"step":0,"error":7}', "error is 7, expected a text"),
-        ('{"event":' + "[" * 100_000, "nested too deeply"),
-        ('{"event":"' + "x" * (1 << 20), "longer than"),
         ('{"event":"commit","time":0,"worker":0,"step":0,"pulled_at":3,"staleness":0}', "commit 3 by its pulled_at"),
     ],
 )
@@ -233,19 +204,6 @@ def test_a_closed_log_is_refused_before_the_run(tmp_path):
         gemjax.run_on_devices(*run, 3, num_workers=1, log=log)
 
 
-def test_metrics_may_be_called_like_arguments_of_functions(tmp_path):
-    names = ("self", "now", "fields", "name", "size", "log", "record", "class", "two words")
-    loss_fn = lambda params, model_state, batch, key: (jnp.sum(params**2), ((), dict.fromkeys(names, batch)))
-    with EventLog(tmp_path / "log.jsonl") as log:
-        result = gemjax.run_on_devices(
-            gemjax.asgd(0.1), loss_fn, jnp.ones(1), lambda worker, step: jnp.float32(step), 3, num_workers=1, log=log
-        )
-    cycles = gemjax.timeline(eventlog.read(tmp_path / "log.jsonl")).cycles
-    for name in names:
-        np.testing.assert_array_equal(result.history[name], [0, 1, 2])
-        np.testing.assert_array_equal(cycles[name], [0, 1, 2])
-
-
 def test_a_log_that_begins_later_than_its_run_is_no_trace(tmp_path):
     with EventLog(tmp_path / "log.jsonl") as log:
         log.write("start", 4.0, num_workers=1, commits=1)
@@ -308,3 +266,15 @@ def test_a_run_whose_log_cannot_be_written_raises_its_own_error_with_the_result(
     with no_file_beyond(8000), pytest.raises(OSError, match=r"File too large: '.*run\.jsonl'") as full:
         with_a_log(tmp_path / "run.jsonl", run)
     assert 10 < len(full.value.result.trace) < 200
+
+
+@pytest.mark.parametrize("draws", [(0, 2, 1), (0, 2, 2)])
+def test_no_draw_repeats_and_that_of_a_lost_worker_may_come_late(draws, tmp_path):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        for step, draw in enumerate(draws):
+            log.write("commit", 1.0, worker=0, step=step, draw=draw, pulled_at=step, staleness=0)
+    if len(set(draws)) == 3:
+        assert eventlog.trace_of(tmp_path / "log.jsonl", 2).draw.tolist() == [*draws]
+        return
+    with pytest.raises(ValueError, match=r"row 2 of the trace cannot happen: draw 2 is used by an earlier row"):
+        eventlog.trace_of(tmp_path / "log.jsonl", 2)

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from cycles import cycle, free, start
+from cycles import cycle, free
 
 import gemjax
-from gemjax.telemetry.perfetto import chrome_trace_text
 
 EVENTS = [
     *free(3, rounds=5, wait=0.1, view=0.05),
@@ -69,11 +68,6 @@ def test_slices_of_a_track_nest_and_begin_in_order(events):
             before = begin
 
 
-def test_times_never_decrease(events):
-    times = [event["ts"] for event in events if event["ph"] != "M"]
-    assert times == sorted(times)
-
-
 def test_gradient_and_commit_wait_abut(events):
     gradients = [event for event in events if event["name"] == "gradient" and event["args"]["became"] == "commit"]
     waits = {(event["tid"], event["ts"]): event["dur"] for event in events if event["name"] == "commit wait"}
@@ -105,12 +99,3 @@ def test_tracks_are_named_after_worker_and_device(events):
         "central variable",
         "worker 0",
     }
-
-
-def test_a_run_without_commits_is_an_empty_timeline():
-    assert all(event["ph"] == "M" for event in gemjax.chrome_trace([start(2)])["traceEvents"])
-
-
-def test_the_text_is_the_same_as_the_object():
-    run = gemjax.timeline(EVENTS)
-    assert json.loads("".join(chrome_trace_text(run))) == gemjax.chrome_trace(run)

@@ -97,11 +97,6 @@ def test_the_signs_of_synchrony(events, versions, repeats, at_once):
     assert summary.repeats == repeats if repeats else summary.repeats < 0.5
 
 
-def test_a_run_without_commits_is_refused():
-    with pytest.raises(ValueError, match="no applied commit"):
-        gemjax.summarise([start(2)])
-
-
 def test_a_result_knows_the_workers_that_committed_nothing():
     tx, problem = gemjax.asgd(0.1, num_workers=3), gemjax.testing.quadratic()
     result = gemjax.simulate(tx, *problem, gemjax.Trace([0, 1] * 10, num_workers=3))

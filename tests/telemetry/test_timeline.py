@@ -1,7 +1,6 @@
 """Cycles of workers from logs and histories."""
 
 import functools
-import tracemalloc
 
 import jax.numpy as jnp
 import numpy as np
@@ -160,13 +159,6 @@ def test_a_log_that_begins_after_some_commits_is_cut_back_by_their_number():
     np.testing.assert_array_equal(run.cycles["time"], [2.0, 4.0])
 
 
-def test_a_metric_called_error_is_not_the_error_of_a_fault():
-    (*early, commit) = cycle(0, 1, 1.0, 1.0, 1.5, 2.0, 0, 0)
-    fault = {"event": "fault", "time": 1.0, "worker": 0, "step": 1, "error": "boom"}
-    cycles = gemjax.timeline([start(1), fault, *early, commit | {"error": 0.25}]).cycles
-    np.testing.assert_array_equal(cycles["error"], [np.nan, 0.25])
-
-
 def refusals(first, rejected, dropped):
     """Return a log that goes on twice after one commit, which comes between a rejected and a dropped one."""
     log = [start(1) | first]
@@ -192,27 +184,6 @@ def test_refused_commits_that_a_continued_run_does_not_know_are_left_out(first, 
     assert gemjax.timeline(refusals(first, rejected, dropped)).cycles["event"].tolist() == kept
 
 
-def test_refused_commits_that_a_continued_run_knows_stay_behind_those_it_does_not_know():
-    """A state from a replay has no refused commits: the trace lacks them."""
-    begin = start(1) | {"rejected": 0, "dropped": 0}
-    log = [begin, *cycle(0, 0, 0, 0, 0.5, 1, 0, 0, "reject"), *cycle(0, 1, 1, 1, 1.5, 2, 0, 0)]
-    log += [begin | {"commits": 1, "time": 2.0}, *cycle(0, 2, 2, 2, 2.5, 3, 1, 0)]
-    log += [*cycle(0, 3, 3, 3, 3.5, 4, 2, 0, "reject"), *cycle(0, 4, 4, 4, 4.5, 5, 2, 0, "drop")]
-    log += [begin | {"commits": 2, "time": 5.0, "rejected": 1, "dropped": 1}, *cycle(0, 5, 5, 5, 5.5, 6, 2, 0)]
-    kinds = gemjax.timeline(log).cycles["event"].tolist()
-    assert kinds == ["reject", "commit", "commit", "reject", "drop", "commit"]
-
-
-def test_incidents_behind_refused_commits_that_are_left_out_are_left_out():
-    begin = start(1) | {"rejected": 0, "dropped": 0}
-    log = [begin, *cycle(0, 0, 0, 0, 0.5, 1, 0, 0), *cycle(0, 1, 1, 1, 1.5, 2, 1, 0, "reject")]
-    log += [{"event": "fault", "time": 3.0, "worker": 0, "step": 2, "error": "boom"}]
-    log += [{"event": "retire", "time": 3.0, "worker": 0}]
-    log += [begin | {"commits": 1, "time": 1.0}, *cycle(0, 1, 1, 1, 1.5, 2, 1, 0)]
-    summary = gemjax.summarise(log)
-    assert (summary.commits, summary.rejected, summary.faults, summary.retired) == (2, 0, 0, 0)
-
-
 def test_a_log_counts_the_refused_commits_of_a_run_continued_from_an_earlier_state(tmp_path):
     path, problem, states = tmp_path / "log.jsonl", testing.quadratic(), []
     run = functools.partial(gemjax.run_on_devices, gemjax.asgd(0.1), *problem, num_workers=1)
@@ -222,19 +193,3 @@ def test_a_log_counts_the_refused_commits_of_a_run_continued_from_an_earlier_sta
         state, recorded = states[0]
         again = run(12, log=log, state=state, recorded=recorded)
     assert again.state.rejected == gemjax.summarise(eventlog.read(path)).rejected == 1
-
-
-@pytest.mark.slow
-def test_a_long_run_takes_eight_bytes_per_number():
-    """Events are read as a stream and not kept."""
-
-    def events(commits):
-        for commit in range(commits):
-            yield from cycle(0, commit, commit, commit, commit, commit, commit, 0)
-
-    tracemalloc.start()
-    run = gemjax.timeline(events(20_000))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(run.cycles["time"]) == 20_000
-    assert peak < 20_000 * 8 * 3 * len(run.cycles)  # Twice as much while columns are made, and a margin.

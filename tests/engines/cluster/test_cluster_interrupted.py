@@ -34,7 +34,11 @@ def fake(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"compression": "int8"}, {"central_hosts": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"central_hosts": 2}, *(pytest.param(one, marks=pytest.mark.nightly) for one in ({}, {"compression": "int8"}))],
+    ids=str,
+)
 def test_local_steps_end_at_the_next_step(fake, monkeypatch, options):
     """Worker 1 is held in its first step of five until it is called back; it makes no second one and sends no gradient."""
     call, made, begun, entered = Stepwise.__call__, collections.Counter(), collections.Counter(), threading.Event()

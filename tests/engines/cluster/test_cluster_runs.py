@@ -57,7 +57,7 @@ BATCHES = {
 
 
 @slow
-@pytest.mark.parametrize("compression", [None, "bfloat16", "int8"])
+@pytest.mark.parametrize("compression", [None, pytest.param("bfloat16", marks=pytest.mark.nightly), "int8"])
 def test_a_poisoned_gradient_is_rejected(cluster, compression):
     faults = Faults().poison(0, 2).poison(1, 3)
     run = ASGD, mean_loss, jnp.zeros(3), BATCHES["epochs"]
@@ -68,7 +68,13 @@ def test_a_poisoned_gradient_is_rejected(cluster, compression):
 
 
 @slow
-@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("function", "streamed source") else pytest.mark.nightly)
+        for kind in BATCHES
+    ],
+)
 def test_batches_of_all_kinds_replay(cluster, kind):
     result = gemjax.run_on_cluster(ASGD, mean_loss, jnp.zeros(3), BATCHES[kind], 40, cluster=cluster)
     replay = gemjax.simulate(ASGD, mean_loss, jnp.zeros(3), BATCHES[kind], result.trace)
@@ -76,7 +82,9 @@ def test_batches_of_all_kinds_replay(cluster, kind):
 
 
 @slow
-@pytest.mark.parametrize("kind", ["epochs", "stream", "source"])
+@pytest.mark.parametrize(
+    "kind", ["stream", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("epochs", "source"))]
+)
 def test_local_steps_with_keys_replay(cluster, kind):
     local = LOCAL if kind != "stream" else gemjax.LocalSteps(LOCAL.tx, 2)
     tx = gemjax.downpour(num_workers=N)
@@ -300,39 +308,7 @@ def test_what_cannot_be_pickled_is_named():
         gemjax.run_on_cluster(ASGD, loss_fn, jnp.ones(2), lambda worker, step: 0.0, 8)
 
 
-def test_without_ray_the_error_names_the_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'gemjax\[cluster\]'"):
-        gemjax.run_on_cluster(ASGD, *quadratic()[:3], 8)
-    with pytest.raises(ImportError, match=r"pip install 'gemjax\[cluster\]'"):
-        gemjax.Cluster(2)
-
-
 @pytest.mark.slow
 def test_ray_is_imported_on_demand():
     code = "import sys, gemjax; print('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_workers": 0}, "num_workers"),
-        ({"num_workers": 2, "num_cpus": -1}, "num_cpus must be finite and at least 0, got -1"),
-        ({"num_workers": 2, "num_gpus": float("nan")}, "num_gpus must be finite and at least 0, got nan"),
-        ({"num_workers": 2, "num_cpus": "2"}, "num_cpus must be a number, got '2'"),
-        ({"num_workers": 2, "num_gpus": None}, "num_gpus must be a number, got None"),
-        ({"num_workers": 2, "resources": 3}, "resources must be a dict, got 3"),
-        ({"num_workers": 2, "runtime_env": 5}, "runtime_env must be a dict, got 5"),
-        ({"num_workers": 2, "central": "cpu"}, "central must be a JAX device, or a tuple of them, got 'cpu'"),
-    ],
-)
-def test_wrong_clusters_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        gemjax.Cluster(**options)
-
-
-def test_a_cluster_must_run():
-    pytest.importorskip("ray", reason="the cluster engine needs Ray")
-    with pytest.raises(ValueError, match="the cluster is not running"):
-        gemjax.run_on_cluster(ASGD, *quadratic()[:3], 8, cluster=gemjax.Cluster(N))

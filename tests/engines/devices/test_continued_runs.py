@@ -50,17 +50,6 @@ def test_a_run_that_is_continued_from_a_result_has_the_history_of_both_parts():
 
 
 @pytest.mark.slow
-def test_the_result_of_a_failed_continued_run_has_the_history_of_both_parts():
-    def fail(progress):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as raised:
-        run(num_commits=60, state=run(num_commits=25), callback=fail, callback_every=10)
-    reached = raised.value.result
-    np.testing.assert_array_equal(reached.history["staleness"], reached.trace.staleness)
-
-
-@pytest.mark.slow
 def test_a_run_is_continued_after_faults_and_rejections():
     problem = poisoned(QUADRATIC, [(0, 1), (2, 3), (1, 9)])
     with Faults().fail(3, 2).fail(3, 8) as faults:
@@ -72,15 +61,7 @@ def test_a_run_is_continued_after_faults_and_rejections():
     assert_close(second.params, replay(second).params, rtol=1e-5)
 
 
-def test_a_simulated_run_is_continued_on_devices():
-    trace = gemjax.arrivals.Gamma(4).trace(20)
-    first = gemjax.simulate(GEM, *QUADRATIC[:3], trace)
-    second = run(num_commits=45, state=first.state, recorded=trace)
-    assert second.trace.first(20) == trace
-    assert_close(second.params, replay(second).params, rtol=1e-5)
-
-
-@pytest.mark.parametrize("method", [pytest.param("asgd", marks=pytest.mark.slow), "ringmaster"])
+@pytest.mark.parametrize("method", [pytest.param("asgd", marks=pytest.mark.nightly), "ringmaster"])
 def test_a_simulated_run_with_rejected_or_dropped_commits_is_continued_on_devices(method):
     """Their rows are in the trace of the simulation, and not in that of the run that continues it."""
     tx = {"asgd": ASGD, "ringmaster": gemjax.ringmaster(0.02, 4, threshold=3)}[method]
@@ -123,7 +104,7 @@ def test_the_callback_may_end_the_run():
 
 
 @pytest.mark.parametrize(
-    "callback_every", [1, 7, pytest.param(40, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.slow)]
+    "callback_every", [1, 7, pytest.param(40, marks=pytest.mark.nightly), pytest.param(1000, marks=pytest.mark.slow)]
 )
 def test_the_callback_receives_every_commit_once(callback_every):
     rows = []

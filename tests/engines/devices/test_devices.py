@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from engines.devices.device_runs import ASGD, QUADRATIC, assert_consistent, events, replay, run
-from engines.problems import Abreast, Behind, Problem, assert_close, assert_same_bits, mlp, poisoned
+from engines.problems import Abreast, Behind, Problem, assert_close, assert_same_bits
 
 import gemjax
 from gemjax.engines.devices.scheduler import Scheduler
@@ -38,15 +38,6 @@ def test_the_number_of_commits_is_exact(num_commits):
         assert result.history == {}
 
 
-@pytest.mark.slow
-def test_one_worker_is_never_stale():
-    result = run(tx=gemjax.asgd(0.1), num_commits=12, num_workers=1)
-    np.testing.assert_array_equal(result.trace.staleness, np.zeros(12))
-    np.testing.assert_array_equal(result.trace.step, np.arange(12))
-    sequential = gemjax.simulate(gemjax.asgd(0.1), *QUADRATIC[:3], gemjax.arrivals.RoundRobin(1).trace(12))
-    assert_close(result.params, sequential.params, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("central", "vector"),
     [
@@ -54,8 +45,8 @@ def test_one_worker_is_never_stale():
         ("host", False),
         ("colocated", False),
         ("colocated", True),
-        pytest.param("dedicated", True, marks=pytest.mark.slow),
-        pytest.param("host", True, marks=pytest.mark.slow),
+        pytest.param("dedicated", True, marks=pytest.mark.nightly),
+        pytest.param("host", True, marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
@@ -83,7 +74,7 @@ def test_workers_that_take_turns_on_one_device_lose_nothing_by_a_central_variabl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.nightly), 3])
 @pytest.mark.filterwarnings("ignore::gemjax.RunWarning")
 def test_more_workers_than_devices(devices):
     placement = gemjax.place(7, "colocated", jax.devices()[:devices])
@@ -179,15 +170,6 @@ def test_the_event_log_records_the_run(tmp_path):
     assert eventlog.trace_of(tmp_path / "log", num_workers=4) == second.trace
 
 
-@pytest.mark.slow
-def test_a_rejected_bfloat16_loss_can_be_logged(tmp_path):
-    problem = bfloat16()
-    problem = poisoned(problem, [(1, 1)])
-    with gemjax.EventLog(tmp_path / "log") as log:
-        run(problem, log=log, gate=Abreast())
-    assert [event["loss"] for event in events(tmp_path / "log", "reject")] == [None]
-
-
 # --- Kinds of numbers
 
 
@@ -203,15 +185,6 @@ def test_bfloat16_stays_bfloat16():
     assert result.params["x"].dtype == jnp.bfloat16
     assert_consistent(result, 40)
     assert_close(result.params, replay(result, problem).params, rtol=0.05)
-
-
-@pytest.mark.slow
-def test_float64_stays_float64(x64):
-    problem = mlp(jnp.float64)
-    result = run(problem, num_commits=20)
-    assert {leaf.dtype for leaf in jax.tree.leaves(result.params)} == {np.dtype("float64")}
-    assert result.history["loss"].dtype == np.float64
-    assert_close(result.params, replay(result, problem).params, rtol=1e-12)
 
 
 @pytest.mark.slow

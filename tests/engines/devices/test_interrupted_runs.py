@@ -5,7 +5,6 @@ import copy
 import threading
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -63,21 +62,6 @@ def test_ringmaster_then_refuses_nothing(local, x64, tmp_path):
     cycles = gemjax.timeline(events).only("interrupt")
     assert len(cycles["worker"]) == kinds["interrupt"]
     assert (cycles["time"] >= cycles["dispatch"]).all()
-
-
-@pytest.mark.slow
-def test_local_steps_have_the_settings_of_the_calling_thread():
-    """The loss draws from its key, by a setting that holds in this thread alone."""
-    _, params, batches = quadratic()[:3]
-    loss_fn = lambda params, model_state, batch, key: (
-        ((params["x"] - jax.random.normal(key, batch.shape)) ** 2).sum() + params["x"] @ batch,
-        (model_state, {}),
-    )
-    tx, local = gemjax.downpour(num_workers=2), gemjax.LocalSteps(optax.sgd(0.1), 2)
-    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
-        given = tx, loss_fn, params, batches
-        result = gemjax.run_on_devices(*given, 20, local=local, policy=gemjax.Policy(interrupt=50))
-        assert_close(result.params, gemjax.simulate(*given, result.trace, local=local).params, rtol=1e-5)
 
 
 def test_groups_of_devices_that_workers_share_are_refused():

@@ -8,7 +8,6 @@ from engines.problems import Abreast, NotedLog, assert_close, quadratic
 
 import gemjax
 from gemjax.engines.devices.hardware.programs.host import Programs
-from gemjax.engines.devices.roster import Roster
 
 QUADRATIC = quadratic()
 N = 4
@@ -150,85 +149,3 @@ def test_a_full_disk_leaves_a_result(tmp_path):
         run(log=Full())
     assert len(failure.value.result.trace) >= 8
     check_replay(failure.value.result)
-
-
-@pytest.mark.slow
-def test_commits_behind_the_one_that_fails_the_run_are_recorded(monkeypatch):
-    """The second rejection in a round of a barrier fails the run; two more and an applied commit follow in that round."""
-    num_workers, rounds, healthy = 5, 4, 4
-    assert 3 * num_workers + 7 == rounds * num_workers + 2
-    instruct = Roster.instruct
-
-    def in_order(self, now):
-        for worker in sorted(self.ready):
-            self.ready[worker] = self.ready.pop(worker)
-        return instruct(self, now)
-
-    def gate(worker, step):
-        return None if worker == healthy and step == rounds else poison
-
-    def poison(gradient):
-        return jax.tree.map(lambda x: x * np.nan if np.issubdtype(x.dtype, np.inexact) else x, gradient)
-
-    monkeypatch.setattr(Roster, "instruct", in_order)
-    with pytest.raises(gemjax.RunFailedError, match="all rejected") as failure:
-        gemjax.run_on_devices(
-            gemjax.asgd(0.05, num_workers), *QUADRATIC[:3], 60, num_workers=num_workers, gate=gate,
-            policy=gemjax.Policy(quorum=num_workers),
-        )  # fmt: skip
-    result = failure.value.result
-    assert result.history["worker"].tolist() == list(range(num_workers)) * (rounds + 1)
-    assert result.trace.worker.tolist() == [healthy]
-    check_replay(result, gemjax.asgd(0.05, num_workers))
-
-
-class Source:
-    """Source some of whose reads fail."""
-
-    def __init__(self, fails):
-        self.fails, self.reads, self.failed = fails, 0, 0
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, number):
-        self.reads += 1
-        if self.reads > 40 and self.failed < self.fails:
-            self.failed += 1
-            raise OSError("stale file handle")
-        return {"x": np.float32(number)}
-
-
-def read_run(source, **options):
-    batches = gemjax.FromSource(source, gemjax.Epochs(np.arange(64), batch_size=4), threads=1)
-    loss_fn = lambda params, batch: ((params - batch["x"]) ** 2).mean()
-    return gemjax.run_on_devices(ASGD, loss_fn, np.float32(0), batches, 60, num_workers=N, **options)
-
-
-@pytest.mark.slow
-def test_a_read_that_fails_is_repeated(tmp_path):
-    with gemjax.EventLog(tmp_path / "log") as log:
-        result = read_run(Source(fails=2), log=log, gate=Abreast(N))
-    assert len(result.trace) == 60
-    assert kinds(tmp_path / "log").count("fault") == 2
-
-
-def test_when_nothing_can_be_read_the_run_fails_with_its_result():
-    with pytest.raises(gemjax.RunFailedError, match=r"4 workers were given up.*stale file handle") as failure:
-        read_run(Source(fails=10**6))
-    assert 0 < len(failure.value.result.trace) < 60
-
-
-@pytest.mark.slow
-def test_a_run_continues_without_a_worker_that_has_no_more_periods(tmp_path):
-    """Worker 0 has a device of its own, so that its program is compiled with its batch."""
-    local = gemjax.LocalSteps(optax.sgd(0.02), period=[[2] * 3, [2] * 40, [2] * 40, [2] * 40])
-    with NotedLog(tmp_path / "log") as log:
-        gate = Abreast(N, lost=lambda worker, step: ("end", worker) in log.noted)
-        first = run(40, DOWNPOUR, local=local, gate=gate, log=log)
-    assert (first.trace.worker == 0).sum() == 3
-    second = gemjax.run_on_devices(
-        DOWNPOUR, *QUADRATIC[:3], 60, num_workers=N, local=local, state=first.state, recorded=first.trace
-    )
-    assert len(second.trace) == 60
-    check_replay(second, DOWNPOUR, local)

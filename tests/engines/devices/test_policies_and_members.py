@@ -1,6 +1,5 @@
 """Policies and members in real runs, which are all replayed."""
 
-import itertools
 import threading
 
 import numpy as np
@@ -40,33 +39,6 @@ def test_a_quorum_continues_without_a_slow_worker():
         result = run(61, policy=gemjax.Policy(quorum=3), gate=faults, state=first)
     assert (result.trace.worker == 3).sum() == 1
     np.testing.assert_array_equal(result.trace.pulled_at[7:], np.repeat(np.arange(7, 61, 3), 3))
-
-
-def test_more_than_the_quorum_may_arrive_within_the_grace():
-    gate = Abreast(4)
-    result = run(policy=gemjax.Policy(quorum=1 + 1, grace=30.0), gate=gate)
-    # All four arrive within the grace, which ends as soon as no worker is in flight.
-    np.testing.assert_array_equal(result.trace.pulled_at, np.repeat(np.arange(15) * 4, 4))
-
-
-@pytest.mark.slow
-def test_a_barrier_waits_for_a_worker_that_repeats_its_step():
-    with Faults().slow(worker=3, seconds=0.2, first=2, last=2).fail(worker=3, step=2) as faults:  # So it comes last.
-        result = run(policy=gemjax.Policy(quorum=4), gate=faults)
-    assert ("fail", 3, 2) in faults.injected
-    assert all(set(row) == set(range(4)) for row in result.trace.worker.reshape(15, 4).tolist())
-
-
-@pytest.mark.slow
-def test_gradients_beyond_the_last_commit_are_used_when_one_is_refused():
-    """More gradients are held than the run needs, until one of those that it committed is not finite."""
-    with Faults().hang(3, 0).poison(0, 1).poison(1, 1).poison(2, 1) as faults:
-        looks = itertools.count()
-        result = run(
-            4, ASGD, policy=gemjax.Policy(quorum=2, grace=0.2), gate=faults,
-            callback=lambda progress: next(looks) > 100, callback_seconds=0.1,
-        )  # fmt: skip
-    assert (~result.history["applied"]).sum() >= 1
 
 
 # --- Members

@@ -1,4 +1,4 @@
-"""Policies: pacing keeps its bound without deadlock, and invalid values are refused."""
+"""Policies: pacing keeps its bound without deadlock."""
 
 import random
 

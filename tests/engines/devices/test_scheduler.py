@@ -1,7 +1,6 @@
 """The scheduler in real runs, which are all replayed: transfers, its clock, gates and room per device."""
 
 import math
-import threading
 import types
 
 import jax
@@ -13,7 +12,6 @@ from engines.problems import Abreast
 import gemjax
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.devices.history import RunHistory
-from gemjax.engines.devices.roster import Roster
 from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.engines.running.interrupts import Held
 from gemjax.testing import Faults
@@ -85,36 +83,6 @@ def test_the_clock_of_the_roster_is_that_of_the_central_variable(monkeypatch):
     assert (~result.history["applied"]).sum() == 3
     assert len(differences) > 3
     assert not np.any(differences)
-
-
-@pytest.mark.slow
-def test_gradients_in_flight_per_device_are_limited(monkeypatch):
-    monkeypatch.setattr(Roster, "ROOM", 2)
-    devices, most = jax.devices()[:3], [0]
-    dispatch, prepared, seen, all_are_prepared = Scheduler.dispatch, Roster.prepared, set(), threading.Event()
-
-    def counting(self, instruction):
-        dispatch(self, instruction)
-        places = self.programs.placement.workers
-        most.append(sum(places[other] == places[instruction.worker] for other in self.roster.in_flight))
-
-    def noting(self, worker):
-        prepared(self, worker)
-        seen.add(worker)
-        if len(seen) == 9:
-            all_are_prepared.set()
-
-    def gate(worker, step):
-        """Let each worker have its turn: on a busy host the others could make all commits before its first batch is there."""
-        all_are_prepared.wait(60)
-
-    monkeypatch.setattr(Scheduler, "dispatch", counting)
-    monkeypatch.setattr(Roster, "prepared", noting)
-    placement = gemjax.place(9, devices=devices)
-    result = run(90, gemjax.asgd(0.01, num_workers=9), 9, placement=placement, gate=gate)
-    assert all_are_prepared.is_set()
-    assert max(most) == 2
-    assert set(result.trace.worker) == set(range(9))
 
 
 def test_a_gate_that_wants_to_exit_is_a_fault_of_its_worker():

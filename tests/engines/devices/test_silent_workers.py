@@ -54,20 +54,6 @@ def test_a_worker_that_was_silent_returns(tmp_path, monkeypatch):
     assert_close(jax.device_get(result.params), jax.device_get(replay.params), rtol=1e-3)
 
 
-def test_a_long_callback_does_not_count_as_silence(tmp_path, monkeypatch):
-    """It takes an hour, of a deadline of a minute, and no worker is retired."""
-    clock = Clock(monkeypatch)
-
-    def callback(progress):
-        clock.ahead += 3600
-
-    with NotedLog(tmp_path / "log") as log:
-        result = run(policy=LIMIT, callback=callback, callback_every=20, log=log)
-    assert clock.ahead >= 2 * 3600
-    assert "hang" not in [kind for kind, _ in log.noted]
-    assert len(result.trace) == 60
-
-
 @pytest.mark.slow
 def test_when_all_are_silent_the_run_fails_with_its_result(monkeypatch):
     with Faults().hang(0, 5).hang(1, 5).hang(2, 5).hang(3, 5) as faults:
@@ -133,33 +119,6 @@ def test_a_callback_that_blocks_workers_does_not_count_as_silence(tmp_path, monk
     assert "hang" not in [kind for kind, _ in log.noted]
 
 
-@pytest.mark.slow
-def test_a_worker_that_joins_while_it_hangs_is_dispatched_afterwards(tmp_path, monkeypatch):
-    """It joins many times; no gradients queue up behind the unfinished one."""
-    members, calls = gemjax.Members(4), []
-
-    def callback(progress):
-        if ("hang", 2) in log.noted:
-            calls.append(progress.commits)
-        if len(calls) == 20:
-            faults.let_go(2, 1)
-        members.join(2)
-        return len(calls) > 20 and 2 in progress.history["worker"]
-
-    with NotedLog(tmp_path / "log") as log, Faults().hang(2, 1) as faults:
-        only_silent(monkeypatch, lambda worker, step: ("hang", worker, step) in faults.injected and len(calls) < 20)
-        faults.slow(0, 0.005).slow(1, 0.005).slow(3, 0.005)
-        result = gemjax.run_on_devices(
-            ASGD, *QUADRATIC[:3], 10**6, num_workers=4, policy=gemjax.Policy(deadline=0.1), gate=faults, log=log,
-            callback=callback, callback_every=30, members=members,
-        )  # fmt: skip
-    events = [event for event in gemjax.eventlog.read(tmp_path / "log") if event.get("worker") == 2]
-    sent = [event["step"] for event in events if event["event"] == "dispatch"]
-    assert sent[:3] == [0, 1, 1]
-    assert sent.count(1) == 2
-    assert (result.trace.step[result.trace.worker == 2][:2] == [0, 1]).all()
-
-
 class Rows:
     """Rows of two workers; from the third time on the first one is read only when ``answers`` is set."""
 
@@ -203,16 +162,3 @@ def test_a_batch_that_is_not_read_is_silence(tmp_path, monkeypatch):
     assert [kinds.count(kind) for kind in ("hang", "join", "fault")] == [1, 1, 0]
     steps = result.trace.step[result.trace.worker == 0]
     np.testing.assert_array_equal(steps, np.arange(len(steps)))
-
-
-def test_a_run_ends_if_no_batch_is_read(monkeypatch):
-    rows = Rows()
-    only_silent(monkeypatch, lambda worker, step: worker == 0)
-    said = (
-        r"1 of 20 commits are made.*silent for more than 0\.5 s at its step 1, the batch of which is still being read"
-    )
-    try:
-        with pytest.raises(gemjax.RunFailedError, match=said):
-            read_run(rows, 20, workers=1)
-    finally:
-        rows.answers.set()

@@ -4,10 +4,8 @@ import warnings
 
 import pytest
 from engines.devices.replayed_runs import ASGD, LIMIT, QUADRATIC, all_hang, run
-from engines.problems import Clock
 
 import gemjax
-from gemjax.engines.devices.hardware.waiters import Waiters
 from gemjax.engines.devices.roster import Roster
 from gemjax.testing import Faults
 
@@ -31,33 +29,6 @@ def test_a_run_without_workers_warns(monkeypatch, tmp_path):
     idle = [event for event in gemjax.eventlog.read(tmp_path / "log") if event["event"] == "idle"]
     assert len(idle) == len(warned)
     assert idle[0]["seconds"] == 0.05
-
-
-def test_the_warning_names_silent_and_retired_workers():
-    roster = Roster(gemjax.Policy(deadline=1.0, retries=0), 9, behind=[0] * 4, steps=[0] * 4, devices="abcd")
-    for worker in range(4):
-        roster.prepared(worker)
-    for worker in range(3):
-        dispatched = roster.instruct(0.0)
-        assert dispatched.worker == worker
-    roster.fell_silent(0)
-    roster.fault(1, ValueError("bad batch"))
-    roster.leave(2)
-    roster.leave(3)
-    said = roster.describe_stall(Roster.PATIENCE)
-    assert (
-        "workers have left: 2, 3; are silent beyond their deadline: 0; were retired: 1; the last that was given up is "
-        "worker 1 at its step 0: ValueError('bad batch'); the run continues when"
-    ) in said
-
-
-def test_the_warning_of_a_read_that_does_not_end_names_the_deadline():
-    roster = Roster(gemjax.Policy(), 9, behind=[0] * 2, steps=[0] * 2, devices="ab")
-    for worker in roster.unprepared:
-        roster.reading(worker)
-    assert not roster.overdue(1e9)
-    said = roster.describe_stall(Roster.PATIENCE)
-    assert "waiting for a device or for their data: 0, 1; a deadline in the policy would retire a silent worker" in said
 
 
 def test_a_run_that_waits_for_a_silent_worker_warns(monkeypatch):
@@ -133,41 +104,3 @@ def test_a_look_ends_a_stalled_run(callback_seconds):
         )  # fmt: skip
     assert result.stopped
     assert len(result.trace) == 20
-
-
-def test_a_look_without_a_callback_changes_nothing():
-    members = gemjax.Members(4)
-    members.look()
-    run(members=members)
-
-
-@pytest.mark.slow
-def test_an_arrival_during_a_callback_does_not_count_as_a_stall(monkeypatch):
-    """The gradient is ready an hour before the end of the callback."""
-    clock = Clock(monkeypatch)
-
-    def callback(progress):
-        clock.ahead += 3600
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(24, gemjax.asgd(0.05, num_workers=2), 2, callback_every=8, callback=callback)
-    assert clock.ahead >= 2 * 3600
-
-
-def test_gradients_that_wait_in_the_queue_are_no_stall(monkeypatch):
-    """The central variable is busy, and a gradient arrives when it is taken from the queue, not when it was ready."""
-    ages, arrived, following = [], Roster.arrived, Waiters.next
-
-    def noted(roster, worker, number, at, arrival, *error):
-        ages.append(at - arrival.ready)
-        return arrived(roster, worker, number, at, arrival, *error)
-
-    def queued(waiters, timeout=None):
-        arrival = following(waiters, timeout)
-        return None if arrival is None else arrival._replace(ready=arrival.ready - 2 * Roster.PATIENCE)
-
-    monkeypatch.setattr(Roster, "arrived", noted)
-    monkeypatch.setattr(Waiters, "next", queued)
-    run()
-    assert min(ages) >= 2 * Roster.PATIENCE

@@ -46,28 +46,6 @@ def test_a_wait_is_never_longer_than_a_beat(clock, deadline):
     assert watchdog.wait(watchdog.now - 1.0) == 0
 
 
-def test_a_suspended_machine_does_not_count_as_silence(clock):
-    """A worker that was nearly overdue has another beat, and is retired after that."""
-    watchdog = Watchdog(2.0, clock.at)
-    expires = watchdog.deadline()
-    assert all(poll(watchdog, clock, 0.1) for _ in range(19))
-    clock.at += 3600.0
-    assert not watchdog.look(clock.at)
-    assert not poll(watchdog, clock, 0.4)
-    assert watchdog.wait(expires) > 0
-    assert poll(watchdog, clock, 0.2)
-    assert watchdog.now >= expires
-
-
-def test_time_that_does_not_count_is_told(clock):
-    watchdog = Watchdog(2.0, clock.at)
-    assert poll(watchdog, clock, 0.1)
-    assert watchdog.skipped == 0
-    clock.at += 3600.0
-    watchdog.look(clock.at)
-    assert watchdog.skipped == 3600.0 - watchdog.beat
-
-
 def test_a_callback_does_not_count_as_silence(clock):
     """The time of any callback is excluded, and workers that it delayed have another beat."""
     watchdog = Watchdog(2.0, clock.at)

@@ -148,15 +148,6 @@ def test_when_all_commits_are_rejected_the_run_fails_with_the_last_ones():
         run(problem)
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_in_the_callback_reaches_the_caller(error):
-    def callback(progress):
-        raise error("enough")
-
-    with pytest.raises(error, match="enough"):
-        run(callback=callback, callback_every=5)
-
-
 def test_an_error_in_the_data_reaches_the_caller():
     class Broken:
         data = ()

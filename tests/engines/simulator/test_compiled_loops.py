@@ -10,26 +10,12 @@ import numpy as np
 import optax
 import pytest
 from engines.problems import distinct, every_method
-from engines.simulator.simulations import LATE, QUADRATIC, gem, programs, run
+from engines.simulator.simulations import programs
 
 import gemjax
 from gemjax.batches.local import LocalBatches
 from gemjax.engines.simulator import loops
 from gemjax.engines.transition import Transition
-
-
-@pytest.mark.parametrize("make", [gem, lambda n: optax.sgd(0.1)], ids=["gem", "plain optax"])
-def test_a_second_call_compiles_nothing(make):
-    tx = make(4)
-    run(QUADRATIC, lambda n: tx, LATE)
-    before = programs()
-    run(QUADRATIC, lambda n: tx, LATE)
-    run(QUADRATIC._replace(params={"x": jnp.zeros(4)}), lambda n: tx, LATE)
-    assert programs() == before
-    run(QUADRATIC._replace(loss_fn=lambda params, batch: QUADRATIC.loss_fn(params, batch)), lambda n: tx, LATE)
-    assert programs() == before
-    run(QUADRATIC._replace(loss_fn=lambda params, batch: 2 * QUADRATIC.loss_fn(params, batch)), lambda n: tx, LATE)
-    assert programs() == before + 1
 
 
 class InTurn(gemjax.batches.Rows):
@@ -42,7 +28,7 @@ class InTurn(gemjax.batches.Rows):
 
 @pytest.mark.parametrize(
     "local",
-    [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.1), period=2), marks=pytest.mark.slow)],
+    [None, pytest.param(gemjax.LocalSteps(optax.sgd(0.1), period=2), marks=pytest.mark.nightly)],
     ids=["gradients", "local steps"],
 )
 @pytest.mark.parametrize(
@@ -50,9 +36,9 @@ class InTurn(gemjax.batches.Rows):
     [
         InTurn,
         lambda data: gemjax.Epochs(data, 2),
-        pytest.param(lambda data: gemjax.Shards(data, 2, num_workers=2), marks=pytest.mark.slow),
-        pytest.param(lambda data: gemjax.Stream(data, 2), marks=pytest.mark.slow),
-        pytest.param(lambda data: gemjax.OnHost(gemjax.Epochs(data, 2)), marks=pytest.mark.slow),
+        pytest.param(lambda data: gemjax.Shards(data, 2, num_workers=2), marks=pytest.mark.nightly),
+        pytest.param(lambda data: gemjax.Stream(data, 2), marks=pytest.mark.nightly),
+        pytest.param(lambda data: gemjax.OnHost(gemjax.Epochs(data, 2)), marks=pytest.mark.nightly),
         lambda data: gemjax.FromSource(data, batch_size=2),
     ],
     ids=["own", "epochs", "shards", "stream", "on host", "source"],
@@ -72,22 +58,6 @@ def test_a_kept_program_keeps_no_data_and_runs_on_others(make, local):
     assert programs() == before
     assert float(found[1]) == pytest.approx(2 * float(found[0]), rel=1e-6)
     assert [reference() for reference in alive] == [None, None]
-
-
-def test_another_generator_of_random_numbers_compiles_again():
-    """Compiled programs of JAX keep the generator that they were compiled with."""
-
-    def loss_fn(params, model_state, batch, key):
-        return jnp.sum((params - jax.random.normal(key, (3,))) ** 2), (model_state, {})
-
-    tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.Trace([0, 1, 1])
-    end = lambda loss: gemjax.simulate(tx, loss, jnp.zeros(3), lambda worker, step: 0.0, trace).params
-    with jax.default_prng_impl("rbg"):
-        expected = end(lambda params, model_state, batch, key: loss_fn(params, model_state, batch, key))
-    before = end(loss_fn)
-    with jax.default_prng_impl("rbg"):
-        assert end(loss_fn).tolist() == expected.tolist()
-    assert before.tolist() != expected.tolist()
 
 
 STACK = 64

@@ -21,7 +21,7 @@ def stop_after(arrivals):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [gem, pytest.param(multi_asgd, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [gem, pytest.param(multi_asgd, marks=pytest.mark.nightly)])
 def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
     """At every cut, between a late pull and its commit too, and after a rejection."""
     at = [(int(LATE.worker[5]), int(LATE.step[5]))]
@@ -41,19 +41,6 @@ def test_a_run_continued_at_any_arrival_is_the_run_that_did_not_stop(make):
         resumed = run(problem, make, LATE, callback_every=1, state=first)
         assert_same_bits(resumed.state, whole.state)
         assert_same_bits(resumed.history, whole.history)
-
-
-@pytest.mark.slow
-def test_a_column_that_only_one_part_of_a_run_reports_is_nan_in_the_other():
-    first = run(QUADRATIC, gem, LATE, diagnostics=["gap"], callback_every=4, callback=stop_after(1))
-    second = run(QUADRATIC, gem, LATE, diagnostics=["update_norm"], state=first)
-    begin = len(first.history["loss"])
-    assert np.isfinite(second.history["gap"][:begin]).all()
-    assert np.isnan(second.history["gap"][begin:]).all()
-    assert np.isnan(second.history["update_norm"][:begin]).all()
-    assert np.isfinite(second.history["update_norm"][begin:]).all()
-    assert second.history["gap"].dtype == np.float32
-    assert second.history["staleness"].dtype == np.int32
 
 
 def test_a_result_of_another_trace_is_not_continued():

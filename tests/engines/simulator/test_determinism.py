@@ -12,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 from engines.problems import (
-    Problem,
     assert_same_bits,
     distinct,
     every_method,
@@ -20,7 +19,6 @@ from engines.problems import (
 from engines.simulator.simulations import LATE, MLP, gem, run
 
 import gemjax
-from gemjax import testing
 
 
 @pytest.mark.slow
@@ -39,30 +37,6 @@ def test_the_chunk_size_changes_no_bit(callback_every):
     whole, chunked = run(MLP, gem, LATE), run(MLP, gem, LATE, callback_every=callback_every)
     assert_same_bits(chunked.state, whole.state)
     assert_same_bits(chunked.history, whole.history)
-
-
-SCRIPT = """
-import gemjax, jax, numpy as np
-gemjax.cpu_devices(9)
-from gemjax.testing import quadratic
-trace = gemjax.arrivals.Gamma(5).trace(50, seed=1)
-result = gemjax.simulate(gemjax.gem(0.05, num_workers=5), *quadratic(dimension=7), trace)
-print(np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex())
-"""
-
-
-@pytest.mark.slow
-def test_another_process_computes_the_same_bits():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")},
-    )
-    result = run(Problem(*testing.quadratic(dimension=7)), gem, gemjax.arrivals.Gamma(5).trace(50, seed=1))
-    here = [np.asarray(result.params["x"]).tobytes().hex(), result.history["loss"].tobytes().hex()]
-    assert done.stdout.split() == here
 
 
 def digests():

@@ -48,14 +48,7 @@ class Host(gemjax.batches.Batches):
         return self.factor * data[selection].mean(0)
 
 
-class Scaled(gemjax.Epochs):
-    """Rows that a class scales."""
-
-    def batch(self, data, selection):
-        return 0.01 * super().batch(data, selection)
-
-
-@pytest.mark.parametrize("kind", [Drawn, pytest.param(Host, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [Drawn, pytest.param(Host, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
 def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_what_it_selects_or_reads(kind, batched):
     loss_fn, params = quadratic()[:2]
@@ -70,19 +63,6 @@ def test_batches_that_a_class_makes_itself_may_depend_on_the_seed_by_what_it_sel
     message = rf"{kind.__name__}\.batch is another function of data and selection for each seed"
     with pytest.raises(ValueError, match=message):
         sweep(lambda seed: kind(seed, 1.0 + seed), RATES)
-
-
-@pytest.mark.slow
-def test_a_class_may_give_the_seeds_batches_of_other_sizes():
-    rows = np.arange(48, dtype=np.float32).reshape(12, 4)
-    loss_fn, params = (lambda params, batch: jnp.mean((params[None] - batch) ** 2)), jnp.zeros(4)
-    make = lambda seed: Scaled(rows, 2 + seed, seed)
-    result = gemjax.sweep(
-        gem, loss_fn, params, gemjax.PerSeed(make), LATE, {"rate": RATES[:1]}, seeds=(0, 1), batched=False
-    )
-    for run, seed in enumerate((0, 1)):
-        alone = gemjax.simulate(gem(RATES[0]), loss_fn, params, make(seed), LATE, seed=seed)
-        assert_close(result.params[run], alone.params, rtol=1e-5)
 
 
 def test_what_depends_on_the_seed_is_made_once_per_seed():

@@ -1,4 +1,4 @@
-"""Arguments that the simulator refuses."""
+"""Data on other devices than the parameters, and the former name of an argument."""
 
 import jax
 import jax.numpy as jnp

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from engines.problems import assert_close, assert_same_bits
-from engines.simulator.simulations import LATE, QUADRATIC, asgd, gem, run
+from engines.simulator.simulations import LATE, QUADRATIC, gem, run
 
 import gemjax
 from gemjax import testing
@@ -49,10 +49,6 @@ def test_diagnostics_agree_with_their_formulas():
 def test_only_requested_diagnostics_are_reported():
     history = run(QUADRATIC, gem, LATE).history
     assert set(history) == {"worker", "step", "time", "loss", "staleness", "pulled_at", "draw", "applied", "dropped"}
-
-
-def test_one_diagnostic_may_be_a_string():
-    assert "gap" in run(QUADRATIC, asgd, LATE, diagnostics="gap").history
 
 
 # --- Callback

@@ -10,7 +10,7 @@ import pytest
 from engines.problems import assert_close, late, mlp, poisoned, quadratic
 
 import gemjax
-from gemjax.engines.simulator import lanes, loops
+from gemjax.engines.simulator import lanes
 
 LATE = late()
 RATES, KAPPAS, SEEDS = (0.02, 0.05), (1.0, 2.0), (3, 4)
@@ -25,7 +25,9 @@ def sweep(problem, make, over, trace=LATE, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batched", [pytest.param(True, marks=pytest.mark.slow), False], ids=["batched", "one-by-one"])
+@pytest.mark.parametrize(
+    "batched", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["batched", "one-by-one"]
+)
 def test_a_threshold_is_swept(x64, batched):
     problem = quadratic()
     result = sweep(
@@ -40,17 +42,9 @@ def test_a_threshold_is_swept(x64, batched):
     assert result.table()[0]["dropped"] > result.table()[1]["dropped"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "one-by-one"])
-def test_nothing_that_is_traced_is_kept(batched):
-    with jax.checking_leaks():
-        result = sweep(
-            quadratic(), gem, {"rate": RATES, "kappa": KAPPAS}, gemjax.arrivals.Gamma(4).trace(20), batched=batched
-        )
-    assert result.state.commits.tolist() == [20] * 4
-
-
-@pytest.mark.parametrize("batched", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["batched", "one-by-one"])
+@pytest.mark.parametrize(
+    "batched", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["batched", "one-by-one"]
+)
 @pytest.mark.filterwarnings("ignore::gemjax.RunWarning")  # Of two learning rates.
 @pytest.mark.parametrize("rates", [[float("nan"), 0.05], [0.05, float("nan")]], ids=["first", "last"])
 def test_a_value_out_of_range_is_a_run_like_others_wherever_it_stands(rates, batched):
@@ -71,7 +65,7 @@ def test_bounds_of_the_clamp_are_swept():
     assert any(np.abs(one - other).max() > 1e-3 for one, other in zip(low, high, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_strengths_of_anchors_and_counts_of_tokens_are_swept(x64):
     problem, plain = quadratic(), gemjax.LocalSteps(optax.sgd(0.05), 2)
     anchored = lambda strength: gemjax.LocalSteps(optax.chain(optax.sgd(0.05), gemjax.pull_to_anchors(strength)), 2)
@@ -106,7 +100,7 @@ def test_every_run_is_that_of_the_simulator(x64, batched):
             np.testing.assert_allclose(found, column, rtol=1e-8, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [gem, lambda rate: gemjax.one_step_delay(rate, 0.9, 4)], ids=["gem", "one_step_delay"])
 def test_parameters_in_half_precision_are_swept(make):
     """A rate multiplies them as a number does, and makes no single precision of them."""
@@ -118,18 +112,6 @@ def test_parameters_in_half_precision_are_swept(make):
     np.testing.assert_allclose(
         np.asarray(result.params[1], np.float32), np.asarray(alone.params, np.float32), rtol=0.02, atol=0.01
     )
-
-
-@pytest.mark.slow
-def test_local_steps_are_swept(x64):
-    problem, local = quadratic(), gemjax.LocalSteps(optax.sgd(0.05, momentum=0.5), 2)
-
-    def make(strength):
-        return gemjax.easgd(num_workers=4, strength=strength)
-
-    result = sweep(problem, make, {"strength": [0.1, 0.5]}, local=local)
-    alone = gemjax.simulate(make(0.5), *problem[:3], LATE, model_state=problem.model_state, local=local)
-    assert_close(jax.tree.map(lambda x: x[1], result.state), alone.state, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -196,60 +178,6 @@ def test_runs_one_by_one_share_one_program_and_leave_the_parameters_that_they_st
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(problem[1]))
 
 
-def test_traces_that_do_not_go_together_are_refused():
-    loss_fn, params, batches = quadratic()[:3]
-    trace = gemjax.PerSeed(lambda seed: gemjax.arrivals.Gamma(4).trace(20 + seed))
-    with pytest.raises(
-        ValueError, match="traces of seeds 0 and 1 cannot be run side by side: 20 commits of 4 workers, 21 of 4"
-    ):
-        gemjax.sweep(gem, loss_fn, params, batches, trace, {"rate": RATES}, seeds=(0, 1))
-
-
-@pytest.mark.parametrize(
-    ("worker", "pulled_at", "message"),
-    [
-        ([0, 1, 0, 1], [0, 0, 2, 3], "1 late pulls .*, 2"),
-        ([0, 1, 1, 0], [0, 0, 2, 3], "a late pull after 2 commits in only one of them"),
-    ],
-)
-def test_late_pulls_in_different_places_are_refused_in_these_words(worker, pulled_at, message):
-    loss_fn, params, batches = quadratic()[:3]
-    traces = gemjax.Trace([0, 1, 1, 0], pulled_at=[0, 0, 2, 2]), gemjax.Trace(worker, pulled_at=pulled_at)
-    method = lambda rate: gemjax.asgd(rate, num_workers=2)
-    with pytest.raises(ValueError, match=f"cannot be run side by side: {message}"):
-        gemjax.sweep(
-            method, loss_fn, params, batches, gemjax.PerSeed(lambda seed: traces[seed]), {"rate": RATES}, seeds=(0, 1)
-        )
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda seed: jnp.zeros(3 + seed), r"params of shape \(3,\) and .*, params of shape \(4,\) and dtype float32"),
-        (
-            lambda seed: jnp.zeros(3, [jnp.float32, jnp.bfloat16][seed]),
-            r"params .* float32, params .* and dtype bfloat16",
-        ),
-        (lambda seed: {"ab"[seed]: jnp.zeros(3)}, r"params\['a'\] of shape \(3,\) and dtype float32, no params\['a'\]"),
-        (lambda seed: [tuple, list][seed]([jnp.zeros(3)]), r"PyTreeDef\(\(\*,\)\), PyTreeDef\(\[\*\]\)"),
-    ],
-    ids=["shapes", "dtypes", "names", "structures"],
-)
-def test_params_that_do_not_go_together_are_refused(make, message):
-    loss_fn, batches = quadratic()[0], quadratic()[2]
-    with pytest.raises(ValueError, match=f"params of seeds 0 and 1 cannot be run side by side: {message}; params must"):
-        gemjax.sweep(gem, loss_fn, gemjax.PerSeed(make), batches, LATE, {"rate": RATES}, seeds=(0, 1))
-
-
-def test_the_mean_loss_of_a_table_is_not_that_of_half_precision():
-    """A sum of many ones ends at 256 in bfloat16."""
-    loss_fn = lambda params, batch: 0 * jnp.sum(params) + jnp.ones([], jnp.bfloat16)
-    trace = gemjax.arrivals.Gamma(4).trace(600)
-    result = gemjax.sweep(gem, loss_fn, jnp.zeros(3, jnp.bfloat16), lambda worker, step: 0.0, trace, {"rate": RATES})
-    assert [row["loss"] for row in result.table(last=600)] == [1.0, 1.0]
-    assert result.history["loss"].mean() == 1.0
-
-
 def test_the_state_of_all_runs_is_not_taken_for_that_of_one(tmp_path):
     """Its first axis is that of runs; with as many workers the wrong results would look right."""
     problem, trace = (
@@ -275,23 +203,6 @@ def test_the_state_of_all_runs_is_not_taken_for_that_of_one(tmp_path):
     np.testing.assert_allclose(averages[1], one, rtol=1e-6)
 
 
-def test_an_empty_trace_has_a_table():
-    trace = gemjax.Trace(worker=[], num_workers=4)
-    rows = sweep(quadratic(), gem, {"rate": RATES}, trace).table()
-    assert [row["rate"] for row in rows] == list(RATES)
-    assert all(np.isnan(row["loss"]) for row in rows)
-
-
-def test_chunks_are_shorter_where_every_run_has_rows_of_its_own(monkeypatch):
-    """The bytes of a chunk are those of all runs together: 4 of them, 2 rows of 8 bytes a batch and 2 numbers of rows."""
-    monkeypatch.setattr(loops, "CHUNK_BYTES", 4 * (2 * 8 + 2 * 4) * 6)
-    rows, ends = np.ones(12), []
-    batches = gemjax.PerSeed(lambda seed: gemjax.OnHost(gemjax.Epochs(rows, 2, seed)))
-    gemjax.sweep(gem, lambda params, batch: jnp.mean((params - batch) ** 2), 0.0, batches, LATE, {"rate": RATES},
-                 seeds=SEEDS, callback=lambda done, total: ends.append(done), callback_every=100)  # fmt: skip
-    assert ends[:2] == [6, 12]
-
-
 def test_a_run_that_diverges_is_a_result():
     """Beside one that does not; its gradients are rejected from some commit on, for being infinite."""
     trace = gemjax.arrivals.Gamma(4).trace(100)
@@ -309,14 +220,6 @@ def test_the_chunk_size_does_not_matter(x64):
     assert_close(one.state, other.state, rtol=1e-12)
     for name in one.history:
         np.testing.assert_allclose(one.history[name], other.history[name], rtol=1e-12, err_msg=name)
-
-
-@pytest.mark.slow
-def test_seeds_alone_are_a_sweep():
-    result = sweep(mlp(), lambda: gem(0.05), {}, seeds=range(3))
-    finals = [np.asarray(result.params["in"]["w"][run]) for run in range(3)]
-    assert np.abs(finals[0] - finals[1]).max() > 1e-5  # Dropout masks differ.
-    assert [row["seed"] for row in result.table()] == [0, 1, 2]
 
 
 def test_the_callback_may_end_it():
@@ -342,7 +245,9 @@ def test_the_table_has_a_row_a_run():
     assert rows[0]["loss"] < rows[1]["loss"]
 
 
-@pytest.mark.parametrize("batched", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["batched", "one-by-one"])
+@pytest.mark.parametrize(
+    "batched", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["batched", "one-by-one"]
+)
 def test_a_list_of_points_is_swept_and_each_run_is_evaluated_at_the_stops(batched):
     """The trace has late pulls, so commits are not arrivals."""
     points, seen = [{"rate": 0.02, "kappa": 2.0}, {"rate": 0.05, "kappa": 1.0}], {}
@@ -373,40 +278,6 @@ def test_a_stop_is_passed_once_although_pulls_alone_follow_it():
         callback_every=1,
     )  # fmt: skip
     assert passed == [2, 4, 6]
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [
-        ([], "needs at least one point"),
-        ([{}], "needs at least one point with one value"),
-        ([{"rate": 0.1}, {"kappa": 1.0}], "all points of over= need the names rate; got kappa"),
-    ],
-)
-def test_points_that_do_not_belong_together_are_refused(points, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(quadratic(), gem, points)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batched", [True, False])
-def test_what_at_stop_writes_into_a_state_stays_its_own(batched):
-    def end(**options):
-        return gemjax.sweep(
-            lambda rate: gemjax.asgd(rate, 2),
-            lambda params, batch: jnp.sum(params["x"] ** 2),
-            {"x": jnp.ones(2)},
-            lambda worker, step: 0.0,
-            gemjax.Trace([0, 1, 0, 1]),
-            {"rate": [0.1, 0.2]},
-            batched=batched,
-            **options,
-        ).params["x"]
-
-    def at_stop(commits, run, state):
-        state.params["x"] = jnp.full(2, 100.0)
-
-    np.testing.assert_array_equal(end(stops=[2], at_stop=at_stop), end())
 
 
 def test_batches_of_unequal_size_are_computed_one_by_one_alone():

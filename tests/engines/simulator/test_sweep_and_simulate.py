@@ -39,7 +39,7 @@ def outcome(call):
 SEEDS = [-(2**63), -1, 7, 2**31, 2**32 + 1, 2**40 + 3, 2**63 - 1, 2**63, np.uint64(2**63), 2**64, 0.5, "a", None]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("seed", SEEDS, ids=str)
 def test_a_seed_gives_the_same_keys_or_the_same_refusal(bits, seed):

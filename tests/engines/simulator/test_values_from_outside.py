@@ -2,9 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +83,7 @@ def anew(fn):
 
 
 @pytest.mark.parametrize(
-    "kind", ["module", "dict", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*cases()][2:])]
+    "kind", ["module", "dict", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in [*cases()][2:])]
 )
 def test_a_changed_value_counts_for_a_function_made_anew(kind):
     """As for ``jax.jit``, which finds what it has traced by the identity of the function."""
@@ -100,13 +97,6 @@ def test_a_changed_value_counts_for_a_function_made_anew(kind):
     )
     np.testing.assert_allclose(after, expected, rtol=1e-6)
     assert not np.array_equal(after, before)
-
-
-def test_a_search_over_a_variable_of_a_loss_made_for_each_value():
-    found = []
-    for decay in (0.0, 0.5, 1.0):
-        found.append(simulated(lambda params, batch, decay=decay: jnp.sum((params - batch) ** 2 + decay * params))[0])
-    assert found[0] > found[1] > found[2]
 
 
 def test_a_changed_value_counts_for_batches_and_a_schedule_made_anew():
@@ -129,26 +119,6 @@ def test_another_function_that_is_called_back_counts_for_a_loss_made_anew():
         of = lambda batch, get=get: jax.pure_callback(get, jax.ShapeDtypeStruct((), jnp.float32), batch)
         found.append(simulated(lambda params, batch, of=of: jnp.sum((params - of(batch)) ** 2)))
     np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
-
-
-ARGUMENTS = """
-import gemjax, jax.numpy as jnp, numpy as np
-targets = [np.zeros(100, np.float32)]
-tx, trace = gemjax.asgd(0.1, num_workers=2), gemjax.arrivals.RoundRobin(2).trace(6)
-zeros = lambda worker, step: jnp.zeros([])
-for _ in range(2):
-    loss_fn = lambda params, batch: jnp.sum((params - targets[-1]) ** 2)
-    print(gemjax.simulate(tx, loss_fn, jnp.zeros(100), zeros, trace).history["loss"][0])
-    targets.append(np.ones(100, np.float32))
-"""
-
-
-@pytest.mark.slow
-def test_a_constant_that_is_an_argument_of_the_program_counts_for_a_loss_made_anew():
-    """JAX reads this option at its import; a version without it has constants in the text."""
-    env = os.environ | {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
-    done = subprocess.run([sys.executable, "-c", ARGUMENTS], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0.0", "100.0"]
 
 
 def test_another_array_counts_for_a_loss_made_anew():

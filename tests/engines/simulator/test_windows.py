@@ -132,34 +132,6 @@ def test_an_error_of_the_first_rows_leaves_the_result_that_it_continues():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["state", "batches"])
-def test_it_is_that_of_one_by_one_for_keys_of_the_users_own(where):
-    def loss_fn(params, key, batch, own):
-        return jnp.sum(params * (batch + jax.random.normal(key, (3,)))), (jax.random.split(key)[0], {})
-
-    def batches(worker, step):
-        key = jax.random.key(0, impl="rbg" if where == "batches" else None)
-        return jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, worker), step), (3,))
-
-    problem, trace = (loss_fn, jnp.zeros(3), batches), gemjax.arrivals.RoundRobin(2).trace(8)
-    state = jax.random.key(1, impl="unsafe_rbg" if where == "state" else None)
-    expected, found = (gemjax.simulate(gem(2), *problem, trace, window=window, model_state=state) for window in (1, 2))
-    assert_close(found.params, expected.params, rtol=1e-6)
-    swept = gemjax.sweep(
-        lambda rate: gemjax.gem(rate, num_workers=2), *problem, trace, {"rate": [0.05, 0.1]}, model_state=state
-    )
-    assert_close(swept.params[0], expected.params, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_it_is_that_of_one_by_one_for_a_quick_problem(x64):
-    for trace in (UNEQUAL, late()):
-        expected, *found = (run(quadratic(), gem, trace, window=window) for window in (1, 2, 4))
-        for one in found:
-            assert_close(one.state, expected.state, rtol=1e-9)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("callback_every", [1, 7, 40])
 def test_the_chunk_size_does_not_matter(x64, callback_every):
     """The end of a chunk may cut a window."""

@@ -40,34 +40,10 @@ def sizes(packed):
     return {dtype: vector.size for dtype, vector in packed.vectors.items()}, [leaf.size for leaf in packed.apart]
 
 
-@pytest.mark.slow
-def test_a_commit_has_as_many_arrays_for_any_number_of_leaves():
-    few, many = (
-        programs_for({str(leaf): jnp.ones(120 // leaves) for leaf in range(leaves)}, gemjax.gem(0.1, num_workers=2))
-        for leaves in (3, 120)
-    )
-    for programs in (few, many):
-        train(programs)
-        assert sizes(programs.central.shared)[0]["float32"] == 120
-        assert len(jax.tree.leaves((programs.central.shared, programs.central.slots[0]))) == 4  # Floats and counters.
-    assert sizes(many.central.slots[0]) == sizes(few.central.slots[0])
-
-
-def test_a_commit_checks_and_chooses_any_number_of_small_leaves_together():
-    """XLA:CPU makes a kernel per operation, and a call prepares all of them, also those of a branch that is not taken."""
-
-    def program(leaves):
-        here = programs_for({str(leaf): jnp.ones(120 // leaves) for leaf in range(leaves)}, gemjax.asgd(0.1, 2)).central
-        commit = here.programs.commit._own.trace(here.shared, here.slots[0], here.no_gradient(), central.COMMIT)
-        return str(commit.jaxpr)
-
-    few, many = program(3), program(30)
-    for operation in ("dot_general", "is_finite", "select_n"):
-        assert few.count(operation) == many.count(operation) > 0
-
-
-@pytest.mark.parametrize("when", ["at a stack", pytest.param("at the end", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("local", [None, pytest.param(gemjax.LocalSteps(optax.adam(0.1), 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("when", ["at a stack", pytest.param("at the end", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "local", [None, pytest.param(gemjax.LocalSteps(optax.adam(0.1), 2), marks=pytest.mark.nightly)]
+)
 def test_the_state_is_gathered_on_the_host_if_its_devices_have_no_room(monkeypatch, when, local):
     tx, batches = gemjax.downpour(num_workers=2) if local else gemjax.gem(0.1, num_workers=2), lambda worker, step: step
     run = functools.partial(
@@ -121,20 +97,6 @@ def test_a_view_that_is_not_delivered_yet_counts_on_the_host_too():
     assert_same_bits(jax.device_get(found), jax.device_get(programs._gathered()))
     moved = [one.view.value.local[0].count for one in (before, jax.device_get(found))]
     np.testing.assert_array_equal(moved[1] - moved[0], [0, 2])  # Two local steps of worker 1.
-
-
-def test_a_report_that_cannot_be_sent_early_is_read_later(monkeypatch):
-    programs = programs_for({"w": jnp.ones(1000)}, gemjax.gem(0.1, num_workers=2))
-    expected, tried = train(programs), []
-
-    def fail(array):
-        tried.append(array)
-        raise RuntimeError("RESOURCE_EXHAUSTED: no pinned memory")
-
-    monkeypatch.setattr(type(jnp.zeros(0)), "copy_to_host_async", fail)
-    programs = programs_for({"w": jnp.ones(1000)}, gemjax.gem(0.1, num_workers=2))
-    assert_same_bits(train(programs), expected)
-    assert len(tried) == 4
 
 
 @pytest.mark.slow

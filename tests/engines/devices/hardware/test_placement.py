@@ -47,11 +47,6 @@ def test_the_default_depends_on_the_devices(devices, central):
     assert place(2, devices=devices) == place(2, central, devices=devices)
 
 
-def test_a_divided_central_variable_of_one_accelerator_is_on_the_host():
-    cpus = tuple(jax.local_devices(backend="cpu")[:2])
-    assert place(2, devices=ACCELERATORS[:1], central_devices=2).central == cpus
-
-
 def test_the_three_places_of_the_central_variable():
     cpu = jax.local_devices(backend="cpu")[0]
     assert place(2, "dedicated", ACCELERATORS) == Placement(ACCELERATORS[:2], ACCELERATORS[7], ACCELERATORS[2])
@@ -60,12 +55,6 @@ def test_the_three_places_of_the_central_variable():
     assert colocated.workers == (*ACCELERATORS, ACCELERATORS[0])
     assert colocated.central == ACCELERATORS[0]
     assert colocated.colocated
-
-
-def test_all_local_devices_are_the_default():
-    placed = place(3)
-    assert {*placed.workers, placed.central} <= set(jax.local_devices())
-    assert placed.central == jax.local_devices()[-1]
 
 
 def test_several_devices_for_the_central_variable_and_for_workers():
@@ -84,10 +73,6 @@ def test_several_devices_for_the_central_variable_and_for_workers():
         place(2, central_devices=0)
     with pytest.raises(ValueError, match="but the host's CPU is 9 JAX devices"):
         place(2, "host", devices, central_devices=10)
-
-
-def test_one_device_in_a_tuple_is_that_device():
-    assert Placement(((ACCELERATORS[0],),), (ACCELERATORS[1],)) == Placement((ACCELERATORS[0],), ACCELERATORS[1])
 
 
 def test_cpu_devices_returns_existing_devices():

@@ -5,29 +5,10 @@ import warnings
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gemjax
 from gemjax.engines.devices.hardware import prefetch
 from gemjax.engines.devices.hardware.prefetch import Prefetcher
-
-
-def test_a_failed_read_is_repeated():
-    calls = []
-
-    def read(key):
-        calls.append(key)
-        if len(calls) == 1:
-            raise OSError("stale file handle")
-        return key * 2
-
-    prefetcher = Prefetcher(read, threads=1)
-    with pytest.raises(OSError, match="stale"):
-        prefetcher.take(4)
-    assert prefetcher.take(4) == 8
-    assert prefetcher.take(4) == 8
-    assert calls == [4, 4]
-    prefetcher.close()
 
 
 def test_closing_does_not_wait_for_a_read_that_never_ends():
@@ -51,12 +32,6 @@ def test_closing_does_not_wait_for_a_read_that_never_ends():
         thread.join(60)
         assert not thread.is_alive()
     assert not prefetcher.is_read(2)  # Its read had not begun.
-
-
-def test_without_reads_there_are_no_threads():
-    before = set(threading.enumerate())  # Threads of earlier tests may end meanwhile.
-    Prefetcher(lambda key: key, threads=4)
-    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("gemjax-reader")]
 
 
 def test_first_rows_that_take_long_are_warned_of(monkeypatch):

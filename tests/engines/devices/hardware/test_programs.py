@@ -15,7 +15,6 @@ import gemjax
 from gemjax.batches.local import LocalBatches
 from gemjax.batches.rows import as_batches
 from gemjax.engines.devices.hardware.central import COMMIT
-from gemjax.engines.devices.hardware.packing import Packed, send
 from gemjax.engines.devices.hardware.placement import Placement
 from gemjax.engines.devices.hardware.programs.host import Programs
 from gemjax.engines.simulator.loops import inputs, loop
@@ -65,17 +64,6 @@ def test_accelerators_are_warmed_up_one_after_the_other(monkeypatch, platform, a
     assert programs.most == at_once
     assert sorted(programs.warm) == [0, 1]
     assert len(committed) == 1
-
-
-def test_vectors_are_sent_unless_they_are_there():
-    here, there = jax.devices()[:2]
-    vector = jax.device_put(jnp.ones(3), here)
-    assert send(Packed({"float32": vector}, []), here).vectors["float32"] is vector
-    for vectors in (vector, jnp.ones(3), np.ones(3, np.float32)):
-        sent = send(Packed({"float32": vectors}, []), there).vectors["float32"]
-        assert sent.committed
-        assert sent.devices() == {there}
-    assert send(Packed({"float32": jnp.ones(3)}, []), here).vectors["float32"].committed
 
 
 def exported(function, *arguments):

@@ -11,7 +11,7 @@ NARROW |= {"ids": np.uint32(4_000_000_001), "third": np.float32(1 / 3), "tiny": 
 WIDE = {"count": np.int64(2**53 + 1), "most": np.uint64(2**64 - 1), "exact": np.float64(1 / 3)}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
+@pytest.mark.parametrize("kind", [pytest.param("float32", marks=pytest.mark.nightly), "float64"])
 def test_wide_metrics_are_exact(request, kind):
     metrics = dict(NARROW)
     if kind == "float64":
