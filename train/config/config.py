@@ -60,9 +60,9 @@ class Common:
     width: float = 1.0
     """Factor on the number of channels and units of the network."""
     depth: int | None = None
-    """Layers of `resnet20` (6 n + 2) and `wrn_16_4` (6 n + 4), blocks of `transformer`; default: as in the name."""
+    """Layers of `resnet20` (6 n + 2; default 20), blocks of `transformer` (default 6)."""
     dropout: float = 0.5
-    """Dropout rate of `gem_cnn`, `cnn7` and `alexnet`, in [0, 1)."""
+    """Dropout rate of `gem_cnn` and `cnn7`, in [0, 1)."""
     weight_decay: float = 0.0
     """L2 decay: this factor times the weights is added to each gradient, also to those of local steps."""
     augment: bool = False

@@ -33,9 +33,6 @@ NETWORKS = {
     "batchnorm_cnn": NetworkFacts("BatchNormCNN", 4),
     "cnn7": NetworkFacts("CNN7", 28, frozenset({"dropout", "width"})),
     "resnet20": NetworkFacts("CifarResNet", 4, frozenset({"width", "depth"}), (6, 2)),
-    "vgg16": NetworkFacts("VGG16", 32),
-    "wrn_16_4": NetworkFacts("WideResNet", 4, frozenset({"width", "depth"}), (6, 4)),
-    "alexnet": NetworkFacts("AlexNet", 64, frozenset({"dropout", "width"})),
     "resnet50": NetworkFacts("ResNet50", 32),
     "transformer": NetworkFacts("Transformer", 0, frozenset({"width", "depth"})),
 }
@@ -82,7 +79,7 @@ def fitting(shape: tuple[int, ...]) -> list[str]:
     """Return the networks that take rows of `shape`.
 
     >>> fitting((8, 8, 1))
-    ['digits_cnn', 'batchnorm_cnn', 'resnet20', 'wrn_16_4']
+    ['digits_cnn', 'batchnorm_cnn', 'resnet20']
     """
     if len(shape) == 1:
         return [name for name, network in NETWORKS.items() if not network.side]

@@ -16,19 +16,14 @@ from flax import linen as nn
 
 from train.common.errors import UsageError
 from train.config.networks import NETWORKS, own
-from train.task.models.alexnet import AlexNet
 from train.task.models.cnn7 import CNN7
 from train.task.models.gem_cnn import GemCNN
 from train.task.models.resnet import CifarResNet, ResNet50
 from train.task.models.small_cnns import BatchNormCNN, DigitsCNN, PooledCNN
 from train.task.models.transformer import Transformer
-from train.task.models.vgg import VGG16
-from train.task.models.wide_resnet import WideResNet
 
 __all__ = [
     "CNN7",
-    "VGG16",
-    "AlexNet",
     "BatchNormCNN",
     "CifarResNet",
     "DigitsCNN",
@@ -36,7 +31,6 @@ __all__ = [
     "PooledCNN",
     "ResNet50",
     "Transformer",
-    "WideResNet",
     "build",
     "init",
     "init_params",

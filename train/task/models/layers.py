@@ -76,25 +76,18 @@ class Conv(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A square convolution, padded so that it keeps the size of images at stride 1 unless `padding` is given."""
+    """A square convolution, padded so that it keeps the size of images at stride 1."""
 
     features: int
     size: int
     layout: Layout
     stride: int = 1
-    padding: int | None = None
-    use_bias: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         channels = images.shape[self.layout.value]
         kernel = self.param("kernel", he_normal, (self.size, self.size, channels, self.features), jnp.float32)
-        padding = self.size // 2 if self.padding is None else self.padding
-        out = correlate(images, kernel, self.layout, self.stride, padding)
-        if not self.use_bias:
-            return out
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        return out + per_channel(bias, self.layout)
+        return correlate(images, kernel, self.layout, self.stride, self.size // 2)
 
 
 class BatchNorm(nn.Module):

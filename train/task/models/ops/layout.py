@@ -37,12 +37,6 @@ def arrange(images: jax.Array, layout: Layout) -> jax.Array:
     return images if layout is Layout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
 
 
-def flatten(images: jax.Array, layout: Layout) -> jax.Array:
-    """Return images in `layout` as vectors [B, H * W * C], the channels of a pixel side by side."""
-    images = images if layout is Layout.CHANNELS_LAST else images.transpose(3, 1, 2, 0)
-    return images.reshape(images.shape[0], -1)
-
-
 def per_channel(vector: jax.Array, layout: Layout) -> jax.Array:
     """Return a vector [C] in a shape that broadcasts against images in `layout`."""
     return vector.reshape((1, 1, 1, -1) if layout is Layout.CHANNELS_LAST else (-1, 1, 1, 1))
