@@ -179,11 +179,12 @@ def test_a_run_diverged_if_its_training_loss_says_so(small):
 def test_every_method_can_be_swept(small, method):
     """Numbers that are traced go through every method."""
     own = {"strengths": (0.1, 0.2)} if {"kappa", "strength"} & set(METHODS[method].takes) else {}
-    grid = dataclasses.replace(small, methods=(method,), workers=(2,), momenta=(0.5, 0.9), seeds=(0,), **own)
+    own |= {"momenta": (0.5, 0.9)} if "momentum" in METHODS[method].takes else {}
+    grid = dataclasses.replace(small, methods=(method,), workers=(2,), seeds=(0,), **own)
     warned = pytest.warns(gemjax.RunWarning, match="defined in rounds")
     with warned if METHODS[method].rounds else contextlib.nullcontext():
         _, rows, _ = run(grid)
-    assert len(rows) == 2 * (2 if "momentum" in METHODS[method].takes else 1) * (2 if own else 1)
+    assert len(rows) == 2 * (2 if "momentum" in METHODS[method].takes else 1) * (2 if "strengths" in own else 1)
     assert len({row["train_loss"] for row in rows}) > 1
     assert all(row["train_loss"] is not None for row in rows)
 
