@@ -16,6 +16,7 @@ from engines.signals import PROBLEM, TRACE, gem, press, pressing, run_on_devices
 import gemjax
 from gemjax.engines.devices.hardware.programs import commits
 from gemjax.engines.devices.hardware.programs.host import Programs
+from gemjax.engines.devices.scheduler import Scheduler
 from gemjax.engines.simulator import simulate as simulator
 
 restored = signals.restored
@@ -33,6 +34,45 @@ def test_a_simulation_ends_after_the_chunk_in_progress(monkeypatch, capfd):
     assert "ends after the chunk in progress" in capfd.readouterr().err
     whole = simulate()
     assert_same_bits(simulate(state=found).state, whole.state)
+
+
+def test_a_simulation_that_was_interrupted_in_a_chunk_before_an_evaluation_has_its_row(monkeypatch):
+    evaluate = lambda params, model_state: {"first": params["x"][0]}
+    whole = simulate(evaluate=evaluate, evaluate_every=8)
+    compiled = simulator.compiled
+    monkeypatch.setattr(simulator, "compiled", lambda *args, **kwargs: pressing(compiled(*args, **kwargs), 3))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        simulate(evaluate=evaluate, evaluate_every=8)
+    monkeypatch.undo()
+    found = ended.value.result
+    assert found.evaluations["commit"].tolist() == [8, 16, 24]
+    continued = simulate(evaluate=evaluate, evaluate_every=8, state=found)
+    assert_same_bits(continued.evaluations, whole.evaluations)
+
+
+def test_ctrl_c_ends_the_wait_for_evaluations_of_a_run_that_fails(monkeypatch):
+    """The state is there, without their rows."""
+    never, failing = threading.Event(), threading.Event()
+
+    def callback(progress):
+        failing.set()
+        raise ZeroDivisionError
+
+    record = Scheduler.record_evaluations
+
+    def interrupted(self, **options):
+        if failing.is_set():
+            press()
+        record(self, **options)
+
+    monkeypatch.setattr(Scheduler, "record_evaluations", interrupted)
+    evaluate = lambda params, model_state: never.wait(60) and {}
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run_on_devices(callback=callback, callback_every=8, evaluate=evaluate, evaluate_every=2)
+    never.set()
+    found = ended.value.result
+    assert int(found.state.commits) == len(found.trace) >= 8
+    assert not found.evaluations
 
 
 def test_a_simulation_that_was_interrupted_in_its_last_chunk_has_its_result(monkeypatch):

@@ -2,6 +2,8 @@
 
 import functools
 import threading
+import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +110,73 @@ def test_an_error_ends_the_run_with_its_result(engine):
     result = caught.value.result
     assert result.evaluations["commit"].tolist() == [5]
     assert int(result.state.commits) >= 10
+
+
+class StoppedError(Exception):
+    """Raised by a callback."""
+
+
+def blocked():
+    """Return an evaluation that waits, and the event for which it waits."""
+    late = threading.Event()
+
+    def evaluate(params, model_state):
+        assert late.wait(PATIENCE)
+        return norm(params, model_state)
+
+    return evaluate, late
+
+
+def test_those_under_way_when_a_run_fails_are_in_its_result():
+    evaluate, late = blocked()
+
+    def callback(progress):
+        if progress.commits >= 20:
+            late.set()
+            raise StoppedError
+
+    with pytest.raises(StoppedError) as caught:
+        run(evaluate=evaluate, evaluate_every=5, callback=callback, callback_every=1)
+    failed = caught.value.result
+    assert failed.evaluations["commit"].tolist() == list(range(5, int(failed.state.commits) + 1, 5))
+    whole = run(evaluate=norm, evaluate_every=5, state=failed)
+    assert_equal(whole.evaluations, reference(whole.trace, 5))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_callback_that_ends_a_run_gets_the_last_ones(engine):
+    """One more call has those under way and that of the end; its return value does not count."""
+    evaluate, late = blocked() if engine == "devices" else (norm, threading.Event())
+    seen, ended = [], []
+
+    def callback(progress):
+        seen.extend(one.commit for one in progress.evaluated)
+        if progress.commits >= 22:
+            late.set()
+            ended.append(progress.commits)
+        return bool(ended)
+
+    result = ENGINES[engine](evaluate=evaluate, evaluate_every=5, callback=callback, callback_every=1)
+    assert result.stopped
+    assert ended == [int(result.state.commits)] * 2
+    assert seen == result.evaluations["commit"].tolist()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_a_callback_no_copy_of_the_parameters_is_kept(engine):
+    copies, alive = [], []
+
+    def evaluate(params, model_state):
+        end = time.monotonic() + PATIENCE / 4
+        while sum(copy() is not None for copy in copies) > 2 and time.monotonic() < end and engine == "devices":
+            threading.Event().wait(0.01)  # On devices the scheduler takes the last value meanwhile.
+        alive.append(sum(copy() is not None for copy in copies))
+        copies.append(weakref.ref(params["x"]))
+        return {"norm": 0.0}
+
+    ENGINES[engine](evaluate=evaluate, evaluate_every=5)
+    assert len(alive) == 8
+    assert max(alive) <= 2
 
 
 @pytest.mark.parametrize("found", [0.5, {"loss": np.zeros(3)}, ["loss"], {"loss": "much"}])

@@ -1,6 +1,7 @@
 """The event loop of a run on devices, in the only thread that dispatches and uses the central variable."""
 
 import bisect
+import contextlib
 import time
 import warnings
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class Scheduler:
     ):  # fmt: skip
         self.programs, self.waiters, self.history, self.members, self.held = programs, waiters, history, members, held
         self.num_commits, self.policy, self.line, self.evaluator = num_commits, policy, line, evaluator
+        self.callback: Callback | None = None
         self.evaluated: list[Evaluated] = []  # Those that the callback has not been given.
         self.call_at = INFINITY  # time.perf_counter() at which the callback is called, even without a commit.
 
@@ -46,6 +48,7 @@ class Scheduler:
         stops: Sequence[int] = (),
     ) -> bool:
         """Commit until the run is complete; return True if the callback ended it early. ``stops`` are in increasing order."""
+        self.callback = callback
         self.line.begin()
         with self.held.open():
             self.programs.warm_up()
@@ -68,17 +71,20 @@ class Scheduler:
             if self.evaluator is not None:
                 self.evaluator.evaluation.begin(self.history.commits)
             timed = callback is not None and callback_seconds is not None
-            stopped = self._loop(callback, callback_every, callback_seconds if timed else INFINITY, stops)
+            try:
+                stopped = self._loop(callback_every, callback_seconds if timed else INFINITY, stops)
+            except BaseException:
+                with contextlib.suppress(Exception), self.held.open():
+                    self.record_evaluations(wait=True)
+                raise
             self.line.end(self.history.commits, self.history.recent_loss)
             return stopped
 
-    def _loop(
-        self, callback: Callback | None, callback_every: int, callback_seconds: float, stops: Sequence[int] = ()
-    ) -> bool:
+    def _loop(self, callback_every: int, callback_seconds: float, stops: Sequence[int] = ()) -> bool:
         passed = lambda: (self.history.commits // callback_every, bisect.bisect_right(stops, self.history.commits))
         called_at, passed_then = self.history.commits, passed()
-        self.call_at = time.perf_counter() + callback_seconds
-        while self.history.commits < self.num_commits:
+        self.call_at, stopped = time.perf_counter() + callback_seconds, False
+        while self.history.commits < self.num_commits and not stopped:
             if self.roster.is_short:
                 self.step()
             elif not self.history.pending:
@@ -90,16 +96,14 @@ class Scheduler:
             self.line.update(self.history.commits, self.history.recent_loss)
             if passed() != passed_then or time.perf_counter() >= self.call_at:
                 began = time.perf_counter()
-                if callback is not None and self.call(callback):
-                    self.evaluate_the_end()
-                    return self.history.commits < self.num_commits
+                stopped = self.callback is not None and self.call(self.callback)
                 ended = time.perf_counter()
                 self.roster.paused(ended - began, ended)
                 self.call_at, called_at, passed_then = ended + callback_seconds, self.history.commits, passed()
         self.evaluate_the_end()
-        if callback is not None and (self.history.commits > called_at or self.evaluated):
-            self.call(callback)
-        return False
+        if self.callback is not None and (self.history.commits > called_at or self.evaluated):
+            self.call(self.callback)
+        return stopped and self.history.commits < self.num_commits
 
     def step(self) -> None:
         """Wait for an event and execute the instructions before and after it."""
@@ -235,6 +239,7 @@ class Scheduler:
             return
         for made in self.evaluator.made(wait=wait):
             if made.error is not None:
+                self.evaluator = None  # A row of a later one would hide that this one is missing.
                 made.error.add_note(f"evaluate raised it, after commit {made.evaluated.commit}")
                 raise made.error
             if made.values is None:
@@ -243,8 +248,9 @@ class Scheduler:
             self.history.event(
                 "evaluation", self.history.at(made.began), commits=made.evaluated.commit, seconds=round(made.seconds, 6)
             )
-            self.evaluated.append(made.evaluated)
-            self.call_at = 0.0
+            if self.callback is not None:
+                self.evaluated.append(made.evaluated)
+                self.call_at = 0.0
 
     def evaluate_the_end(self) -> None:
         """Evaluate the state that the run has reached, and wait for all evaluations."""

@@ -113,8 +113,8 @@ def simulate(
         ``model_state`` are then not used. The run continues bit for bit as if it had not stopped. ``history`` begins with the
         rows of an earlier ``Result``, or after a bare :class:`gemjax.RunState` with this call. The state is copied.
       callback: called after every ``callback_every`` commits, at ``stops``, after an evaluation and at the end; ends the run if
-        it returns True. Late pulls, as behind a barrier, may follow the last commit; then it is called after them, too, and the
-        columns of its ``history`` have no rows.
+        it returns True. If an evaluation follows, it is called once more. Late pulls, as behind a barrier, may follow the last
+        commit; then it is called after them, too, and the columns of its ``history`` have no rows.
       callback_every: commits between two calls, positive; default: a twentieth of the trace. With ``window=1`` it changes no
         bit of the results. A failure is noticed where a compiled call ends: there, and at least every 1,024 arrivals (more
         often if data stay on the host and their rows would exceed 256 MiB). So a burst of rejected commits that ends before
@@ -153,7 +153,7 @@ def simulate(
         of a momentum, buffer or view) too large for its type: 1.8e19 in float32. Everything is then as before, except for the
         step, which is used up. Every exception during the run has an attribute ``result``, to be saved or continued, unless
         the state can no longer be read. What a handler of a signal raises, as Ctrl-C does, is raised after the chunk in
-        progress, and so has it; a second exception is raised at once.
+        progress and its evaluation, and so has it; a second exception is raised at once.
 
     >>> import gemjax, jax.numpy as jnp
     >>> from gemjax import arrivals
@@ -234,12 +234,34 @@ def simulate(
     def evaluate_reached() -> None:
         """Evaluate the newest state."""
         state, commits = reached()
-        with held.open():
-            values = evaluation.values(_apart(state.params), _apart(state.model_state))
+        values = evaluation.values(_apart(state.params), _apart(state.model_state))
         evaluation.note(commits)
         if values is not None:
             evaluation.add(commits, float(trace.time[commits - 1]), values)
-            evaluated.append(Evaluated(commits, _apart(state.params), _apart(state.model_state)))
+            if callback is not None:
+                evaluated.append(Evaluated(commits, _apart(state.params), _apart(state.model_state)))
+
+    def call(callback: Callback) -> bool:
+        """Call the callback; return True if it ends the run."""
+        nonlocal called_at, given
+        state, commits = reached()
+        made = Progress(
+            commits=commits,
+            total=len(trace),
+            rejected=int(state.rejected),
+            dropped=int(state.dropped),
+            params=_apart(state.params),
+            model_state=_apart(state.model_state),
+            state=functools.partial(_apart, state),
+            trace=functools.partial(trace.first, commits),
+            history=concatenate([*parts.values()][given:]),
+            evaluations=evaluation.columns(),
+            evaluated=tuple(evaluated),
+        )
+        called_at, given = commits, len(parts)
+        evaluated.clear()
+        with held.open():
+            return ends_run(callback(made)) and commits < len(trace)
 
     def recent_loss() -> float:
         losses = [*parts.values()][-1].get("loss", np.zeros(0))[-LAST:]
@@ -259,31 +281,15 @@ def simulate(
             line.start(begun)
             for latest in in_chunks(run_chunk, state, batches.data, prepared, cuts):
                 state, commits = reached()
+                if commits in due and evaluation.is_missing(commits):
+                    evaluate_reached()
                 held.check()
                 if latest[0] == cuts[0] != cuts[-1]:
                     line.start(commits)  # Its program has been compiled.
                 line.update(commits, recent_loss)
-                if commits in due and evaluation.is_missing(commits):
-                    evaluate_reached()
                 is_called = evaluated or latest[0] == cuts[-1] or (commits in calls and commits > called_at)
                 if callback is not None and is_called:
-                    made = Progress(
-                        commits=commits,
-                        total=len(trace),
-                        rejected=int(state.rejected),
-                        dropped=int(state.dropped),
-                        params=_apart(state.params),
-                        model_state=_apart(state.model_state),
-                        state=functools.partial(_apart, state),
-                        trace=functools.partial(trace.first, commits),
-                        history=concatenate([*parts.values()][given:]),
-                        evaluations=evaluation.columns(),
-                        evaluated=tuple(evaluated),
-                    )
-                    called_at, given = commits, len(parts)
-                    evaluated.clear()
-                    with held.open():
-                        stopped = ends_run(callback(made)) and commits < len(trace)
+                    stopped = call(callback)
                 unapplied = commits == len(trace) and not int(state.commits)
                 least = rejections_to_fail(trace.num_workers, ends_unapplied=unapplied)
                 rows = lambda: concatenate([*parts.values()])
@@ -292,6 +298,8 @@ def simulate(
                     break
             if evaluation.is_missing(reached()[1]):
                 evaluate_reached()
+            if callback is not None and evaluated:
+                call(callback)
             line.end(reached()[1], recent_loss)
             result = _result(reached(), parts, trace, stopped, evaluation)
             held.check()

@@ -121,7 +121,7 @@ def test_a_loop_without_anything_to_wait_for_is_an_error():
             next(self.drains)  # Ends a loop that would not end.
 
     with pytest.raises(RuntimeError, match="none is due and none is pending"):
-        Scheduler._loop(Idle(), None, 1, math.inf)
+        Scheduler._loop(Idle(), 1, math.inf)
 
 
 def test_the_callback_is_called_after_each_multiple_though_commits_come_together():
