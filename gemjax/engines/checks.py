@@ -341,19 +341,20 @@ def warn_of_two_rates(tx: optax.GradientTransformation, params: PyTree, local: L
 def warn_without_rounds(
     tx: optax.GradientTransformation, params: PyTree, local: LocalSteps | None, *traces: Trace
 ) -> None:
-    """Warn if ``tx`` is defined in rounds, but a trace has commits at views that are older than their round of N commits."""
-
-    def is_older(trace: Trace) -> bool:
-        begins = np.arange(len(trace)) // trace.num_workers * trace.num_workers
-        return bool(np.any(trace.pulled_at < begins))
-
-    if local is not None and any(map(is_older, traces)) and needs_rounds(shapes_of(tx.init, params)):
+    """Warn if ``tx`` is defined in rounds, but a trace is not."""
+    if local is not None and not all(map(is_in_rounds, traces)) and needs_rounds(shapes_of(tx.init, params)):
         warnings.warn(
             "the method is defined in rounds, whose steps average displacements of all workers from the same view, but the "
             "trace has none; give that of gemjax.arrivals.Barrier(model), or take a method without rounds, such as "
             "gemjax.delayed_nesterov",
             RunWarning, stacklevel=3,
         )  # fmt: skip
+
+
+def is_in_rounds(trace: Trace) -> bool:
+    """Return False if a trace has commits at views that are older than their round of N commits."""
+    begins = np.arange(len(trace)) // trace.num_workers * trace.num_workers
+    return bool(np.all(trace.pulled_at >= begins))
 
 
 def _first_rate(tx: optax.GradientTransformation, params: PyTree) -> float | None:

@@ -12,12 +12,13 @@ import numpy as np
 
 from gemjax.batches.rows import rows_per_batch
 from gemjax.engines.checks import RunWarning as RunWarning
-from gemjax.engines.checks import check_option
+from gemjax.engines.checks import check_option, is_in_rounds
 from gemjax.engines.memory import here
 from gemjax.engines.transition import RunState, check_led_to
 from gemjax.protocol.hooks import Refusals, can_refuse
 from gemjax.protocol.local_steps import LocalSteps
 from gemjax.protocol.slots import Slots
+from gemjax.protocol.staleness import needs_rounds
 from gemjax.protocol.trace import COLUMNS, Trace
 
 if TYPE_CHECKING:
@@ -223,16 +224,23 @@ def check_end(state: "RunState", num_workers: int, history: Callable[[], History
     check_rejections(int(state.rejected_in_a_row), least, commits, history)
 
 
-def warn_if_diverged(result: Result, stacklevel: int, *, refused: int | None = None) -> None:
+def warn_at_the_end(result: Result, stacklevel: int, *, refused: int | None = None, barrier: bool = False) -> None:
     """Warn of a run at whose end the loss has exploded, or most commits were rejected.
 
     Commits whose state would overflow are rejected one by one, so a diverged run can end with finite parameters. One commit
     that is applied among them is enough to go on. Given ``refused``, warn as well if the method has refused the last so many
-    commits.
+    commits; with ``barrier``, if it is defined in rounds and the run was not.
     """
     if not (columns := result.history):
         return
     try:
+        if barrier and needs_rounds(result.opt_state) and not is_in_rounds(result.trace):
+            warnings.warn(
+                "the method is defined in rounds, whose steps average displacements of all workers from the same view, but a "
+                "worker was missing, or its commit rejected, in some rounds, so that steps mixed views; give num_workers= as "
+                "many as take part, or a method without rounds, such as gemjax.delayed_nesterov",
+                RunWarning, stacklevel=stacklevel + 1,
+            )  # fmt: skip
         if refused is not None and len(columns["dropped"]) >= refused and columns["dropped"][-refused:].all():
             warn_of_refusals(refused, stacklevel + 1)
         if what := _divergence(columns):

@@ -68,6 +68,13 @@ def test_the_default_on_devices_is_the_barrier(policy):
     assert_close(result.params, expected, 1e-5)
 
 
+def test_a_run_on_devices_in_which_a_worker_is_missing_is_warned_of():
+    """Its barrier is one of three workers, but a step takes four displacements."""
+    with pytest.warns(gemjax.RunWarning, match="the method is defined in rounds, .* but a worker was missing") as seen:
+        on_devices(gemjax.diloco(num_workers=N), members=gemjax.Members(N, absent=[3]))
+    assert [one.filename for one in seen] == [__file__]
+
+
 @pytest.mark.parametrize(
     ("make", "policy"), [(gemjax.diloco, gemjax.Policy(quorum=1)), (gemjax.delayed_nesterov, None)]
 )

@@ -40,7 +40,7 @@ from gemjax.engines.result import (
     leave_result,
     leaving,
     of_applied,
-    warn_if_diverged,
+    warn_at_the_end,
 )
 from gemjax.engines.running.evaluation import Evaluate, Evaluation, Evaluator, every_of
 from gemjax.engines.running.interrupts import Held
@@ -132,7 +132,7 @@ class Run:
             except BaseException as error:
                 leave_result(error, lambda: _reached(programs, history, self.evaluation))
                 raise
-        warn_if_diverged(made[0], stacklevel=3)
+        warn_at_the_end(made[0], stacklevel=3, barrier=self.policy.quorum == self.num_workers)
         return made[0]
 
 

@@ -38,7 +38,7 @@ from gemjax.engines.result import (
     continue_numbers,
     leave_result,
     rejections_to_fail,
-    warn_if_diverged,
+    warn_at_the_end,
     with_numbers,
     without_numbers,
 )
@@ -307,7 +307,7 @@ def simulate(
             # The state of a chunk that failed, or that a second Ctrl-C ended, is lost.
             leave_result(error, lambda: _result(jax.block_until_ready(reached()), parts, trace, True, evaluation))
             raise
-    warn_if_diverged(result, stacklevel=2, refused=REFUSED * trace.num_workers)
+    warn_at_the_end(result, stacklevel=2, refused=REFUSED * trace.num_workers)
     return result
 
 
