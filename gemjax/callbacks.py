@@ -29,8 +29,9 @@ Evaluate = Callable[[Progress], Any]
 class EarlyStopping:
     """Callback that ends a run when a metric has stopped improving.
 
-    A number of ``evaluate=`` counts when it is known, which on devices may be some commits after its own. A function is called
-    at each call, if a commit was applied since the call before; engines call every ``callback_every`` commits and at ``stops``.
+    A value of ``evaluate=`` is used once its evaluation has finished; on devices that may be some commits later. The first
+    evaluation must have the metric; later ones without it do not count. A function is called at each call, if a commit was
+    applied since the call before; engines call every ``callback_every`` commits and at ``stops``.
 
     To continue a run with the count so far, keep the object; if it ended the run, its patience starts again. A new object
     starts anew, and so does an object that is called with no more commits than before, as by another run.
@@ -86,9 +87,9 @@ class EarlyStopping:
 class BestCheckpoint:
     """Callback that saves a checkpoint whenever a metric improves.
 
-    The metric is that of :class:`EarlyStopping`. By a number of ``evaluate=``, the checkpoint has the parameters and the model
-    state that were evaluated. On devices the run has gone on meanwhile: the rest of the state, and the trace, are some commits
-    newer. To continue a run bit for bit, save :class:`gemjax.Checkpoints` as well.
+    The metric is that of :class:`EarlyStopping`. If it is a column of ``evaluate=``, the checkpoint has the parameters and the
+    model state that were evaluated. On devices the run has gone on meanwhile: the rest of the state, and the trace, are some
+    commits newer. To continue a run bit for bit, save :class:`gemjax.Checkpoints` as well.
 
     The folder holds only the best checkpoint, with its metric. A continued run, in this process or another, replaces it only by
     a better one. Give each run its own folder.
@@ -223,13 +224,12 @@ def _new_values(evaluate: Evaluate | str, progress: Progress) -> list[tuple[floa
         if not _has_new_commits(progress):
             return []
         return [(_value(evaluate, progress), Evaluated(progress.commits, progress.params, progress.model_state))]
-    if evaluate not in progress.evaluations and (progress.evaluations or progress.commits >= progress.total):
+    if evaluate not in progress.evaluations and (progress.evaluations or not progress.evaluates):
         raise ValueError(
             f"there are no evaluations named {evaluate!r}, only {sorted(progress.evaluations)}; let evaluate= of the engine "
             f"return {{{evaluate!r}: …}}"
         )
-    at = {commit: row for row, commit in enumerate(progress.evaluations.get("commit", np.zeros(0)).tolist())}
-    return [(float(progress.evaluations[evaluate][at[one.commit]]), one) for one in progress.evaluated]
+    return [(float(one.values[evaluate]), one) for one in progress.evaluated if evaluate in one.values]
 
 
 def _value(evaluate: Evaluate, progress: Progress) -> float:

@@ -51,6 +51,31 @@ def simulate(callback, **options):
 # --- Early stopping
 
 
+def on_devices(callback):
+    return gemjax.run_on_devices(TX, LOSS, PARAMS, BATCHES, 60, callback=callback, callback_every=10, num_workers=2)
+
+
+@pytest.mark.parametrize("run", [simulate, on_devices])
+def test_a_name_without_evaluations_ends_a_run_at_its_first_call(run):
+    with pytest.raises(ValueError, match=r"'loss'.*evaluate=") as caught:
+        run(EarlyStopping("loss"))
+    assert len(caught.value.result.trace) < 60
+
+
+@pytest.mark.parametrize(("best", "stopped_after"), [(lambda call: call, None), (lambda call: 1, 16)])
+def test_evaluations_without_the_metric_do_not_count(best, stopped_after):
+    """An accuracy in every fifth evaluation: the patience is three values of it."""
+    calls = []
+
+    def evaluate(params, model_state):
+        calls.append(1)
+        return {"loss": 1.0} | ({"accuracy": best(len(calls))} if len(calls) % 5 == 1 else {})
+
+    result = simulate(EarlyStopping("accuracy", patience=3, mode="max"), evaluate=evaluate, evaluate_every=2)
+    assert result.stopped == (stopped_after is not None)
+    assert len(calls) == (stopped_after or len(TRACE) // 2)
+
+
 @pytest.mark.parametrize(
     ("values", "options", "calls"),
     [

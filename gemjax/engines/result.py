@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -127,17 +128,19 @@ class Result:
 
 
 class Evaluated(NamedTuple):
-    """The parameters of an evaluation.
+    """The parameters and the values of an evaluation.
 
     Attributes:
       commit: commits before the evaluation.
       params: the central variable after them.
       model_state: its model state.
+      values: the numbers that ``evaluate=`` returned.
     """
 
     commit: int
     params: PyTree
     model_state: PyTree
+    values: Mapping[str, float] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +159,9 @@ class Progress:
       trace: ``progress.trace()`` is the trace of the commits so far; a checkpoint needs it beside the state.
       history: the columns of the commits since the last call; empty if there were none.
       evaluations: the columns of all evaluations that are known so far, as in :class:`Result`.
-      evaluated: what was evaluated to the rows that are new since the last call: a tuple of named tuples (``commit``,
-        ``params``, ``model_state``); valid during the callback only.
+      evaluated: the parameters of each new row of ``evaluations``, as tuples (``commit``, ``params``, ``model_state``,
+        ``values``); valid during the callback only.
+      evaluates: True if the engine has ``evaluate=``.
     """
 
     commits: int
@@ -171,6 +175,7 @@ class Progress:
     history: History
     evaluations: History = dataclasses.field(default_factory=dict)
     evaluated: tuple[Evaluated, ...] = ()
+    evaluates: bool = True
 
     def __repr__(self) -> str:
         return (

@@ -249,7 +249,7 @@ class Scheduler:
                 "evaluation", self.history.at(made.began), commits=made.evaluated.commit, seconds=round(made.seconds, 6)
             )
             if self.callback is not None:
-                self.evaluated.append(made.evaluated)
+                self.evaluated.append(made.evaluated._replace(values=made.values))
                 self.call_at = 0.0
 
     def evaluate_the_end(self) -> None:
@@ -305,6 +305,7 @@ class Scheduler:
             history=self.history.history(new=True),
             evaluations={} if self.evaluator is None else self.evaluator.evaluation.columns(),
             evaluated=tuple(self.evaluated),
+            evaluates=self.evaluator is not None,
         )
         self.evaluated.clear()
         with self.held.open():

@@ -239,7 +239,7 @@ def simulate(
         if values is not None:
             evaluation.add(commits, float(trace.time[commits - 1]), values)
             if callback is not None:
-                evaluated.append(Evaluated(commits, _apart(state.params), _apart(state.model_state)))
+                evaluated.append(Evaluated(commits, _apart(state.params), _apart(state.model_state), values))
 
     def call(callback: Callback) -> bool:
         """Call the callback; return True if it ends the run."""
@@ -257,6 +257,7 @@ def simulate(
             history=concatenate([*parts.values()][given:]),
             evaluations=evaluation.columns(),
             evaluated=tuple(evaluated),
+            evaluates=evaluate is not None,
         )
         called_at, given = commits, len(parts)
         evaluated.clear()
