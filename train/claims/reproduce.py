@@ -5,8 +5,7 @@ import json
 import os
 import shlex
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,6 @@ from train.config.parsing import in_flags, parse_flags
 from train.config.validation import one_of
 from train.run.groups.progress import GroupProgress
 from train.run.groups.store import until_interrupted
-from train.task import cluster as pace
 
 DESCRIPTION = """Check published claims with runs in gemjax's simulator.
 
@@ -223,20 +221,11 @@ def _make(runs: list[Run], known: dict[Run, Record], pool: Pool, asked: Reproduc
       UsageError: if a run cannot be made. Runs in flight are abandoned.
     """
     total = sum(map(costs.gradients, runs))
-    periods = {run.name: pace.mean_period(run.config) for run in runs}
     with Processes(asked.processes) as processes, GroupProgress(console, "run", len(runs), total) as progress:
         say(console, f"{processes.count} at a time on {processes.hardware['device']}, {total:,} gradients to make")
-        own = {"hardware": processes.hardware, "processes": processes.count, "git_commit": _git_commit()}
-
-        def records() -> Iterator[tuple[Run, Record]]:
-            machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
-            tell = lambda name, commits: progress.update(name, round(commits * periods[name]))
-            for run, record, error in processes.make([[run] for run in runs], machine, tell):
-                if record is None:
-                    raise UsageError(f"{run.name}: {error}") from error
-                yield run, record | own | {"date": time.strftime("%Y-%m-%d")}
-
-        for run, record in pool.keep(records(), known):
+        machine, commit = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}, _git_commit()
+        made = processes.make([[run] for run in runs], machine, progress.update)
+        for run, record in pool.keep(((run, record | {"git_commit": commit}) for run, record in made), known):
             progress.end(run.name, costs.gradients(run), f"training loss {_plain(record['train_loss'])}")
 
 

@@ -17,7 +17,7 @@ from train.claims.claim import Claim, Scatter, Statement, compare
 from train.claims.execution.cache import Pool
 from train.claims.results import Measured, Spread
 from train.claims.runs import Run, num_commits, over_seeds
-from train.common.errors import RecordError
+from train.common.errors import RecordError, UsageError
 from train.config.config import Config
 from train.config.datasets import DATASETS
 
@@ -63,13 +63,10 @@ class Inline:
     def make(self, groups, machine, progress):
         for run in [run for group in groups for run in group]:
             if error := self.fail.get(run.name):
-                if isinstance(error, KeyboardInterrupt):
-                    raise error
-                yield run, None, error
-                return
+                raise error
             self.made.append(run.name)
             progress(run.name, 1)
-            yield run, made_up(run), None
+            yield run, made_up(run)
 
 
 @pytest.fixture
@@ -266,7 +263,7 @@ def test_a_claim_on_a_full_disk_keeps_finished_runs(claim, inline, tmp_path, mon
 
 
 def test_a_run_that_raises_is_named_and_others_are_kept(claim, inline, tmp_path, capsys):
-    inline.fail["plain at 4, seed 1"] = FileNotFoundError("no data here")
+    inline.fail["plain at 4, seed 1"] = UsageError("plain at 4, seed 1: no data here")
     assert cli.main(command(tmp_path)) == 2
     assert "plain at 4, seed 1: no data here" in capsys.readouterr().err
     assert Pool(tmp_path / "work").load(claim.runs["small"][2]) is not None

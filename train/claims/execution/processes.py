@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
@@ -16,12 +17,11 @@ from train.claims.runs import Record, Run
 from train.common import interrupts
 from train.common.errors import UsageError
 from train.common.machine import cores, describe, precision
+from train.task import cluster as pace
 
 # A process computes with one thread. Other flags in XLA_FLAGS are kept.
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 _news: Any = None  # The queue for progress, in a process of the pool.
-
-Found = tuple[Run, Record | None, BaseException | None]
 
 
 class Processes:
@@ -66,18 +66,19 @@ class Processes:
         self._queue.close()
 
     def make(
-        self, groups: Sequence[Sequence[Run]], machine: dict[str, Any], progress: Callable[[str, int], None],
+        self, groups: Sequence[Sequence[Run]], machine: dict[str, Any], update: Callable[[str, int], None],
         *, together: bool = False,
-    ) -> Iterator[Found]:  # fmt: skip
-        """Make groups of runs and yield each run with its record or with the exception of its group.
+    ) -> Iterator[tuple[Run, Record]]:  # fmt: skip
+        """Make groups of runs, and yield each run with its record, to which hardware, processes and date are added.
 
-        The runs of a group are made one by one, or `together` by `record_together`. `progress` is called with the name of a run
-        and its commits so far.
+        The runs of a group are made one by one, or `together` by `record_together`. `update` is called with the name of a run
+        and its gradients so far.
 
         Raises:
-          UsageError: if a process was killed.
+          UsageError: if a run cannot be made or a process was killed. Runs in flight are abandoned.
         """
         waiting, going = list(groups), {}
+        periods = {run.name: pace.mean_period(run.config) for group in groups for run in group}
         while waiting or going:
             with _one_thread(), _telling_of_the_end():  # For processes that start now.
                 while waiting and len(going) < self.count:
@@ -86,15 +87,17 @@ class Processes:
             done, _ = futures.wait(going, timeout=0.5, return_when=futures.FIRST_COMPLETED)
             with contextlib.suppress(Empty):
                 while True:
-                    progress(*self._queue.get_nowait())
+                    name, commits = self._queue.get_nowait()
+                    update(name, round(commits * periods[name]))
             # Records that have arrived are yielded before an error ends the iteration.
             for future in sorted(done, key=lambda future: (future.exception() is not None, _is_broken(future))):
                 group, error = going.pop(future), future.exception()
-                if _is_broken(future):  # By no run in particular.
-                    with _telling_of_the_end():
-                        future.result()
-                records = [None] * len(group) if error is not None else future.result()
-                yield from ((run, record, error) for run, record in zip(group, records, strict=True))
+                if error is not None and not _is_broken(future):
+                    raise UsageError(f"{group[0].name}: {error}") from error
+                with _telling_of_the_end():
+                    records = future.result()
+                own = {"hardware": self.hardware, "processes": self.count, "date": time.strftime("%Y-%m-%d")}
+                yield from ((run, record | own) for run, record in zip(group, records, strict=True))
 
 
 def _is_broken(future: futures.Future) -> bool:

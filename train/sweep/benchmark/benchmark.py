@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,6 +167,7 @@ def run(
         per_cell, each = plan.budget + len(plan.seeds) * plan.gradients, _runs_per_cell(plan)
         made = [run for cell in waiting for run in plan.made(cell, known)]
         done = len(made), sum(map(costs.gradients, made))
+        machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
         with (
             Processes(asked.processes) as processes,
             GroupProgress(console, "run", each * len(waiting), per_cell * len(waiting), *done) as progress,
@@ -175,25 +175,14 @@ def run(
             say(console, f"{processes.count} at a time on {processes.hardware['device']}; runs are kept in {pool.path}")
             while waiting := [cell for cell in waiting if missing(plan, cell, known)]:
                 groups = [missing(plan, cell, known) for cell in waiting[:WAVE]]
-                for made, record in pool.keep(_records(asked, groups, processes, progress), known):
+                arriving = processes.make(groups, machine, progress.update, together=True)
+                for made, record in pool.keep(arriving, known):
                     progress.end(made.name, costs.gradients(made), f"accuracy {record['test_accuracy'] or 0:.3f}")
                 load(plan, waiting[:WAVE], pool, known)
                 write(asked, known)
     content = write(asked, known)
     say(console, f"page: {asked.folder / plan.name}.md")
     return content
-
-
-def _records(
-    asked: Benchmark, groups: list[list[Run]], processes: Processes, progress: GroupProgress
-) -> Iterator[tuple[Run, Record]]:
-    machine = {"data_dir": asked.data_dir, "manual_dir": asked.manual_dir}
-    periods = {run.name: run.config.period for group in groups for run in group}
-    tell = lambda name, commits: progress.update(name, commits * periods[name])
-    for made, record, error in processes.make(groups, machine, tell, together=True):
-        if record is None:
-            raise UsageError(f"{made.name}: {error}") from error
-        yield made, record | {"hardware": processes.hardware, "date": time.strftime("%Y-%m-%d")}
 
 
 def write(asked: Benchmark, known: dict[Run, Record]) -> dict[str, Any]:

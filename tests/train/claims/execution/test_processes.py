@@ -17,21 +17,18 @@ BASE = Config(engine="simulate", method="asgd", dataset="digits", epochs=0.25, w
 
 
 @pytest.mark.slow
-def test_each_run_gets_its_own_record_and_a_group_that_raises_takes_no_other_with_it(tmp_path):
+def test_each_run_gets_its_own_record_and_one_that_raises_is_named(tmp_path):
     slow, fast = (Run("asgd", 2, dataclasses.replace(BASE, learning_rate=rate)) for rate in (0.01, 0.1))
     absent = Run("absent", 2, dataclasses.replace(BASE, dataset="mnist", epochs=0.001))
     machine = {"data_dir": str(tmp_path), "manual_dir": None}
-    ignored = lambda name, commits: None
+    ignored = lambda name, gradients: None
     with Processes(2) as processes:
-        found = {
-            run: (made, error) for run, made, error in processes.make([[slow], [fast], [absent]], machine, ignored)
-        }
-    assert found[absent][0] is None
-    assert "MNIST" in str(found[absent][1])
+        found = dict(processes.make([[slow], [fast]], machine, ignored))
+        with pytest.raises(UsageError, match=r"^absent at 2, seed 0: MNIST is not prepared yet"):
+            list(processes.make([[absent]], machine, ignored))
     for run in (slow, fast):
-        made, error = found[run]
-        assert error is None
-        assert made["train_loss"] == pytest.approx(record(run, machine)["train_loss"], rel=2e-3)
+        assert found[run]["train_loss"] == pytest.approx(record(run, machine)["train_loss"], rel=2e-3)
+        assert found[run]["processes"] == 2
 
 
 def test_an_exception_while_the_first_process_starts_leaves_none(monkeypatch, capfd):

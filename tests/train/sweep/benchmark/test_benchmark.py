@@ -51,7 +51,7 @@ class Inline:
             if len(self.made) == self.stop:
                 raise KeyboardInterrupt
             self.made.append(run)
-            yield run, made_up(run, pace=PACE[run.config.method]), None
+            yield run, made_up(run, pace=PACE[run.config.method]) | {"hardware": self.hardware}
 
 
 @pytest.fixture
