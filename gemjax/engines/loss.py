@@ -1,7 +1,6 @@
 """The loss function of a run: its two forms, and checks of what it returns."""
 
 import inspect
-import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -93,25 +92,15 @@ def _long_form(loss_fn: Callable) -> Callable:
 
 
 def _call(loss_fn: Callable, args: tuple, batch: PyTree, model_state: PyTree) -> Any:
-    """Return ``loss_fn(*args)``; add notes about the batch and the model state to an exception.
-
-    Raises:
-      ValueError: if the function has built a network from too few arrays, as without a model state.
-    """
+    """Return ``loss_fn(*args)``; add notes about the batch and the model state to an exception."""
     try:
         return loss_fn(*args)
     except Exception as error:
-        forgotten = not jax.tree.leaves(model_state)
-        if forgotten and isinstance(error, ValueError) and re.search(r"\d+ leaves", str(error)):
-            raise ValueError(
-                "the run was given no model_state=, which loss_fn(params, model_state, batch, key) needs to build a network "
-                f"that has more than parameters: {error}"
-            ) from error
         leaves = jax.tree_util.tree_leaves_with_path(batch)
         kinds = [f"{jax.tree_util.keystr(path)} {_kind(leaf)}".strip() for path, leaf in leaves[:12]]
         kinds += ["…"] * (len(leaves) > 12)
         error.add_note(f"loss_fn was called with a batch of {', '.join(kinds) or 'no arrays'}")
-        if forgotten and len(args) == 4:
+        if not jax.tree.leaves(model_state):
             error.add_note("the run was given no model_state=")
         raise
 

@@ -52,6 +52,14 @@ def test_an_error_of_the_loss_names_the_batch():
     assert raised.value.__notes__[:1] == ["loss_fn was called with a batch of float32[4]"]
 
 
+def test_an_error_of_the_loss_keeps_its_words():
+    def loss_fn(params, batch):
+        raise ValueError("the tree has 3 leaves, none of them green")
+
+    with pytest.raises(ValueError, match=r"^the tree has 3 leaves, none of them green\n"):
+        run("simulate", loss_fn)
+
+
 @pytest.mark.parametrize("engine", ["simulate", "devices"])
 def test_a_loss_may_be_a_float(engine):
     result = run(engine, loss_fn=lambda params, batch: 1.5)
