@@ -13,12 +13,22 @@ import numpy as np
 from gemjax.protocol.checks import check_path
 from gemjax.protocol.trace import COLUMNS, Trace
 from gemjax.telemetry.locks import close_after, lock, unlock
-from gemjax.telemetry.order import Succession
-from gemjax.telemetry.schema import EVENTS, LONGEST_LINE, NEEDED, parse
 
 __all__ = ["EVENTS", "NEEDED", "EventLog", "read", "trace_of"]
 
+OUTCOMES = ("commit", "drop", "reject")  # Of a gradient that arrives at the central variable.
+# Every event, and the fields that it must have besides its time.
+NEEDED: dict[str, tuple[str, ...]] = (
+    {"start": ()}
+    | dict.fromkeys(("dispatch", "ready", "fault", "interrupt", "hang", "late"), ("worker", "step"))
+    | dict.fromkeys(OUTCOMES, ("worker", "step", "pulled_at", "staleness"))
+    | dict.fromkeys(("retire", "join", "leave", "end"), ("worker",))
+    | dict.fromkeys(("pause", "idle"), ("seconds",))
+    | {"evaluation": ("commits", "seconds")}
+)
+EVENTS = tuple(NEEDED)
 LINE_BEGINS = b'{"event":"'
+LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.
 MOVED = "the log {} was moved or removed since it was opened; open it again"
 IN_USE = "the log {} is in use by another run; wait for its end, or give each run a log of its own"
 
@@ -26,8 +36,8 @@ IN_USE = "the log {} is in use by another run; wait for its end, or give each ru
 class EventLog:
     """A JSONL file that events are appended to.
 
-    Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time, up
-    to 2**43). ``start`` adds the number of workers, the numbers of earlier commits (``commits``, ``rejected``, ``dropped``),
+    Every line has ``event`` (one of ``gemjax.eventlog.EVENTS``) and ``time`` (seconds since the run began, or virtual time).
+    ``start`` adds the number of workers, the numbers of earlier commits (``commits``, ``rejected``, ``dropped``),
     and the devices. ``dispatch`` adds worker and step; ``ready`` also adds ``began``, the time when the view arrived at the
     worker. ``commit``, ``reject`` (not finite) and ``drop`` (refused by the method) add worker, step, ``pulled_at`` (the
     version that was read), ``draw`` (see :class:`gemjax.Trace`), staleness, ``loss`` (``null`` if not finite) and the requested
@@ -54,7 +64,6 @@ class EventLog:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._absolute = os.path.abspath(path)
         self._used = threading.Lock()  # That of the file does not keep this object from itself.
-        self._reader = _Reader()
         if cut:
             with contextlib.suppress(BlockingIOError), self.alone():  # A run that goes on may have written half a line.
                 pass
@@ -106,19 +115,27 @@ class EventLog:
     def check_continued(self, trace: Trace) -> None:
         """Check that a run which goes on after the commits of ``trace`` may be appended.
 
-        Lines that an earlier call has read are not read again.
-
         Raises:
-          ValueError: if the log is of another run, or not whole.
+          ValueError: if the log is of another run, or cannot be read.
         """
-        if os.path.getsize(self._absolute) < self._reader.size:  # It was cut since the last call.
-            self._reader = _Reader()
-        for _ in self._reader.events(self._absolute):
-            pass
-        try:
-            self._reader.succession.check_continued(trace)
-        except ValueError as error:
-            raise ValueError(f"the log {self._file.name} {error}; give this run a log of its own") from None
+        before, columns, num_workers = _commits(self._absolute)
+        advice = "give this run a log of its own"
+        if num_workers not in (None, trace.num_workers):
+            raise ValueError(
+                f"the log {self._file.name} is of a run with {num_workers} workers, but this one has {trace.num_workers}; "
+                f"{advice}"
+            )
+        if before is None or len(trace) <= before:
+            return
+        if len(trace) > (last := before + len(columns["worker"])):
+            raise ValueError(
+                f"the log {self._file.name} ends after {last} commits, but this run goes on after {len(trace)}; {advice}"
+            )
+        for name in ("worker", "step"):
+            if not np.array_equal(getattr(trace, name)[before:], columns[name][: len(trace) - before]):
+                raise ValueError(
+                    f"the log {self._file.name} is of another run, whose commits have another {name}; {advice}"
+                )
 
     def write(self, /, event: str, time: float, **fields: Any) -> None:
         """Append one event; floats that are not finite become ``null``, and such a ``began`` is refused."""
@@ -167,53 +184,63 @@ class EventLog:
 
 
 def read(path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log in order, each after a check.
+    """Yield the events of a log in order.
 
-    A log is untrusted data in JSON. A crash cuts short at most one line, the last; it is skipped, and :class:`EventLog` removes
-    it when the run is continued.
+    A crash cuts short at most one line, the last. It is skipped, and :class:`EventLog` removes it when the run is continued.
 
     Args:
       path: file of the log.
       size: bytes to read, up to the end of a line; ``None`` (default) reads the whole log.
 
     Raises:
-      ValueError: if the file is not an event log, was damaged, or was changed: a line that is not JSON, an unknown event, a
-        field that is missing or of another kind, a worker out of range, or a line that is inconsistent with those before
-        (commits, drops and rejects by clock, step and time; on devices also by dispatch and ready; a start by the
-        commits before it). The message names file and line, and says what is wrong. Two changes cannot be detected: whole
-        lines missing at the end, as after a crash, and other numbers of the right kind, as of another run.
+      ValueError: if a line is no event of a log; the message names file and line.
     """
-    return _Reader().events(path, size)
+    with open(path, "rb") as file:
+        begin = 0
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
+            begin += len(line)
+            if size is not None and begin > size:
+                return
+            if not line.endswith(b"\n") and _begins_like_an_event(line):
+                return
+            try:
+                yield _parsed(line)
+            except ValueError as error:
+                shown = line[:80].decode(errors="replace").strip()
+                raise ValueError(
+                    f"{os.fspath(path)}, line {number}: not an event of a gemjax log: {error}; the line is {shown!r}"
+                ) from None
 
 
-class _Reader:
-    """Reader of a log, which begins where it ended the last time."""
+def _parsed(line: bytes) -> dict[str, Any]:
+    record = json.loads(line)
+    event = record.get("event") if isinstance(record, dict) else None
+    if event not in NEEDED:
+        raise ValueError(f"event is {event!r}, expected one of {', '.join(EVENTS)}")
+    for field in ("time", *NEEDED[event]):
+        if not isinstance(record.get(field), (int, float)):
+            raise ValueError(f"{field} of a {event} is {record.get(field)!r}, expected a number")
+    return record
 
-    def __init__(self):
-        self.succession = Succession()
-        self.size = self._lines = 0  # What has been read.
 
-    def events(self, path: str | os.PathLike, size: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the events that follow, as :func:`read` does."""
-        name = os.fspath(path)
-        with open(path, "rb") as file:
-            file.seek(self.size)
-            for line in iter(lambda: file.readline(LONGEST_LINE), b""):
-                if size is not None and self.size + len(line) > size:
-                    return
-                try:
-                    if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                        _check_cut_line(line)
-                        return
-                    record = parse(line)
-                    self.succession.check(record)
-                except ValueError as error:
-                    shown = line[:80].decode(errors="replace").strip()
-                    raise ValueError(
-                        f"{name}, line {self._lines + 1}: not an event of a gemjax log: {error}; the line is {shown!r}"
-                    ) from None
-                self.size, self._lines = self.size + len(line), self._lines + 1
-                yield record
+def _commits(path: str | os.PathLike, size: int | None = None) -> tuple[int | None, dict[str, list], int | None]:
+    """Return the commits of a log in columns, the number of commits before them, and the number of workers.
+
+    Both numbers are ``None`` if they are not known. Commits that a continued run made again replace the first ones.
+    """
+    columns: dict[str, list] = {name: [] for name in COLUMNS}
+    before = num_workers = None
+    for event in read(path, size):
+        if event["event"] == "start":
+            num_workers, commits = event.get("num_workers", num_workers), event.get("commits", 0)
+            before = commits if before is None else min(before, commits)
+            for column in columns.values():
+                del column[commits - before :]
+        elif event["event"] == "commit":
+            before = before or 0
+            for name, column in columns.items():
+                column.append(event.get(name))
+    return before, columns, num_workers
 
 
 def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None) -> Trace:
@@ -225,21 +252,10 @@ def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None)
     Raises:
       ValueError: as :func:`read` does, or if the commits are no trace of ``num_workers`` workers.
     """
-    columns: dict[str, list] = {name: [] for name in COLUMNS}
-    drawn, before = True, None  # The number of commits before those that the log contains.
-    for event in read(path, size):
-        if event["event"] == "start":
-            commits = event.get("commits", 0)
-            before = commits if before is None else min(before, commits)
-            for column in columns.values():
-                del column[commits - before :]
-        elif event["event"] == "commit":
-            drawn = drawn and "draw" in event  # Older logs have none.
-            for name, column in columns.items():
-                column.append(event.get(name))
+    before, columns, _ = _commits(path, size)
     if before:
         raise ValueError(f"{os.fspath(path)}: it begins after {before} commits, which it does not contain")
-    if not drawn:
+    if None in columns["draw"]:  # A log that was made by hand has none.
         del columns["draw"]
     try:
         return Trace(**{name: np.array(column) for name, column in columns.items()}, num_workers=num_workers)
@@ -247,23 +263,8 @@ def trace_of(path: str | os.PathLike, num_workers: int, size: int | None = None)
         raise ValueError(f"{os.fspath(path)}: its commits are no trace of {num_workers} workers: {error}") from error
 
 
-def _check_cut_line(line: bytes) -> None:
-    """Raise ``ValueError`` unless a cut line begins like an event; a file without line breaks may be anything."""
-    if not _begins_like_an_event(line):
-        raise ValueError("the last line is neither whole nor the beginning of an event")
-
-
 def _begins_like_an_event(line: bytes) -> bool:
     return line.startswith(LINE_BEGINS[: len(line)])
-
-
-def _is_event(line: bytes) -> bool:
-    """Return True for a whole line that other programs may have written."""
-    try:
-        parse(line)
-    except ValueError:
-        return False
-    return line.endswith(b"\n")
 
 
 def _cut_at(path: str | os.PathLike) -> int | None:
@@ -278,7 +279,7 @@ def _cut_at(path: str | os.PathLike) -> int | None:
         return None
     with open(path, "rb+") as file:  # A pipe is refused; read alone, it would be waited for.
         first = file.readline(LONGEST_LINE)
-        if not (_begins_like_an_event(first) or _is_event(first)):
+        if not _begins_like_an_event(first):
             raise ValueError(f"{os.fspath(path)} is no event log; move it away, or give another path for the log")
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, size - LONGEST_LINE))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gemjax.telemetry.schema import OUTCOMES
+from gemjax.telemetry.eventlog import OUTCOMES
 from gemjax.telemetry.timeline import TIMES, Columns, Recorded, Timeline, timeline
 
 SHORTEST = 1e-300  # Units of time of a simulated run may be of any size.
