@@ -18,14 +18,14 @@ __all__ = ["EVENTS", "NEEDED", "EventLog", "read", "trace_of"]
 
 OUTCOMES = ("commit", "drop", "reject")  # Of a gradient that arrives at the central variable.
 # Every event, and the fields that it must have besides its time.
-NEEDED: dict[str, tuple[str, ...]] = (
-    {"start": ()}
-    | dict.fromkeys(("dispatch", "ready", "fault", "interrupt", "hang", "late"), ("worker", "step"))
-    | dict.fromkeys(OUTCOMES, ("worker", "step", "pulled_at", "staleness"))
-    | dict.fromkeys(("retire", "join", "leave", "end"), ("worker",))
-    | dict.fromkeys(("pause", "idle"), ("seconds",))
-    | {"evaluation": ("commits", "seconds")}
-)
+NEEDED: dict[str, tuple[str, ...]] = {
+    "start": (),
+    **dict.fromkeys(("dispatch", "ready", "fault", "interrupt", "hang", "late"), ("worker", "step")),
+    **dict.fromkeys(OUTCOMES, ("worker", "step", "pulled_at", "staleness")),
+    **dict.fromkeys(("retire", "join", "leave", "end"), ("worker",)),
+    **dict.fromkeys(("pause", "idle"), ("seconds",)),
+    "evaluation": ("commits", "seconds"),
+}
 EVENTS = tuple(NEEDED)
 LINE_BEGINS = b'{"event":"'
 LONGEST_LINE = 1 << 20  # Bytes; an event has a few hundred.

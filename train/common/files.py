@@ -145,6 +145,13 @@ def alone(folder: str | os.PathLike) -> Iterator[Callable[[], None]]:
         unlock(locked)
 
 
+def sync(path: Path) -> None:
+    """Flush a file to disk, if it exists."""
+    if path.exists():
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+
+
 def append_whole(path: str | os.PathLike, line: str) -> None:
     """Append a line, or nothing if the disk has no room for all of it."""
     with naming(path), open(path, "ab", buffering=0) as file:

@@ -26,7 +26,6 @@ from train.report import hosts, page
 from train.run import figures
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
-from train.run.records.conclusions import read_replay
 from train.task.methods import make_method
 
 SIZE = (5.6, 3.4)  # Inches.
@@ -98,7 +97,7 @@ def write_report(folder: RunFolder) -> tuple[Summary, Verdict]:
     metrics, verdict = folder.read_metrics(), gemjax.verdict(summary)
     pictures = draw(run, summary, metrics, folder.path / "figures")
     write_whole(folder.timeline, chrome_trace_text(_newest(run)))
-    replayed = read_replay(folder.replay)
+    replayed = folder.read_replay()
     write_whole(folder.report, compose(folder, config, run, summary, verdict, metrics, replayed, pictures))
     return summary, verdict
 

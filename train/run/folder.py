@@ -12,18 +12,15 @@ from typing import Any
 
 import numpy as np
 
-import gemjax
-from gemjax import CheckpointError, Checkpoints, RunState, Trace
+from gemjax import Checkpoints, RunState, Trace
 from gemjax.telemetry import eventlog
 from train.common import files
 from train.common.errors import RecordError
 from train.common.files import append_whole, check_out
 from train.config.config import Config
 from train.config.parsing import command_of
-from train.run.records.conclusions import read_replay, read_summary
 from train.run.records.kept import Kept
 from train.run.records.metrics import read_metrics
-from train.run.records.record import Record, check_records, sizes_of
 from train.run.records.saved import Saved
 
 RUNS = Path("runs")
@@ -50,7 +47,6 @@ class RunFolder:
         self.saved = Saved(self.path / "checkpoints")
         self.replay = self.path / "replay.json"
         self.kept = Kept(self.path)
-        self.records = {"events": Record(self.events), "metrics": Record(self.metrics)}
         self._alone = False
         self.check_in_place: Callable[[], None] = lambda: None  # By :meth:`alone`.
 
@@ -141,35 +137,31 @@ class RunFolder:
         return self.summary.exists() and self.summarised_commits() >= num_commits
 
     def summarised_commits(self) -> int:
-        """Return the number of commits in the summary of the run.
-
-        Raises:
-          RecordError: as :meth:`read_summary` does.
-        """
+        """Return the number of commits in the summary of the run."""
         return self.read_summary()["commits"]
 
     def read_summary(self) -> dict[str, Any]:
-        """Read `summary.json` with :func:`train.run.records.conclusions.read_summary`."""
-        return read_summary(self.summary)
-
-    def check_length(self, summary: gemjax.Summary, expected: int, *, measured: bool) -> None:
-        """Check that the event log has the `expected` commits of the summary of the run; nothing else marks the end of the log.
+        """Return the final figures of the run.
 
         Raises:
-          RecordError: if the log has fewer.
+          RecordError: if they cannot be read.
         """
-        # A simulation also counts the commits that it did not apply.
-        found = summary.commits + (0 if measured else summary.dropped + summary.rejected)
-        if found < expected:
-            raise RecordError(
-                f"{self.events} has {found} commits, but {self.summary.name} counts {expected}: lines are missing at the "
-                "end of the log"
-            )
+        try:
+            return json.loads(self.summary.read_bytes())
+        except ValueError as error:
+            raise RecordError(f"{self.summary} cannot be read ({error}); delete it to go on") from error
+
+    def read_replay(self) -> tuple[str, int] | None:
+        """Return the verdict of the last replay and the commits that it replayed; `None` if there was no replay."""
+        if not self.replay.exists():
+            return None
+        found = json.loads(self.replay.read_bytes())
+        return found["verdict"], found["pieces"][-1]["end"]
 
     def save_checkpoint(
         self, checkpoints: Checkpoints, state: RunState, trace: Trace, log: eventlog.EventLog, *, wait: bool = False
     ) -> None:
-        """Write a checkpoint with sizes and checksums of the records, so that a resumed run repeats no line.
+        """Write a checkpoint with the sizes of the records, so that a resumed run repeats no line.
 
         It is written in the background unless `wait` is set; closing `checkpoints` waits for the last one.
 
@@ -178,57 +170,29 @@ class RunFolder:
         """
         self.check_in_place()
         log.sync()  # Before the checkpoint that holds the log's size, so that a power cut cannot leave a shorter log.
-        self.records["metrics"].sync()
-        sizes = {name: record.size for name, record in self.records.items()}
-        checksums = {name: record.checksum(sizes[name]) for name, record in self.records.items()}
-        checkpoints.save(state, trace, sizes | {"sha256": checksums} | self.kept.metadata(), wait=wait)
+        files.sync(self.metrics)
+        checkpoints.save(state, trace, self._sizes() | self.kept.metadata(), wait=wait)
 
-    def verify(self, config: Config, *, read_only: bool = False) -> Trace | None:
-        """Check the records up to the newest checkpoint, before a run continues from it.
+    def _sizes(self) -> dict[str, int]:
+        records = {"events": self.events, "metrics": self.metrics}
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in records.items()}
 
-        Returns:
-          The commits of the event log up to there; `None` if there is no checkpoint.
+    def logged(self, config: Config) -> Trace | None:
+        """Return the commits of the event log up to the newest checkpoint; `None` if there is no checkpoint.
 
         Raises:
-          RecordError: if a record is damaged, or does not match the checkpoint; the message names the file, and the line if
-            that line shows the damage. Or if the configuration is not that of the checkpoint.
+          RecordError: if a line of the event log or of the metrics cannot be read; the message names it.
           CheckpointError: if the checkpoint cannot be read.
         """
-        if self.saved.why_none():  # Opening them would create the folder.
-            return None
-        with self.saved.open(read_only=read_only) as checkpoints:
-            found = checkpoints.metadata
+        found = self.saved.open(read_only=True).metadata
         if found is None:
             return None
-        remedy = "a resumed run keeps it; write it back, or start a new run in another folder"
-        self.kept.check_config(config, found, remedy)
-        sizes = sizes_of(found, self.records, self.saved.path)
-        logged = Trace(worker=[], num_workers=config.workers)
         try:
-            if self.events.exists():
-                logged = eventlog.trace_of(self.events, config.workers, sizes["events"])
-            read_metrics(self.metrics, sizes["metrics"])
+            logged = eventlog.trace_of(self.events, config.workers, found["events"])
+            read_metrics(self.metrics, found["metrics"])
         except ValueError as error:
             raise RecordError(str(error)) from error
-        check_records(self.records, found, self.saved.path)
         return logged
-
-    def check_whole(self, config: Config) -> None:
-        """Check configuration and records against the newest checkpoint, if there is one that can be read: a report needs none.
-
-        Raises:
-          RecordError: if the configuration or a record was changed, or a record is shorter than it was then.
-        """
-        if self.saved.why_none():
-            return
-        try:
-            with self.saved.open(read_only=True) as checkpoints:
-                found = checkpoints.metadata
-        except CheckpointError:
-            return
-        self.kept.check_config(config, found)
-        if found is not None and all(name in found for name in self.records):
-            check_records(self.records, found, self.saved.path)
 
     def check_empty(self, config: Config) -> None:
         """Check that a run without a checkpoint has no records either, because it would begin again and replace them.
@@ -236,11 +200,10 @@ class RunFolder:
         Raises:
           RecordError: if it has; with the command that begins the run in another folder.
         """
-        if found := [record.path.name for record in self.records.values() if record.size]:
-            missing = self.saved.why_none() or f"{self.saved.path} holds no complete checkpoint"
+        if found := [f"{name}.jsonl" for name, size in self._sizes().items() if size]:
             raise RecordError(
-                f"{self.path} cannot be resumed: {missing}, but there are records in {' and '.join(found)}, which a new start "
-                f"would delete; restore the checkpoints, or {self.begin_again(config)}"
+                f"{self.path} cannot be resumed: there is no checkpoint in {self.saved.path}, but there are records in "
+                f"{' and '.join(found)}, which a new start would delete; restore the checkpoints, or {self.begin_again(config)}"
             )
 
     @property
@@ -256,7 +219,7 @@ class RunFolder:
 
     def can_be_resumed(self) -> bool:
         """Return True if the run has a checkpoint, or no records that a new start would delete."""
-        return self.saved.why_none() is None or not any(record.size for record in self.records.values())
+        return self.saved.latest is not None or not any(self._sizes().values())
 
     def rewind(self, sizes: dict[str, Any], commits: int, applied: int) -> None:
         """Truncate the records to their sizes at a checkpoint, and remove conclusions on commits that will be made again.
@@ -265,24 +228,15 @@ class RunFolder:
           sizes: metadata of the checkpoint.
           commits: commits up to it; the summary of a later end is removed.
           applied: those that were applied; a replay of later ones is removed.
-
-        Raises:
-          RecordError: if a record is shorter than that, was changed, or has no valid size in the checkpoint, or if the
-            summary is damaged.
         """
-        sizes = sizes_of(sizes, self.records, self.saved.path)
-        for name, record in self.records.items():
-            record.check_size(sizes[name], f"the checkpoint in {self.saved.path}")
-        replayed = None
-        with contextlib.suppress(RecordError):  # A report says that it is damaged.
-            replayed = read_replay(self.replay)
         if self.summary.exists() and self.summarised_commits() > commits:
             self.summary.unlink()
+        replayed = self.read_replay()
         if replayed and replayed[1] > applied:
             self.replay.unlink()
-        for name, record in self.records.items():
-            if record.size > sizes[name]:
-                os.truncate(record.path, sizes[name])
+        for name, path in (("events", self.events), ("metrics", self.metrics)):
+            if path.exists() and path.stat().st_size > sizes[name]:
+                os.truncate(path, sizes[name])
 
     def add_metrics(self, **fields: Any) -> None:
         """Append one line to `metrics.jsonl`.

@@ -26,7 +26,7 @@ from train.run import figures
 from train.run.callback import RunCallback, commits_between, finite
 from train.run.folder import RunFolder
 from train.run.progress import commits_per_second
-from train.run.records.log import RunLog, check_trace
+from train.run.records.log import RunLog
 from train.task.cluster import policy, ray_cluster, traces
 from train.task.memory import check_memory, in_words, may_be_large, say_batch_size
 from train.task.methods import local_steps, make_method
@@ -61,7 +61,7 @@ def _train(
     if config.engine != "simulate":
         gemjax.cpu_devices(min(_cpu_devices(config) + 1, MOST_CPU_DEVICES))  # One for evaluations.
     with warnings_on(console):
-        logged = folder.verify(config)
+        logged = folder.logged(config)
     if may_be_large(config):
         check_memory(config, parameter_shapes(config), 0)
     task = make_task(config)
@@ -247,13 +247,17 @@ def _restore(
     if logged is None:
         if folder.events.exists():
             say(console, "there is no checkpoint yet: starting again")
-        folder.kept.note(config, 0, data=task.data_checksum())
+        folder.kept.note(config, 0, task.data_checksum())
         return None, gemjax.Trace(worker=[], num_workers=config.workers)
     like = state_shapes(config, task, _place(config))
     state, recorded, sizes = checkpoints.load(like, in_files=config.central_hosts > 0)
     _check_left(folder, len(recorded), task)  # Of a simulation also the commits that it did not apply.
-    folder.kept.note(config, int(state.commits), sizes, task.data_checksum())
-    check_trace(logged, recorded, folder.events, sizes["events"], int(state.commits))
+    folder.kept.note(config, int(state.commits), task.data_checksum(), sizes)
+    if len(logged) != int(state.commits):
+        raise RecordError(
+            f"{folder.events} has {len(logged)} commits up to the checkpoint, but the checkpoint has {int(state.commits)}; "
+            "restore the file, or start a new run in another folder"
+        )
     folder.rewind(sizes, len(recorded), int(state.commits))
     say(console, f"continuing from the checkpoint at {len(recorded)} commits")
     return state, recorded

@@ -201,13 +201,7 @@ def test_many_workers_and_commits_fit_on_the_page(tmp_path):
             b'{"event":"commit","time":1,"worker":9,"step":0,"pulled_at":0,"staleness":0}\n',
             "the run has 4 workers",
         ),
-        ("metrics.jsonl", b"[]\n", r"metrics\.jsonl, line 1: not metrics of a run: expected an object of numbers"),
-        (
-            "metrics.jsonl",
-            b'{"commits": 1}\n',
-            r"metrics\.jsonl, line 1: not metrics of a run: it has no time, test_loss",
-        ),
-        ("metrics.jsonl", b'{"commits": "<b>"}\n', r"metrics\.jsonl, line 1: not metrics of a run: expected an object"),
+        ("metrics.jsonl", b"no metrics\n", r"metrics\.jsonl, line 1: not metrics of a run"),
         ("config.json", b'{"workers": 0}', r"config\.json is not the configuration of a run"),
     ],
 )
@@ -219,28 +213,6 @@ def test_a_damaged_record_is_reported_in_one_line(tmp_path, capsys, name, conten
     assert re.search(wrong, error)
     assert error.count("\n") == 1
     assert not folder.report.exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        (
-            {"num_workers": 5, "devices": list("abcde")},
-            r"events\.jsonl: it is of a run with 5 workers, but the run has 4",
-        ),
-        ({"devices": ["cpu:0"]}, r"events\.jsonl, line 1: .*it names 1 devices for 4 workers"),
-        ({"num_workers": 2**31 - 1, "devices": []}, r"events\.jsonl, line 1: .*num_workers is 2147483647"),
-        ({"time": 1e303}, r"events\.jsonl, line 1: .*time is 1e\+303"),
-    ],
-)
-def test_a_log_of_another_run_is_reported_in_one_line(tmp_path, capsys, change, wrong):
-    events = free(rounds=4)
-    events[0] |= change
-    folder = make_run(tmp_path / "run", events)
-    assert cli.main(["report", str(folder.path)]) == 2
-    error = capsys.readouterr().err
-    assert re.search(wrong, error)
-    assert error.count("\n") == 1
 
 
 def test_a_run_without_its_log_is_refused(tmp_path, capsys):

@@ -1,7 +1,5 @@
 """Records that are truncated to a checkpoint, or do not match it."""
 
-import dataclasses
-import hashlib
 import json
 import os
 
@@ -32,27 +30,6 @@ def test_records_beyond_the_checkpoint_are_truncated(folder):
     assert folder.metrics.read_text() == "1\n"
     folder.rewind({"events": 0, "metrics": 0}, 0, 0)
     assert folder.events.read_text() == folder.metrics.read_text() == ""
-
-
-@pytest.mark.parametrize(
-    ("sizes", "wrong"),
-    [
-        ({}, r"checkpoints has no size of events\.jsonl"),
-        ({"events": 0}, r"has no size of metrics\.jsonl"),
-        ({"events": -1, "metrics": 0}, "events is -1"),
-        ({"events": "0\x1b", "metrics": 0}, r"events is '0\\x1b'"),
-        ({"events": True, "metrics": 0}, "events is True"),
-        ({"events": 8, "metrics": 10**30}, r"metrics\.jsonl has 4 bytes, but had 1000"),
-        ({"events": 15, "metrics": 0}, r"events\.jsonl has 14 bytes, but had 15 when .* lines are missing at its end"),
-        ({"events": 5, "metrics": 0}, r"events\.jsonl was changed: no line ends"),
-    ],
-)
-def test_records_that_do_not_match_the_checkpoint_are_refused_and_not_changed(folder, sizes, wrong):
-    with pytest.raises(RecordError, match=wrong) as refused:
-        folder.rewind(sizes, 0, 0)
-    assert str(refused.value).isprintable()
-    assert folder.events.read_text() == "one\ntwo\nthree\n"
-    assert folder.metrics.read_text() == "1\n2\n"
 
 
 def test_a_run_that_another_process_writes_is_refused_and_not_changed(folder):
@@ -90,12 +67,6 @@ def test_nothing_is_written_in_the_place_of_a_folder_that_was_moved(folder, tmp_
     assert instead != "a folder" or not os.listdir(folder.path)
 
 
-def test_a_deleted_file_is_noticed(folder):
-    folder.metrics.unlink()
-    with pytest.raises(RecordError, match=r"metrics\.jsonl has 0 bytes, but had 2 when"):
-        folder.rewind({"events": 8, "metrics": 2}, 0, 0)
-
-
 def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tmp_path, monkeypatch):
     folder, synced = RunFolder(tmp_path), []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_ino, os.fstat(number).st_size)))
@@ -112,35 +83,12 @@ def test_the_records_are_on_disk_before_the_checkpoint_that_holds_their_sizes(tm
         log.write("start", 0.0)
         folder.save_checkpoint(Checkpoints(), state, gemjax.Trace(worker=[], num_workers=1), log)
     contents = {"events": folder.events.read_bytes(), "metrics": folder.metrics.read_bytes()}
-    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     assert saved == {name: len(content) for name, content in contents.items()} | {
-        "sha256": checksums,
         "settings": [],
-        "kept": {},
         "data": None,
         "generator": generator(),
     }
     assert dict(synced)[folder.events.stat().st_ino] == saved["events"]
-
-
-def test_a_configuration_that_was_changed_after_the_checkpoint_is_refused(folder):
-    config, saved = Config(decay_epochs=[1.5]), {}
-
-    class Checkpoints:
-        def save(self, state, trace, metadata, wait):
-            saved.update(json.loads(json.dumps(metadata)))
-
-    folder.kept.note(config, 0)
-    folder.events.unlink()
-    with gemjax.EventLog(folder.events) as log:
-        folder.save_checkpoint(Checkpoints(), None, None, log)
-    folder.kept.note(dataclasses.replace(config, epochs=90.0, learning_rate=0.5, quorum=2), 5, saved)
-    with pytest.raises(
-        RecordError, match=r"config\.json was changed: momentum is 0\.5, but was 0\.9 at the checkpoint"
-    ):
-        folder.kept.note(dataclasses.replace(config, momentum=0.5), 5, saved)
-    del saved["kept"]  # Checkpoints of earlier versions have none.
-    folder.kept.note(dataclasses.replace(config, momentum=0.5), 5, saved)
 
 
 def test_other_data_of_the_same_size_are_refused(folder):
@@ -150,35 +98,30 @@ def test_other_data_of_the_same_size_are_refused(folder):
         def save(self, state, trace, metadata, wait):
             saved.update(json.loads(json.dumps(metadata)))
 
-    folder.kept.note(config, 0, data="0000abcd")
+    folder.kept.note(config, 0, "0000abcd")
     folder.events.unlink()
     with gemjax.EventLog(folder.events) as log:
         folder.save_checkpoint(Checkpoints(), None, None, log)
-    folder.kept.note(config, 5, saved, data="0000abcd")
+    folder.kept.note(config, 5, "0000abcd", saved)
     said = r"the data of digits are not those that .* was begun with \(their checksum is 00001234, but was 0000abcd\)"
     with pytest.raises(RecordError, match=said):
-        folder.kept.note(config, 5, saved, data="00001234")
-    del saved["data"]  # Checkpoints of earlier versions have none.
-    folder.kept.note(config, 5, saved, data="00001234")
+        folder.kept.note(config, 5, "00001234", saved)
 
 
 def test_another_generator_of_random_numbers_is_refused(folder):
     """As an environment variable chooses it: dropout and augmentation would change in the midst of a run."""
     config = Config()
-    folder.kept.note(config, 0)
+    folder.kept.note(config, 0, None)
     saved = json.loads(json.dumps(folder.kept.metadata()))
-    folder.kept.note(config, 5, saved)
+    folder.kept.note(config, 5, None, saved)
     said = "were drawn with JAX_DEFAULT_PRNG_IMPL=threefry2x32, and now it is rbg; set it as it was"
     with jax.default_prng_impl("rbg"), pytest.raises(RecordError, match=said):
-        folder.kept.note(config, 5, saved)
+        folder.kept.note(config, 5, None, saved)
     with (
         jax.threefry_partitionable(False),
         pytest.raises(RecordError, match="JAX_THREEFRY_PARTITIONABLE=True, and now it"),
     ):
-        folder.kept.check_generator(saved)
-    del saved["generator"]  # Checkpoints of earlier versions have none.
-    with jax.default_prng_impl("rbg"):
-        folder.kept.note(config, 5, saved)
+        folder.kept.note(config, 5, None, saved)
 
 
 @pytest.mark.parametrize("error", [RecordError, gemjax.CheckpointError])

@@ -67,8 +67,6 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         missing, or all checkpoints are removed meanwhile.
       ValueError: if the event log or a checkpoint is damaged, or of another version.
     """
-    if missing := folder.saved.why_none():
-        raise RecordError(f"{folder.path} cannot be replayed: {missing}")
     if config.compression != "none":
         raise RecordError(
             f"{folder.path} cannot be replayed: its gradients were rounded (--compression {config.compression}), and the log "
@@ -84,15 +82,13 @@ def replay(config: Config, folder: RunFolder, console: Console) -> dict[str, Any
         numbers, saved = list(filter(None, checkpoints.commits)), checkpoints.metadata or {}
         logged = eventlog.trace_of(folder.events, config.workers)  # Read after them: a run that goes on adds to both.
         remedy = f"put those back into {config.data_dir or 'the folder of TFDS'}, or give their folder as --data-dir"
-        folder.kept.check_config(config, saved)
-        folder.kept.check_data(config, saved, task.data_checksum(), remedy)
-        folder.kept.check_generator(saved)
+        folder.kept.check(config, saved, task.data_checksum(), remedy)
         replayer = Replayer(config, task, logged, settings_of(saved))
         pieces: list[Piece] = []
         state, begin = replayer.initial(), 0
         for number in numbers:
             try:
-                end_state, _, saved = checkpoints.load(replayer.shapes(), number)
+                end_state, _, _ = checkpoints.load(replayer.shapes(), number)
             except FileNotFoundError:  # The run goes on, and has replaced it.
                 continue
             end = int(end_state.commits)

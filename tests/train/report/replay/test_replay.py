@@ -213,7 +213,7 @@ def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(made, capsys):
     folder.events.write_text("".join(folder.events.read_text().splitlines(keepends=True)[:15]))
     assert "lines are missing at the end of the log" in refusal()
     shutil.rmtree(folder.saved.path)
-    assert "run cannot be replayed: run/checkpoints is missing" in refusal()
+    assert "it has no checkpoint after a commit yet" in refusal()
     for number in (11, 22, COMMITS):
         shutil.rmtree(folder.saved.path / str(number))
     assert "it has no checkpoint after a commit yet" in refusal()
