@@ -72,8 +72,12 @@ class StalenessState(NamedTuple):
 def copies_in(init: Callable, params: PyTree) -> Copies:
     """Return the copies of parameters in the slots of ``init(params)``, which is traced; none if it cannot be.
 
+    Copies are made by copying or a change of dtype, also inside of ``jax.jit``; results of arithmetic are none.
+
     >>> copies_in(lambda params: {"own": Slots(params), "shared": params, "sum": Slots(0 * params["w"])}, {"w": jnp.ones(2)})
     Copies({"['own'].value['w']": "['w']"})
+    >>> copies_in(jax.jit(lambda params: Slots(jax.tree.map(jnp.copy, params))), {"w": jnp.ones(2)})
+    Copies({".value['w']": "['w']"})
     """
     inputs = jax.tree_util.tree_leaves_with_path(params)
     if not inputs:
@@ -84,12 +88,27 @@ def copies_in(init: Callable, params: PyTree) -> Copies:
         return Copies({})
     # By identity, because literals have no hash.
     sources = {id(var): _name(path) for (path, _), var in zip(inputs, closed.jaxpr.invars, strict=True)}
-    for equation in closed.jaxpr.eqns:
-        if equation.primitive.name in ("copy", "convert_element_type") and id(equation.invars[0]) in sources:
-            sources[id(equation.outvars[0])] = sources[id(equation.invars[0])]
+    _follow(closed.jaxpr, sources)
     in_slots = jax.tree.map(lambda node: jax.tree.map(lambda _: is_slots(node), node), state, is_leaf=is_slots)
     places = zip(jax.tree_util.tree_leaves_with_path(in_slots), closed.jaxpr.outvars, strict=True)
     return Copies({_name(path): sources[id(var)] for (path, is_in), var in places if is_in and id(var) in sources})
+
+
+def _follow(program: Any, sources: dict[int, str]) -> None:
+    """Add the copies that ``program`` makes of the variables in ``sources``."""
+    for equation in program.eqns:
+        ins, outs, name = equation.invars, equation.outvars, equation.primitive.name
+        if name in ("jit", "pjit"):
+            inner = equation.params["jaxpr"].jaxpr
+            inside = {
+                id(var): sources[id(own)] for var, own in zip(inner.invars, ins, strict=True) if id(own) in sources
+            }
+            _follow(inner, inside)
+            sources |= {
+                id(own): inside[id(var)] for var, own in zip(inner.outvars, outs, strict=True) if id(var) in inside
+            }
+        elif name in ("copy", "convert_element_type") and id(ins[0]) in sources:
+            sources[id(outs[0])] = sources[id(ins[0])]
 
 
 class Unnamed(NamedTuple):

@@ -29,8 +29,9 @@ class Slots:
     Write a rule as if there were one worker: ``init`` puts ``Slots(value)`` in the state, and at a commit ``update`` finds in
     ``state.memory.value`` the value of the worker that commits, and returns ``Slots(new_value)``. All workers share the rest
     of the state. :func:`gemjax.asynchronous` keeps a copy of the value per worker, with the same initial value, except that
-    PRNG keys are folded with the worker, and a commit leaves the copies of other workers untouched. Leaves that begin as copies
-    of the parameters are copies of the central variable after a pull of a worker that has never committed.
+    PRNG keys are folded with the worker, and a commit leaves the copies of other workers untouched. If a worker pulls before
+    its first commit, leaves that ``init`` copied from the parameters are refreshed from the central variable; a result of
+    arithmetic, such as ``params + 0``, is no copy.
 
     Args:
       value: the state of one worker (``num_workers is None``), or that of all of them with a leading ``[N]`` axis on
